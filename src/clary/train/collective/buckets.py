@@ -1,6 +1,6 @@
-"""Where to cut a sequence of gradients into buckets, so that communication ends as early as it can.
+"""Cuts of a sequence of gradients into buckets, so that communication ends as early as possible.
 
-Pure: no clock, no framework. `adapters.torch.overlap` measures what goes in and rebuilds a reducer with what comes out.
+Pure: no clock, no framework. `adapters.torch.overlap` measures the inputs and rebuilds a reducer by the plan.
 Equal inputs give equal plans, so ranks that agree on their measurements agree on their buckets.
 
 Gradients become ready one after the other during the backward pass; a bucket is sent when its last gradient is ready
@@ -10,9 +10,9 @@ first i is
 
     f(0) = 0,  f(i) = min over k < i of  max(r(i), f(k)) + latency + S(k, i)
 
-because an earlier end of a prefix never makes what follows later. Many plans come close to f(n). The one taken cuts
-from the back, each bucket as large as it can be with every cut's end at most `slack` after the earliest possible: few
-buckets, each with a cost outside this model, and none that the next jitter would push past the end.
+because an earlier end of a prefix never makes what follows later. Many plans come close to f(n). `plan_buckets` cuts
+from the back: each bucket is as large as possible while every cut ends at most `slack` after its earliest possible end.
+This gives few buckets, since each has a cost outside this model, and none that a little jitter would push past the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
-MAX_PIECES = 1024  # gradients that are cut between; more are joined first, as the search takes their square
+MAX_PIECES = 1024  # most gradients that the search cuts between; more are joined first, since its time is quadratic
 DEFAULT_SLACK = 0.01  # of the earliest end
 _MILLISECONDS = 1e3  # a second
 
@@ -33,7 +33,7 @@ class Gradient:
     """One gradient.
 
     Args:
-        ready_s: from the beginning of the backward pass until it is there.
+        ready_s: from the beginning of the backward pass until the gradient is ready.
     """
 
     num_bytes: int
@@ -54,7 +54,7 @@ class CommunicationCost:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """A decision.
+    """The decision on buckets.
 
     Args:
         sizes: bytes of each bucket, in the order in which gradients become ready.
@@ -75,9 +75,9 @@ def plan_buckets(gradients: Sequence[Gradient], cost: CommunicationCost, *, slac
     """Cut gradients into buckets.
 
     Args:
-        gradients: in the order in which they become ready; a time before its predecessor's counts as that.
+        gradients: in the order in which they become ready; a time before its predecessor's counts as the predecessor's.
         slack: how much later than the earliest possible a bucket may end, as a part of the earliest end of all.
-    Raises: ValueError if there are no gradients, or a number is negative, no number, or no rate.
+    Raises: ValueError if there are no gradients, or a number is negative, not finite, or a rate of 0.
     """
     _check(gradients, cost, slack)
     pieces = _pieces(gradients)
@@ -116,10 +116,10 @@ def end_of(gradients: Sequence[Gradient], cost: CommunicationCost, first_bytes: 
 
 
 def plan_caps(gradients: Sequence[Gradient], cost: CommunicationCost) -> tuple[int, int]:
-    """Choose the caps of the first bucket and of all others, for a framework that takes no list of sizes.
+    """Choose the caps of the first bucket and of all others, for a framework without a list of sizes.
 
-    Caps tried are powers of two, and the sizes that `plan_buckets` would give its first bucket and its median one;
-    among equal ends the larger caps win.
+    It tries powers of two, and the sizes of the first and the median bucket of `plan_buckets`; among equal ends it
+    takes the larger caps.
     """
     plan = plan_buckets(gradients, cost)
     total = sum(gradient.num_bytes for gradient in gradients)
@@ -177,13 +177,13 @@ def _earliest_ends(ready: list[float], sent: list[int], cost: CommunicationCost)
 def _cuts_from_the_back(
     ready: list[float], sent: list[int], cost: CommunicationCost, earliest: list[float], slack_s: float
 ) -> list[int]:
-    """Return after how many pieces to cut, the last cut behind all."""
+    """Return the number of pieces before each cut; the last cut is behind all pieces."""
     cuts = [len(ready)]
     deadline_s = earliest[-1] + slack_s
     while (last := cuts[-1]) > 0:
         in_time = (k for k in range(last) if _end(ready, sent, cost, earliest, k, last) <= deadline_s)
         first = next(in_time, None)
-        if first is None:  # rounding: the cut that `earliest` came from ends by the deadline
+        if first is None:  # only by rounding: the cut behind `earliest` ends by the deadline
             first = min(range(last), key=partial(_end, ready, sent, cost, earliest, last=last))
         deadline_s = min(deadline_s - cost.seconds(sent[last] - sent[first]), earliest[first] + slack_s)
         cuts.append(first)

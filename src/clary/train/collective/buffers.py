@@ -1,7 +1,7 @@
 """Memory of callers as cores take it: an address, a number of elements, their type, and the owner that keeps it alive.
 
 Where: `communicator` turns every argument into a `Buffer` and holds it until the operation has ended; adapters make
-theirs themselves. Nothing is ever copied or converted here: what does not fit is refused, with what to do about it.
+their own. Nothing is ever copied or converted here: memory that does not fit is refused, with the remedy.
 Source: Python's buffer protocol, PEP 3118; struct Py_buffer as in CPython's stable ABI since 3.11, and in 3.10.
 """
 
@@ -22,7 +22,7 @@ _FORMATS = {
     "e": Dtype.FLOAT16,
     "?": Dtype.BOOL,
 }
-_NATIVE_FORMATS: dict[str, Dtype] = {**_FORMATS, "b": Dtype.INT8, "B": Dtype.UINT8}  # sure without a second look
+_NATIVE_FORMATS: dict[str, Dtype] = {**_FORMATS, "b": Dtype.INT8, "B": Dtype.UINT8}  # formats without further checks
 _SIGNED = {1: Dtype.INT8, 2: Dtype.INT16, 4: Dtype.INT32, 8: Dtype.INT64}
 _SIGNED_CODES, _BYTE_CODES, _WORD_CODES = "bhilqn", "Bc", "hH"
 _FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
@@ -52,7 +52,7 @@ class Buffer:
     """Contiguous memory; not changed once made.
 
     Args:
-        owner: what must live as long as the memory is used.
+        owner: object that must live as long as the memory is used.
     """
 
     address: int
@@ -63,11 +63,11 @@ class Buffer:
 
     @property
     def num_bytes(self) -> int:
-        """Its length in bytes."""
+        """Length in bytes."""
         return self.num_elements * ELEMENT_BYTES[self.dtype]
 
     def overlaps(self, other: Buffer) -> bool:
-        """Whether the two share bytes."""
+        """Whether two buffers share bytes."""
         num_bytes, their_bytes = self.num_bytes, other.num_bytes
         if not num_bytes or not their_bytes:
             return False
@@ -85,8 +85,8 @@ def buffer_of(memory: Any, *, name: str, dtype: Dtype | None = None, is_output: 
         is_output: whether it will be written.
 
     Raises:
-        TypeError: no such object, or elements of a type that cores do not know, or of another than `dtype`.
-        ValueError: not contiguous, read-only though an output, or no whole number of elements.
+        TypeError: another kind of object, or elements of a type that cores do not know, or that is not `dtype`.
+        ValueError: not contiguous, a read-only output, or no whole number of elements.
     """
     if isinstance(memory, Buffer):
         found = memory
@@ -119,7 +119,7 @@ def _from_protocol(memory: Any, name: str, dtype: Dtype | None) -> Buffer:
 
 
 def _dtype_of(view: memoryview, name: str, dtype: Dtype | None) -> Dtype:
-    """Return the type of the elements: `dtype` if the memory can be meant so."""
+    """Return the type of the elements: `dtype` if the memory can hold it."""
     code = view.format.lstrip("@=<>!") or "B"
     if view.format[0] in _FOREIGN_ORDER:
         raise TypeError(f"{name} has elements of format {view.format!r}, in the other byte order: convert it first")
@@ -140,7 +140,7 @@ def _dtype_of(view: memoryview, name: str, dtype: Dtype | None) -> Dtype:
 
 
 def _address_of(view: memoryview) -> int:
-    """Return where the memory lies. The view keeps it there."""
+    """Return the address of the memory. The view keeps it valid."""
     if (fast := core.door()) is not None:
         return int(fast.address_of(view))
     raw = _PyBuffer()
@@ -174,10 +174,10 @@ def buffers_of(
 
 
 def check_apart(sources: Sequence[Buffer], targets: Sequence[Buffer], *, may_be_equal: bool) -> None:
-    """Refuse memory that is read and written by one operation in different places.
+    """Refuse inputs and outputs of an operation that overlap.
 
     Args:
-        may_be_equal: whether one source may be one target, whole ("in place").
+        may_be_equal: whether a single source may be the single target itself ("in place").
 
     Raises: ValueError.
     """

@@ -1,10 +1,10 @@
-"""One group of ranks, for buffers of any kind: checks arguments, then has a core run the operation.
+"""One group of ranks, for buffers of any kind: arguments are checked, then a core runs the operation.
 
-Where: programs without a framework use it as it is, adapters put arrays before it. A core believes every address; here
-types, sizes, contiguity and overlap are checked, and memory is kept alive while an operation is under way.
+Where: programs without a framework use it as it is, adapters put arrays before it. A core checks no address; this
+module checks types, sizes, contiguity and overlap, and keeps memory alive while an operation is under way.
 
 All ranks of a group must call the same collectives in the same order, from any thread. Methods return a `Work`; unless
-`asynchronous` it has ended. After a CollectiveError the group is poisoned and of no more use: close it.
+`asynchronous` it has ended. After a CollectiveError the group is poisoned: close it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from clary.train.collective.work import PendingWorks, Work
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since 3.11
 
-_GROUP_TIMEOUT = 0.0  # what cores take for "the group's own limit"
+_GROUP_TIMEOUT = 0.0  # means "the group's own limit" to cores
 
 
 def open_group(
@@ -49,7 +49,7 @@ def open_group(
     """Form a group and open a core over it. Every rank calls it.
 
     Args:
-        store: as for `bootstrap.group.connect_group`; it is used again by `subgroup`, and not closed.
+        store: as for `bootstrap.group.connect_group`; `subgroup` uses it again; it is not closed.
         settings: None reads the environment.
 
     Raises: as `connect_group`; CoreError if the core cannot start.
@@ -62,13 +62,13 @@ def open_group(
 
 
 class Communicator:
-    """A formed group; see the module.
+    """A formed group; see the module's docstring.
 
     Buffers are objects with the buffer protocol, or `buffers.Buffer`. Where a chunk goes to or comes from every rank,
-    one buffer holds all of them in rank order, or a list has one buffer a rank. `dtype` is for memory that does not say
-    what it holds.
+    one buffer holds all of them in rank order, or a list has one buffer a rank. `dtype` is for memory without a format
+    of its elements.
 
-    All methods raise TypeError and ValueError for arguments that cannot be, naming the fix, with nothing sent; and
+    All methods raise TypeError and ValueError for invalid arguments, naming the fix, with nothing sent; and
     CollectiveError, from the call or from `Work.wait`.
     """
 
@@ -89,9 +89,9 @@ class Communicator:
         self._store = store
         self._settings = settings or CollectiveSettings()
         self._pending = PendingWorks()
-        # None where the core has none, and once the group is closed.
+        # None for a core without `sum_memory`, and once the group is closed.
         self._short_ways: Any = core if getattr(core, "sum_memory", None) is not None else None
-        self._ended = Work(core, 0, ())  # of every operation that had ended when its call returned
+        self._ended = Work(core, 0, ())  # the work of every operation that had ended when its call returned
         self._num_subgroups = 0
         self._is_closed = False
 
@@ -162,7 +162,7 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Reduce `source`, which holds a chunk for every rank; each gets its own chunk in `target`.
+        """Reduce `source`, which holds a chunk for every rank; each rank gets its own chunk in `target`.
 
         Args:
             source: `size` chunks like `target`, in one piece or a list of one for each rank.
@@ -213,11 +213,11 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Reduce into the root's `target`, or in place there without one; other ranks' targets are not touched.
+        """Reduce into the root's `target`, by default its `source`; other ranks' targets are not touched.
 
         Args:
             source: of one length on all ranks.
-            target: of that length, on the root; None for in place there.
+            target: of that length, on the root; None reduces in place.
             root: rank that gets the result.
             op, dtype, asynchronous, timeout_s: as for `all_reduce`.
         """
@@ -252,7 +252,8 @@ class Communicator:
         targets, received = uneven_chunks(target, receive_counts, self.size, name="target", dtype=dtype, is_output=True)
         check_same_type(sources[0], targets[0])
         check_apart(sources, targets, may_be_equal=False)
-        # What one rank passes cannot tell whether all pass equal counts, so counts are left out only where none can be.
+        # One rank's arguments cannot show that all ranks pass equal counts: counts are left out only if no rank can
+        # pass any.
         is_even = send_counts is None and receive_counts is None and len(sources) == len(targets) == 1
         if is_even:
             check_length(targets[0], sources[0].num_elements, "target")
@@ -338,7 +339,7 @@ class Communicator:
         return self._start(message, (memory,), True, timeout_s)
 
     def receive(self, buffer: Any, peer: int = ANY_RANK, *, tag: int = 0, timeout_s: float = _GROUP_TIMEOUT) -> Work:
-        """Begin to receive as many bytes as `buffer` has, from a rank or any; `Work.source` tells which.
+        """Begin to receive as many bytes as `buffer` has, from one rank or any; `Work.source` names the rank.
 
         Args:
             buffer: of as many bytes as were sent.
@@ -357,10 +358,9 @@ class Communicator:
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         """Form a group of some ranks, numbered as they are listed. Every rank of this group calls it.
 
-        Ranks may pass different lists if no two lists share a rank; a rank that is to
-        be in none passes an empty one.
-        Returns: None on ranks that are not listed; on all ranks once the groups of all have been formed, so that none
-            closes the store before.
+        Ranks may pass different lists if no two lists share a rank; a rank of no such group passes an empty list.
+        Returns: None on ranks that are not listed; it returns once all groups have been formed, so that no rank closes
+            the store before.
         Raises: ValueError; otherwise as `open_group`, after which this group is poisoned too.
         """
         members = list(ranks)
@@ -399,7 +399,7 @@ class Communicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:  # the others would wait for this rank until their limit
+        if kind is not None:  # otherwise the other ranks would wait for this rank until their limit
             self.abort(f"the program of rank {self.rank} ended with {kind.__name__}: {error}")
         self.close()
 
@@ -413,7 +413,7 @@ class Communicator:
                 group_name=name,
                 settings=self._settings,
             )
-        except CollectiveError as error:  # the others would wait in the barrier
+        except CollectiveError as error:  # otherwise the other ranks would wait in the barrier
             self.abort(f"group {name!r} could not be formed: {error}")
             raise
 
@@ -452,7 +452,7 @@ class Communicator:
     def _root_chunks(
         self, memories: Any, one: Buffer, root: int, *, name: str, is_output: bool = False
     ) -> list[Buffer]:
-        """Return chunks like `one` on the root, nothing elsewhere."""
+        """Return chunks like `one` on the root, and an empty list on other ranks."""
         if self.rank != root:
             return []
         if memories is None:

@@ -1,7 +1,7 @@
-"""Which core runs a group: the compiled one where it was built, else the slow reference.
+"""The choice of a group's core: the compiled core if it was built, else the slow reference.
 
 Where: `bootstrap.group` publishes the kind, so that groups are never mixed; `communicator` and the adapters open one.
-The compiled one is loaded on first use, not on import.
+The compiled core is loaded on first use, not on import.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ KIND = "smddp"  # of groups, in records of their operations
 
 
 def core_kind(settings: CollectiveSettings) -> str:
-    """Return NATIVE or REFERENCE: the one in the settings; else NATIVE if it is built, or REFERENCE with a warning.
+    """Return NATIVE or REFERENCE: the settings' choice; else NATIVE if it is built, or REFERENCE with a warning.
 
-    Raises: CoreError if the compiled core was asked for and is not there.
+    Raises: CoreError if the settings demand the compiled core and it is not available.
     """
     if settings.core == REFERENCE:
         return REFERENCE
@@ -46,10 +46,10 @@ def open_core(connections: GroupConnections, settings: CollectiveSettings | None
     """Open a core over connections and hand it their descriptors.
 
     Args:
-        settings: those that the connections were made with; None reads the environment again.
+        settings: with which the connections were made; None reads the environment again.
 
-    Raises: CollectiveError if it cannot start, ValueError for a wrong variable, OSError if a trace cannot be written;
-        the descriptors are closed then.
+    Raises: CollectiveError if the core cannot start, ValueError for a wrong variable, OSError if a trace cannot be
+        written; the descriptors are closed then.
     """
     try:
         settings = settings or CollectiveSettings.from_environment(os.environ)
@@ -76,7 +76,7 @@ def _open(kind: str, connections: GroupConnections) -> Core:
 
 
 def _record(core: native_core.NativeCore, connections: GroupConnections) -> None:
-    """Have the operations of a group recorded for the agent, where one wants them."""
+    """Have the operations of a group recorded for the agent, if the agent wants records."""
     record = record_of_process(connections.rank)
     if record is None:
         return

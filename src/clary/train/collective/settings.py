@@ -24,7 +24,7 @@ _LINK_PARTS = ("latency_us", "gbit")
 
 @dataclass(frozen=True)
 class Link:
-    """Speed of the link between hosts, for the cost model. Given, never measured: the same choice in every run."""
+    """Speed of the link between hosts, for the cost model. It is never measured, so that every run chooses alike."""
 
     latency_s: float
     bytes_per_s: float
@@ -97,14 +97,14 @@ def _setting(
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveSettings:
-    """Everything that can be set about groups; those marked so must be equal on all ranks and are compared."""
+    """All settings of groups; those marked "the same on all ranks" are compared between ranks."""
 
     timeout_s: float = _setting(
         "CLARY_COLLECTIVE_TIMEOUT_S",
         "30",
         _seconds,
         "seconds, more than 0",
-        "limit of one operation: what a peer may take to come to it",
+        "limit of one operation: the longest wait for a peer",
     )
     connect_timeout_s: float = _setting(
         "CLARY_COLLECTIVE_CONNECT_TIMEOUT_S",
@@ -118,16 +118,16 @@ class CollectiveSettings:
         "",
         _text_like(r"\S{0,15}"),
         "name of a network interface",
-        "where ranks of other hosts reach this one; empty takes the first that exists of GLOO_SOCKET_IFNAME, "
-        "NCCL_SOCKET_IFNAME and SM_NETWORK_INTERFACE_NAME, then the one that leads to MASTER_ADDR",
+        "interface on which ranks of other hosts reach this one; empty takes the first existing one of "
+        "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME and SM_NETWORK_INTERFACE_NAME, then the one that leads to MASTER_ADDR",
     )
     secret: str = _setting(
         "CLARY_COLLECTIVE_SECRET",
         "",
         _text,
         "text, best 32 random characters or more; the same on all ranks",
-        "key by which ranks know each other; empty has rank 0 make one and put it into the store, which then is what "
-        "all trust",
+        "key by which ranks authenticate each other; if it is empty, rank 0 puts one into the store, and all ranks "
+        "trust the store",
         is_secret=True,
     )
     slot_bytes: int = _setting(
@@ -149,21 +149,21 @@ class CollectiveSettings:
         "",
         _text_like("[a-z0-9-]*"),
         "name of an algorithm; the same on all ranks",
-        "use this one wherever it can serve; empty lets the cost model choose",
+        "use this algorithm wherever possible; empty lets the cost model choose",
     )
     core: str = _setting(
         "CLARY_COLLECTIVE_CORE",
         "",
         _text_like("(native|reference)?"),
         "native or reference; the same on all ranks",
-        "which core runs; empty takes the compiled one if it was built",
+        "core to use; empty takes the compiled one if it was built",
     )
     trace: str = _setting(
         "CLARY_COLLECTIVE_TRACE",
         "",
         _text,
         "path of a folder",
-        "write what computes and what communicates on each rank there, in Chrome's format; empty writes nothing",
+        "write a trace of each rank's computation and communication there, in Chrome's format; empty writes none",
     )
     host: str = _setting(
         "CLARY_COLLECTIVE_HOST",
@@ -185,7 +185,7 @@ class CollectiveSettings:
         "",
         _text_like(r"\S*"),
         "name or address of rank 0's host",
-        "set by launchers; where the store is, and in whose direction interfaces are looked for",
+        "set by launchers; host of the store, to which the default interface leads",
     )
     gloo_interface: str = _setting(
         "GLOO_SOCKET_IFNAME", "", _text, "names of interfaces", "see CLARY_COLLECTIVE_INTERFACE; the first one counts"
@@ -201,7 +201,7 @@ class CollectiveSettings:
         "SM_NETWORK_INTERFACE_NAME", "", _text, "name of an interface", "see CLARY_COLLECTIVE_INTERFACE"
     )
     sagemaker_host: str = _setting(
-        "SM_CURRENT_HOST", "", _text, "name of a host", "what messages call this host; empty takes its hostname"
+        "SM_CURRENT_HOST", "", _text, "name of a host", "name of this host in messages; empty takes its hostname"
     )
 
     @classmethod

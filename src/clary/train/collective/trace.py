@@ -2,14 +2,14 @@
 
 Off unless CLARY_COLLECTIVE_TRACE names a folder (`settings`). Then `cores.open_core` puts a `traced_core.TracedCore`
 around every core, whose operations are lanes named `communication GROUP`, and the torch adapter reports modules on the
-lane `compute`. Each rank writes one file, `rank-RANK.PROCESS.json`. Put together they are one trace:
+lane `compute`. Each rank writes one file, `rank-RANK.PROCESS.json`. This command merges them into one trace:
 
     python -m clary.train.collective.trace merge FOLDER OUTPUT
 
-Times are the wall clock's at the first event, carried on by the monotonic clock: lanes of one host fit exactly, those
-of different hosts as well as their clocks do. A file holds at most MAX_EVENTS; later ones are counted and dropped.
-The file is written every FLUSH_EVENTS and when the process leaves; one that is killed loses what it had not written,
-and its file still opens.
+Times are the wall clock's at the first event, continued by the monotonic clock: lanes of one host fit exactly, lanes of
+different hosts as well as the hosts' clocks do. A file holds at most MAX_EVENTS; later ones are counted and dropped.
+The file is written every FLUSH_EVENTS events and when the process ends; a killed process loses the unwritten events,
+and its file can still be read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TraceWriter:
     """Writes the trace of one rank; from any thread.
 
     Args:
-        path: of the file; one that is there is replaced.
+        path: of the file; an existing file is replaced.
         rank: the trace's process.
         max_events: after which events are only counted.
     """
@@ -49,7 +49,7 @@ class TraceWriter:
         self._num_dropped = 0
         self._lanes: dict[str, int] = {}
         self._lines: list[str] = []
-        self._lock = threading.RLock()  # a collection may end an operation while an event is being added
+        self._lock = threading.RLock()  # garbage collection may end an operation while an event is being added
         self._offset_ns = time.time_ns() - time.perf_counter_ns()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("w", encoding="ascii")
@@ -72,7 +72,7 @@ class TraceWriter:
         """Add a span that may overlap others of its lane.
 
         Args:
-            number: tells it from others of its name.
+            number: distinguishes it from other spans of its name.
         """
         same = {"name": name, "cat": lane, "id": number}
         self._add(lane, {"ph": "b", **same}, begin_ns, details)
@@ -133,10 +133,10 @@ class TraceWriter:
 
 
 def writer_of_process(folder: str, rank: int) -> TraceWriter | None:
-    """Return the writer of this process into `folder`; None if that is empty: traces are off.
+    """Return the writer of this process into `folder`; None if `folder` is empty, that is, traces are off.
 
-    The first caller's `rank` names the file and the trace's process; a launcher's RANK wins, as `rank` may be that in a
-    group of some ranks.
+    The first caller's `rank` names the file and the trace's process; a launcher's RANK wins, since `rank` may be of a
+    smaller group.
 
     Raises: OSError if the file cannot be written.
     """
@@ -157,7 +157,7 @@ _opening = threading.Lock()
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of one file, also of one that was cut off when its process was killed.
+    """Return the events of one file, which may be cut off because its process was killed.
 
     Raises: ValueError naming the file, if it is no trace.
     """

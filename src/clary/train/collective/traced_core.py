@@ -1,8 +1,8 @@
 """A core that reports each of its operations to a trace.
 
-Where: `cores.open_core` puts it around every core while traces are on. Beside each call it keeps the times of asking
-and of the end. Ends of asynchronous operations are looked for every LOOK_S, so that one that nobody waits for yet is
-seen to end when it does; spans are that exact.
+Where: `cores.open_core` puts it around every core while traces are on. It keeps the times of each call and of its end.
+Every LOOK_S it looks for ended asynchronous operations, so that it sees the end of an operation before its caller
+waits; spans are exact to LOOK_S.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ _MICROSECOND_NS = 1000
 
 
 class TracedCore(ShortCalls):
-    """Everything that a core can do, with each operation on the lane of its group.
+    """A core that traces each operation on the lane of its group.
 
-    A collective's span begins when it was asked for and the one before it had ended; `waited_us` is how long that took.
+    A collective's span begins once it was called and the collective before it had ended; `waited_us` is the time
+    between.
     """
 
-    sum_memory = None  # a core's short ways pass the trace by
+    sum_memory = None  # this call of a core would bypass the trace
 
     def __init__(self, core: Core, writer: trace.TraceWriter, group: str) -> None:
         self._core = core
         self._writer = writer
         self._lane = f"{trace.COMMUNICATION} {group}"
-        self._pending: dict[int, tuple[Operation, int]] = {}  # and when it was asked for; by ticket, in order
+        self._pending: dict[int, tuple[Operation, int]] = {}  # operation and time of its call; by ticket, in order
         self._last_end_ns = 0
         self._changed = threading.Condition(threading.RLock())
         self._is_open = True
@@ -109,5 +110,5 @@ class TracedCore(ShortCalls):
                     if self._is_open and self._core.is_done(ticket):
                         self._note_end(ticket)
             except CollectiveError:
-                return  # the core was closed under us
+                return  # the core was closed meanwhile
             time.sleep(LOOK_S)

@@ -10,11 +10,11 @@ from clary.train._native.errors import CollectiveError
 from clary.train._native.interface import Core
 from clary.train.collective.buffers import Buffer
 
-_HAS_ENDED = 0  # what cores return instead of a ticket
+_HAS_ENDED = 0  # returned by cores instead of a ticket
 
 
 class Work:
-    """One operation. Its buffers are kept until it has ended, whether or not anybody waits.
+    """One operation. Its buffers are kept until it has ended, even without a waiter.
 
     Outputs are undefined, and inputs must not be changed, before `wait` has returned True or `is_done` did.
     """
@@ -29,9 +29,9 @@ class Work:
         self._source = 0
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the operation has ended; False if `timeout_s` passed first, and the operation goes on.
+        """Wait until the operation has ended; False if `timeout_s` passed first; the operation continues.
 
-        The operation's own limit ends it, however long one waits. May be called again, from any thread.
+        The operation's own limit ends it, whatever `timeout_s` is. May be called again, from any thread.
         Raises: CollectiveError, the first cause why it failed; ValueError if sender and receiver named other sizes.
         """
         if not self._has_ended and self._turn.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0)):
@@ -45,8 +45,8 @@ class Work:
         return self._has_ended
 
     def is_done(self) -> bool:
-        """Whether it has ended, well or not."""
-        if not self._has_ended and self._turn.acquire(blocking=False):  # else somebody waits: it is under way
+        """Whether the operation has ended, with success or failure."""
+        if not self._has_ended and self._turn.acquire(blocking=False):  # else a thread waits: it is under way
             try:
                 if self._core.is_done(self._ticket):
                     self._ask_core(None)
@@ -58,7 +58,7 @@ class Work:
 
     @property
     def source(self) -> int:
-        """After a receive has ended: the rank that sent."""
+        """The rank that sent, after a receive has ended."""
         return self._source
 
     def _ask_core(self, timeout_s: float | None) -> None:
@@ -92,6 +92,6 @@ class PendingWorks:
             self._works.append(work)
 
     def settle(self) -> None:
-        """Let all that have ended know how, before or after the core is closed."""
+        """Record the outcome of all ended works, before or after the core is closed."""
         with self._lock:
             self._works = deque(work for work in self._works if not work.is_done())

@@ -1,14 +1,14 @@
-"""One model that torch.compile has compiled in place: its first call, and its way back to eager execution.
+"""One model that torch.compile has compiled in place: its first call, and its return to eager execution.
 
-Where: `outermost` makes one for each model that the policy lets pass. `nn.Module` calls what stands in
-`_compiled_call_impl` of a module, as `Module.compile` puts it there; keys of state_dict stay as they are, and the
-attribute is left out of pickles and copies.
+Where: `outermost` makes one for each model that the policy permits. `nn.Module` calls the function in
+`_compiled_call_impl` of a module, as `Module.compile` sets it; keys of state_dict stay unchanged, and pickles and
+copies leave the attribute out.
 
 [Note: nothing fails by it]
-A graph that Inductor cannot compile runs as it is. What Dynamo cannot follow runs as Python, by its own setting
+A graph that Inductor cannot compile runs uncompiled. Code that Dynamo cannot follow runs as Python, by Dynamo's setting
 `suppress_errors`; an error that the compiler still raises ends the compilation, and the call is made again without it.
-The backward graph is compiled with the forward one, so that no error is left for the backward pass.
-Random numbers are drawn as in eager execution (`fallback_random`): losses of a program stay the same, dropout or not.
+The backward graph is compiled with the forward one, so that no error is left for the backward pass. Random numbers are
+drawn as in eager execution (`fallback_random`): losses of a program stay the same, dropout or not.
 Source: torch.compile, "Frequently asked questions"; torch/_inductor/config.py, torch/_functorch/config.py.
 """
 
@@ -33,12 +33,12 @@ _COMPILER = ("torch._dynamo.", "torch._inductor.", "torch._functorch.")
 
 
 class CompiledModel:
-    """Stands in a module's `_compiled_call_impl`.
+    """Function in a module's `_compiled_call_impl`.
 
     Args:
         module: to compile.
         name: for the log.
-        report: told the outcome of the first call.
+        report: gets the outcome of the first call.
     """
 
     def __init__(self, module: nn.Module, *, name: str, report: Report) -> None:
@@ -57,11 +57,11 @@ class CompiledModel:
         self._compiled: Callable[..., Any] = torch.compile(_followed(module), backend=self._compile)
 
     def install(self) -> None:
-        """Have the module's calls come here."""
+        """Redirect the module's calls to this object."""
         self._module._compiled_call_impl = self
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Run the module: compiled in training, as it is otherwise."""
+        """Run the module: compiled in training, otherwise uncompiled."""
         module = self._module
         if not module.training or not torch.is_grad_enabled():
             return module._call_impl(*arguments, **keywords)
@@ -71,7 +71,7 @@ class CompiledModel:
             return self._first_call(arguments, keywords)
         except Exception as error:
             if not _is_of_compiler(error):
-                raise  # the program's own
+                raise  # an error of the program
             self._give_up(_in_words(error))
             return module._call_impl(*arguments, **keywords)
 
@@ -106,7 +106,7 @@ class CompiledModel:
             with settings:
                 compiled: Callable[..., Any] = self._inductor(graph, inputs, config_patches={"fallback_random": True})
         except (self._dynamo.exc.RestartAnalysis, self._dynamo.exc.SkipFrame):
-            self._num_graphs -= 1  # Dynamo looks at the frame once more
+            self._num_graphs -= 1  # Dynamo compiles the frame once more
             raise
         except Exception as error:  # noqa: BLE001 - boundary: torch's compiler; the graph runs as it is
             self._failure = self._failure or _in_words(error)
@@ -125,7 +125,7 @@ class CompiledModel:
 
 
 def _followed(module: nn.Module) -> Callable[..., Any]:
-    """Return the call of a module in a form that Dynamo follows; by itself it passes over torch's own code."""
+    """Return the call of a module in a form that Dynamo follows; by default it skips torch's own code."""
     call: Callable[..., Any] = module._call_impl
     if not import_module("torch._dynamo.trace_rules").check(module.forward):
         return call
@@ -134,7 +134,7 @@ def _followed(module: nn.Module) -> Callable[..., Any]:
 
 
 def _keep_headers() -> None:
-    """Keep precompiled headers of C++ in the folder of compiled files; torch has them in /tmp, a host's own."""
+    """Keep precompiled C++ headers in the folder of compiled files; torch has them in /tmp, separate on each host."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     codecache: Any = import_module("torch._inductor.codecache")
     if folder and hasattr(codecache, "_HEADER_DIR"):
@@ -143,7 +143,7 @@ def _keep_headers() -> None:
 
 
 def _is_of_compiler(error: BaseException) -> bool:
-    """Whether torch's compiler raised an error, and not the program or an operation of it."""
+    """Whether torch's compiler raised an error, not the program or one of its operations."""
     name, traceback = "", error.__traceback__
     while traceback is not None:
         name = str(traceback.tb_frame.f_globals.get("__name__", ""))

@@ -11,7 +11,7 @@ from torch import nn
 from clary.train.compilation.policies import CompilerFacts, ModelFacts, PrecisionFacts
 from clary.train.compilation.wishes import Wishes
 
-# Wrappers whose `module` is compiled in their place, inside of what they do around it: DDP cuts its graph by buckets.
+# Wrappers whose `module` is compiled instead of them: DDP cuts its graph by buckets.
 _TRANSPARENT = ("DistributedDataParallel",)
 _WRAPPERS = ("DataParallel", "DeepSpeedEngine", "DistributedModel", "FullyShardedDataParallel")
 
@@ -74,14 +74,14 @@ def _is_bfloat16_emulated() -> bool:
 
 
 def is_watched_otherwise() -> bool:
-    """Whether torch looks at this call without running it as it stands: no model is judged by it."""
+    """Whether torch traces or transforms this call instead of running it: no model is judged by such a call."""
     count: Any = getattr(torch._C, "_len_torch_dispatch_stack", int)
     peek: Any = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
     return bool(torch.jit.is_tracing() or count() or peek() is not None)
 
 
 def is_lazy(module: nn.Module) -> bool:
-    """Whether parameters of a module get their shapes by its first call."""
+    """Whether parameters of a module get their shapes in its first call."""
     return any(torch.nn.parameter.is_lazy(parameter) for parameter in module.parameters())
 
 
@@ -106,7 +106,7 @@ def _missing_triton() -> str:
 
 
 def _name(module: nn.Module) -> str:
-    kind: type = module.__class__  # a layer of smp around a model copies this attribute
+    kind: type = module.__class__  # smp's wrapper of a model copies this attribute
     return kind.__name__
 
 

@@ -1,13 +1,13 @@
 """Hooks into the outermost module of each call in training: there a model is compiled or runs under autocast.
 
-Where: `install` is called at the end of `import torch` in a job's programs, where the job wants it. Nothing here may
-fail a program.
+Where: `install` is called at the end of `import torch` in a job's programs, if the job wants it. Nothing here may make
+a program fail.
 
 [Note: the seam]
-`nn.Module.__call__` is what every way of training goes through: plain loops, Trainer, Lightning, DDP, FSDP, smp. The
-module that is called while no other one runs, in training mode and with gradients, is a model; it is judged once. A
-call inside of a backward pass computes a part of a model again and does not count. torch's compiler imports itself
-after this and takes the hook for torch's own `__call__`; where it follows a call, the hook steps aside.
+Every kind of training calls `nn.Module.__call__`: plain loops, Trainer, Lightning, DDP, FSDP, smp. A module that is
+called while no other module runs, in training mode and with gradients, is a model; it is judged once. A call inside of
+a backward pass computes a part of a model again and does not count. torch's compiler is imported after this and treats
+the hook as torch's own `__call__`; while the compiler follows a call, the hook does nothing.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Watch:
         return plan.autocast.run(self._original, module, *arguments, **keywords)
 
     def _planned(self, module: nn.Module) -> _Plan:
-        """Judge a module that is seen for the first time; a call that says nothing of it is left for the next one."""
+        """Judge a module at its first call; traced, backward and lazy calls do not count: a later one decides."""
         try:
             if facts.is_watched_otherwise() or _is_in_backward() or facts.is_lazy(module):
                 return _Plan()
@@ -119,7 +119,7 @@ class Watch:
 
 
 def install() -> Watch | None:
-    """Watch the calls of this process, if its job wants it; None if not, or if they are watched already."""
+    """Watch the calls of this process, if its job wants it; None if it does not, or if they are watched already."""
     wishes = read_wishes(os.environ)
     if not wishes.any or hasattr(nn.Module.__call__, _MARK):
         return None
@@ -151,7 +151,7 @@ def _is_in_backward() -> bool:
 
 
 def _leave_uncompiled(*codes: CodeType) -> None:
-    """Have torch run these functions as they are; functions that they call are compiled as ever."""
+    """Have torch run these functions uncompiled; functions that they call are compiled as before."""
     frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
     skip: Any = getattr(frames, "skip_code", None)
     if hasattr(frames, "set_code_exec_strategy"):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_MODELS = 8  # of one process; a program with more calls the parts of a model one by one
-MAX_GRAPHS = 64  # of one model: each costs seconds to compile, and a jump into Python at every call
-# Wrappers that keep a model from being compiled as it stands, by their class.
+MAX_MODELS = 8  # of one process; a program with more models calls the parts of a model one by one
+MAX_GRAPHS = 64  # of one model: each takes seconds to compile, and returns to Python at every call
+# Wrappers that prevent the compilation of a model, by class, with the reason.
 _IN_THE_WAY = {
     "DataParallel": "threads of DataParallel share it",
     "DeepSpeedEngine": "DeepSpeed hooks into its layers; set compile in DeepSpeed's own configuration",
@@ -27,7 +27,7 @@ class ModelFacts:
         wrapper: class of the wrapper around it; empty without one.
         shows_parameters: FullyShardedDataParallel was given use_orig_params=True.
         num_trainable: tensors with gradients.
-        compiled_by_program: whether the program has it, or a part of it, compiled by torch.compile.
+        compiled_by_program: whether the program compiles the model, or a part of it, by torch.compile.
         is_scripted: whether it is TorchScript.
         device_types: of its parameters.
         dtypes: of its parameters with gradients, by torch's names, such as float32.
@@ -49,8 +49,8 @@ class CompilerFacts:
 
     Args:
         switched_off_by: variable that turns torch.compile off.
-        refusal: torch's own words why this Python cannot compile; empty if it can.
-        missing: program or package that code for a device type is built with and that is not there, by device type.
+        refusal: torch's own reason why this Python cannot compile; empty if it can.
+        missing: by device type, the missing program or package that builds its code.
         num_models: models that have been compiled.
     """
 
@@ -73,7 +73,7 @@ class PrecisionFacts:
     Args:
         program_autocasts: the program runs the model under autocast itself.
         has_bfloat16: the device computes in bfloat16.
-        is_emulated: it does so without instructions for it.
+        is_emulated: the device has no instructions for bfloat16.
     """
 
     program_autocasts: bool
@@ -83,7 +83,7 @@ class PrecisionFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Answer of a policy: `applies` or not, and why not; an empty reason is not worth a line in the log."""
+    """Decision of a policy: `applies` or not, and the reason; an empty reason is not logged."""
 
     applies: bool
     reason: str = ""
@@ -104,7 +104,7 @@ def judge_first_call(*, num_graphs: int, num_compiled: int, failure: str) -> Dec
     Args:
         num_graphs: graphs that torch has cut it into.
         num_compiled: of these, how many could be compiled.
-        failure: of the others; empty without any.
+        failure: of the other graphs; empty without any.
     """
     if not num_compiled:
         return Decision(applies=False, reason=failure or "torch found nothing in it that it can compile")

@@ -20,7 +20,7 @@ class Autocast:
     dtype: str
 
     def run(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Call a model and return its results, those in half precision turned to float32."""
+        """Call a model and return its results, with half precision turned to float32."""
         with torch.autocast(self.device_type, dtype=getattr(torch, self.dtype)):
             result = call(*arguments, **keywords)
         return in_float32(result)
@@ -29,8 +29,8 @@ class Autocast:
 def in_float32(result: Any, depth: int = 0) -> Any:
     """Return a result of a model with its tensors in half precision turned to float32.
 
-    Tensors in tuples, lists and mappings count, also in subclasses whose constructor takes the content; anything else
-    is left as it is, and so is a container without such a tensor.
+    Tensors in tuples, lists and mappings are included, also in subclasses whose constructor takes the content; any
+    other value, and a container without such a tensor, is returned unchanged.
 
     Args:
         result: of any kind; tensors have any shape.

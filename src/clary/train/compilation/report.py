@@ -1,7 +1,7 @@
 """Lines for the log on models, and the folder of `debug_mode`.
 
-A line begins with `clary:` and goes to standard error. Each rank says why it has not compiled a model; what went well
-is said once a host.
+A line begins with `clary:` and goes to standard error. Each rank logs why it has not compiled a model; successes are
+logged once a host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TOLD_BY_TORCH = ("graph_breaks", "recompiles")  # artifacts of torch's logging
 
 
 class Report:
-    """Tells the log how models are compiled and trained.
+    """Logs how models are compiled and trained.
 
     Args:
         folder: of `debug_mode`; empty: nothing is written.
@@ -33,12 +33,12 @@ class Report:
     def say(self, line: str, *, every_rank: bool = False) -> None:
         """Write a line into the log, and into the file of `debug_mode`."""
         if every_rank or _number(_LOCAL_RANK_VARIABLES) == 0:
-            with contextlib.suppress(Exception):  # whatever the program has made of its output
+            with contextlib.suppress(Exception):  # the program may have closed or replaced its output
                 print(f"clary: {line}", file=sys.stderr, flush=True)
         self.note(line)
 
     def note(self, *lines: str) -> None:
-        """Write lines into the file of `debug_mode`; a folder that cannot be written is said once and given up."""
+        """Write lines into the file of `debug_mode`; after a failure, which is logged once, nothing more is written."""
         if not self._folder:
             return
         place = Path(self._folder) / f"rank-{_number(_RANK_VARIABLES)}.txt"
@@ -51,7 +51,7 @@ class Report:
             print(f"clary: nothing more is written for the compiler's debug mode: {error}", file=sys.stderr, flush=True)
 
     def open_torch_logs(self) -> None:
-        """Have torch's own words on graph breaks and recompilations written beside; once, after `torch._dynamo`."""
+        """Have torch log graph breaks and recompilations beside that file; call it once, after `torch._dynamo`."""
         if not self._folder or self._is_open or "TORCH_LOGS" in os.environ:
             return
         self._is_open = True

@@ -23,12 +23,12 @@ class Wishes:
 
     compiles: bool = False
     mixes_precision: bool = False
-    debug_folder: str = ""  # for what torch.compile says; empty: nowhere
-    switched_off_by: str = ""  # variable of the user's that turns torch.compile off
+    debug_folder: str = ""  # for torch.compile's logs; empty: none
+    switched_off_by: str = ""  # the user's variable that turns torch.compile off
 
     @property
     def any(self) -> bool:
-        """Whether there is something to do."""
+        """Whether there is any wish."""
         return self.compiles or self.mixes_precision
 
 

@@ -1,4 +1,4 @@
-"""Saves a training's tensors at little cost, reads them while it goes on, and evaluates rules on them.
+"""Saves a training's tensors at little cost, reads them while training continues, and evaluates rules on them.
 
     from clary.train import debugger
 
@@ -8,19 +8,20 @@
     trial = debugger.create_trial("/opt/ml/output/tensors")
     for step, loss in trial.tensor("CrossEntropyLoss_output_0").values().items(): ...
 
-Where: docs/debugger.md. `clary.compat.smdebug` gives it smdebug's names. torch is imported when a Hook is asked for,
-numpy when a value is; what reads and judges trials when it is asked for: a program that saves needs none of it.
+Where: docs/debugger.md. `clary.compat.smdebug` gives it smdebug's names. torch is imported when a Hook is first used,
+numpy when a value is read; the readers of trials and the rules are imported when first used: a program that saves needs
+none of them.
 
-errors, modes, save_config, reduction_config, collection, configuration             what is to be saved, and when
-choosing, hook_options                             the same for one hook, as long as its program runs
-files, tensor_files, folder_claims, writing        the standard library alone: what lies where
+errors, modes, save_config, reduction_config, collection, configuration             the tensors to save, and when
+choosing, hook_options                             the same for one hook, while its program runs
+files, tensor_files, folder_claims, writing        the standard library alone: the layout of files
 s3_access, object_blocks, s3_files, host_files     the same layout in S3, and of several hosts
-ranks, losses, module_watch, step_capture, hook    torch: what is seen in a program
-buffers, copying, saving, worker_output            torch: how it is copied, and where it goes
-ends, saved_steps, saved_tensor, tensor_catalog, arrays    what was saved; numpy once a value is asked for
-trial_reader, trial, trial_places, refreshing      how it is read while more of it comes
-rule, rules                                        what is wrong with it; pure over a trial
-automatic                                          a hook for programs that know nothing of it
+ranks, losses, module_watch, step_capture, hook    torch: the tensors seen in a program
+buffers, copying, saving, worker_output            torch: the copies of tensors, and their output
+ends, saved_steps, saved_tensor, tensor_catalog, arrays    saved tensors; numpy once a value is read
+trial_reader, trial, trial_places, refreshing      reading while more is written
+rule, rules                                        findings in a trial; pure
+automatic                                          a hook for programs that do not make one
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ __all__ = [
 ]
 
 
-_ON_DEMAND = {  # name -> the module that has it
+_ON_DEMAND = {  # name -> its module
     "Finding": "rule",
     "Hook": "hook",
     "Rule": "rule",

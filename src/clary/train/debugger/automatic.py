@@ -1,7 +1,7 @@
-"""A hook for programs that know nothing of it: made when they import torch, if the job has a configuration for one.
+"""A hook for programs that do not make one: made when they import torch, if the job has a configuration for it.
 
-Where: called at the start of a job's interpreters. Nothing here may fail a program: what is wrong with a configuration
-is said, and nothing is saved.
+Where: called at the start of a job's interpreters. Nothing here may make a program fail: an error in a configuration is
+logged, and nothing is saved.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _log = logging.getLogger("clary.debugger")
 
 
 def install_from_config(path: str | Path | None = None) -> bool:
-    """Have a hook made as a job's configuration says: at once if torch is there, else as soon as it is imported.
+    """Make a hook by a job's configuration: at once if torch is imported, else as soon as it is imported.
 
-    The hook counts steps by the first model that is called and has something to train.
+    The hook counts steps by the first model that is called and has parameters to train.
 
     Args:
-        path: None for SMDEBUG_CONFIG_FILE_PATH's, or the job's own place.
+        path: of the configuration; None for SMDEBUG_CONFIG_FILE_PATH, or the job's default path.
 
-    Returns: whether there is a configuration to go by, and USE_SMDEBUG is not 0.
+    Returns: whether there is a usable configuration, and USE_SMDEBUG is not 0.
     """
     if os.environ.get(SWITCH_VARIABLE) == "0":
         return False
@@ -43,7 +43,7 @@ def install_from_config(path: str | Path | None = None) -> bool:
         _log.error("debugger: nothing will be saved, training goes on: %s", error)
         return False
     if "torch" in sys.modules and not hasattr(sys.modules["torch"], "__path__"):
-        return False  # somebody's stand-in
+        return False  # a stand-in for torch
     if hasattr(sys.modules.get("torch"), "optim"):
         _install(configuration)
     elif not any(isinstance(finder, TorchFinder) for finder in sys.meta_path):
@@ -52,7 +52,7 @@ def install_from_config(path: str | Path | None = None) -> bool:
 
 
 class TorchFinder(MetaPathFinder):
-    """Sees torch being imported, once, and leaves everything else to others."""
+    """Handles the first import of torch, and leaves all other imports to other finders."""
 
     def __init__(self, configuration: HookConfiguration) -> None:
         self._configuration = configuration
@@ -74,17 +74,17 @@ class TorchFinder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads as another does, puts that one in its place again, and makes the hook."""
+    """Loads a module by the original loader, restores that loader, and makes the hook."""
 
     def __init__(self, loader: Loader, configuration: HookConfiguration) -> None:
         self._loader, self._configuration = loader, configuration
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Do as the other does."""
+        """Return the result of the original loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Have the other run the module, and make the hook."""
+        """Run the module by the original loader, and make the hook."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -10,7 +10,7 @@ from clary.train.debugger.errors import ConfigurationError
 from clary.train.debugger.reduction_config import ReductionConfig
 from clary.train.debugger.save_config import SaveConfig
 
-# Those that are always there. The expressions are smdebug's for torch, the last two ours.
+# The default collections. The expressions are smdebug's for torch, except the last two.
 DEFAULT_REGEXES: Mapping[str, tuple[str, ...]] = {
     "all": (".*",),
     "default": (),
@@ -23,11 +23,11 @@ DEFAULT_REGEXES: Mapping[str, tuple[str, ...]] = {
     "optimizer_variables": ("^optimizer/",),
 }
 ALWAYS_SAVED = ("losses",)
-_MAX_REGEX = 4096  # characters; a file from elsewhere says them
+_MAX_REGEX = 4096  # characters; expressions may come from untrusted files
 
 
 class CollectionKeys:
-    """Names of the collections that are always there."""
+    """Names of the default collections."""
 
     ALL = "all"
     DEFAULT = "default"
@@ -41,7 +41,7 @@ class CollectionKeys:
 
 
 class Collection:
-    """Tensors whose names match one of the expressions, anywhere in the name, or stand in the list.
+    """Tensors whose names match one of the expressions, anywhere in the name, or are in the list.
 
     Args:
         save_config, reduction_config: None for the hook's.
@@ -74,7 +74,7 @@ class Collection:
 
     @property
     def save_config(self) -> SaveConfig | None:
-        """When it is saved; None for when the hook saves."""
+        """When the collection is saved; None for the hook's setting."""
         return self._save_config
 
     @save_config.setter
@@ -122,7 +122,7 @@ class Collection:
         self._modules.clear()
 
     def matches(self, name: str, alias: str = "") -> bool:
-        """Whether a tensor belongs to it.
+        """Whether a tensor belongs to the collection.
 
         Args:
             alias: another name that expressions may match.
@@ -133,7 +133,7 @@ class Collection:
 
 
 class CollectionManager:
-    """The collections of a hook or a trial, by name; the default ones are there."""
+    """The collections of a hook or a trial, by name, including the default ones."""
 
     def __init__(self) -> None:
         self.collections: dict[str, Collection] = {
@@ -148,7 +148,7 @@ class CollectionManager:
         return self.collections.setdefault(name, Collection(name))
 
     def add(self, collection: Collection) -> None:
-        """Put a collection in the place of the one of its name."""
+        """Add a collection; it replaces one of the same name."""
         self.collections[collection.name] = collection
 
     def to_plain(self) -> dict[str, dict[str, list[str]]]:

@@ -42,18 +42,18 @@ class HookConfiguration:
     save_all: bool = False
     include_workers: str = "one"
     collections: list[Collection] = field(default_factory=list)
-    has_tensorboard: bool = False  # asked for, which this library does not do
+    has_tensorboard: bool = False  # requested, but not supported by this library
 
 
 def configuration_path(given: str | Path | None = None) -> Path:
-    """Return where the configuration lies: the given path, the variable's, or the job's own place."""
+    """Return the path of the configuration: the given path, the variable's, or the job's default path."""
     return Path(given or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
 
 
 def read_configuration(path: Path) -> HookConfiguration:
     """Read a file.
 
-    Raises: OSError, FileNotFoundError for one; ConfigurationError names what is wrong with it.
+    Raises: OSError, FileNotFoundError for a missing file; ConfigurationError naming the problem.
     """
     try:
         document = json.loads(path.read_bytes())

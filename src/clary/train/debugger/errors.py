@@ -4,14 +4,14 @@ DebuggerError
 |-- ConfigurationError            a configuration that cannot be carried out
 |-- UnsupportedError              a name of smdebug's that this library does not have
 |-- TensorFileError               a file that is not whole or not of its format
-|-- FolderTaken                   somebody else saves, or has saved, under this worker's name
+|-- FolderTaken                   another program saves, or has saved, under this worker's name
 |-- StoreError                    the object store did not answer as expected
-|-- StepNotYetAvailable           nobody has said yet whether the step will be saved
+|-- StepNotYetAvailable           it is not known yet whether the step will be saved
 |-- StepUnavailable               the step was not saved and will not be
 |-- NoMoreData                    training has ended before the step
 |-- TensorUnavailable             no step has the tensor so far
-|-- TensorUnavailableForStep      this step has not
-|-- ShapeUnavailableForStep       nor its shape
+|-- TensorUnavailableForStep      this step does not have the tensor
+|-- ShapeUnavailableForStep       this step does not have its shape
 |-- InvalidWorker                 this worker has not saved it
 |-- MissingCollectionFiles        training has ended and saved nothing
 |-- InvalidCollectionConfiguration
@@ -33,7 +33,7 @@ class ConfigurationError(DebuggerError, ValueError):
 
 
 class UnsupportedError(DebuggerError, NotImplementedError):
-    """A part of smdebug that is not here; the text names alternatives."""
+    """A part of smdebug that this library does not have; the text names alternatives."""
 
 
 class TensorFileError(DebuggerError):
@@ -49,7 +49,7 @@ class StoreError(DebuggerError, OSError):
 
 
 class StepNotYetAvailable(DebuggerError):
-    """The step may come yet."""
+    """The step may still be saved."""
 
     def __init__(self, step: int, mode: ModeKeys) -> None:
         super().__init__(f"step {step} of mode {mode.name} is not there yet; training has not passed it")
@@ -57,7 +57,7 @@ class StepNotYetAvailable(DebuggerError):
 
 
 class StepUnavailable(DebuggerError):
-    """The step was passed without anything being saved."""
+    """Training has passed the step without saving it."""
 
     def __init__(self, step: int, mode: ModeKeys) -> None:
         super().__init__(f"step {step} of mode {mode.name} was not saved; trial.steps() says which were")
@@ -113,7 +113,7 @@ class MissingCollectionFiles(DebuggerError):
 
 
 class InvalidCollectionConfiguration(DebuggerError):
-    """A collection that nothing can belong to."""
+    """A collection to which no tensor can belong."""
 
     def __init__(self, c_name: str) -> None:
         super().__init__(f"collection {c_name} has neither include_regex nor names of tensors: give one of them")
@@ -132,8 +132,8 @@ class RuleEvaluationConditionMet(DebuggerError):
     """The condition of a rule is met.
 
     Args:
-        end_of_rule: nothing more is to be expected of it.
-        finding: what it said, if it said more than yes.
+        end_of_rule: whether the rule will find nothing more.
+        finding: result of the rule, if it is more than True.
     """
 
     def __init__(self, rule_name: str, step: int, end_of_rule: bool = False, finding: object = None) -> None:

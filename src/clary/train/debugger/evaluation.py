@@ -1,16 +1,17 @@
 """One rule over the tensors of a job, as a process of its own beside the program.
 
 Where: the agent of the job's first host runs `python -m clary.train.debugger.evaluation ORDER` in the job's
-environment, reads what stands in the file that the order names as `status_file`, and ends the process when it is
-late. It evaluates one step after the other until the training has ended or the rule has found something:
+environment, reads the order's `status_file`, and ends the process when it is late. It evaluates one step after the
+other until the training has ended or the rule has found something:
 
     {"name": "VanishingGradient", "rule": "VanishingGradient", "source_file": "", "parameters": {"threshold": "1e-7"},
      "tensors_folder": "/opt/ml/output/tensors", "is_marked": true, "other_trials": [], "status_file": "..."}
 
     {"status": "IssuesFound", "details": "step 12: ..."}
 
-`is_marked` says that the agent marks the end of the program: a worker that ends may be followed by another. Of a job of
-several hosts an order also says where the others store what they save, and how the agent here marks its end:
+`is_marked` says that the agent marks the end of the program: a worker that ends may be followed by another. For a job
+of several hosts an order also has the place where the other hosts store their tensors, and the name of this host's end
+mark:
 
     "tensors_uri": "s3://bucket/tensors/demo/debug-output/", "own_end": "ended/algo-1.try-1.of-2", "since": 0.0
 """
@@ -42,13 +43,13 @@ from clary.train.debugger.tensor_files import write_whole
 
 IN_PROGRESS, NO_ISSUES, ISSUES, ERROR = "InProgress", "NoIssuesFound", "IssuesFound", "Error"  # RuleEvaluationStatus
 MODULE_NAME = "clary_custom_rule"  # under which a user's file is imported
-_NICENESS = 10  # what trains comes first
+_NICENESS = 10  # training has priority
 _CACHE_BYTES = 128 * 1024**2  # of each rule: most read a step once
 _LISTED_NAMES = 5  # of classes in a file, in an error
 
 
 def main(arguments: list[str]) -> int:
-    """Evaluate the rule of one order; the exit code is 0 for every verdict, 1 if it came to no verdict."""
+    """Evaluate the rule of one order; the exit code is 0 for every verdict, 1 without a verdict."""
     order = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
@@ -64,9 +65,8 @@ def main(arguments: list[str]) -> int:
 
 
 def evaluate(order: Mapping[str, Any]) -> tuple[str, str]:
-    """Return status and details of a rule, once it has found something or has seen all there was.
-
-    Raises: whatever making or evaluating the rule raises.
+    """Return status and details of a rule, once it has found something or has seen all steps. Raises: any error from
+    making or evaluating the rule.
     """
     trial, hosts = _open_trial(order)
     rule = _make(order, trial)
@@ -141,7 +141,7 @@ def _make(order: Mapping[str, Any], trial: Trial) -> Rule:
 def load_rule(file: Path, name: str) -> Callable[..., Any]:
     """Import a file and return its class of this name.
 
-    Raises: AttributeError naming what the file has; whatever importing it raises.
+    Raises: AttributeError naming the classes of the file; any error from importing it.
     """
     spec = importlib.util.spec_from_file_location(MODULE_NAME, file)
     if spec is None or spec.loader is None:
@@ -163,7 +163,7 @@ def _tell(status_file: Path, status: str, details: str) -> None:
 
 
 if __name__ == "__main__":
-    # Some schedulers signal every process of a step; a rule goes on until the agent ends it.
+    # Some schedulers signal every process of a step; a rule continues until the agent ends it.
     for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(_number, signal.SIG_IGN)
     sys.exit(main(sys.argv[1:]))

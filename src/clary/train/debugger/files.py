@@ -1,10 +1,10 @@
-"""Where a trial reads from: a folder here, anything that can list and read there.
+"""The files of a trial: a local folder, or anything that can list and read files.
 
 collections/worker_0.json                          what one worker saves, how many workers save, and since when
 steps/000000000/000000000012.worker_0.tensors      one step of one worker, in folders of 1,000 steps
-ended/worker_0.json                                this worker's program is over, and what it could not save
-ended/algo-1.try-1.of-2                            the program of one of two hosts is; written by the host's agent
-END_OF_JOB.ts                                      all of it is; written by whoever runs the job
+ended/worker_0.json                                this worker's program has ended; counts of unsaved steps
+ended/algo-1.try-1.of-2                            the program of one of two hosts has ended; by the host's agent
+END_OF_JOB.ts                                      the whole training has ended; by the runner of the job
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HOST_FILE = re.compile(r"(.+)\.try-(\d{1,6})\.of-(\d{1,6})")  # `contract.job_ru
 class Files(Protocol):
     """A tree of files that grows. Names are relative, with slashes."""
 
-    interval_s: float  # seconds between two looks for new files; 0 for as often as one likes
+    interval_s: float  # seconds between two looks for new files; 0 for no limit
 
     def listing(self, folder: str, after: str = "") -> dict[str, str]:
         """Return the sorted names in a folder, each with a mark that changes with the file; empty if it does not exist.
@@ -45,7 +45,7 @@ class Files(Protocol):
         """Return a file's length in bytes. Raises: OSError, FileNotFoundError for one."""
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Return bytes of a file, fewer where it ends.
+        """Return bytes of a file, fewer at its end.
 
         Args:
             name: path below the folder, with `/`.
@@ -55,7 +55,7 @@ class Files(Protocol):
         """
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Prepare to read the beginnings of these files next. Errors show when they are read."""
+        """Prepare to read the beginnings of these files next. Errors are raised when the files are read."""
 
 
 class LocalFiles:
@@ -104,7 +104,7 @@ class LocalFiles:
         """Do nothing: local files are read at once."""
 
     def has(self, name: str) -> bool:
-        """Whether something lies there."""
+        """Whether a file of this name exists."""
         return os.path.lexists(self._root / name)
 
     def _open(self, name: str) -> int:
@@ -129,5 +129,5 @@ def _mark(path: Path) -> str:
     try:
         facts = os.stat(path, follow_symlinks=False)
     except OSError:
-        return ""  # it is gone again; reading it will say so
+        return ""  # it was deleted meanwhile; reading it raises an error
     return f"{facts.st_ino} {facts.st_size} {facts.st_mtime_ns}"

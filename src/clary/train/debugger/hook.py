@@ -2,12 +2,12 @@
 
     Net_fc.weight                 a parameter: class of the model, its name there
     gradient/Net_fc.weight        its gradient
-    fc_input_0, fc_output_0       what goes into a module and comes out of it
+    fc_input_0, fc_output_0       inputs and outputs of a module
     CrossEntropyLoss_output_0     a loss, of the module or of the function
-    optimizer/Net_fc.weight_exp_avg, scalar/lr    what an optimizer keeps, what `save_scalar` was given
+    optimizer/Net_fc.weight_exp_avg, scalar/lr    state of an optimizer, a value of `save_scalar`
 
-Where: programs call it, or `automatic` makes it for them. `hook_options` has what is to be saved, `step_capture` sees
-it, `worker_output` is where it goes.
+Where: programs call it, or `automatic` makes it for them. `hook_options` has the choice of tensors, `step_capture` sees
+them, `worker_output` writes them.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from clary.train.debugger.modes import ModeKeys
 from clary.train.debugger.reduction_config import ReductionConfig
 from clary.train.debugger.save_config import SaveConfig
 
-LIMIT_S = 30.0  # a step waits so long for memory, the end so long for the disk
+LIMIT_S = 30.0  # longest wait of a step for memory, and of the end for the disk
 _log = logging.getLogger("clary.debugger")
 
 
 class Hook(HookOptions):
-    """Saves the tensors of its collections. A program has one: a new hook closes the one before.
+    """Saves the tensors of its collections. A program has one: a new hook closes the previous one.
 
     Args:
         out_dir: folder; made when the first step is saved. None for a job's own, /opt/ml/output/tensors.
-        reduction_config, save_config: for collections that have none of their own.
+        reduction_config, save_config: for collections without one of their own.
         include_regex: tensors that are saved as the collection `default`.
         include_collections: collections to save by name, besides `losses`.
-        save_all: all that is seen.
+        save_all: save all tensors that are seen.
         include_workers: `one` for rank 0 alone, `all`.
         dry_run: write nothing.
-        strict: raise what fails.
+        strict: raise errors.
         limit_s: seconds that a step waits for memory, and the end for the disk.
 
     Raises: ConfigurationError, UnsupportedError.
@@ -88,10 +88,10 @@ class Hook(HookOptions):
 
     @classmethod
     def create_from_json_file(cls, json_file_path: str | Path | None = None, **options: Any) -> Hook:
-        """Return a hook as a job's configuration has it; in a job whose hook is there already, that one.
+        """Return a hook for a job's configuration; in a job that has made its hook already, return that hook.
 
         Args:
-            json_file_path: None for SMDEBUG_CONFIG_FILE_PATH's, or the job's own place.
+            json_file_path: None for SMDEBUG_CONFIG_FILE_PATH, or the job's default path.
 
         Raises: FileNotFoundError, ConfigurationError.
         """
@@ -121,7 +121,7 @@ class Hook(HookOptions):
             collection.save_config, collection.reduction_config = given.save_config, given.reduction_config
         return hook
 
-    # What is seen by itself.
+    # Tensors that the hook sees by itself.
 
     def register_module(self, module: torch.nn.Module) -> None:
         """Count steps by calls of this model, and save its tensors. Raises: DebuggerError if it is no module."""
@@ -132,35 +132,35 @@ class Hook(HookOptions):
     register_hook = register_module  # the name that AWS's containers call
 
     def register_loss(self, loss_module: torch.nn.Module) -> None:
-        """Save the result of a loss module; torch's own are seen anyhow. Raises: DebuggerError if it is no module."""
+        """Save the result of a loss module; torch's own are always seen. Raises: DebuggerError if it is no module."""
         if not isinstance(loss_module, torch.nn.Module):
             raise DebuggerError(f"register_loss was given a {type(loss_module).__name__}; expected a loss module")
         self._capture.modules.add_loss(loss_module)
 
     def watch_for_model(self) -> None:
-        """Register the first model that is called and has something to train. Called where no program does."""
+        """Register the first model that is called and has parameters to train, for programs without a register_module."""
         self._capture.modules.watch_for_first()
 
-    # What programs hand over.
+    # Values that programs pass.
 
     def save_scalar(self, name: str, value: float, sm_metric: bool = False, timestamp: float | None = None) -> None:
         """Save a number with the current step, as `scalar/NAME`.
 
         Args:
             sm_metric: put it into the collection `sm_metrics` too.
-            timestamp: taken for smdebug's sake; the step's file has its own.
+            timestamp: accepted for smdebug's sake; the step's file has its own.
         """
         self._capture.save_scalar(name, float(value), sm_metric)
 
     def save_tensor(
         self, tensor_name: str, tensor_value: Any, collections_to_write: Iterable[str] | str = CollectionKeys.DEFAULT
     ) -> None:
-        """Save a tensor, an array or numbers with the current step, where one of the collections is saved then.
+        """Save a tensor, an array or numbers with the current step, if one of the collections is saved then.
 
         Args:
             tensor_name: of the tensor, as trials find it.
             tensor_value: a tensor of any device, an array, or numbers.
-            collections_to_write: names that it is put into; new ones are made, and saved from now on.
+            collections_to_write: names of collections to which it is added; new ones are made, and saved from now on.
         """
         names = [collections_to_write] if isinstance(collections_to_write, str) else list(collections_to_write)
         self._capture.save_tensor(tensor_name, tensor_value, names)
@@ -170,11 +170,11 @@ class Hook(HookOptions):
         self._capture.see_module(tensor_name, "", (), tensor_value)
 
     def close(self) -> None:
-        """Write the rest and mark this worker as ended; waits `limit_s` at most. Harmless when repeated."""
+        """Write the rest and mark this worker as ended; waits `limit_s` at most. A second call does nothing."""
         atexit.unregister(self.close)
         self._capture.close()
 
-    # How it goes.
+    # State.
 
     @property
     def step(self) -> int:
@@ -193,18 +193,18 @@ class Hook(HookOptions):
 
     @property
     def num_dropped(self) -> int:
-        """Steps that had no memory in time."""
+        """Number of steps that got no memory in time."""
         return self._output.num_dropped
 
 
-_hooks: list[Hook] = []  # the program's one
+_hooks: list[Hook] = []  # the program's hook
 
 
 def get_hook(json_config_path: str | Path | None = None, create_if_not_exists: bool = False) -> Hook | None:
     """Return the program's hook, or None.
 
     Args:
-        create_if_not_exists: make one of the configuration file.
+        create_if_not_exists: make one from the configuration file.
     """
     if not _hooks and create_if_not_exists:
         return Hook.create_from_json_file(json_config_path)
@@ -212,7 +212,7 @@ def get_hook(json_config_path: str | Path | None = None, create_if_not_exists: b
 
 
 def set_hook(hook: Hook) -> None:
-    """Make a hook the program's; the one before is closed."""
+    """Make a hook the program's hook; close the previous one."""
     for earlier in _hooks:
         if earlier is not hook:
             earlier.close()

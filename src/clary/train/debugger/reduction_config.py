@@ -1,7 +1,7 @@
-"""Which numbers are kept of a tensor in place of all its values.
+"""The numbers that are kept of a tensor in place of all its values.
 
-A reduction has one name wherever it is stored or asked for: `mean`, of absolute values `abs_mean`, norms `l1`,
-`abs_l2`. Deviations are those of the whole, not of a sample (divided by n), as numpy has them.
+A reduction has one name wherever it is stored or read: `mean`, of absolute values `abs_mean`, norms `l1`,
+`abs_l2`. Deviations are of the whole, not of a sample (divided by n), as in numpy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ReductionConfig:
         reductions: of REDUCTIONS; `abs_reductions` the same of absolute values.
         norms: of NORMS; `abs_norms` the same of absolute values, which changes nothing.
         save_raw_tensor: all values too.
-        save_shape: the shape, where neither values nor reductions are asked for.
+        save_shape: the shape, if neither values nor reductions are saved.
 
     Raises: ConfigurationError.
     """

@@ -8,7 +8,7 @@
         def invoke_at_step(self, step):
             return self.base_trial.tensor("loss_output_0").value(step) > self.limit
 
-A rule's parameters come from requests as text. What it says must follow from the trial alone.
+A rule's parameters come from requests as text. Its findings must depend on the trial alone.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _log = logging.getLogger("clary.debugger")
 class Finding:
     """The finding of a rule."""
 
-    text: str  # one sentence: what, where, how much, and the limit
+    text: str  # one sentence: finding, tensor, value and limit
     step: int
-    tensor: str = ""  # the one that shows it, if it is one
+    tensor: str = ""  # name of the tensor that shows it, if it is a single one
     details: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class RequiredTensors:
     def add(
         self, name: str, steps: Iterable[int], trial: Trial | None = None, should_match_regex: bool = False
     ) -> None:
-        """Ask for a tensor, or all whose names match, at some steps.
+        """Request a tensor, or all tensors whose names match, at some steps.
 
         Args:
             name: of the tensor, or an expression.
@@ -70,25 +70,25 @@ class RequiredTensors:
             self._steps[id(trial)].setdefault(one, []).extend(steps)
 
     def get_names(self, trial: Trial | None = None) -> list[str]:
-        """Return names that were asked for."""
+        """Return the requested names."""
         return list(self._steps[id(trial or self._base)])
 
     def get_tensor_steps(self, name: str, trial: Trial | None = None) -> list[int]:
-        """Return the steps that a tensor was asked for at."""
+        """Return the steps at which a tensor was requested."""
         return self._steps[id(trial or self._base)][name]
 
     def get(self, trial: Trial | None = None) -> list[Any]:
-        """Return the tensors that were asked for."""
+        """Return the requested tensors."""
         trial = trial or self._base
         return [trial.tensor(name) for name in self._steps[id(trial)]]
 
     def clear(self) -> None:
-        """Forget the wanted tensors."""
+        """Forget the requested tensors."""
         for steps in self._steps.values():
             steps.clear()
 
     def fetch(self) -> None:
-        """Read everything. Raises: TensorUnavailableForStep and its like."""
+        """Read all requested tensors. Raises: TensorUnavailableForStep and its like."""
         for key, names in self._steps.items():
             for name, steps in names.items():
                 for step in steps:
@@ -99,8 +99,8 @@ class Rule(ABC):
     """Base of rules.
 
     Args:
-        action_str: taken for smdebug's sake; actions are carried out by the service, not here.
-        other_trials: that it looks at besides.
+        action_str: accepted for smdebug's sake; the service carries out actions.
+        other_trials: further trials that it looks at.
     """
 
     def __init__(self, base_trial: Trial, action_str: str = "", other_trials: Iterable[Trial] | None = None) -> None:
@@ -120,7 +120,7 @@ class Rule(ABC):
         }
 
     def set_required_tensors(self, step: int) -> None:  # noqa: B027 - most rules have none
-        """Ask for tensors through `req_tensors`, which are there when `invoke_at_step` is called. May be left out."""
+        """Request tensors through `req_tensors`, which are read before `invoke_at_step` is called. Optional."""
 
     @abstractmethod
     def invoke_at_step(self, step: int) -> Any:
@@ -154,10 +154,10 @@ class Rule(ABC):
 def invoke_rule(
     rule_obj: Rule, start_step: int | None = 0, end_step: int | None = None, raise_eval_cond: bool = False
 ) -> None:
-    """Look at one step after the other, as they come; from the first on again once another program trains anew.
+    """Look at one step after the other, as they are saved; begin again at the first once another program trains.
 
     Args:
-        end_step: the first step not to look at; None for all that come.
+        end_step: the first step not to look at; None for no end.
         raise_eval_cond: stop at the first finding and raise it; otherwise findings are logged.
 
     Raises: NoMoreData at the end of the training, RuleEvaluationConditionMet.
@@ -173,7 +173,7 @@ def invoke_rule(
                 raise
         except (TensorUnavailableForStep, StepUnavailable, TensorUnavailable) as error:
             _log.debug("%s", error)
-            if isinstance(error, StepUnavailable):  # an attempt that goes on begins far from 0
+            if isinstance(error, StepUnavailable):  # an attempt that continues begins far from 0
                 step = max(step, trial.next_step(step) - 1)
         except RuleEvaluationConditionMet as met:
             if raise_eval_cond:

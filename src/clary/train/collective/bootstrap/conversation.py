@@ -1,7 +1,8 @@
 """A handshake on one socket.
 
 Where: `meeting` and the server of `tcp_store` drive many without blocking; the client of `tcp_store` drives one with a
-socket that blocks. It never reads a byte beyond the handshake: what follows belongs to whoever gets the socket.
+socket that blocks. It never reads a byte beyond the handshake: the following bytes are for the later owner of the
+socket.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from clary.train.collective.bootstrap.handshake import Result, Talk
 
 
 class Conversation(Generic[Result]):
-    """Moves one `handshake` talk over one socket. Does not own the socket."""
+    """Moves one `handshake` talk over one socket, without owning the socket."""
 
     def __init__(self, sock: socket.socket, talk: Talk[Result]) -> None:
         self.sock = sock
@@ -28,13 +29,13 @@ class Conversation(Generic[Result]):
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether it waits for room in the socket; else it waits for bytes."""
+        """Whether the talk waits until the socket can be written; else it waits for bytes."""
         return not self._has_begun or bool(self._outbound)
 
     def advance(self) -> bool:
-        """Go as far as the socket lets it; True once the handshake has succeeded, with `result` set.
+        """Continue until the socket would block; return True once the handshake has succeeded and `result` is set.
 
-        A socket that connects without blocking is passed here once it is writable.
+        Call it for a non-blocking connect once the socket is writable.
         Raises: handshake.Refused; OSError if the connection failed or ended.
         """
         try:

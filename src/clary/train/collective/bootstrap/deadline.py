@@ -1,4 +1,4 @@
-"""One limit for all that forms a group."""
+"""One time limit for all steps that form a group."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class Deadline:
 
     @property
     def has_passed(self) -> bool:
-        """Whether nothing is left."""
+        """Whether no time is left."""
         return self.remaining_s <= 0

@@ -3,15 +3,14 @@
 Where: `communicator.open_group` and the torch adapter call `connect_group` once a group, on every rank.
 
 1. Rank 0 puts the attempt's generation into the store, and a secret unless the job has one (`records.Root`).
-2. Every rank listens, publishes its record, and reads those of all others. Who has the same host is decided by them.
-3. Sockets are made and proved (`meeting`, `handshake`).
-4. The first rank of a host makes the shared memory; everybody tells everybody that it is ready (`words`).
+2. Every rank listens, publishes its record, and reads those of all others. The records decide which ranks share a host.
+3. Sockets are made and authenticated (`meeting`, `handshake`).
+4. The first rank of a host makes the shared memory; every rank tells all others that it is ready (`words`).
 5. Listeners are closed, records deleted.
 
-All of it under one limit, CLARY_COLLECTIVE_CONNECT_TIMEOUT_S. A rank that fails says why, in its record and to those
-that it is connected with.
-Trust: without CLARY_COLLECTIVE_SECRET, whoever can read the store can join the group, and who can write it can lead
-ranks astray.
+All steps have one limit, CLARY_COLLECTIVE_CONNECT_TIMEOUT_S. A rank that fails gives the reason in its record and to
+the ranks that it is connected with. Trust: without CLARY_COLLECTIVE_SECRET, every reader of the store can join the
+group, and every writer can misdirect ranks.
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ def connect_group(
     """Connect this rank with all others of a group. Every rank calls it with the same name and size.
 
     Args:
-        store: seen by all ranks; None will do for a group of one.
-        group_name: new for every attempt: a store remembers what an earlier one left.
+        store: seen by all ranks; may be None for a group of one.
+        group_name: new for every attempt: a store keeps the records of earlier attempts.
 
     Returns: descriptors that the caller, in practice a core, owns; sockets are non-blocking.
     Raises:
-        ValueError: rank, size or name cannot be.
-        BootstrapError: names the ranks that did not come or could not be reached or believed, and what to check.
-            Nothing is left open.
+        ValueError: rank, size or name is invalid.
+        BootstrapError: names the ranks that did not come, were not reachable or failed to prove themselves, and what to
+            check. No descriptor is left open.
     """
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"rank {rank} of {size}: expected a size of at least 1 and a rank in 0..size-1")
@@ -101,7 +100,7 @@ class _Forming:
         self._listeners: Listeners | None = None
         self._generation = ""
         self._core = ""
-        self._is_ready = False  # and has said so: peers may have handed the streams to their cores already
+        self._is_ready = False  # and has sent so: peers may have handed the streams to their cores already
         self._own_keys: list[str] = []
 
     def run(self) -> GroupConnections:
@@ -135,21 +134,21 @@ class _Forming:
         )
 
     def leave_word(self, words: str) -> None:
-        """Put into this rank's record why it has given up: others may still wait for it."""
+        """Put the reason for giving up into this rank's record: other ranks may still wait for it."""
         if self._generation:
             record = replace(self._own_record(), farewell=words[:_MAX_FAREWELL_CHARACTERS])
-            with contextlib.suppress(BootstrapError):  # the store may be what failed
+            with contextlib.suppress(BootstrapError):  # the store itself may have failed
                 self._publish(str(self._rank), record)
 
     def close_listeners(self) -> None:
-        """Let nobody come any more."""
+        """Accept no more connections."""
         if self._listeners is not None:
             self._listeners.close()
 
     def delete_records(self) -> None:
         """Delete this rank's records in the store; all ranks have read them, since all are ready."""
         for key in self._own_keys:
-            with contextlib.suppress(OSError, RuntimeError):  # rank 0 may have left already, with the store
+            with contextlib.suppress(OSError, RuntimeError):  # rank 0 may have closed the store already
                 self._store.delete(key)
 
     def _agree_on_credentials(self) -> Credentials:
@@ -196,10 +195,10 @@ class _Forming:
         )
 
     def _read_records(self, own: RankRecord) -> list[RankRecord]:
-        """Return the records of all ranks, in order, once they are there and belong together."""
+        """Return the records of all ranks, in order, once all exist and agree."""
         records = {self._rank: own}
         for rank in range(self._size):
-            with contextlib.suppress(TimeoutError):  # once the limit has passed, the others are looked at once
+            with contextlib.suppress(TimeoutError):  # after the limit, each remaining record is tried once
                 record = records[rank] = self._fetch(RankRecord, str(rank))
                 if record.farewell or record.terms != own.terms or record.generation != own.generation:
                     check_agreement(self._name, records, own.generation)
@@ -260,7 +259,7 @@ class _Forming:
             raise self._store_failed(error) from error
 
     def _fetch(self, kind: type[Document], name: str) -> Document:
-        """Read a document once it is there; TimeoutError when the limit has passed."""
+        """Read a document once it exists; TimeoutError when the limit has passed."""
         try:
             value = self._store.get(self._key(name), self._deadline.remaining_s)
         except TimeoutError:
@@ -305,7 +304,7 @@ def _connections(
     sockets: dict[Need, socket.socket],
     segment_fd: int,
 ) -> GroupConnections:
-    """Return the connections for a core. Sockets give up their descriptors."""
+    """Return the connections for a core, which takes over the sockets' descriptors."""
     descriptors = {need: sock.detach() for need, sock in sockets.items()}
     ranks = range(len(layout.host_of_rank))
     mates = layout.ranks_of(layout.host_of_rank[rank])

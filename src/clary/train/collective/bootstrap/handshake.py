@@ -1,4 +1,4 @@
-"""How two ranks prove to each other that they belong to one group, before a socket is trusted.
+"""Mutual proof of two ranks that they belong to one group, before a socket is trusted.
 
 Where: `meeting` runs it on every socket between ranks, `tcp_store` on every connection to the store.
 
@@ -10,11 +10,11 @@ Where: `meeting` runs it on every socket between ranks, `tcp_store` on every con
 
 Both proofs bind the name of the group, its generation (a number that rank 0 draws for each attempt), both ranks, the
 role and both nonces, so that none can be replayed, reflected or used for another socket. The accepting side proves
-nothing to a caller that has not proved itself. Messages have fixed sizes. Nothing is encrypted afterwards: who can
-change packets between hosts is trusted.
+nothing to a caller that has not proved itself. Messages have fixed sizes. Nothing is encrypted afterwards: anyone who
+can change packets between hosts is trusted.
 
-Written as generators without input or output: an int that is yielded asks for so many bytes, which `send` brings;
-bytes that are yielded are to be sent.
+Written as generators without input or output: a yielded int requests so many bytes, which `send` passes in; yielded
+bytes are to be sent.
 Source: challenge-response with HMAC, RFC 2104; FIPS 198-1.
 """
 
@@ -42,7 +42,7 @@ class Role(IntEnum):
     """The purpose of a socket between two ranks."""
 
     LANE = 0  # collectives between hosts
-    SIDE = 1  # send, receive and bad news
+    SIDE = 1  # send, receive and failures
     STORE = 2  # a client of `tcp_store`
 
 
@@ -51,7 +51,7 @@ class Refused(Exception):
 
 
 class SecretsDiffer(Refused):
-    """It is a rank of ours, but with another secret or of another attempt: trying again cannot help."""
+    """The other side is a rank with another secret or of another attempt: a retry cannot help."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Credentials:
         """Return the proof of this conversation that only a member can make.
 
         Args:
-            side: `connecting` or `accepting`, so that no proof can be sent back.
+            side: `connecting` or `accepting`, so that no proof can be reflected.
             guest: the connecting side.
             host_rank: rank of the accepting side.
             nonces: of the connecting side, then of the accepting one.
@@ -91,7 +91,7 @@ def introduce(credentials: Credentials, own: Guest, meant: int) -> Talk[None]:
     Args:
         own: this rank, and the purpose of the socket.
         meant: rank that should answer.
-    Raises: SecretsDiffer if it refused our proof; Refused if it could not prove itself.
+    Raises: SecretsDiffer if that rank refused our proof; Refused if it could not prove itself.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     yield MAGIC + _GREETING.pack(own.role, own.rank, meant, nonce)
@@ -110,7 +110,7 @@ def receive(credentials: Credentials, own_rank: int, is_expected: Callable[[Gues
     Args:
         own_rank: this rank, which the guest must mean.
         is_expected: whether a guest of this rank and role is still to come.
-    Raises: Refused, after telling the guest where it went as far as a proof.
+    Raises: Refused; a guest with a wrong proof gets a refusal first.
     """
     if (yield len(MAGIC)) != MAGIC:
         raise Refused("no greeting of this protocol")

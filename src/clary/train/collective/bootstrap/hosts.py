@@ -1,4 +1,4 @@
-"""Which ranks share a host, and on which address others reach this one.
+"""The identity of this rank's host, and the address on which other ranks reach it.
 
 Where: `group.connect_group` asks before it publishes this rank's record.
 Sources: random(4) for boot_id, namespaces(7), netdevice(7) for SIOCGIFADDR, /proc/net/if_inet6.
@@ -22,11 +22,11 @@ HAS_SHARED_MEMORY = sys.platform == "linux" and hasattr(os, "memfd_create")
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
 _NAME_BYTES, _REQUEST_BYTES = 15, 40  # of struct ifreq
 _ADDRESS_PLACE = slice(20, 24)  # of the IPv4 address in it
-_ANY_PORT = 9  # "discard": a datagram socket that is connected sends nothing
+_ANY_PORT = 9  # "discard": connecting a datagram socket sends nothing
 
 
 def host_identity(settings: CollectiveSettings, rank: int) -> str:
-    """Return a text that is equal for ranks that can share memory, and for no others.
+    """Return a text that is equal only for ranks that can share memory.
 
     Boot id, network namespace (abstract Unix sockets belong to one), user namespace and user; the machine's name too,
     because copies of one virtual machine may have all the rest in common. Where memory cannot be shared by descriptor,
@@ -51,10 +51,10 @@ def host_name(settings: CollectiveSettings) -> str:
 def own_address(settings: CollectiveSettings) -> str:
     """Return the address, IPv4 or IPv6 as text, on which this rank listens.
 
-    The interface that was asked for; else the first that exists of those that other libraries were told; else the
-    address from which MASTER_ADDR is reached; else what the hostname stands for. Loopback is taken only where
-    MASTER_ADDR says so or nothing else is there: a hostname often points to it in /etc/hosts.
-    Raises: BootstrapError if CLARY_COLLECTIVE_INTERFACE names an interface that is not there or has no address.
+    The address of CLARY_COLLECTIVE_INTERFACE; else of the first existing interface in the variables of other libraries;
+    else the address from which MASTER_ADDR is reached; else the hostname's. Loopback is taken only if MASTER_ADDR is
+    loopback or there is no other address: a hostname often points to it in /etc/hosts.
+    Raises: BootstrapError if CLARY_COLLECTIVE_INTERFACE names an interface that does not exist or has no address.
     """
     if settings.interface:
         address = interface_address(settings.interface)

@@ -1,8 +1,8 @@
-"""Where a rank can be reached while its group is formed, and how others reach it.
+"""Listening sockets of a rank while its group is formed, and connections to those of other ranks.
 
-Where: `group.connect_group` opens the listeners and publishes them; `meeting` accepts on them and dials those of
-others. Ports and names come from the kernel or from chance, never from a guess. Inside a host ranks meet on an abstract
-Unix socket (Linux): it has no file, and the kernel tells who is at the other end.
+Where: `group.connect_group` opens the listeners and publishes them; `meeting` accepts on them and dials other ranks'
+listeners. The kernel chooses ports, and names are random. Inside a host ranks meet on an abstract Unix socket (Linux):
+it has no file, and the kernel names the process at the other end.
 Source: unix(7).
 """
 
@@ -22,7 +22,7 @@ from clary.train.collective.bootstrap.records import RankRecord
 
 _BACKLOG_OVER = 64  # connections that wait to be accepted, beyond two a rank
 _PEER_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-_IDLE_S, _PROBE_S, _PROBES = 15, 5, 3  # a host that has gone without a word is noticed after their sum: 30 s
+_IDLE_S, _PROBE_S, _PROBES = 15, 5, 3  # a host that vanishes without closing is noticed after 15 + 3 * 5 = 30 s
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def is_of_same_user(sock: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket runs as this user, by the kernel's word."""
+    """Whether the process at the other end of a Unix socket runs as this user, according to the kernel."""
     assert sys.platform == "linux", "only there are Unix sockets used (hosts.HAS_SHARED_MEMORY)"
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     _, uid, _ = _PEER_CREDENTIALS.unpack(raw)

@@ -1,9 +1,8 @@
 """The sockets between this rank and all others: accepting and connecting at once, in one loop without threads.
 
-Where: `group.connect_group`, once it knows everybody's record. The higher rank of a pair connects to the lower one.
-Whoever else comes to the listeners - port scanners, programs that send nothing, ranks of another job - is refused by
-`handshake`, within a limit of its own and without holding up the others; refusals are counted, for the error message if
-no group is formed.
+Where: `group.connect_group`, once it has the records of all ranks. The higher rank of a pair connects to the lower one.
+`handshake` refuses all other connections - from port scanners, silent programs, ranks of another job - each within a
+limit of its own and without delaying the others; refusals are counted, for the error message if no group is formed.
 
 Side streams that are connected are watched meanwhile: a rank that gives up sends the reason there (`words`), and all
 others fail at once instead of waiting for their deadline.
@@ -36,14 +35,14 @@ from clary.train.collective.bootstrap.listeners import Listeners, dial, is_of_sa
 from clary.train.collective.bootstrap.records import Layout, RankRecord
 from clary.train.collective.bootstrap.words import FAREWELL, read_farewell
 
-GUEST_LIMIT_S = 10.0  # for the handshake of one that connects, from its arrival
+GUEST_LIMIT_S = 10.0  # for the handshake of a connecting guest, from its arrival
 RETRY_S = 0.05  # between attempts to connect
-GONE_LIMIT_S = 5.0  # an address of the store that refuses for so long has no process any more
+GONE_LIMIT_S = 5.0  # an address in the store that refuses connections for so long has no process any more
 _GUESTS_OVER = 64  # connections in handshake beyond two a rank; with more the oldest is closed
 _ACCEPTS_AT_ONCE = 64  # accepted in a row before handshakes get a turn: a flood must not use up the descriptors
 _MAX_REASONS = 100  # kinds of refusals that are counted separately
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE}
-_TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO}  # of accept: the peer closed the connection
+_TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO}  # of accept: try again later
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class _Attempt:
 
 
 def needs_of(rank: int, layout: Layout) -> tuple[Need, ...]:
-    """Return the sockets that a rank has: to every other a side stream, to those on other hosts a lane too."""
+    """Return the sockets of a rank: to every other rank a side stream, to ranks on other hosts a lane too."""
     needs = []
     for peer, host in enumerate(layout.host_of_rank):
         if peer != rank:
@@ -95,7 +94,7 @@ class Meeting:
 
     Args:
         credentials: of the group.
-        rank: the own one.
+        rank: of this process.
         records: of all ranks, in order.
         listeners: of this rank; they stay open.
     """
@@ -127,8 +126,8 @@ class Meeting:
     def run(self) -> dict[Need, socket.socket]:
         """Return one connected socket a need, non-blocking; the caller closes them.
 
-        Raises: BootstrapError naming who did not come or could not be reached, and what was refused meanwhile. The
-            sockets that are connected are in `sockets` then, so that the other ranks can get the reason.
+        Raises: BootstrapError naming the ranks that did not come or were not reachable, and the refusals meanwhile.
+            `sockets` then has the connected sockets, so that the other ranks can get the reason.
         """
         try:
             for listener in self._listeners.all:
@@ -193,7 +192,7 @@ class Meeting:
         self._begin(_Caller(Conversation(sock, talk), attempt.need, record.in_words, self._deadline))
 
     def _put_off(self, attempt: _Attempt, error: OSError) -> None:
-        """Try again soon; give up an address at which nothing listens any more."""
+        """Schedule a retry; raise BootstrapError for an address at which no process listens any more."""
         now_s = time.monotonic()
         attempt.next_s = now_s + RETRY_S
         attempt.num_failures += 1
@@ -263,7 +262,7 @@ class Meeting:
         self._selector.register(caller.sock, selectors.EVENT_WRITE, caller)
 
     def _advance(self, caller: _Caller) -> None:
-        """Move a handshake as far as its socket lets it; act when it has come to its end."""
+        """Continue a handshake until its socket would block; keep or close the socket when it has ended."""
         try:
             has_succeeded = caller.conversation.advance()
         except (Refused, OSError) as problem:
@@ -291,7 +290,7 @@ class Meeting:
             self._connecting.discard(caller.need)
 
     def _keep(self, caller: _Caller) -> None:
-        """Take a socket that is trusted. A rank that connects again has lost its first connection."""
+        """Keep an authenticated socket. It replaces an earlier one: a rank that connects again has lost the first."""
         guest = caller.conversation.result
         need = caller.need or (Need(guest.rank, guest.role) if guest else None)
         assert need is not None, "a handshake without a need has a guest"
@@ -304,7 +303,7 @@ class Meeting:
             self._selector.register(caller.sock, selectors.EVENT_READ, need)
 
     def _look_at_peer(self, need: Need) -> None:
-        """Read the early word of a side stream: its rank is ready, gives up, or has ended. Raises: BootstrapError."""
+        """Peek at an early message of a side stream. Raises: BootstrapError if its rank gives up or has ended."""
         sock = self.sockets[need]
         try:
             first = sock.recv(1, socket.MSG_PEEK)

@@ -1,7 +1,7 @@
 """Records that ranks leave in the store about themselves, and the layout that follows from all of them.
 
 Where: `group.connect_group` publishes one record a rank under GROUP/RANK, and rank 0 one `Root` under GROUP/root, as
-JSON. Whoever can write the store can join the group; its content is still checked, so that errors name their cause.
+JSON. Any writer of the store can join the group; its content is checked nevertheless, so that errors name their cause.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RankRecord:
         identity: equal for ranks that can share memory (`hosts.host_identity`).
         unix_name: of its abstract Unix socket, without the leading zero; "" if it has none.
         generation: of the attempt it belongs to.
-        farewell: why this rank has given up; "" while it has not.
+        farewell: reason for which this rank gave up; "" otherwise.
     """
 
     rank: int
@@ -72,7 +72,7 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class Root:
-    """Decisions of rank 0 for all. `secret` is "" where the job has a secret of its own."""
+    """Decisions of rank 0 for all. `secret` is "" if the job has a secret of its own."""
 
     generation: str
     secret: str
@@ -80,7 +80,7 @@ class Root:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which ranks share a host: `host_of_rank` is numbered in order of first appearance by rank."""
+    """The hosts of ranks: `host_of_rank` is numbered in order of first appearance by rank."""
 
     host_of_rank: tuple[int, ...]
     host_names: tuple[str, ...]
@@ -111,12 +111,12 @@ def layout_of(records: Sequence[RankRecord]) -> Layout:
 
 
 def check_agreement(group: str, records: Mapping[int, RankRecord], generation: str) -> None:
-    """Refuse ranks that were set up differently, or are left from an earlier attempt.
+    """Refuse ranks with different settings, or of an earlier attempt.
 
     Args:
-        records: by the rank that was asked for; not all need to be there yet.
+        records: by the requested rank; some may be missing.
 
-    Raises: BootstrapError naming the ranks, what differs and both values; or what a rank that gave up has left to say.
+    Raises: BootstrapError naming the ranks, what differs and both values; or with the farewell of a rank that gave up.
     """
     for place, record in sorted(records.items()):
         if record.generation != generation or record.rank != place:
@@ -159,7 +159,7 @@ def decode(kind: type[Document], value: bytes, *, key: str) -> Document:
         raise BootstrapError(f"key {key!r} of the store holds {len(value)} bytes, at most {MAX_RECORD_BYTES} expected")
     try:
         return from_plain(kind, json.loads(value))
-    except (ValueError, RecursionError, ContractError) as error:  # not UTF-8, not JSON, nested without end, or misfit
+    except (ValueError, RecursionError, ContractError) as error:  # not UTF-8, not JSON, too deep, or not the fields
         raise BootstrapError(
             f"key {key!r} of the store holds no {kind.__name__} of version {VERSION}: {error}. Do all ranks run the "
             f"same version of Clary, and does nothing else use these keys?",

@@ -1,7 +1,7 @@
 """Memory that the ranks of one host share: made by its first rank, without a name, and handed on by descriptor.
 
-Where: `group.connect_group`, once the side streams stand. When the last process that holds the memory ends, by
-whatever signal, it is gone; there is nothing to clean up.
+Where: `group.connect_group`, once the side streams are connected. The kernel frees the memory when the last process
+that holds it ends, by whatever signal; there is nothing to clean up.
 Source: memfd_create(2), fcntl(2) on seals.
 """
 
@@ -14,7 +14,7 @@ import sys
 from clary.train._native.errors import BootstrapError
 
 _HEADER_BYTES = 65536  # of the segment
-_RANK_BYTES = 4096  # of each rank: its counter and what it is doing
+_RANK_BYTES = 4096  # of each rank: its counter and its state
 _SLOTS_OF_RANK = 3  # two for staging, one for results
 _ROUNDING_BYTES = 2 << 20  # a large page
 
@@ -46,7 +46,7 @@ def check_segment(descriptor: int, num_bytes: int, *, leader: int) -> None:
     """Refuse a descriptor without the size and the seals of memory from `create_segment`.
 
     Args:
-        descriptor: as it came from the leader; whoever sends it is not trusted.
+        descriptor: as received from the leader, which is not trusted.
         num_bytes: that the memory must have.
         leader: rank that sent it.
     Raises: BootstrapError naming the rank it came from; the descriptor stays open.

@@ -1,4 +1,4 @@
-"""Where ranks leave a few bytes for each other before they are connected.
+"""Interface of a store, in which ranks leave a few bytes for each other before they are connected.
 
 Where: `group.connect_group` uses any store with these three methods: our own (`tcp_store`) under the NumPy adapter,
 torch's behind the torch adapter. Keys of a group begin with its name. Values are at most a few kilobytes.
@@ -19,10 +19,10 @@ class Store(Protocol):
         """
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Wait until `key` is set and return its value; 0 looks once.
+        """Wait until `key` is set and return its value; a timeout of 0 tries once.
 
         Raises: TimeoutError if it was not set within `timeout_s`; OSError or RuntimeError as `set`.
         """
 
     def delete(self, key: str) -> None:
-        """Forget `key` if the store can; tidiness, nothing depends on it."""
+        """Delete `key` if the store can; nothing depends on it."""

@@ -1,4 +1,4 @@
-"""The server of `tcp_store`: one thread on rank 0. See there for the protocol."""
+"""The server of `tcp_store`, which describes the protocol: one thread on rank 0."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MAX_KEY_BYTES = 1024
 MAX_VALUE_BYTES = 1 << 16
 _MAX_KEYS = 1 << 16
 _MAX_CLIENTS = 8192
-_MAX_STRANGERS = 256  # connections in handshake; then the oldest has to go
+_MAX_STRANGERS = 256  # connections in handshake; with more the oldest is closed
 _STRANGER_LIMIT_S = 10.0
 _READ_BYTES = 1 << 16
 _MS = 1000  # a second
 _BACKLOG = 1024
-_REST_S = 0.1  # after a failed accept: descriptors may come free
+_REST_S = 0.1  # after a failed accept, until descriptors may be free again
 _TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO}
 
 
@@ -54,8 +54,8 @@ class StoreServer:
     """Serves until `close`.
 
     Args:
-        address: name or address of this host. Where it only stands for loopback in /etc/hosts, or for an address that a
-            router maps here, all addresses are listened on.
+        address: name or address of this host. If it is loopback in /etc/hosts, or an address that a router maps to this
+            host, the server listens on all addresses.
 
     Raises: BootstrapError if the port is taken.
     """
@@ -73,7 +73,7 @@ class StoreServer:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and hang up on everybody. A second call does nothing."""
+        """End the thread and close all connections. A second call does nothing."""
         self._wake.close()
         self._thread.join()
 
@@ -121,8 +121,8 @@ class StoreServer:
             self._hang_up(strangers[0])
 
     def _serve_client(self, client: _Client) -> None:
-        """Read and write without waiting; hang up on strangers and on clients that break the protocol."""
-        if client.sock.fileno() < 0:  # hung up on since the selector spoke
+        """Read and write without waiting; close connections that fail the handshake or break the protocol."""
+        if client.sock.fileno() < 0:  # closed since the selector returned it
             return
         try:
             if client.conversation:
@@ -176,7 +176,7 @@ class StoreServer:
             self._answer(client, None)
 
     def _answer_if_there(self, client: _Client, value: bytes | None) -> None:
-        """Answer a client that is not the one being served; it may have gone."""
+        """Answer a client other than the one being served; its connection may have ended."""
         try:
             self._answer(client, value)
         except OSError:

@@ -16,7 +16,7 @@ from clary.train.collective.settings import CollectiveSettings
 def connect_streams(
     store: Store, *, rank: int, size: int, group_name: str, settings: CollectiveSettings
 ) -> dict[int, socket.socket]:
-    """Connect this rank with all others; one proved, blocking stream a peer, by its rank. The caller closes them.
+    """Connect this rank with all others; return one authenticated, blocking stream a peer. The caller closes them.
 
     Args: as `connect_group`.
     Raises: as `connect_group`.

@@ -2,14 +2,14 @@
 
 Where: under the NumPy adapter; torch brings a store of its own.
 
-A connection begins with `handshake` in the role STORE, keyed by the job's secret. Without a secret that keeps out
-accidents and no enemy: a network that others use needs CLARY_COLLECTIVE_SECRET. Then, from the client, any number of
+A connection begins with `handshake` in the role STORE, keyed by the job's secret. Without a secret that prevents
+accidents, but no attacks: a shared network needs CLARY_COLLECTIVE_SECRET. Then, from the client, any number of
 
     request  operation (1), bytes of key (2), bytes of value (4), milliseconds to wait (4), key, value
     answer   found (1), bytes of value (4), value
 
-The server answers a GET once the key is set or the time has passed. Its one thread serves all; a client that breaks
-a limit, or talks nonsense, is hung up on.
+The server answers a GET once the key is set or the time has passed. Its one thread serves all clients, and closes the
+connection of a client that breaks a limit or the protocol.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from clary.train.collective.bootstrap.store_server import (
 )
 
 _RETRY_S = 0.1  # between attempts to connect: rank 0 may start last
-_GRACE_S = 10.0  # for the server to answer beyond the time it was given
+_GRACE_S = 10.0  # for the server's answer, beyond the waiting time of the request
 _HANDSHAKE_LIMIT_S = 10.0
-_MAX_WAIT_S = 3600.0  # of one GET; more is asked for again
+_MAX_WAIT_S = 3600.0  # of one GET; a longer wait is several requests
 _MS = 1000  # a second
 
 
@@ -50,7 +50,7 @@ class TcpStore:
         address: MASTER_ADDR; rank 0 must have it.
         port: MASTER_PORT or another; on rank 0 it must be free.
         secret: of the job, "" for none.
-        timeout_s: to wait for rank 0 to begin.
+        timeout_s: to wait for rank 0's start.
 
     Raises: BootstrapError if rank 0 did not come, is another program or has another secret; on rank 0 if it cannot
         listen there.
@@ -69,7 +69,7 @@ class TcpStore:
             raise
 
     def set(self, key: str, value: bytes) -> None:
-        """Store `value`; a second call replaces it. Raises BootstrapError if the store is out of reach."""
+        """Store `value`; a second call replaces it. Raises BootstrapError if the store is not reachable."""
         self._ask(SET, key, value, 0.0)
 
     def get(self, key: str, timeout_s: float) -> bytes:
@@ -87,7 +87,7 @@ class TcpStore:
         self._ask(DELETE, key, b"", 0.0)
 
     def close(self) -> None:
-        """Hang up; on rank 0 the store ends for everybody. A second call does nothing."""
+        """Close the connection; on rank 0, end the store for all ranks. A second call does nothing."""
         self._hang_up()
         if self._server is not None:
             self._server.close()

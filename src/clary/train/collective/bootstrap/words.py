@@ -1,9 +1,9 @@
 """Messages of ranks on side streams before these belong to the core: "I am ready", or "I give up, because".
 
-Where: `group.connect_group`, after the sockets stand; `meeting` looks for farewells while others are still missing.
-The group is formed when everybody has heard from everybody: all have it, or nobody.
+Where: `group.connect_group`, once the sockets are connected; `meeting` looks for farewells while ranks are still
+missing. The group is formed when every rank has heard from every other: on all ranks, or on none.
 
-    R               ready; to ranks of the own host the leader attaches the descriptor of the shared memory
+    R               ready; for ranks of its host the leader attaches the descriptor of the shared memory
     X length text   the sender gives up, and why
 """
 
@@ -24,11 +24,11 @@ FAREWELL = b"X"
 _LENGTH = struct.Struct("<H")
 _INT = struct.Struct("i")
 _MAX_TEXT_BYTES = 2000
-_FAREWELL_LIMIT_S = 5.0  # to read what a rank that gave up has sent
+_FAREWELL_LIMIT_S = 5.0  # to read the farewell of a rank that gave up
 
 
 class GaveUp(Exception):
-    """A peer said farewell, or ended without a word."""
+    """A peer sent a farewell, or ended without one."""
 
     def __init__(self, peer: int, words: str) -> None:
         super().__init__(words)
@@ -36,7 +36,7 @@ class GaveUp(Exception):
 
 
 def say_ready(sides: Mapping[int, socket.socket], *, segment_fd: int, host_mates: frozenset[int]) -> None:
-    """Send READY to all, and to `host_mates` the shared memory. A peer that has ended is noticed later.
+    """Send READY to all peers, and the shared memory to `host_mates`. `await_ready` notices a peer that has ended.
 
     Args:
         sides: side streams, by rank.
@@ -52,7 +52,7 @@ def say_ready(sides: Mapping[int, socket.socket], *, segment_fd: int, host_mates
 
 
 def say_farewell(sides: Mapping[int, socket.socket], words: str) -> None:
-    """Tell all why this rank gives up, as far as their sockets take it."""
+    """Send all peers the reason why this rank gives up, if their sockets can take it without waiting."""
     text = words.encode()[:_MAX_TEXT_BYTES]
     for sock in sides.values():
         with contextlib.suppress(OSError):
@@ -60,13 +60,13 @@ def say_farewell(sides: Mapping[int, socket.socket], words: str) -> None:
 
 
 def await_ready(sides: Mapping[int, socket.socket], *, leader: int | None, deadline: Deadline) -> int:
-    """Wait until all are ready; return the descriptor that `leader` sent, or -1 without a leader.
+    """Wait until all peers are ready; return the descriptor that `leader` sent, or -1 without a leader.
 
     Args:
         sides: side streams, by rank.
         leader: rank that sends shared memory; None if this rank leads its host, or is alone there.
         deadline: of all ranks together.
-    Raises: GaveUp; TimeoutError with the ranks that were not heard of, as `args[0]`. No descriptor is left open then.
+    Raises: GaveUp; TimeoutError with the silent ranks as `args[0]`. No descriptor is left open then.
     """
     waiting = dict(sides)
     segment_fd = -1
@@ -92,7 +92,7 @@ def await_ready(sides: Mapping[int, socket.socket], *, leader: int | None, deadl
 
 
 def read_farewell(sock: socket.socket) -> str:
-    """Return the text of a farewell that has arrived, FAREWELL itself included, or a word on its absence."""
+    """Read a farewell that has arrived, FAREWELL itself included, and return its text, or a text without one."""
     deadline = Deadline(_FAREWELL_LIMIT_S)
     header = _read(sock, len(FAREWELL) + _LENGTH.size, deadline)
     if len(header) < len(FAREWELL) + _LENGTH.size:
@@ -107,7 +107,7 @@ def _hear(peer: int, sock: socket.socket) -> None:
 
 
 def _hear_leader(peer: int, sock: socket.socket) -> int:
-    """Hear a rank that attaches a descriptor to its word, and return it."""
+    """Receive READY from a rank that attaches a descriptor, and return the descriptor."""
     _look_for_ready(peer, sock)
     # socket.recv_fds drops its flags (Python 3.11), and children would inherit the descriptor.
     _, attached, _, _ = sock.recvmsg(len(READY), socket.CMSG_LEN(_INT.size), socket.MSG_CMSG_CLOEXEC)
@@ -119,7 +119,7 @@ def _hear_leader(peer: int, sock: socket.socket) -> int:
 
 
 def _look_for_ready(peer: int, sock: socket.socket) -> None:
-    """Peek at the word without reading it: its attachment comes with the first real read.
+    """Peek at the message without reading it: its attachment comes with the first real read.
 
     Raises: GaveUp.
     """
@@ -132,7 +132,7 @@ def _look_for_ready(peer: int, sock: socket.socket) -> None:
 
 
 def _read(sock: socket.socket, num_bytes: int, deadline: Deadline) -> bytes:
-    """Read up to so many bytes from a non-blocking socket, fewer at its end or the deadline's."""
+    """Read up to so many bytes from a non-blocking socket; fewer if the stream ends or the deadline passes."""
     got = b""
     with contextlib.suppress(OSError):
         while len(got) < num_bytes and not deadline.has_passed:

@@ -1,7 +1,7 @@
-"""Host memory that steps are copied into, and used again: fresh memory costs more than the copy.
+"""Host memory into which steps are copied, and which is reused: fresh memory costs more than the copy.
 
-There are two pieces, one to fill while the other is being written: that is what bounds how far writing may lag behind.
-Where pieces are still being written when a step wants one, the step waits, up to a limit; then it is dropped.
+There are two pieces, one to fill while the other is being written: their number bounds how far writing may lag behind.
+If both are still being written when a step needs one, the step waits, up to a limit; then it is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Piece:
         self._chunk = self._at = 0
 
     def take(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
-        """Return so many bytes, aligned. Raises: RuntimeError where there is not enough memory."""
+        """Return so many bytes, aligned. Raises: RuntimeError if memory runs out."""
         length = num_bytes + -num_bytes % ALIGNMENT
         while self._chunk < len(self._chunks):
             chunk = self._chunks[self._chunk]
@@ -35,7 +35,7 @@ class Piece:
                 self._at += length
                 return view
             self._chunk, self._at = self._chunk + 1, 0
-        # Host memory to write into, whatever the program's default device is and whatever mode a step is in.
+        # Host memory to write into, whatever the program's default device and the modes of a step.
         with torch.inference_mode(False):
             memory = torch.empty(max(length, _LEAST_CHUNK), dtype=torch.uint8, device="cpu", pin_memory=pinned)
         self._chunks.append(memory)
@@ -43,12 +43,12 @@ class Piece:
         return self._chunks[-1][:num_bytes]
 
     def reset(self) -> None:
-        """Let all of it be taken again."""
+        """Mark all of it as free."""
         self._chunk = self._at = 0
 
 
 class Pieces:
-    """The pieces that are free."""
+    """The pool of free pieces."""
 
     def __init__(self) -> None:
         self._free: queue.SimpleQueue[Piece] = queue.SimpleQueue()
@@ -63,13 +63,13 @@ class Pieces:
             return None
 
     def give_back(self, piece: Piece) -> None:
-        """Take a piece back."""
+        """Return a piece to the pool."""
         piece.reset()
         self._free.put(piece)
 
 
 def as_bytes(memory: torch.Tensor) -> memoryview:
-    """Return the bytes of flat host memory, without a copy; `memory` must live as long. Raises: RuntimeError."""
+    """Return the bytes of flat host memory, without a copy; `memory` must outlive them. Raises: RuntimeError."""
     if not memory.numel():
         return memoryview(b"")
     if memory.device.type != "cpu" or not memory.data_ptr():

@@ -10,7 +10,7 @@ from clary.train.debugger.modes import ModeKeys
 from clary.train.debugger.reduction_config import ReductionConfig
 from clary.train.debugger.save_config import SaveConfig
 
-# Saved by what the hook knows of parameters, optimizers and losses; no module's inputs and outputs are looked at.
+# Saved from parameters, optimizers and losses alone: inputs and outputs of modules are not needed.
 _WITHOUT_MODULES = {
     CollectionKeys.WEIGHTS,
     CollectionKeys.BIASES,
@@ -32,7 +32,7 @@ class Wanted:
 
 
 class Chooser:
-    """Answers for one hook; it remembers answers, so collections must not change after it was made.
+    """Decides for one hook; it caches decisions, so collections must not change after it was made.
 
     Args:
         included: names of collections to save; `losses` always is.

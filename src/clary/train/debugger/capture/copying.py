@@ -1,6 +1,6 @@
 """One step's tensors on their way to the file: copied or reduced while training waits, read by the writer.
 
-On a GPU copies and reductions are put on the streams that compute; nothing is waited for but by the writer.
+On a GPU copies and reductions are put on the streams that compute; only the writer waits for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.train.debugger.errors import DebuggerError
 from clary.train.debugger.tensor_files import ITEM_BYTES, StepIndex, TensorEntry
 
 _NUMBER = struct.Struct("<d")
-_CAPTURE_S = 60.0  # that the writer waits for a program that captures a graph
+_CAPTURE_S = 60.0  # the writer's longest wait for a program that captures a graph
 
 
 @dataclass
@@ -28,7 +28,7 @@ class _Copy:
     entry: TensorEntry
     values: torch.Tensor | None  # flat bytes in host memory
     reductions: tuple[str, ...]
-    numbers: torch.Tensor | None  # the same, of doubles
+    numbers: torch.Tensor | None  # flat bytes of doubles, in host memory
 
 
 class StepCopy:
@@ -52,14 +52,14 @@ class StepCopy:
 
     @torch.no_grad()
     def add(self, name: str, given: torch.Tensor, wanted: Wanted, alias: str = "") -> None:
-        """Copy or reduce a tensor; training may change it once this has returned. A name's last tensor counts.
+        """Copy or reduce a tensor; training may change it once this has returned. The last tensor of a name is kept.
 
         Args:
             name: of the tensor, as files have it.
-            given: of any shape, on any device; of the device `meta` it is left out.
+            given: of any shape, on any device; left out if on the device `meta`.
             wanted: values, reductions or both.
             alias: another name that expressions match; empty without one.
-        Raises: RuntimeError where there is not enough memory.
+        Raises: RuntimeError if memory runs out.
         """
         tensor = _plain(given.detach())
         if tensor.device.type == "meta":
@@ -87,14 +87,14 @@ class StepCopy:
                 self._mark_end(tensor)
 
     def close(self) -> None:
-        """Take nothing more: the step is over."""
+        """Accept no more tensors: the step has ended."""
         with self._lock:
             self._is_open = False
 
     def tensors(self) -> list[tuple[TensorEntry, memoryview | None]]:
         """Wait for the copies and return them. Called by the writer.
 
-        Raises: DebuggerError where a graph is captured for too long, RuntimeError for what a device says.
+        Raises: DebuggerError if the capture of a graph takes too long, RuntimeError for an error of a device.
         """
         if self._events:
             self._wait_for_copies()
@@ -108,7 +108,7 @@ class StepCopy:
         return found
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Return the memory to its pool."""
         self._copies.clear()
         self._pieces.give_back(self._piece)
 
@@ -117,7 +117,7 @@ class StepCopy:
         stream = torch.cuda.current_stream(tensor.device)
         key = (tensor.get_device(), stream.cuda_stream)
         if key not in self._events:
-            self._events[key] = torch.cuda.Event(blocking=True)  # the writer sleeps; it would spin on a processor
+            self._events[key] = torch.cuda.Event(blocking=True)  # blocking: the writer would spin otherwise
         self._events[key].record(stream)
 
     def _wait_for_copies(self) -> None:
@@ -125,7 +125,7 @@ class StepCopy:
             if not is_free:
                 raise DebuggerError(f"a graph has been captured for {_CAPTURE_S:g} s: the step is not written")
             for (device, _), event in self._events.items():
-                with torch.cuda.device(device):  # the writer never chose one: CUDA might begin with the first for it
+                with torch.cuda.device(device):  # else CUDA might initialize the first device
                     event.synchronize()
 
     def _memory(self, name: str, entry: TensorEntry, pinned: bool) -> torch.Tensor:
@@ -164,8 +164,8 @@ _REDUCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's values as a dense tensor of a type that files have."""
-    if hasattr(tensor, "to_local"):  # a DTensor: each rank has its piece
+    """Return this rank's values as a dense tensor of a type that files support."""
+    if hasattr(tensor, "to_local"):  # of a DTensor: each rank has a piece
         tensor = tensor.to_local()
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()

@@ -1,7 +1,7 @@
 """Claims on a folder by a worker's name: one program at a time, so that files of two are never mixed.
 
-The file that says so is locked as long as the program runs, and free when it is gone, however it went. Where a file
-system knows no locks, or the file is somebody else's, nothing is claimed: what saves is not kept from it by that.
+The claim is a lock on a file, which the kernel releases when the program ends, however it ends. Without locks of the
+file system, or with a file of another user, nothing is claimed, and the program saves nevertheless.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class FolderClaim:
             raise
 
     def release(self) -> None:
-        """Let others save. Harmless when repeated."""
+        """Let other programs save. A second call does nothing."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_UN)  # processes that were forked have the same lock
+                fcntl.flock(handle, fcntl.LOCK_UN)  # forked processes share the lock
             os.close(handle)
 
 
@@ -58,7 +58,7 @@ def _lock(handle: int, folder: Path, worker: str) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         owner = os.pread(handle, _PID_BYTES, 0).decode("ascii", "replace")
-        # A lock outlives its program in processes that it has forked, such as those that load data.
+        # A lock outlives its program in processes that it has forked, such as data loaders.
         if error.errno in _TAKEN and not (owner.isdigit() and not os.path.exists(f"/proc/{owner}")):
             raise FolderTaken(
                 f"process {owner or 'unknown'} saves in {folder} as {worker}, and this is process {os.getpid()}: give"
@@ -70,7 +70,7 @@ def _lock(handle: int, folder: Path, worker: str) -> None:
 
 
 def has_ended_well(folder: Path, worker: str) -> bool:
-    """Whether a worker's program has ended, and not by an error; one that was killed has left no file that says so."""
+    """Whether a worker's program has ended without an error, by its file; a killed program leaves no file."""
     try:
         said = json.loads(LocalFiles(folder).read(f"{ENDED}/{worker}.json", 0, _MAX_JSON))
         return said.get("program_failed") is False

@@ -1,4 +1,4 @@
-"""Lets `torch.cuda.make_graphed_callables` have a model without the hook that hangs on it: with one it raises.
+"""Takes the hook off a model during `torch.cuda.make_graphed_callables`, which refuses models with hooks.
 
 Where: `module_watch`, for as long as it watches.
 Source: torch.cuda.make_graphed_callables: modules must have no hooks when they are passed; later they may.
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 _NAME = "make_graphed_callables"
-_MODULES = ("torch.cuda", "torch.cuda.graphs")  # where programs find it
+_MODULES = ("torch.cuda", "torch.cuda.graphs")  # modules in which programs find it
 WithoutHook = Callable[[], AbstractContextManager[None]]
 
 _asides: list[WithoutHook] = []
@@ -21,7 +21,7 @@ _originals: dict[str, Any] = {}  # by module
 
 
 def step_aside(without_hook: WithoutHook) -> None:
-    """Have graphs made within `without_hook` from now on; nothing in a torch without such graphs."""
+    """Have graphs made within `without_hook` from now on; do nothing in a torch without such graphs."""
     _asides.append(without_hook)
     for name in _MODULES:
         original = getattr(sys.modules.get(name), _NAME, None)
@@ -31,7 +31,7 @@ def step_aside(without_hook: WithoutHook) -> None:
 
 
 def stay(without_hook: WithoutHook) -> None:
-    """Do so no more; harmless when repeated. The last one leaves torch as it was."""
+    """Stop that; a second call does nothing. The last call restores torch."""
     if without_hook in _asides:
         _asides.remove(without_hook)
     if not _asides:

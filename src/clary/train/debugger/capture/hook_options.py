@@ -16,7 +16,7 @@ from clary.train.debugger.save_config import SaveConfig
 
 
 class HookOptions:
-    """Where, which collections, when, and by which workers. A Hook is one, so that programs may look and add.
+    """The folder, collections, steps and workers to save. Hook derives from it, so that programs may read and add.
 
     Raises: ConfigurationError.
     """
@@ -45,8 +45,8 @@ class HookOptions:
         self.save_all, self.dry_run = save_all, dry_run
         self.include_workers = check_workers(include_workers)
         self.mode = ModeKeys.GLOBAL
-        self.is_automatic = False  # put there by the job, not by the program
-        self.has_changed = True  # what is chosen, or may be, since `make_chooser` was called
+        self.is_automatic = False  # made by the job, not by the program
+        self.has_changed = True  # whether choices may have changed since `make_chooser`
 
     def get_collection(self, name: str) -> Collection:
         """Return the collection of a name; if it does not exist, make one that is saved from now on."""
@@ -55,7 +55,7 @@ class HookOptions:
         self.has_changed = True
         collection = self.collection_manager.get(name)
         if collection.save_config is None:
-            collection.save_config = self.save_config.changed_by({})  # its own, which the program may change
+            collection.save_config = self.save_config.changed_by({})  # a copy of its own, which the program may change
         return collection
 
     def get_collections(self) -> dict[str, Collection]:
@@ -78,7 +78,7 @@ class HookOptions:
         self.mode = mode
 
     def add_tensor_name(self, tensor_name: str, collections: Iterable[str]) -> bool:
-        """Put a tensor into collections, which are saved then; whether it was new to one of them."""
+        """Put a tensor into collections, which are saved from now on; return whether it was new to one of them."""
         new = [one for one in collections if tensor_name not in self.collection_manager.get(one).tensor_names]
         for one in new:
             self.include_collections.add(one)

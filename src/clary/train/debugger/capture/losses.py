@@ -1,7 +1,7 @@
-"""Sees losses without a change to the program: torch's own loss functions are wrapped, and its loss modules call them.
+"""Sees losses without changes to the program: torch's own loss functions, which its loss modules call, are wrapped.
 
-A function's tensors have the name of its module, `CrossEntropyLoss_output_0`, so that it makes no difference which of
-the two a program uses. Where nobody listens, or a compiler traces, a wrapper only calls what it wraps.
+A function's tensors have the name of its module, `CrossEntropyLoss_output_0`, so that a program may use either. Without
+listeners, or while a compiler traces, a wrapper only calls the function.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _originals: dict[str, Callable[..., Any]] = {}
 
 
 def listen(listener: Listener) -> None:
-    """Call somebody with each loss from now on."""
+    """Call a listener with each loss from now on."""
     _listeners.append(listener)
     for name, module in MODULES_OF.items():
         if name not in _originals and hasattr(functional, name):
@@ -53,7 +53,7 @@ def listen(listener: Listener) -> None:
 
 
 def stop_listening(listener: Listener) -> None:
-    """Call them no more. The last one to go leaves torch as it was."""
+    """Stop calling a listener. Removing the last one restores torch."""
     if listener in _listeners:
         _listeners.remove(listener)
     if not _listeners:
@@ -71,7 +71,7 @@ def _wrapped(original: Callable[..., Any], module: str) -> Callable[..., Any]:
         tell(args, kwargs, result)
         return result
 
-    # torch.jit.script compiles the original's text and looks its names up in the globals of what it was given.
+    # torch.jit.script compiles the original's text, and looks up names in the globals of the function that it is given.
     names = getattr(original, "__globals__", call.__globals__)
     return functools.wraps(original)(FunctionType(call.__code__, names, call.__name__, None, call.__closure__))
 

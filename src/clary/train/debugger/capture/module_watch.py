@@ -1,7 +1,7 @@
-"""Where the hook hangs in torch: on the model for as long as it lives, on the rest only in steps that are saved.
+"""Hooks in torch: on the model for its whole life, on other modules and parameters only in steps that are saved.
 
-A hook on every module and parameter costs each step, also the 499 of 500 that save nothing. So the model alone has one,
-which tells when a step begins; what else is needed is put in place then and taken away when the step ends.
+A hook on every module and parameter costs each step, also the 499 of 500 that save nothing. So only the model has a
+permanent one, which reports the begin of a step; the other hooks are installed then and removed when the step ends.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from clary.train.debugger.collection import Collection, CollectionKeys
 
 GRADIENT = "gradient/"
 OPTIMIZER = "optimizer/"
-SEARCH_S = 0.5  # of the program's time, for a model to be found; a program that trains none is left alone then
+SEARCH_S = 0.5  # limit of the time to find a model; a program without one is not slowed down further
 _WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # of torch.compile, DDP, FSDP
 
 
 class ModuleWatch:
-    """Knows the model, its modules and parameters by name, and when it is called.
+    """Knows the model, and its modules and parameters by name, and reports its calls.
 
     Args:
-        begin_step: is called with the model before it is.
+        begin_step: called with the model before each call of the model.
         give_up: called with the error of the search for a model, which must not fail the program.
     """
 
@@ -41,18 +41,18 @@ class ModuleWatch:
         self._handles: list[Any] = []
         self._searching: Any = None
         self._is_closed = False
-        self._model: weakref.ref[torch.nn.Module] | None = None  # a program that is done with a model gets its memory
+        self._model: weakref.ref[torch.nn.Module] | None = None  # weak, so that a dropped model is freed
         self.names: dict[int, str] = {}  # of modules, by id; the model's own is its class's
         self.losses: dict[int, torch.nn.Module] = {}
         step_aside(self.without_hook)
 
     @property
     def model(self) -> torch.nn.Module | None:
-        """The model, or None before it is known and after it is gone."""
+        """The model, or None before it is known and after it was freed."""
         return None if self._model is None else self._model()
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Take a model as the one. The first counts: several registered ones have their tensors saved, not counted."""
+        """Register a model. Calls of the first one count steps; of further models only the tensors are saved."""
         self._stop_searching()
         root = _unwrapped(model).__class__.__name__
         for name, module in model.named_modules():
@@ -62,15 +62,15 @@ class ModuleWatch:
             self._handles.append(model.register_forward_pre_hook(_Call(self._called)))
 
     def add_loss(self, loss: torch.nn.Module) -> None:
-        """Take a module of any class as a loss."""
+        """Register a module of any class as a loss."""
         self.losses[id(loss)] = loss
 
     def watch_for_first(self) -> None:
-        """Take the first module that is called and has parameters to train."""
+        """Register the first module that is called and has parameters to train."""
         self._searching = torch_module.register_module_forward_pre_hook(self._search)
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yield the model's parameters and the names to save them under, without lazy ones that have no shape yet."""
+        """Yield the model's parameters and the names to save them under, except lazy ones, without a shape yet."""
         model = self.model
         if model is not None:
             root = _unwrapped(model).__class__.__name__
@@ -80,7 +80,7 @@ class ModuleWatch:
 
     @contextlib.contextmanager
     def without_hook(self) -> Iterator[None]:
-        """Take the hook off the model for a while: calls meanwhile are no steps."""
+        """Remove the hook from the model within a block: calls meanwhile are no steps."""
         model, handles, self._handles = self.model, self._handles, []
         for handle in handles:
             handle.remove()
@@ -106,7 +106,7 @@ class ModuleWatch:
         try:
             is_found = (
                 self._model is None
-                and not isinstance(module, torch.jit.ScriptModule)  # takes no hooks
+                and not isinstance(module, torch.jit.ScriptModule)  # does not support hooks
                 and any(parameter.requires_grad for parameter in module.parameters())
             )
             if is_found:
@@ -115,7 +115,7 @@ class ModuleWatch:
             self._give_up(error)
             return
         if is_found:
-            self._begin_step(module)  # its own hooks have been looked up already
+            self._begin_step(module)  # the hook that was just installed misses this call
             return
         self._searched_s += time.perf_counter() - began_s
         if self._searched_s > SEARCH_S:
@@ -132,9 +132,9 @@ class ModuleWatch:
 
 
 class _Call:
-    """The hook on the model. Copies and pickles of the model, which take its hooks along, get one that does nothing.
+    """The hook on the model. Copies and pickles of the model, which include its hooks, get a function without effect.
 
-    It is the standard library's: a model that was saved whole is loaded where there is no Clary.
+    That function is the standard library's, so that a model that was saved whole can be loaded without Clary.
     """
 
     def __init__(self, call: Callable[[torch.nn.Module, Any], None]) -> None:
@@ -148,12 +148,12 @@ class _Call:
 
 
 class StepWatch:
-    """Hangs in torch for one step.
+    """Hooks in torch for one step.
 
     Args:
         collections: that the step saves.
         see_tensor: called with a name and a tensor.
-        see_module: is told a module's name, its class where the name does not say it, what it was given and returned.
+        see_module: called with a module's name, its class if the name lacks it, its arguments and its result.
         is_wanted: whether a tensor of this name is saved.
     """
 
@@ -202,7 +202,7 @@ class StepWatch:
         return see
 
     def _before_optimizer(self, *_: Any) -> None:
-        """Save gradients that came another way: put there by a library, or of a sharded parameter."""
+        """Save gradients that no hook saw: set by a library, or of a sharded parameter."""
         for name, parameter in self._modules.parameters():
             if name not in self._has_gradient and parameter.grad is not None and self._is_wanted(GRADIENT + name):
                 self._see_tensor(GRADIENT + name, parameter.grad)
@@ -223,7 +223,7 @@ class StepWatch:
                 self._see_module(name, module.__class__.__name__.lower(), given, result)
         elif id(module) in self._modules.losses or (
             isinstance(module, torch.nn.modules.loss._Loss)
-            and not module.__class__.__module__.startswith("torch.")  # those call functions, which are seen
+            and not module.__class__.__module__.startswith("torch.")  # torch's own call functions, which are seen
         ):
             self._see_module(module.__class__.__name__, "", given, result)
 

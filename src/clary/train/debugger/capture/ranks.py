@@ -1,7 +1,7 @@
 """The number of this process among the workers that save into one place.
 
-Those that train together are told of ranks. A job of several hosts may also have a training on each host, of a program
-whose environment names no rank, or ranks of this host alone: their workers are numbered on from host to host.
+Workers that train together have ranks. A job of several hosts may also have a separate training on each host, if the
+environment names no rank, or only ranks of this host: then the numbers of workers continue from host to host.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from pathlib import Path
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LOCAL_SIZE_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-_CONFIGURATION_VARIABLE = "SMDEBUG_CONFIG_FILE_PATH"  # of a file beside the one that names the hosts
+_CONFIGURATION_VARIABLE = "SMDEBUG_CONFIG_FILE_PATH"  # path of a file in the folder of the file that names the hosts
 _CONFIGURATION_FOLDER = "/opt/ml/input/config"
 _HOSTS_FILE = "resourceconfig.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPlace:
-    """Where a process stands."""
+    """The place of a process among the workers."""
 
     name: str  # worker_0
-    is_chief: bool  # the one that saves where one of a training does
+    is_chief: bool  # it saves if only one worker of a training saves
     num_workers: int  # of all trainings
     num_trainings: int = 1  # each has a chief
 
 
 def worker_place() -> WorkerPlace:
-    """Return where this process stands: by the process group, or before there is one, by its launcher."""
+    """Return this process's place: by the process group, or before there is one, by its launcher."""
     rank = _from_group("get_rank")
     rank = _from_variables(_RANK_VARIABLES) if rank is None else rank
     size = max(1, _from_group("get_world_size") or _from_variables(_SIZE_VARIABLES) or 1) if rank is not None else 1
@@ -58,7 +58,7 @@ def _from_variables(names: tuple[str, ...]) -> int | None:
 
 
 def _place_of_host() -> tuple[int, int]:
-    """Return this host's place among the hosts of the job, and how many there are; 0 and 1 outside of jobs."""
+    """Return this host's place among the hosts of the job, and their number; 0 and 1 outside of jobs."""
     configuration = os.environ.get(_CONFIGURATION_VARIABLE)
     folder = Path(configuration).parent if configuration else Path(_CONFIGURATION_FOLDER)
     try:

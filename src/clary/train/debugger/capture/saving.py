@@ -1,4 +1,4 @@
-"""The output of one worker's steps: memory to copy into, the writer behind it, and warnings when either is late."""
+"""The output of one worker's steps: memory to copy into, the writer, and warnings when either is late."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Saver:
     Args:
         folder: is made.
         num_workers: that save.
-        num_ends: workers that end before the training has.
+        num_ends: number of workers that must end before the training counts as ended.
         limit_s: seconds that a step waits for memory, and `close` for the disk.
-        goes_on_after: step of an earlier attempt that this one goes on from; -1 if there was none.
+        goes_on_after: step of an earlier attempt after which this one continues; -1 without one.
 
     Raises: FolderTaken, OSError.
     """
@@ -55,7 +55,7 @@ class Saver:
 
     @property
     def copy(self) -> StepCopy | None:
-        """The copies of the current step, or None as long as nothing of it was saved."""
+        """The copies of the current step, or None before its first tensor."""
         return self._copy
 
     def open_copy(self, step: int, mode: ModeKeys, mode_step: int) -> StepCopy | None:
@@ -68,7 +68,7 @@ class Saver:
         """
         if self._copy is not None or step == self._dropped_step:
             return self._copy
-        # Once a step was dropped none waits until writing has caught up: a disk that hangs costs one wait, not many.
+        # After a dropped step, no step waits until writing has caught up: a disk that hangs causes one wait, not many.
         piece = self._pieces.acquire(0.0 if self._is_behind else self.limit_s)
         self._is_behind = piece is None
         if piece is None:
@@ -80,13 +80,13 @@ class Saver:
             mode_step=mode_step,
             worker=self._worker,
             num_workers=self._num_workers,
-            written_at=max(time.time(), self._writer.began_at),  # whatever the clock is set to meanwhile
+            written_at=max(time.time(), self._writer.began_at),  # even if the clock is set back meanwhile
         )
         self._copy = StepCopy(index, piece, self._pieces)
         return self._copy
 
     def finish_step(self) -> None:
-        """Have the step written, if it has anything."""
+        """Submit the step to the writer, if it has tensors."""
         copy, self._copy = self._copy, None
         if copy is None:
             return
@@ -97,22 +97,22 @@ class Saver:
             self._writer.submit(copy)
 
     def abandon_step(self) -> None:
-        """Let the step go unwritten, and take nothing more for it."""
+        """Drop the step, and accept no more tensors for it."""
         copy, self._copy = self._copy, None
         if copy is not None:
             copy.close()
 
     def write_collections(self) -> None:
-        """Say which collections there are. Raises: OSError."""
+        """Write the file of collections. Raises: OSError."""
         self._writer.write_collections(
             self._collections.to_plain(), self._num_workers, self._num_ends, goes_on_after=self._goes_on_after
         )
 
     def close(self, *, failure: str) -> None:
-        """Wait until all is written, and say that this worker has ended.
+        """Wait until all steps are written, and mark this worker as ended.
 
         Args:
-            failure: what ended the saving before the training; empty if nothing did.
+            failure: the error that ended the saving before the training; empty without one.
         """
         try:
             is_written = self._writer.close(limit_s=self.limit_s, num_dropped=self.num_dropped, failure=failure)

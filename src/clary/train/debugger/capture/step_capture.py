@@ -1,9 +1,9 @@
 """Follows the program step by step and copies the wanted tensors.
 
-A step begins when the model is called, in whatever phase, and ends when it is called again: what is seen in between
-belongs to it. Weights are those that the step was computed with, gradients those that its backward pass has left.
+A step begins when the model is called, in any phase, and ends at its next call: tensors in between belong to it. Its
+weights are those before the step, its gradients those after its backward pass.
 
-Whatever fails here ends the saving, not the training: it is said once, and `failure` keeps it.
+An error here ends the saving, not the training: it is logged once, and `failure` keeps it.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class StepCapture:
-    """Counts the steps of one program and sees its tensors; losses from now on. `close` it.
+    """Counts the steps of one program and sees its tensors; it sees losses once made. `close` it.
 
     Args:
         options: may change while the program runs.
-        strict: raise what fails.
+        strict: raise errors.
     """
 
     def __init__(self, options: HookOptions, output: WorkerOutput, *, strict: bool) -> None:
@@ -65,15 +65,15 @@ class StepCapture:
         self._is_strict, self._pid = strict, os.getpid()
         self._chooser: Chooser | None = None
         self._now: list[Collection] = []  # collections that this step saves
-        self._leaves_be = False  # this step would take the place of another program's
+        self._leaves_be = False  # this step would replace another program's
         self._has_trained = False
         self._step_watch: StepWatch | None = None
-        self._counts_file: CountsFile | None = None  # once the first step has begun
+        self._counts_file: CountsFile | None = None  # None before the first step
         self._is_closed = False
-        self._listener = self._see_loss  # one object, to be found again
+        self._listener = self._see_loss  # one bound method, so that it can be removed
         losses.listen(self._listener)
 
-    # What programs say themselves.
+    # Calls of programs.
 
     @_guarded
     def save_scalar(self, name: str, value: float, sm_metric: bool) -> None:
@@ -93,12 +93,12 @@ class StepCapture:
 
     @_guarded
     def save_tensor(self, name: str, value: Any, collections: list[str]) -> None:
-        """Save values with the current step, where one of the collections is saved then.
+        """Save values with the current step, if one of the collections is saved then.
 
         Args:
             name: of the tensor.
-            value: a tensor, or numbers that torch makes one of.
-            collections: that it is put into; new ones are made, and saved from now on.
+            value: a tensor, or numbers that torch converts into one.
+            collections: to which it is added; new ones are made, and saved from now on.
         """
         self._options.add_tensor_name(name, collections)
         if self._options.has_changed:
@@ -113,10 +113,10 @@ class StepCapture:
         """Save inputs and outputs of a module by its name.
 
         Args:
-            name: of the module; `_input_0`, `_output_0` and so on are put behind it.
+            name: of the module; `_input_0`, `_output_0` and so on are appended.
             kind: class of the module, for the alias; empty for a loss, which may be seen several times in a step.
             given: arguments: tensors, or lists and dicts of them.
-            result: the same, of what it returned.
+            result: tensors, or lists and dicts of them.
         """
         if not self._now:
             return
@@ -124,11 +124,11 @@ class StepCapture:
             for place, tensor in enumerate(_tensors(values)):
                 alias = f"{name}.{kind}_{side}_{place}" if kind and kind not in name.lower() else ""
                 full = f"{name}_{side}_{place}"
-                # A module's name is its own; a loss may be computed several times.
+                # A module's name is unique; a loss may be computed several times.
                 self._see_tensor(full if kind else self._output.free_name(full), tensor, alias)
 
     def close(self) -> None:
-        """End the last step, write the rest and mark this worker as ended. Harmless when repeated."""
+        """End the last step, write the rest and mark this worker as ended. A second call does nothing."""
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
@@ -139,7 +139,7 @@ class StepCapture:
             self._counts_file.close()
         self._output.close(failure="" if self.failure is None else repr(self.failure))
 
-    # What happens in the program.
+    # Events in the program.
 
     @_guarded
     def _begin_step(self, model: torch.nn.Module) -> None:
@@ -184,11 +184,11 @@ class StepCapture:
         if self._now:
             self.see_module(module, "", given, result)
 
-    # How it counts.
+    # Counting.
 
     def _go_on(self) -> CountsFile:
         """Continue the counts of the checkpoints this attempt was restored from; return the file for its own counts."""
-        self._up_to_date()  # it has found the name of this worker
+        self._up_to_date()  # this finds the name of the worker
         before = restored_counts(trains_alone=self._output.place.num_trainings > 1)
         self.step = self._output.goes_on_after = before.total
         self.mode_steps = {
@@ -200,14 +200,14 @@ class StepCapture:
         return CountsFile(before)
 
     def _leave_count(self, file: CountsFile) -> None:
-        """Leave that a step has begun, if this program trains: one that only evaluates writes no checkpoints."""
+        """Record the begin of a step, if this program trains: a program that only evaluates writes no checkpoints."""
         self._has_trained = self._has_trained or torch.is_grad_enabled()
         if self._has_trained and self._output.saves:
             modes = self.mode_steps
             parts = (modes[ModeKeys.TRAIN], modes[ModeKeys.EVAL], modes[ModeKeys.PREDICT])
             file.add(self._output.place.name, self.step, *parts)
 
-    # What becomes of it.
+    # Output.
 
     def _up_to_date(self) -> Chooser:
         """Return the chooser, made anew after the program has changed its options."""
@@ -220,14 +220,14 @@ class StepCapture:
         return self._up_to_date().wants(self._now, name) is not None
 
     def _is_evaluation_after_training(self) -> bool:
-        """Whether this step computes no gradients, and another program has saved here and ended well.
+        """Whether this step computes no gradients, and another program has saved here and ended without an error.
 
-        Whoever trains again saves again: a script that is run in a loop, what follows a preparation.
+        A program that trains again saves again: a script that runs in a loop, or a training after a preparation.
         """
         return self._options.is_automatic and not torch.is_grad_enabled() and self._output.was_saved_before()
 
     def _open_copy(self) -> StepCopy | None:
-        """Return where this step's tensors go; None if it has to do without."""
+        """Return the copies to which this step's tensors are added; None if the step is not saved."""
         if self._is_closed or self.step < 0 or self._leaves_be:
             return None
         mode = self._options.mode

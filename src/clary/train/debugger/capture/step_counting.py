@@ -1,10 +1,10 @@
-"""Where a hook begins to count, and how its agent learns how far it has come.
+"""The first count of a hook's steps, and the file that shows its agent the counts.
 
-Where: `step_capture`. In a job with checkpoints the agent names a folder (`contract.step_counts`): there lies how far
-steps had been counted when the checkpoints were written that this attempt was restored from, and there goes a row for
-each step. Without that folder a hook begins with step 0, and leaves nothing.
+Where: `step_capture`. In a job with checkpoints the agent names a folder (`contract.step_counts`). It holds the counts
+of steps at the checkpoints from which this attempt was restored, and a hook writes a row for each step there. Without
+that folder a hook begins with step 0, and writes nothing.
 
-Whatever fails here is said once; the hook counts from 0 then, or on without leaving rows.
+An error here is logged once; the hook then counts from 0, or continues without writing rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger("clary.debugger")
 
 
 def restored_counts(*, trains_alone: bool) -> StepCounts:
-    """Return how far steps had been counted at the checkpoints that this attempt was restored from; never raises.
+    """Return the counts of steps at the checkpoints from which this attempt was restored; never raises.
 
     Args:
         trains_alone: whether each host has a training of its own.
@@ -59,10 +59,10 @@ def restored_counts(*, trains_alone: bool) -> StepCounts:
 
 
 class CountsFile:
-    """Takes a row for each step of this process, once it trains; a process that does not leaves no file.
+    """Writes a row for each step of this process, once it trains; a process that does not train writes no file.
 
     Args:
-        before: what had been counted when the process began.
+        before: the counts when the process began.
     """
 
     def __init__(self, before: StepCounts) -> None:
@@ -76,7 +76,7 @@ class CountsFile:
         """Record that a step begins; never raises. One write, no thread, no lock.
 
         Args:
-            worker: `worker_N`; it matters for the first step alone.
+            worker: `worker_N`; only the first step uses it.
             total, train, evaluate, predict: steps begun so far, of all phases and of each.
         """
         if not self._folder:
@@ -85,7 +85,7 @@ class CountsFile:
         try:
             if self._descriptor < 0:
                 self._open(worker, now_ns)
-            # Programs may close descriptors that are not theirs: the number may be that of a file of their own by now.
+            # Programs may close descriptors of others: this number may now be that of a file of the program.
             if _identity(self._descriptor) != self._identity:
                 self._descriptor = -1
                 raise OSError("the program has closed their file")
@@ -98,7 +98,7 @@ class CountsFile:
             self.close()
 
     def close(self) -> None:
-        """Leave no more. Harmless when repeated."""
+        """Close the file. A second call does nothing."""
         descriptor, self._descriptor, self._folder = self._descriptor, -1, ""
         if descriptor >= 0:
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Whether a call is one of training, or somebody has torch look at the program without running it as it stands.
+"""Tests whether torch runs a call normally, or traces, compiles or transforms it.
 
-A hook in a call of the second kind would end up in what a compiler or a tracer makes of it, be handed tensors without
-values, or break a capture of a GPU's work: it keeps still then.
+In a traced or transformed call a hook would become part of the compiled or traced code, get tensors without values, or
+break the capture of a GPU's work: it does nothing then.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def is_traced() -> bool:
 
 
 def is_compiled(modules: Iterable[torch.nn.Module]) -> bool:
-    """Whether torch.compile has compiled something here, or will with one of these modules.
+    """Whether torch.compile has compiled something in this process, or will compile one of these modules.
 
-    What it compiles is tied to the global hooks that there are: with a hook that comes and goes it compiles each time
-    anew, until it gives up, or fails the program where it was told `fullgraph=True`.
+    Its compiled code depends on the global hooks: with a hook that comes and goes it compiles again each time, until it
+    gives up, or makes a program with `fullgraph=True` fail.
     """
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
     if counters is not None and counters.get("frames", {}).get("total"):
@@ -35,8 +35,8 @@ def is_compiled(modules: Iterable[torch.nn.Module]) -> bool:
 def has_plain_tensors() -> bool:
     """Whether tensors are plain and may be copied: no mode, functional transform or graph capture is active.
 
-    Modes make fake tensors, or keep what operations return for when a part of the model is computed again; `vmap` and
-    `grad` of torch.func wrap; while a GPU's work is captured nothing may be allocated or waited for.
+    Modes make fake tensors, or keep results of operations for recomputing a part of the model; `vmap` and `grad` of
+    torch.func wrap tensors; while a GPU's work is captured, no memory may be allocated and nothing may wait.
     """
     if _num_modes() or _transform() is not None:
         return False

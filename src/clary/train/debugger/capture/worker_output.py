@@ -1,4 +1,4 @@
-"""Where the steps of this process go. Nothing is made in the folder before there is a tensor to write."""
+"""Output of the steps of this process. Nothing is made in the folder before there is a tensor to write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clary.train.debugger.modes import ModeKeys
 
 
 class WorkerOutput:
-    """Saves as the worker that this process is, if that one is to save. `close` it.
+    """Saves the steps of this process's worker, if that worker is to save. `close` it.
 
     Args:
         limit_s: seconds that a step waits for memory, and `close` for the disk.
@@ -21,33 +21,33 @@ class WorkerOutput:
 
     def __init__(self, options: HookOptions, *, limit_s: float) -> None:
         self._options, self._limit_s = options, limit_s
-        self.goes_on_after = -1  # step of an earlier attempt; to be set before the first step is saved
+        self.goes_on_after = -1  # step of an earlier attempt; set before the first step is saved
         self._place: WorkerPlace | None = None
         self._saver: Saver | None = None
 
     @property
     def num_dropped(self) -> int:
-        """Steps that had no memory in time."""
+        """Number of steps that got no memory in time."""
         return 0 if self._saver is None else self._saver.num_dropped
 
     @property
     def saves(self) -> bool:
-        """Whether this worker is to save; one that has not been found yet is not known to be the chief."""
+        """Whether this worker is to save; before `find_worker` it does not count as the chief."""
         saves_here = self._options.include_workers == "all" or (self._place is not None and self._place.is_chief)
         return saves_here and not self._options.dry_run
 
     @property
     def place(self) -> WorkerPlace:
-        """Which worker this is, as far as is known."""
+        """This worker's place, as far as it is known."""
         return self._place or worker_place()
 
     def find_worker(self) -> None:
-        """Look which worker this is, as long as it has saved nothing: a process group may come to be meanwhile."""
+        """Determine this worker's place, while it has saved nothing: a process group may have been made meanwhile."""
         if self._saver is None:
             self._place = worker_place()
 
     def was_saved_before(self) -> bool:
-        """Whether another program has saved here as this worker and ended well, and this one has saved nothing."""
+        """Whether another program saved here as this worker and ended without error, and this one has saved nothing."""
         if self._saver is not None:
             return False
         return has_ended_well(Path(self._options.out_dir), self.place.name)
@@ -72,7 +72,7 @@ class WorkerOutput:
         return self._saver.open_copy(step, mode, mode_step)
 
     def free_name(self, name: str) -> str:
-        """Return a name that the step does not have yet: this one, or this one with a number."""
+        """Return a name that is new in the step: the given one, or the given one with a number."""
         copy = None if self._saver is None else self._saver.copy
         found, number = name, 1
         while copy is not None and found in copy:
@@ -80,25 +80,25 @@ class WorkerOutput:
         return found
 
     def write_collections(self) -> None:
-        """Say which collections there are, if anything was saved; otherwise it is said then. Raises: OSError."""
+        """Write the file of collections, if a tensor was saved; else the first tensor causes it. Raises: OSError."""
         if self._saver is not None:
             self._saver.write_collections()
 
     def finish_step(self) -> None:
-        """Have the step written, if it has anything."""
+        """Submit the step to the writer, if it has tensors."""
         if self._saver is not None:
             self._saver.finish_step()
 
     def abandon_step(self) -> None:
-        """Let the step go unwritten, and take nothing more for it."""
+        """Drop the step, and accept no more tensors for it."""
         if self._saver is not None:
             self._saver.abandon_step()
 
     def close(self, *, failure: str) -> None:
-        """Wait until all is written, and say that this worker has ended.
+        """Wait until all steps are written, and mark this worker as ended.
 
         Args:
-            failure: what ended the saving before the training; empty if nothing did.
+            failure: the error that ended the saving before the training; empty without one.
         """
         if self._saver is not None:
             self._saver.close(failure=failure)

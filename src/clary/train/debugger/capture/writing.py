@@ -1,6 +1,6 @@
-"""Writes steps behind the training's back: one thread, and files that appear whole.
+"""Writes steps in the background: one thread, and files that appear whole.
 
-How much may wait is bounded by the memory that steps are copied into, see `buffers`; this side only takes what it gets.
+The memory for copies bounds how many steps may wait, see `buffers`; this module has no bound of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Copied(Protocol):
         """Wait for the copies and return them."""
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Return the memory to its pool."""
 
 
 class Writer:
@@ -54,13 +54,13 @@ class Writer:
         for name in (COLLECTIONS, STEPS, ENDED):
             (folder / name).mkdir(parents=True, exist_ok=True)
         self._claim = FolderClaim(folder, worker)
-        self.began_at = time.time()  # what was saved here before is of another program
+        self.began_at = time.time()  # files that were saved here before are another program's
         (folder / ENDED / f"{worker}.json").unlink(missing_ok=True)  # of an earlier try in the same folder
         self._thread = threading.Thread(target=self._run, name="clary-debugger-writer", daemon=True)
         self._thread.start()
 
     def submit(self, step: Copied) -> None:
-        """Have a step written. Returns at once."""
+        """Queue a step to be written, and return at once."""
         self._waiting.put(step)
 
     def write_collections(
@@ -71,11 +71,11 @@ class Writer:
         *,
         goes_on_after: int = -1,
     ) -> None:
-        """Say which collections there are and how many workers save.
+        """Write the file of collections and of the number of workers that save.
 
         Args:
-            num_ends: workers that end before the training has; None for as many as save.
-            goes_on_after: step of a program before this one that this one goes on from; -1 if there was none.
+            num_ends: workers that must end before the training counts as ended; None for all that save.
+            goes_on_after: step of an earlier program after which this one continues; -1 without one.
 
         Raises: OSError.
         """
@@ -91,12 +91,12 @@ class Writer:
         self._write_json(f"{COLLECTIONS}/{self._worker}.json", document)
 
     def close(self, *, limit_s: float, num_dropped: int = 0, failure: str = "") -> bool:
-        """Wait until all is written, then say that this worker has ended; whether it was done in time.
+        """Wait until all steps are written, then mark this worker as ended; return whether that was done in time.
 
         Args:
             limit_s: seconds to wait.
-            num_dropped: steps that had no memory in time.
-            failure: what ended the saving before the training; empty if nothing did.
+            num_dropped: number of steps that got no memory in time.
+            failure: the error that ended the saving before the training; empty without one.
 
         Raises: OSError.
         """
@@ -110,7 +110,7 @@ class Writer:
             "num_dropped": num_dropped,
             "num_failed": self.num_failed,
             "failure": failure,
-            "program_failed": getattr(sys, "last_value", None) is not None,  # set where Python prints an error
+            "program_failed": getattr(sys, "last_value", None) is not None,  # Python sets it when it prints an error
             "ended_at": max(time.time(), self.began_at),
         }
         try:

@@ -1,4 +1,4 @@
-"""Bytes of a file as numpy arrays, and numbers of them. The one file that needs numpy to be read."""
+"""Bytes of a file as numpy arrays, and numbers of them. Only this module of reading needs numpy."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """The tensors of a job of several hosts, as its first host sees them.
 
-What this host saves lies in a folder here. What the others save is read where they store it while they run: in S3, some
-seconds after it was written. A file that lies in both places is read here.
+This host's tensors lie in a local folder. The other hosts store theirs in S3 while they run, some seconds after
+writing, and they are read there. A file in both places is read from the folder.
 
 [Note: one look]
-A trial lists collections, then what has ended, then steps: if all have ended, it has seen every step. So the prefix is
-listed either for a whole look or not at all, and what has ended there counts from the next look on, if this one listed
-the steps too.
+A trial lists collections, then end marks, then steps: if all hosts have ended, it has seen every step. So the prefix is
+listed either for a whole look or not at all, and its end marks count from the next look on, if this look listed the
+steps too.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import TypeVar
 from clary.train.debugger.errors import StoreError
 from clary.train.debugger.files import COLLECTIONS, END_OF_JOB, ENDED, HOST_FILE, Files, LocalFiles
 
-LATE_S = 40.0  # after this host's end, others are waited for
-AWAY_S = 300.0  # that the store is waited for where an object is read
+LATE_S = 40.0  # longest wait for other hosts after this host's end
+AWAY_S = 300.0  # longest wait for an unreachable store when an object is read
 _PAUSE_S = 1.0  # between attempts
 _Read = TypeVar("_Read")
 _log = logging.getLogger("clary.debugger")
 
 
 class HostsFiles:
-    """A folder here, and a prefix that all hosts store in.
+    """A local folder, and a prefix in which all hosts store.
 
     Args:
-        near: of this host, a folder.
-        far: of all; None if this host can not read it, whose end is the end then.
-        own_end: name below `ended` by which this host's agent says that the program here has ended.
-        late_s: how long others may be behind that; the trial ends without them then.
+        near: folder of this host.
+        far: prefix of all hosts; None if this host can not read it: then its own end is the training's end.
+        own_end: name below `ended` of the mark by which this host's agent reports the end of the program here.
+        late_s: longest wait for other hosts after that; then the trial ends without them.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HostsFiles:
         return f"{self._near}" if self._far is None else f"{self._near} and {self._far}"
 
     def listing(self, folder: str, after: str = "") -> dict[str, str]:
-        """Return the names in a folder from one on; a name that lies here is this one's. Raises: OSError of here."""
+        """Return the names in a folder from one on; local files have precedence. Raises: OSError, of local ones."""
         if folder == COLLECTIONS:
             self._begin_look()
         near = self._near.listing(folder, after)
@@ -67,7 +67,7 @@ class HostsFiles:
         if folder == ENDED:
             far = self._far_ended
         elif not folder:
-            far.pop(END_OF_JOB, None)  # nobody writes one for several hosts: it is an earlier job's
+            far.pop(END_OF_JOB, None)  # a job of several hosts has none: it is an earlier job's
             if self._has_waited():
                 near[END_OF_JOB] = ""
         return dict(sorted({**far, **near}.items()))
@@ -85,7 +85,7 @@ class HostsFiles:
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return bytes of a file.
 
-        Files of this host come from its disk, other ones from the store, which is waited for while it is away.
+        Files of this host come from its disk, other files from the store, with retries while it is unreachable.
 
         Args: as `Files.read`.
         Raises: OSError.
@@ -99,12 +99,12 @@ class HostsFiles:
         return self._patiently(lambda: far.read(name, start, length))
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Fetch beginnings of files ahead that lie in the store alone."""
+        """Prefetch the beginnings of files that are only in the store."""
         if self._far is not None:
             self._far.prepare([name for name in names if not self._near.has(name)])
 
     def _patiently(self, read: Callable[[], _Read]) -> _Read:
-        """Read from the store, and try again while it is away, as when the service is started again."""
+        """Read from the store, with retries while it is unreachable, as during a restart of the service."""
         deadline_s = self._clock() + AWAY_S
         while True:
             try:
@@ -125,7 +125,7 @@ class HostsFiles:
             self._has_failed = False
 
     def _list_far(self, folder: str, after: str) -> dict[str, str]:
-        """List the prefix; a store that does not answer has nothing new, and local files are still read."""
+        """List the prefix; a store that does not answer counts as unchanged, and local files are still read."""
         is_wanted = self._is_looking_far or folder not in self._far_listings
         if self._far is not None and is_wanted and not self._has_failed:
             try:
@@ -138,7 +138,7 @@ class HostsFiles:
         return {name: mark for name, mark in self._far_listings.get(folder, {}).items() if name >= after}
 
     def _is_of_this_try(self, name: str) -> bool:
-        """Whether a host's mark is not an earlier try's; a worker's has its time in it, which the trial judges."""
+        """Whether a host's mark is of this try; a worker's mark has a time, which the trial checks."""
         own, found = HOST_FILE.fullmatch(self._own_end), HOST_FILE.fullmatch(name)
         return own is None or found is None or found[2] == own[2]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class ObjectBlocks:
-    """Blocks by key; the one that was not asked for the longest goes first. The folder goes with the process.
+    """Blocks by key; the least recently used block is dropped first. The folder is removed with the process.
 
     Args:
         max_bytes: of all blocks together.

@@ -1,4 +1,4 @@
-"""Blocks in which trials stay as they are, or look for new files again. The names are smdebug's."""
+"""Blocks in which trials stay unchanged, or look for new files again. The names are smdebug's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clary.train.debugger.reading.trial import Trial
 
 @contextlib.contextmanager
 def no_refresh(trials: Trial | list[Trial]) -> Iterator[Trial | list[Trial]]:
-    """Have trials stay as they are while something looks at them."""
+    """Keep trials unchanged while they are examined."""
     with _refreshing(trials, False):
         yield trials
 

@@ -18,14 +18,14 @@ from clary.contract.launch_plan import Credentials, Endpoint
 from clary.contract.object_store import Listing, ObjectInfo, ObjectStore
 from clary.train.debugger.errors import ConfigurationError, StoreError
 
-_TIMEOUT_S = 30.0  # of connecting, and of every silence
+_TIMEOUT_S = 30.0  # of connecting, and of each wait for data
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 _KEY_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
 
 
 class Bucket(Protocol):
-    """Where objects are read."""
+    """A bucket in which objects are read."""
 
     name: str
 
@@ -43,7 +43,7 @@ class Bucket(Protocol):
         Args:
             key: of the object.
             start: first byte, from 0; the object must have it.
-            length: 1 or more; fewer come where the object ends.
+            length: 1 or more; fewer at the object's end.
         Raises: FileNotFoundError, StoreError.
         """
 
@@ -70,7 +70,7 @@ def open_bucket(name: str) -> Bucket:
 
 
 class BotoBucket:
-    """A bucket by a client of boto3, which tries again by itself."""
+    """A bucket by a client of boto3, which retries by itself."""
 
     def __init__(self, name: str, client: Any) -> None:
         self.name, self._client = name, client
@@ -136,11 +136,11 @@ class SignedBucket:
                 authorities=environment.get("AWS_CA_BUNDLE", ""),
             )
         except (ContractError, ValueError):
-            said = endpoint.rpartition("@")[2]  # what stands before it may be a password
+            said = endpoint.rpartition("@")[2]  # the part before it may be a password
             raise ConfigurationError(f"the endpoint of S3 is {said!r}; expected http://host:port") from None
 
     def close(self) -> None:
-        """Break off reads under way and close all connections."""
+        """Cancel reads under way and close all connections."""
         self._store.close()
 
     def list(self, prefix: str, after: str = "") -> Listing:

@@ -1,8 +1,8 @@
 """Files of a training below a prefix of S3, in the layout of its folder.
 
 A folder is listed from the step on that all workers have passed. Objects come in blocks, which are kept on this
-machine's disk up to a bound. An object is whole or not there; one that is replaced while it is read does not have its
-checksums, and is read again when its new version is listed.
+machine's disk up to a bound. An object is whole or does not exist. An object that is replaced while it is read does not
+match its checksums, and is read again when its new version is listed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCHEME = "s3://"
 INTERVAL_S = 2.0  # between listings, five requests each
 BLOCK_BYTES = 256 * 1024  # the index of a file and its first values come with one request
 CACHE_BYTES = 1024**3
-THREADS = 16  # that fetch at the same time
+THREADS = 16  # threads that fetch at the same time
 
 
 class S3Files:
@@ -54,7 +54,7 @@ class S3Files:
         return f"{SCHEME}{self._bucket.name}/{self._base}"
 
     def listing(self, folder: str, after: str = "") -> dict[str, str]:
-        """Return the names in a folder from `after` on, each with a mark that changes with it. Raises: StoreError."""
+        """Return the names in a folder from `after` on, with marks that change with the objects. Raises: StoreError."""
         begin = f"{folder}/" if folder else ""
         prefix = self._base + begin
         found = self._bucket.list(prefix, prefix + after if after else "")
@@ -75,7 +75,7 @@ class S3Files:
         """Return bytes of an object.
 
         Args: as `Files.read`.
-        Raises: TensorFileError if it has become shorter; as `size`.
+        Raises: TensorFileError if the object has become shorter; as `size`.
         """
         size, etag = self._facts_of(name)
         end = min(start + length, size)
@@ -86,7 +86,7 @@ class S3Files:
         missing = [number for number, piece in pieces.items() if piece is None]
         for number in missing:
             if pieces[number] is not None:
-                continue  # has come with the one before
+                continue  # was fetched with the one before
             last = number
             while last + 1 < beyond and pieces[last + 1] is None:
                 last += 1
@@ -145,8 +145,8 @@ def open_s3_files(uri: str, *, cache_bytes: int = CACHE_BYTES, cache_place: Path
     Args:
         uri: s3://bucket/prefix; the prefix may be missing.
         cache_bytes: of blocks on this machine's disk.
-        cache_place: folder in which theirs is made; None for the temporary directory.
-    Raises: ConfigurationError for what is no such URI, and where nothing here can read S3.
+        cache_place: folder in which the blocks' folder is made; None for the temporary directory.
+    Raises: ConfigurationError for another kind of URI, and without means to read S3.
     """
     from clary.train.debugger.reading.s3_access import open_bucket  # saves 31 ms of programs that read no S3
 

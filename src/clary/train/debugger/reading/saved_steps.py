@@ -1,6 +1,6 @@
-"""Which steps have been seen, of which workers, and which of them are whole.
+"""The steps that have been seen, their workers, and whether they are whole.
 
-A step is there once each worker has saved it, or has saved a later one: workers write in order, so a worker that has
+A step is whole once each worker has saved it, or has saved a later one: workers write in order, so a worker that has
 passed a step will not save it any more.
 """
 
@@ -27,12 +27,12 @@ class SavedSteps:
     """Steps by their files' indexes. Iterates over the steps that some worker has saved, by global number.
 
     Args:
-        ends: knows the workers that have said that they save.
+        ends: has the workers that have announced that they save.
     """
 
     def __init__(self, ends: Ends) -> None:
-        self.num_workers = 1  # that save, as far as anybody has said
-        self.has_ended = False  # whether no step will come any more
+        self.num_workers = 1  # number that save, as far as announced
+        self.has_ended = False  # whether no further step will be saved
         self.written_at: dict[int, float] = {}  # seconds since 1970, by global step
         self._ends = ends
         self._indexes: dict[int, dict[str, StepIndex]] = {}  # by global step and worker
@@ -45,7 +45,7 @@ class SavedSteps:
     def __len__(self) -> int:
         return len(self._indexes)
 
-    # What files say.
+    # Input from files.
 
     def take(self, index: StepIndex) -> None:
         """Add the index of a worker's file of a step."""
@@ -54,7 +54,7 @@ class SavedSteps:
         self.written_at[index.step] = max(index.written_at, self.written_at.get(index.step, 0.0))
 
     def take_passed(self, worker: str, step: int) -> None:
-        """Take that a worker will save nothing up to a step any more."""
+        """Record that a worker will save no more steps up to this one."""
         self._last_of[worker] = max(step, self._last_of.get(worker, -1))
 
     def forget(self, worker: str) -> list[StepIndex]:
@@ -70,7 +70,7 @@ class SavedSteps:
                     del self._mode_steps[index.mode][index.mode_step]
         return gone
 
-    # What is there.
+    # Seen steps.
 
     @property
     def workers(self) -> list[str]:
@@ -83,7 +83,7 @@ class SavedSteps:
         return {self.first_index(step).mode for step in self._indexes}
 
     def of_workers(self, step: int) -> Mapping[str, StepIndex]:
-        """Return the indexes of a global step, by worker; empty where nothing was saved."""
+        """Return the indexes of a global step, by worker; empty for a step that was not saved."""
         return self._indexes.get(step, {})
 
     def first_index(self, step: int) -> StepIndex:
@@ -115,10 +115,10 @@ class SavedSteps:
         indexes = [self.first_index(step) for step in found]
         return sorted(index.mode_step for index in indexes if index.mode is mode)
 
-    # What is to come.
+    # Further steps.
 
     def next_look(self) -> int:
-        """Return the global step from which on files may be new: all workers that save have passed those before."""
+        """Return the first global step whose files may be new: all workers that save have passed the earlier steps."""
         workers = self._last_of.keys() | self._ends.workers
         return min((self._last_of.get(worker, 0) for worker in workers), default=0)
 

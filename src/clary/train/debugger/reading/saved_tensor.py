@@ -1,6 +1,6 @@
 """One tensor of a trial: its values at the steps that saved it, as numpy arrays. The names are smdebug's.
 
-numpy is imported when the first value is asked for.
+numpy is imported when the first value is read.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class StepReader(Protocol):
         """
 
     def known_global_step(self, mode: ModeKeys, mode_step: int) -> int | None:
-        """Return the global step of a step, None if no file has told it yet."""
+        """Return the global step of a step, None if no file has it yet."""
 
     def global_step(self, mode: ModeKeys, mode_step: int) -> int:
-        """Return the global step of a step that `check_step` took."""
+        """Return the global step of a step that `check_step` has accepted."""
 
     def check_step(self, step: int, mode: ModeKeys) -> None:
         """Raise StepNotYetAvailable, StepUnavailable or NoMoreData for a step that has no values."""
@@ -53,7 +53,7 @@ class StepReader(Protocol):
 class Tensor:
     """A tensor by its name. Steps are counted as `mode` says, GLOBAL for all phases together.
 
-    `worker=None` asks for the first worker that has saved the tensor at the step.
+    `worker=None` means the first worker that has saved the tensor at the step.
     """
 
     def __init__(self, name: str, trial: StepReader) -> None:
@@ -64,41 +64,41 @@ class Tensor:
         return f"Tensor({self.name!r}, steps={sorted(self._entries)})"
 
     def add(self, step: int, worker: str, entry: TensorEntry) -> None:
-        """Add a file's entry of it. Called by the trial.
+        """Add a file's entry of the tensor. Called by the trial.
 
         Args:
             step: a global one.
-            worker: that has saved the tensor; an earlier entry of it is replaced.
+            worker: that has saved the tensor; its earlier entry is replaced.
             entry: of its file.
         """
         self._entries.setdefault(step, {})[worker] = entry
 
     def remove(self, step: int, worker: str) -> None:
-        """Remove one worker's entry of it at a step. Called by the trial."""
+        """Remove one worker's entry at a step. Called by the trial."""
         self._entries.get(step, {}).pop(worker, None)
         if not self._entries.get(step):
             self._entries.pop(step, None)
 
     def steps(self, mode: ModeKeys = ModeKeys.GLOBAL, show_incomplete_steps: bool = False) -> list[int]:
-        """Return the steps that have it.
+        """Return the steps that have the tensor.
 
         Args:
-            show_incomplete_steps: also those that some worker has yet to save.
+            show_incomplete_steps: also steps that some worker has not saved yet.
         """
         self.trial.refresh()
         return self.trial.steps_among(self._entries, mode, with_incomplete=show_incomplete_steps)
 
     def workers(self, step_num: int, mode: ModeKeys = ModeKeys.GLOBAL) -> list[str]:
-        """Return the workers that have saved it at a step. Raises: StepUnavailable and its like."""
+        """Return the workers that have saved the tensor at a step. Raises: StepUnavailable and its like."""
         return sorted(self._at(step_num, mode), key=_by_number)
 
     def value(self, step_num: int, mode: ModeKeys = ModeKeys.GLOBAL, worker: str | None = None) -> Any:
-        """Return its values at a step, a numpy array of its shape; of bfloat16 as float32.
+        """Return the tensor's values at a step as a numpy array; bfloat16 becomes float32.
 
         Args:
             step_num: as `mode` counts steps.
             mode: phase that counts; GLOBAL for all phases together.
-            worker: None for the first that has saved it.
+            worker: None for the first that has saved the tensor.
         Raises: TensorUnavailableForStep, InvalidWorker, StepNotYetAvailable, StepUnavailable, NoMoreData;
             TensorFileError for a file that was damaged; OSError.
         """
@@ -111,7 +111,7 @@ class Tensor:
         return to_array(values, entry.dtype, entry.shape or ())
 
     def values(self, mode: ModeKeys = ModeKeys.GLOBAL, worker: str | None = None) -> dict[int, Any]:
-        """Return its values at all steps that have them, by step."""
+        """Return the tensor's values at all steps that have them, by step."""
         found = {}
         for step in self.steps(mode):
             entries = self._at(step, mode)
@@ -133,7 +133,7 @@ class Tensor:
             reduction_name: as `mean`, `l2` or `variance`.
             abs: of absolute values.
             step_num, mode, worker: as for `value`.
-        Raises: as `value`; ConfigurationError for a reduction that there is not.
+        Raises: as `value`; ConfigurationError for an unknown reduction.
         """
         import numpy as np
 
@@ -166,7 +166,7 @@ class Tensor:
         }
 
     def shape(self, step_num: int, mode: ModeKeys = ModeKeys.GLOBAL, worker: str | None = None) -> tuple[int, ...]:
-        """Return its shape at a step.
+        """Return the tensor's shape at a step.
 
         Args: as `value`.
         Raises: ShapeUnavailableForStep and as `value`.
@@ -180,11 +180,11 @@ class Tensor:
         return entry.shape
 
     def shapes(self, mode: ModeKeys = ModeKeys.GLOBAL, worker: str | None = None) -> dict[int, tuple[int, ...]]:
-        """Return its shapes at all steps that have it, by step."""
+        """Return the tensor's shapes at all steps that have it, by step."""
         return {step: self.shape(step, mode, worker) for step in self.steps(mode)}
 
     def prev_steps(self, step: int, n: int, mode: ModeKeys = ModeKeys.GLOBAL) -> list[int]:
-        """Return the last `n` steps up to and including `step` that have it, newest first.
+        """Return the last `n` steps up to and including `step` that have the tensor, newest first.
 
         Args:
             step: as `mode` counts steps.

@@ -1,4 +1,4 @@
-"""The tensors of a trial by name, and those of their values that are small enough to be kept."""
+"""The tensors of a trial by name, and a cache of their small values."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from clary.train.debugger.files import STEPS, Files, step_file
 from clary.train.debugger.reading.saved_tensor import Tensor
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry, read_values
 
-_KEPT_BYTES = 4096  # values up to this size are kept: losses are asked for again and again
+_KEPT_BYTES = 4096  # values up to this size are kept: losses are read again and again
 
 
 class TensorCatalog:
     """Tensors that have been seen.
 
     Args:
-        make_tensor: makes one of a name.
+        make_tensor: makes the tensor of a name.
     """
 
     def __init__(self, files: Files, make_tensor: Callable[[str], Tensor]) -> None:

@@ -1,6 +1,6 @@
-"""The saved tensors of a training, while it goes on or after. The names are smdebug's.
+"""The saved tensors of a training, during training or after it. The names are smdebug's.
 
-Where: rules and scripts ask it. `trial_reader` reads what has come, `saved_steps` knows which steps are whole,
+Where: rules and scripts use it. `trial_reader` reads new files, `saved_steps` knows which steps are whole,
 `tensor_catalog` has the tensors.
 """
 
@@ -31,8 +31,8 @@ class Trial:
 
     Args:
         range_steps: global steps to look at, from the first on, up to and not including the second.
-        since: seconds since 1970; what was saved before is of an earlier try, and left out.
-        ends_by_mark: whether training ends once agents say so, whatever workers say.
+        since: seconds since 1970; older files are of an earlier try, and left out.
+        ends_by_mark: whether only agents' marks end a training, not those of workers.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Trial:
         if start is not None and end is not None and end <= start:
             raise ConfigurationError(f"range_steps is {range_steps}; expected a first step below the last")
         self.name, self.path, self.range_steps = name, path or str(files), range_steps
-        self.dynamic_refresh = True  # False while a rule looks, so that it sees one state
+        self.dynamic_refresh = True  # False while a rule reads, so that it sees one state
         self.logger = _log
         self._files, self._next_look_s = files, 0.0
         self._tensors = TensorCatalog(files, functools.partial(Tensor, trial=self))
@@ -61,7 +61,7 @@ class Trial:
     def __repr__(self) -> str:
         return f"Trial({self.name!r}, {self.path!r}, {len(self._steps)} steps, {len(self._tensors.by_name)} tensors)"
 
-    # What there is.
+    # Seen tensors and steps.
 
     def tensor_names(
         self,
@@ -71,14 +71,14 @@ class Trial:
         regex: str | Iterable[str] | None = None,
         collection: str | Collection | None = None,
     ) -> list[str]:
-        """Return names of tensors, sorted: all, or those of a step, of a phase, that match, of a collection.
+        """Return names of tensors, sorted: all, or only those of a step, a phase, an expression or a collection.
 
         Args:
             step: as `mode` counts steps; None for all steps.
             mode: phase; GLOBAL for all.
             regex: one or more, of which any may match the name or its alias.
-            collection: its name, or one of the caller's own.
-        Raises: ConfigurationError where both `regex` and `collection` are given.
+            collection: its name, or a Collection of the caller.
+        Raises: ConfigurationError if both `regex` and `collection` are given.
         """
         if regex is not None and collection is not None:
             raise ConfigurationError("tensor_names takes regex or collection, not both")
@@ -105,7 +105,7 @@ class Trial:
         return self._tensors.by_name[tname]
 
     def has_tensor(self, tname: str) -> bool:
-        """Whether some step has it."""
+        """Whether some step has the tensor."""
         if tname not in self._tensors.by_name:
             self.refresh()
         return tname in self._tensors.by_name
@@ -147,7 +147,7 @@ class Trial:
         return self._reader.collections.collections
 
     def collection(self, coll_name: str) -> Collection:
-        """Return the collection of a name; an empty one where it does not exist."""
+        """Return the collection of a name; an empty one if it does not exist."""
         self.refresh()
         return self._reader.collections.get(coll_name)
 
@@ -158,12 +158,12 @@ class Trial:
 
     @property
     def num_restarts(self) -> int:
-        """Programs that have taken another one's place."""
+        """Number of programs that have replaced an earlier one."""
         return self._reader.num_restarts
 
     @property
     def damaged(self) -> dict[str, str]:
-        """Files that were refused, and why."""
+        """Refused files, with the reasons."""
         return self._reader.damaged
 
     @property
@@ -187,7 +187,7 @@ class Trial:
         """Return the other name that expressions match, with the module's class, or an empty string."""
         return self._tensors.alias(tname)
 
-    # What is to come.
+    # Further steps.
 
     def has_passed_step(self, step: int, mode: ModeKeys = ModeKeys.GLOBAL) -> StepState:
         """Return the state of a step."""
@@ -197,14 +197,14 @@ class Trial:
     def wait_for_steps(
         self, required_steps: Iterable[int], mode: ModeKeys = ModeKeys.GLOBAL, limit_s: float = WAIT_LIMIT_S
     ) -> None:
-        """Wait until steps are there that all workers have passed.
+        """Wait until all workers have saved or passed these steps.
 
         Args:
             required_steps: as `mode` counts steps.
             mode: phase that counts; GLOBAL for all phases together.
             limit_s: for all of them together.
-        Raises: StepUnavailable if one is passed without, NoMoreData if training ends before it, StepNotYetAvailable
-            after `limit_s` seconds.
+        Raises: StepUnavailable if a step is passed without being saved, NoMoreData if training ends before it,
+            StepNotYetAvailable after `limit_s` seconds.
         """
         deadline = time.monotonic() + limit_s
         for step in required_steps:
@@ -218,13 +218,13 @@ class Trial:
                 self.check_step(step, mode)
 
     def check_step(self, step: int, mode: ModeKeys) -> None:
-        """Return if a step is there. Raises: StepNotYetAvailable, StepUnavailable, NoMoreData."""
+        """Return if a step was saved. Raises: StepNotYetAvailable, StepUnavailable, NoMoreData."""
         self._steps.check(step, mode)
 
     def refresh(self) -> None:
-        """Look for new files; does nothing within `no_refresh`, once all is known, or right after the last look.
+        """Look for new files; does nothing within `no_refresh`, once all steps are known, or right after the last look.
 
-        Raises: OSError; what was seen until then is kept.
+        Raises: OSError; files seen until then are kept.
         """
         now_s = time.monotonic()
         if self.has_ended or not self.dynamic_refresh or now_s < self._next_look_s:
@@ -232,7 +232,7 @@ class Trial:
         self._next_look_s = now_s + self._files.interval_s
         self._reader.look()
 
-    # What tensors ask for.
+    # For tensors.
 
     def known_global_step(self, mode: ModeKeys, mode_step: int) -> int | None:
         """Return the number among all steps of a phase's step, None if it has not been seen."""

@@ -1,4 +1,4 @@
-"""Trials by where their files lie: a folder, or a prefix of S3. The names are smdebug's."""
+"""Trials of files in a folder, or below a prefix of S3. The names are smdebug's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from clary.train.debugger.reading.trial import Trial
 def create_trial(
     path: str | Path, name: str | None = None, range_steps: tuple[int | None, int | None] | None = None
 ) -> Trial:
-    """Return the trial of a folder, or of a prefix of S3, `s3://bucket/prefix`; it may be empty as yet.
+    """Return the trial of a folder, or of a prefix of S3, `s3://bucket/prefix`; it may still be empty.
 
     Args:
         range_steps: global steps to look at, from the first on, up to and not including the second.
 
-    Raises: ConfigurationError, also where nothing here can read S3.
+    Raises: ConfigurationError, also without means to read S3.
     """
     if str(path).startswith(SCHEME):
         bucket, _, prefix = str(path).removeprefix(SCHEME).partition("/")
@@ -26,7 +26,7 @@ def create_trial(
 
 
 class LocalTrial(Trial):
-    """The trial of a folder. `check`, `index_mode` and `cache` are taken for smdebug's sake."""
+    """The trial of a folder. `check`, `index_mode` and `cache` are accepted for smdebug's sake."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class LocalTrial(Trial):
 
 
 class S3Trial(Trial):
-    """The trial of a prefix in S3. `check`, `index_mode` and `cache` are taken for smdebug's sake.
+    """The trial of a prefix in S3. `check`, `index_mode` and `cache` are accepted for smdebug's sake.
 
-    Raises: ConfigurationError, also where nothing here can read S3.
+    Raises: ConfigurationError, also without means to read S3.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Reads the files that have come since the last look. Damaged ones are left out, named, and not waited for."""
+"""Reads the files that are new since the last look. Damaged files are left out and logged, and not waited for."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class TrialReader:
     """Reads files into a trial's `steps`, `collections` and tensors.
 
     Args:
-        tensors: are told of what each step has.
-        first_step, end_step: global steps to take, the second not included; None for all that come.
-        since: seconds since 1970; what was saved before is of an earlier try, and left out.
-        ends_by_mark: whether training ends once agents say so, whatever workers say.
+        tensors: get the tensors of each step.
+        first_step, end_step: global steps to take, the second not included; None for no end.
+        since: seconds since 1970; older files are of an earlier try, and left out.
+        ends_by_mark: whether only agents' marks end a training, not those of workers.
     """
 
     def __init__(
@@ -49,22 +49,23 @@ class TrialReader:
         since: float,
         ends_by_mark: bool,
     ) -> None:
-        self.num_restarts = 0  # programs that have taken another one's place
-        self.damaged: dict[str, str] = {}  # files that were refused, and why
+        self.num_restarts = 0  # programs that have replaced an earlier one
+        self.damaged: dict[str, str] = {}  # refused files, with the reasons
         self.collections = CollectionManager()
         self._ends = Ends(by_mark=ends_by_mark)
         self.steps = SavedSteps(self._ends)
         self._files, self._tensors = files, tensors
         self._first, self._end, self._since = first_step, end_step, since
         self._known: dict[str, str] = {}  # marks of files that were read
-        self._goes_on_after: dict[str, int] = {}  # step of the programs before that a worker's last one goes on from
+        self._goes_on_after: dict[str, int] = {}  # by worker: step after which its last program continues
 
     def look(self) -> None:
         """Read new files. Raises: OSError; files read until then are kept."""
         for name, mark in self._files.listing(COLLECTIONS).items():
             if (match := WORKER_FILE.fullmatch(name)) is not None:
                 self._take_collections(match[1], f"{COLLECTIONS}/{name}", mark)
-        # After collections, which say how many workers there are, and before steps: all of them are then seen.
+        # After collections, which have the number of workers, and before steps, so that no step before an end is
+        # missed.
         has_ended = self._ends.look(self._files)
         self._look_for_steps()
         self.steps.has_ended = has_ended
@@ -95,7 +96,7 @@ class TrialReader:
             self._forget(worker)
 
     def _forget(self, worker: str) -> None:
-        """Forget the files of an earlier program under this worker's name: another one saves in its place."""
+        """Forget the files of an earlier program under this worker's name, which another program has replaced."""
         self.num_restarts += 1
         self._known = {name: mark for name, mark in self._known.items() if f".{worker}." not in name}
         self._tensors.forget(worker, self.steps.forget(worker))
@@ -136,7 +137,7 @@ class TrialReader:
         self._tensors.take(index)
 
     def _is_replaced(self, index: StepIndex) -> bool:
-        """Whether a step is of an earlier program, and this one has not gone on from it: it saves its own."""
+        """Whether a step is of an earlier program, and the last program does not continue after it but replaces it."""
         is_earlier = index.written_at < self._ends.began_at(index.worker)
         return is_earlier and index.step > self._goes_on_after.get(index.worker, -1)
 

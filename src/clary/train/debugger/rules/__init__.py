@@ -69,8 +69,8 @@ def make_rule(name: str, base_trial: Trial, parameters: Mapping[str, str] | None
     Args:
         parameters: as a request's RuleParameters has them, all text.
 
-    Raises: UnsupportedError for a name that there is not, ConfigurationError for a parameter that it does not have,
-        InsufficientInformationForRuleInvocation for one that it lacks.
+    Raises: UnsupportedError for an unknown name, ConfigurationError for an unknown parameter,
+        InsufficientInformationForRuleInvocation for a missing parameter.
     """
     if name not in RULES:
         hint = "is not supported" if name in UNSUPPORTED else "does not exist"

@@ -1,4 +1,4 @@
-"""Activations that do nothing any more."""
+"""Activations that no longer have an effect."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_numb
 
 
 class DeadRelu(BuiltInRule):
-    """Most of a layer's ReLUs never let anything through.
+    """Most of a layer's ReLUs are hardly ever active.
 
     Formula: 100 * mean(dead) > threshold_layer, where a ReLU is dead if 100 * mean(y > 0) < threshold_inactivity for
         its outputs y over the batch, the first dimension
     Args:
         tensor_regex: outputs of ReLUs.
         threshold_inactivity: the least activity of a ReLU that is not dead, in percent of the batch.
-        threshold_layer: the largest share of dead ones in a layer that is no finding, in percent.
+        threshold_layer: the largest share of dead ReLUs in a layer that is no finding, in percent.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class DeadRelu(BuiltInRule):
 
 
 class SaturatedActivation(BuiltInRule):
-    """Most of a layer's tanh or sigmoid functions are where they hardly have a slope.
+    """Most of a layer's tanh or sigmoid functions have inputs at which they hardly have a slope.
 
     Formula: 100 * mean(saturated) > threshold_layer, where a function is saturated if 100 * mean(min < x < max) <
         threshold_inactivity for its inputs x over the batch, the first dimension
     Args:
         collection_names: tensors to look at besides those that match.
-        tensor_regex: inputs of functions; which of the two a tensor is for is read from its name.
+        tensor_regex: inputs of functions; a tensor's name shows which of the two functions it is for.
         threshold_tanh_min: the smallest input with a slope, of tanh.
         threshold_tanh_max: the largest.
         threshold_sigmoid_min: the smallest input with a slope, of sigmoid.
         threshold_sigmoid_max: the largest.
         threshold_inactivity: the least share of the batch with a slope that is no saturation, in percent.
-        threshold_layer: the largest share of saturated ones in a layer that is no finding, in percent.
+        threshold_layer: the largest share of saturated functions in a layer that is no finding, in percent.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class BuiltInRule(Rule):
 
         Args:
             step: a global one.
-            collection_names: a list, or text with commas; None for none named.
+            collection_names: a list, or text with commas; None for no name.
             tensor_regex: the same, of expressions.
             trial: None for the rule's base trial.
         """
@@ -95,7 +95,7 @@ class BuiltInRule(Rule):
             step: a global one; the text begins with it.
             text: one sentence, with numbers.
             tensor: its name; empty if the finding is of no single tensor.
-            details: shown behind the text where it does not have them.
+            details: appended to the text if it does not have them.
         """
         return Finding(text=f"step {step}: {text}", step=step, tensor=tensor, details=details)
 

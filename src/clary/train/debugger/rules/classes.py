@@ -127,7 +127,7 @@ class Confusion(BuiltInRule):
     Formula: c[i][i] < min_diag for some class i, or c[i][j] > max_off_diag for some i != j, where c[i][j] is the share
         of the samples of class j at this step that were predicted as i
     Args:
-        category_no: number of classes; found out if none is given.
+        category_no: number of classes; by default, from the tensors.
         labels: labels, by name or expression, where the collection has none.
         predictions: predictions, the same.
         labels_collection: the collection of labels.
