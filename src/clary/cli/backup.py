@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
     listing.set_defaults(run=run_list)
     make = actions.add_parser("make", help="make one now")
     make.set_defaults(run=run_make)
-    restore = actions.add_parser("restore", help="put one in the place of the database; the service must be down")
+    restore = actions.add_parser("restore", help="replace the database by a backup; the service must be down")
     restore.add_argument("name", nargs="?", metavar="NAME", help="file of the backup (default: the newest)")
     restore.set_defaults(run=run_restore)
     for action in (listing, make, restore):  # the option may stand before or behind the action

@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("cp", help="copy a job's model, output, checkpoints, code or logs to this machine")
     things = "; ".join(f"{name}: {what}" for name, what in THINGS.items())
-    parser.add_argument("source", metavar="JOB:WHAT", help=f"what of which job. {things}")
+    parser.add_argument("source", metavar="JOB:WHAT", help=f"the part WHAT of a job. {things}")
     parser.add_argument("target", metavar="DEST", type=Path, help="file or folder here")
     parser.add_argument(
         "-x", "--extract", action="store_true", help="unpack model, output or code into the folder DEST"

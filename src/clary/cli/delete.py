@@ -23,9 +23,9 @@ def add_parser(commands: Any) -> None:
         "delete", help="forget jobs that have ended, with their logs and metrics; their results in S3 stay"
     )
     parser.add_argument("jobs", nargs="+", metavar="JOB", help="names of training jobs")
-    parser.add_argument("--stop", action="store_true", help="stop those first that still go on, and wait for their end")
+    parser.add_argument("--stop", action="store_true", help="first stop jobs that still run, and wait for their end")
     parser.add_argument("--ignore-not-found", action="store_true", help="a job that does not exist is no error")
-    parser.add_argument("--json", action="store_true", help="print JSON: what became of each")
+    parser.add_argument("--json", action="store_true", help="print JSON: the outcome for each job")
     parser.set_defaults(run=run)
 
 

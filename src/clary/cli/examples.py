@@ -63,9 +63,9 @@ EXAMPLES: Mapping[str, Examples] = {
     ),
     "delete": (
         ("delete my-job", "forget a job that has ended, with its logs"),
-        ("delete my-job other-job --stop", "stop them first if they still go on"),
+        ("delete my-job other-job --stop", "stop them first if they still run"),
     ),
-    "plan": (("plan my-job", "print what a job's agents were told"),),
+    "plan": (("plan my-job", "print the launch plan that a job's agents received"),),
     "run": (("run --cuda-on-cpu torchrun train.py", "run a program here, with CUDA meaning the CPU"),),
     "capacity": (("capacity", "list the nodes that hosts can come from"),),
     "hosts": (
@@ -80,17 +80,17 @@ EXAMPLES: Mapping[str, Examples] = {
     "hosts drain": (("hosts drain box2", "give box2 no new host; its jobs get a notice"),),
     "hosts resume": (("hosts resume box2", "take box2 into use again"),),
     "hosts remove": (
-        ("hosts remove box2", "end what box2 runs, and take the daemon away"),
+        ("hosts remove box2", "end the hosts on box2, and remove the daemon"),
         ("hosts remove box2 --force", "forget box2, which does not answer"),
     ),
     "hosts token": (("hosts token --minutes 10", "print a token for clary join that expires in ten minutes"),),
     "join": (("join https://head:4571 --token-file token", "make this machine a box of that service"),),
     "pools": (("pools", "list warm pools"),),
-    "pools end": (("pools end my-job", "let the hosts go that wait after a job"),),
+    "pools end": (("pools end my-job", "release the hosts that are kept after a job"),),
     "spot": (("spot status", "say how much spot capacity there is, and who holds it"),),
     "spot status": (("spot status", "say how much spot capacity there is, and who holds it"),),
     "spot capacity": (
-        ("spot capacity 2", "let there be two hosts"),
+        ("spot capacity 2", "set the capacity to two hosts"),
         ("spot capacity auto", "by the schedule again"),
     ),
     "spot reclaim": (("spot reclaim my-job --grace 30", "take a job's capacity away, 30 s after SIGTERM"),),
@@ -107,7 +107,7 @@ EXAMPLES: Mapping[str, Examples] = {
     "backup": (("backup", "list backups of the database"),),
     "backup list": (("backup list --json", "list backups of the database as JSON"),),
     "backup make": (("backup make", "make a backup now"),),
-    "backup restore": (("backup restore", "put the newest backup in the place of the database"),),
+    "backup restore": (("backup restore", "replace the database by the newest backup"),),
     "environments": (
         ("environments", "list the Python environments that stand for images"),
         ("environments add pytorch:2.8-py312", "make one like an image of AWS's"),

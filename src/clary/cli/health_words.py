@@ -1,4 +1,4 @@
-"""Words of `clary doctor JOB` on a job's health: two matrices, and words for findings that are not well.
+"""Words of `clary doctor JOB` on a job's health: two matrices, and words for findings other than ok.
 
 hosts by checks, then from host (rows) to host (columns); BAD in red, warn in yellow, ok in green, - was not checked,
 ... is still under way
@@ -19,16 +19,16 @@ _ENDED = ("Completed", "Failed", "Stopped")
 _HOST_CHECKS = ("disk", "memory", "clock", "gpu", "names", "port", "interface", "collective")
 _SELF = "\\"
 
-Cell = tuple[str, str]  # what is shown, and the state that colours it
+Cell = tuple[str, str]  # the text, and the state that colours it
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Whether a stream is a terminal whose user has nothing against colours (https://no-color.org)."""
+    """Whether a stream is a terminal, and its user has not disabled colours (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def is_bad(page: Mapping[str, Any]) -> bool:
-    """Whether anything that was found is bad."""
+    """Whether a finding is bad."""
     return any(finding["state"] == BAD for found in page["hosts"].values() for finding in found)
 
 
@@ -70,7 +70,7 @@ def _own_cell(found: Sequence[Mapping[str, Any]], check: str) -> Cell:
 
 
 def _link_cell(found: Sequence[Mapping[str, Any]], host: str, peer: str) -> Cell:
-    """Return the worst finding of a link, with the link's name unless it is well."""
+    """Return the worst finding of a link, with the link's name unless it is ok."""
     if host == peer:
         return _SELF, SKIPPED
     of_link = [finding for finding in found if finding["peer"] == peer]
@@ -83,7 +83,7 @@ def _link_cell(found: Sequence[Mapping[str, Any]], host: str, peer: str) -> Cell
 
 
 def _matrix(header: Sequence[str], rows: Sequence[Sequence[Cell]], *, colours: bool) -> list[str]:
-    """Return a table whose cells are coloured after they were measured."""
+    """Return a table whose cells are coloured after their widths are measured."""
     widths = [max(len(header[i]), *(len(row[i][0]) for row in rows)) for i in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(header, widths, strict=True)).rstrip()]
     for row in rows:

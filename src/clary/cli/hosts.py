@@ -22,8 +22,8 @@ from clary.cli.tables import screen_width, table, visible
 from clary.contract.box_protocol import BOX_NAME
 
 AT_ONCE = 8  # boxes that are installed side by side
-READY_LIMIT_S = 30.0  # for a daemon that was started to ask the service
-REMOVAL_LIMIT_S = 45.0  # for a box to end what it runs
+READY_LIMIT_S = 30.0  # for a started daemon to reach the service
+REMOVAL_LIMIT_S = 45.0  # for a box to end its hosts
 POLL_S = 0.25
 COLUMNS = ("BOX", "STATE", "CPUS", "MEMORY", "GPUS", "ISOLATION", "RUNS", "")
 
@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Print one line a box, and one for each wait."""
+    """Print one line for each box, and one for each wait."""
     page = connect().get("boxes")
     if options.json:
         print(json.dumps({"boxes": page["boxes"], "waiting": page["waiting"]}, indent=2))
@@ -78,7 +78,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_add(options: argparse.Namespace) -> int:
-    """Install boxes side by side; print a line each; return 1 if one of them failed. Raises: ClaryError, WireError."""
+    """Install boxes at once; print a line for each; return 1 if a box failed. Raises: ClaryError, WireError."""
     wanted = [_wanted(options, target) for target in options.targets]
     if options.name and len(wanted) > 1:
         raise ClaryError("--name names one box, and there are several; add them one by one", fault=Fault.USER)
@@ -180,7 +180,7 @@ def _outcome(connection: Connection, page: Mapping[str, Any], wanted: _Wanted) -
 
 
 def _add(connection: Connection, page: Mapping[str, Any], wanted: _Wanted) -> _Outcome:
-    """Look at one box, tell the service of it, install the daemon, and wait until it has asked."""
+    """Probe one box, register it with the service, install the daemon, and wait for its first request."""
     service = {"url": page["service_url"], "ca_pem": page["ca_pem"], "scratch": wanted.scratch}
     began_s = time.time()
     found = ask_node(wanted.place, "probe", service)
@@ -201,7 +201,7 @@ def _add(connection: Connection, page: Mapping[str, Any], wanted: _Wanted) -> _O
             },
         )
     except ClaryError:
-        if not is_known:  # else it stays, with what it runs
+        if not is_known:  # a known box stays registered, with its hosts
             connection.post(_box_path(wanted.name, "remove"), {"force": True})
         raise
     box = _await_ready(connection, wanted.name, str(started.get("daemon", "")))

@@ -1,4 +1,4 @@
-"""`clary jobs`: list training jobs, with the reason of each queued job's wait."""
+"""`clary jobs`: list training jobs, with the reason why each queued job waits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from clary.cli.connection import Connection, connect
 from clary.cli.queue_words import waiting_brief
 from clary.cli.tables import duration, screen_width, table
 
-PAGE = 500  # jobs of one answer
+PAGE = 500  # jobs in one answer
 STATES = ("Queued", "Starting", "Running", "Stopping", "Completed", "Failed", "Stopped")
 HEADER: tuple[str, ...] = ("NAME", "STATUS", "PHASE", "CREATED", "TOOK", "WAITS FOR")
 IN_PROGRESS = "InProgress"  # a status of the API: queued, starting or running
-# Members of TrainingJobSummary of ListTrainingJobs, and what the service's own page calls them.
+# Members of TrainingJobSummary of ListTrainingJobs, and their names in the service's own page.
 SUMMARY = {
     "TrainingJobName": "name",
     "TrainingJobStatus": "status",
@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print one line a job, and how many there are if not all are shown."""
+    """Print one line for each job, and the total number if not all are shown."""
     connection = connect()
     jobs, total, states = _newest(connection, options.n, options.status)
     if options.names:
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _say_the_rest(num_printed: int, total: int) -> None:
-    """Print on stderr, beside the output that a program reads, that the list is cut."""
+    """Print on stderr that the list is cut, so that programs can read the output."""
     if total > num_printed:
         print(f"clary: {num_printed} of {total} jobs; -n {total} prints all", file=sys.stderr)
 
@@ -90,7 +90,7 @@ def _row(job: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
 
 
 def _summary(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job in the words of ListTrainingJobs, with times as in its JSON, then Clary's own members."""
+    """Return a job with the members of ListTrainingJobs, with times as in its JSON, then Clary's own members."""
     told: dict[str, Any] = {member: job[key] for member, key in SUMMARY.items() if job[key] is not None}
     for member in ("CreationTime", "TrainingStartTime", "TrainingEndTime"):
         if member in told:

@@ -1,4 +1,4 @@
-"""`clary join`: make this machine a box of a service that reaches it not, because of NAT or a firewall."""
+"""`clary join`: make this machine a box of a service that cannot reach it, because of NAT or a firewall."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _read_token(path: str) -> tuple[str, str]:
 
 
 def _authority(url: str, wanted: str | None, pinned: str) -> str:
-    """Return the certificate of the service's authority: from a file, or from the service, if it is the pinned one."""
+    """Return the certificate of the service's authority: from a file, or the service's own if pinned."""
     if wanted and not _FINGERPRINT.fullmatch(wanted):
         try:
             ca_pem = Path(wanted).read_text(encoding="ascii")
@@ -94,7 +94,7 @@ def _authority(url: str, wanted: str | None, pinned: str) -> str:
         raise ClaryError(
             "the token names no fingerprint: say whom to trust with --ca, a file or a SHA-256", fault=Fault.USER
         )
-    # Nothing secret goes over this connection, and what comes is compared with the fingerprint.
+    # This connection carries no secret, and the answer is compared with the fingerprint.
     ca_pem = str(_request(url, "", "GET", "/clary/v1/authority").get("ca_pem"))
     try:
         got = fingerprint(ca_pem)
@@ -112,7 +112,7 @@ def _authority(url: str, wanted: str | None, pinned: str) -> str:
 def _request(
     url: str, ca_pem: str, method: str, path: str, *, token: str = "", document: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Send one request; without checking a certificate, and then without sending a token."""
+    """Send one request; without `ca_pem` the certificate is not checked and no token may be sent."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname or parts.path:
         raise ClaryError(f"{url}: expected https://HOST:PORT", fault=Fault.USER)

@@ -1,7 +1,7 @@
 """`clary logs JOB`: print a job's log, whole or filtered, to its end or as it grows.
 
-The service picks by host, rank, attempt and time. `--grep` is matched here: a regular expression of somebody's can take
-for ever on one line, and one that did so in the service would hold up every agent's heartbeat; here Ctrl-C ends it.
+The service picks by host, rank, attempt and time. `--grep` is matched here: a user's regular expression can take for
+ever on one line, and in the service it would delay every agent's heartbeat; here Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from clary.cli.terminal_text import ended_colours
 from clary.cli.training_words import progress_text
 
 POLL_S = 0.3
-PROGRESS_S = 5.0  # from one word on progress to the next
-LATE_MS = 1000  # a line's time is that of its printing; as long as this it may be on its way
+PROGRESS_S = 5.0  # from one line on progress to the next
+LATE_MS = 1000  # a line has the time of its printing, and may arrive this much later
 COLOURS = ("36", "33", "35", "32", "34", "31")
 
 
@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print lines in the order of their times; with --follow, until no line that is wanted can come any more.
+    """Print lines in the order of their times; with --follow, until no further wanted line can come.
 
     Raises: ClaryError (fault USER).
     """
@@ -66,10 +66,10 @@ def run(options: argparse.Namespace) -> int:
         raise ClaryError("--since must be a time before --until", fault=Fault.USER)
     connection = connect()
     tokens: dict[str, str] = {}
-    held: list[dict[str, Any]] = []  # lines before which others may still come
+    held: list[dict[str, Any]] = []  # lines that wait, as earlier lines may still arrive
     progress = _ProgressLines(connection, options.job) if options.progress and options.follow else None
     while True:
-        # Asked before the lines, so that none of them comes after the page and before the answer.
+        # Computed before the page is read: a line that arrives after the page must not be missed.
         has_passed = options.until is not None and time.time() * 1000 >= options.until + LATE_MS
         page = _page(connection, options, tokens)
         tokens = page["tokens"]
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _ProgressLines:
-    """Says how far a training is, when that has changed."""
+    """Prints the progress of a training when it has changed."""
 
     def __init__(self, connection: Connection, job: str) -> None:
         self._connection = connection
@@ -99,7 +99,7 @@ class _ProgressLines:
         self._said: Any = None
 
     def say(self) -> None:
-        """Print a line if it is time for one."""
+        """Print a line if one is due."""
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + PROGRESS_S

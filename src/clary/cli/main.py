@@ -17,7 +17,7 @@ from clary.cli.examples import EXAMPLES
 from clary.cli.parsers import Commands, Parser, examples_text, parsers_below
 from clary.cli.terminal_text import guarded_terminals
 
-# Verbs in the order of the help, each the name of its module with a hyphen for an underscore.
+# Subcommands in the order of the help; each is the name of its module with a hyphen for an underscore.
 VERBS = (
     "up",
     "env",
@@ -54,7 +54,7 @@ VERBS = (
     "completion",
     "down",
 )
-_NEEDS_ALL = "completion"  # writes all verbs down
+_NEEDS_ALL = "completion"  # its script holds all verbs
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -72,7 +72,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> tuple[Parser, Commands]:
     """Return the parser of the command line, and its commands.
 
     Args:
-        verbs: to be known; others are not imported.
+        verbs: commands to import; others are not known.
     """
     parser = Parser(prog="clary", description="SageMaker Training on machines you own.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"clary {__version__}")
@@ -81,7 +81,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> tuple[Parser, Commands]:
     )
     commands = Commands(parser)
     for verb in verbs:
-        # saves 550 ms: all modules of verbs take that, one of them 40
+        # all modules of verbs would take 550 ms, one of them takes 40
         importlib.import_module(f"clary.cli.{verb.replace('-', '_')}").add_parser(commands)
     for path, below in parsers_below(parser):
         below.epilog = examples_text(EXAMPLES[path])
@@ -89,7 +89,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> tuple[Parser, Commands]:
 
 
 def _verbs_for(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the verb of a command line alone where it is plain which one that is; else all of them."""
+    """Return only the verb of a command line if it is plain, else all verbs."""
     words = list(arguments)
     if words[:1] == ["--context"]:
         words = words[2:]
@@ -104,12 +104,12 @@ def _verbs_for(arguments: Sequence[str]) -> Sequence[str]:
 def _main(arguments: Sequence[str] | None) -> int:
     parser, commands = build_parser(_verbs_for(sys.argv[1:] if arguments is None else arguments))
     options, unknown = parser.parse_known_args(arguments)
-    if unknown:  # said with the usage of the command, which is the one that has options
+    if unknown:  # reported with the usage of the command, to which the options belong
         commands.of(options.command).unknown(unknown)
     try:
         with chosen_context(options.context):
             code = int(options.run(options))
-        sys.stdout.flush()  # here, where a reader that has gone is expected
+        sys.stdout.flush()  # flushed here, where the broken pipe of a reader that has ended is handled
         return code
     except WireError as error:
         print(f"clary: {error.message}", file=sys.stderr)
@@ -118,7 +118,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         print(f"clary: {error.message}", file=sys.stderr)
         return EXIT_USAGE if error.fault is Fault.USER else EXIT_FAILED
     except BrokenPipeError:
-        # Nobody reads on (`clary logs JOB | head`): what is left in the buffer has nowhere to go at exit either.
+        # The reader has ended (`clary logs JOB | head`): the flush at exit must not fail on the rest of the buffer.
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return EXIT_FAILED

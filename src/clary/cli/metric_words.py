@@ -1,4 +1,4 @@
-"""How `clary metrics JOB` shows series: units for people, one line a series, spark lines."""
+"""How `clary metrics JOB` shows series: readable units, one line for each series, spark lines."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MS_PER_S = 1000
 # End of a quantity's name -> how its number is shown; the longest that fits.
 UNITS = {"_percent": "%", "_bytes": "B", "_bytes_s": "B/s", "_w": "W", "_c": "C", "_ms": "ms", "_s": "s"}
 _SCOPE_ORDER = {"host": 0, "gpu": 1, "rank": 2, "agent": 3, "machine": 4}
-_ALSO_BYTES = ("memory", "disk_used")  # measured in bytes and in percent of what there is
+_ALSO_BYTES = ("memory", "disk_used")  # measured in bytes, and in percent of the total
 _MEANT = {"host": ""}
 
-At, Least, Greatest, Mean, Count, Last = range(6)  # places in a point
+At, Least, Greatest, Mean, Count, Last = range(6)  # indices of a point's numbers
 Points = Sequence[Sequence[float]]
 
 
@@ -29,7 +29,7 @@ def metrics_text(page: Mapping[str, Any], *, lines: bool, names: str | None = No
 
     Args:
         lines: whether spark lines are added.
-        names: requested patterns; None if none did.
+        names: requested patterns; None if no pattern was given.
     """
     span_s = (page["until_ms"] - page["since_ms"]) / MS_PER_S
     head = f"{page['job']}  {page['status']}, {duration(page['age_s'])}"
@@ -70,14 +70,14 @@ def words_of(name: str) -> str:
 
 
 def unit_of(name: str) -> str:
-    """Return the unit that a series' name ends with; empty for a number without."""
+    """Return the unit that a series' name ends with; empty for a number without unit."""
     fitting = [ending for ending in UNITS if name.endswith(ending)]
     return UNITS[max(fitting, key=len)] if fitting else ""
 
 
 def shown(number: float, unit: str) -> str:
     """Return a number with its unit: `182 %`, `3.1 GB`, `41 MB/s`, `4.2 ms`."""
-    if unit == "s" and 0 < abs(number) < 1:  # parts of a step
+    if unit == "s" and 0 < abs(number) < 1:  # durations below one second
         number, unit = number * MS_PER_S, "ms"
     if unit in ("B", "B/s"):
         step = 0
@@ -89,7 +89,7 @@ def shown(number: float, unit: str) -> str:
 
 
 def _digits(number: float) -> str:
-    """Return about three digits, never an exponent."""
+    """Return a number with about three digits, never with an exponent."""
     places = 0 if number == int(number) or abs(number) >= 10 else 1 if abs(number) >= 1 else 2
     return f"{number:.{places}f}"
 

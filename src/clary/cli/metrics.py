@@ -15,7 +15,7 @@ from clary.cli.metric_words import metrics_text
 from clary.cli.moments import moment_ms
 from clary.cli.training_words import training_text
 
-# What a table shows of its own accord; JSON has everything.
+# Series that a table shows by default; JSON has all series.
 SHOWN = (
     "host/cpu_percent,host/memory_bytes,host/network_*,host/disk_*_bytes_s,gpu-*/utilisation_percent,"
     "gpu-*/memory_used_bytes,rank-*/cpu_percent,rank-*/memory_bytes"

@@ -1,4 +1,4 @@
-"""Moments as people write them: how long ago, or ISO 8601."""
+"""Reads moments as users write them: how long ago, or ISO 8601."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ def moment_ms(text: str, *, now: datetime | None = None) -> int:
     """Return a moment in milliseconds since 1970; serves argparse as a type.
 
     Args:
-        text: `10m`, `1h30m`, `1d ago`, or an ISO 8601 time; one without a zone is this machine's, as `describe` shows.
-        now: what "ago" counts from; None is the time of the call.
+        text: `10m`, `1h30m`, `1d ago`, or an ISO 8601 time; a time without a zone is in this machine's zone, as in
+            `describe`.
+        now: time from which "ago" counts; None is the time of the call.
 
-    Raises: argparse.ArgumentTypeError saying which forms there are.
+    Raises: argparse.ArgumentTypeError naming the accepted forms.
     """
     ago = _AGO.fullmatch(text.strip())
     if ago is not None:

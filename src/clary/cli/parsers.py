@@ -35,14 +35,14 @@ class Parser(argparse.ArgumentParser):
         return ""
 
     def unknown(self, arguments: Sequence[str]) -> NoReturn:
-        """End with arguments that no option or place takes."""
+        """Exit with an error for arguments that no option or position accepts."""
         options = [name for action in self._actions for name in action.option_strings]
         guesses = [did_you_mean(word.partition("=")[0], options) for word in arguments if word.startswith("-")]
         self.error(f"unrecognized arguments: {' '.join(arguments)}{next(filter(None, guesses), '')}")
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Fills descriptions as argparse does, and leaves the lines of examples as they are."""
+    """Wraps descriptions as argparse does, and leaves the lines of examples unchanged."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith(EXAMPLES_HEAD):
@@ -54,7 +54,7 @@ EXAMPLES_HEAD = "examples:"
 
 
 class Commands:
-    """Registry in which modules declare their commands; a command's help begins with its line in the list of all."""
+    """Registry in which modules declare their commands; a command's help begins with its line in the list."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.root = parser
@@ -77,7 +77,7 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
 
 
 def parsers_below(parser: argparse.ArgumentParser, path: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield a parser and all below it, with the words that lead there: `pools end`."""
+    """Yield a parser and all parsers below it, each with its words: `pools end`."""
     yield path, parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -11,7 +11,7 @@ from clary.cli.connection import connect
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser("plan", help="print what a job's agents were told, as JSON")
+    parser = commands.add_parser("plan", help="print the launch plan that a job's agents received, as JSON")
     parser.add_argument("job", metavar="JOB", help="name of a training job")
     parser.add_argument("--json", action="store_true", help="print JSON, as without it")
     parser.set_defaults(run=run)

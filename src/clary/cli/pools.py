@@ -1,4 +1,4 @@
-"""`clary pools`: hosts that were kept after their jobs (KeepAlivePeriodInSeconds), and letting them go."""
+"""`clary pools`: list and release hosts that are kept after their jobs (KeepAlivePeriodInSeconds)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_list)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    end = actions.add_parser("end", help="let the hosts go that wait after a job, or not keep those of one that runs")
+    end = actions.add_parser("end", help="release the hosts kept after a job, or do not keep those of a running job")
     end.add_argument("job", metavar="JOB", help="name of a training job")
     end.add_argument("--json", action="store_true", help="print JSON")
     end.set_defaults(run=run_end)
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Print one line a pool that lives."""
+    """Print one line for each warm pool."""
     connection = connect()
     pools = [item for status in LIVE for item in _jobs_with(connection, status)]
     if options.json:

@@ -1,4 +1,4 @@
-"""`clary profile JOB --steps 5`: where the time of a few steps goes on each rank; `--last` shows the newest again."""
+"""`clary profile JOB --steps 5`: where the time of a few steps goes on each rank; `--last`: the newest profile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clary.cli.profile_words import profile_text, states_text
 from clary.cli.terminal_text import draw_over
 from clary.contract.deep_profiles import MAX_STEPS, MAX_WINDOW_S
 
-WAIT_S = 420.0  # for a step to begin, for the longest window, and for traces to be read
+WAIT_S = 420.0  # for a step to begin, the longest window, and the reading of traces
 _POLL_S = 0.4
 _DEFAULT_STEPS = 5
 
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def take(service: Connection, options: argparse.Namespace) -> dict[str, Any]:
-    """Ask for a profile and wait until it has been read; return its page.
+    """Request a profile and wait until it has been read; return its page.
 
     Raises: ClaryError if that takes longer than `WAIT_S`.
     """
@@ -83,7 +83,7 @@ def take(service: Connection, options: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Progress:
-    """One line that changes, on a terminal."""
+    """A line of progress on a terminal, which is overwritten."""
 
     def __init__(self, job: str) -> None:
         self._job = job
@@ -91,14 +91,14 @@ class _Progress:
         self._last = ""
 
     def show(self, page: dict[str, Any]) -> None:
-        """Say where the ranks stand."""
+        """Show the states of the ranks."""
         words = "reading traces" if not page["missing"] else states_text(page["states"])
         if self._is_on and words != self._last:
             draw_over(sys.stderr, f"{self._job}: {words}")
             self._last = words
 
     def end(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._last:
             draw_over(sys.stderr, "")
 

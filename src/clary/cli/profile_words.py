@@ -90,7 +90,7 @@ def _skew_lines(skew: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _top_lines(ranks: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Show operations summed over all ranks."""
+    """Return lines on operations, summed over all ranks."""
     sums: dict[str, list[float]] = {}
     for rank in ranks:
         for item in rank["top"]:

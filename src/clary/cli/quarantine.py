@@ -1,4 +1,4 @@
-"""`clary quarantine`: list unreadable records of the database, take them back or give them up."""
+"""`clary quarantine`: list unreadable records of the database, restore them or delete them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Print one line an entry; 1 if any waits for a decision."""
+    """Print one line for each entry; return 1 if an entry waits for a decision."""
     entries = connect().get("quarantine")["entries"]
     if options.json:
         print(json.dumps(entries, indent=2))
@@ -65,13 +65,13 @@ def run_show(options: argparse.Namespace) -> int:
         return 0
     for column, cell in contents.items():
         text = base64.b64decode(cell["base64"]).decode("utf-8", "backslashreplace")
-        # Escaped, whatever it is: what stands there may be anything, for a terminal too.
+        # Always escaped: a record may hold any bytes, also terminal controls.
         print(f"{column} ({cell['type']}): {text.encode('unicode_escape').decode()}")
     return 0
 
 
 def run_release(options: argparse.Namespace) -> int:
-    """Take a record back."""
+    """Restore a record."""
     answer = _act("release", options.id)
     if options.json:
         print(json.dumps(answer, indent=2))
@@ -81,7 +81,7 @@ def run_release(options: argparse.Namespace) -> int:
 
 
 def run_drop(options: argparse.Namespace) -> int:
-    """Give a record up."""
+    """Delete a record."""
     answer = _act("drop", options.id)
     print(json.dumps(answer, indent=2) if options.json else f"entry {options.id} is given up: {answer['name']}")
     return 0

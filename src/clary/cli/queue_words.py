@@ -10,7 +10,7 @@ from clary.cli.tables import duration
 
 SOON_S = 1.0  # a shorter wait is shown as "starts at once"
 MOST_REASON = 60  # characters of a reason in a row of a table
-_IN_ORDER = "First come, first served"  # reasons that begin so add nothing to the place in the queue
+_IN_ORDER = "First come, first served"  # reasons with this beginning add nothing to the place in the queue
 _NAMES = re.compile(r" \([^()]*\)")  # of other jobs
 
 
@@ -54,7 +54,7 @@ def _short_reason(reason: str) -> str:
 
 
 def queue_words(queue: Mapping[str, Any]) -> str:
-    """Return `place 3 of 205, starts in about 12m 00s (...)`, or why that cannot be told."""
+    """Return `place 3 of 205, starts in about 12m 00s (...)`, or why the start is unknown."""
     if queue["place"] is None:
         return "passed over for now, start unknown"
     place = f"place {queue['place']} of {queue['num_waiting']}"

@@ -1,7 +1,7 @@
-"""Carry out a rehearsal: create the two jobs, strike, follow both to their ends, gather the facts of both.
+"""Carry out a rehearsal: create the two jobs, inject the faults, follow both jobs to their ends, gather their facts.
 
-Where: `clary rehearse`; nothing is decided here. The service knows no rehearsals, only jobs that may be struck: if this
-program is killed, its jobs go on as any others.
+Where: `clary rehearse`; `control.rehearsal` decides. The service knows no rehearsals, only jobs in which faults may be
+injected: if this program is killed, its jobs continue like any others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clary.control.rehearsal.readings import Reader
 from clary.control.rehearsal.recordings import read_record
 
 POLL_S = 0.2
-RELEASE_S = 60.0  # until the hosts of a job that has ended are gone, with what their programs wrote down
+RELEASE_S = 60.0  # until an ended job's hosts are released, and their programs' records readable
 TERMINAL = ("Completed", "Failed", "Stopped")
 
 Say = Callable[[str], None]
@@ -31,23 +31,23 @@ Say = Callable[[str], None]
 
 @dataclass
 class _Pending:
-    """A fault that has not struck yet, or is not over yet."""
+    """A fault that has not begun or not ended yet."""
 
     fault: PlannedFault
     due_since_s: float | None = None  # monotonic
-    struck_at_s: float | None = None  # after training began
-    over_at_s: float | None = None  # monotonic; None: it needs no end, or has had it
-    attempt: int = 0  # that it struck
+    struck_at_s: float | None = None  # seconds after training began
+    over_at_s: float | None = None  # monotonic; None: it needs no end, or has ended
+    attempt: int = 0  # in which it began
     note: str = ""
 
 
 @dataclass
 class JobWatch:
-    """Follows one job; its faults strike as it goes on.
+    """Follows one job, and injects its faults when they are due.
 
     Args:
         name: of the job.
-        faults: settled: each has a step or a time.
+        faults: each with a step or a time.
         reader: finds steps in lines.
     """
 
@@ -57,7 +57,7 @@ class JobWatch:
     say: Say
     faults: Sequence[PlannedFault] = ()
     facts: dict[str, Any] = field(default_factory=dict)
-    checkpoints: dict[int, dict[str, Any]] = field(default_factory=dict)  # attempt -> what its hosts said last
+    checkpoints: dict[int, dict[str, Any]] = field(default_factory=dict)  # attempt -> last report of its hosts
 
     def __post_init__(self) -> None:
         """Begin with every fault pending."""
@@ -72,7 +72,7 @@ class JobWatch:
         return self.facts.get("status") in TERMINAL
 
     def look(self) -> None:
-        """Poll the job once, and strike the faults that are due."""
+        """Poll the job once, and inject the faults that are due."""
         readings = self._new_readings() if any(item.struck_at_s is None for item in self._pending) else []
         self.facts = self.connection.job_page(self.name)
         self._keep_checkpoints()
@@ -137,7 +137,7 @@ class JobWatch:
         )
 
     def stop(self) -> None:
-        """End the job if it still goes on; never raises."""
+        """End the job if it still runs; never raises."""
         try:
             if not self.is_over:
                 self.connection.call("StopTrainingJob", {"TrainingJobName": self.name})
@@ -180,7 +180,7 @@ class JobWatch:
                 return
             item.due_since_s = now_s
         if self.facts["secondary_status"] != "Training":
-            return  # between two attempts: when the next one trains
+            return  # between two attempts: the fault waits until the next attempt trains
         try:
             self._strike(item.fault, is_over=False)
         except WireError as error:
@@ -194,7 +194,7 @@ class JobWatch:
         self.say(f"{self.name}: {item.fault}: struck {item.struck_at_s:.1f} s after training began")
 
     def _end(self, item: _Pending) -> None:
-        """End a fault that has a length, but for cuts that another one wants; hosts that are gone took it with them."""
+        """End a fault that has a length, except cuts that another fault needs; faults of lost hosts are over."""
         item.over_at_s = None
         others = [other for other in self._pending if other is not item and self._goes_on(other)]
         fault = without_cuts(item.fault, [other.fault for other in others], num_hosts=len(self.facts["hosts"]))
@@ -208,7 +208,7 @@ class JobWatch:
             item.note = f"could not be ended: {error.message}"
 
     def _goes_on(self, item: _Pending) -> bool:
-        """Whether a fault has struck the hosts that there are, and is not over."""
+        """Whether a fault has begun on the present hosts, and not ended."""
         if item.struck_at_s is None or item.attempt != self.facts["attempt"]:
             return False
         return item.fault.length_s is None or item.over_at_s is not None
@@ -227,7 +227,7 @@ class JobWatch:
         self.connection.post_job_page(self.name, "strike", body)
 
     def _wait_for_release(self) -> None:
-        """Wait until the hosts are gone: then their records are where they can be read."""
+        """Wait until the hosts are released: their records can be read only then."""
         deadline_s = time.monotonic() + RELEASE_S
         while time.monotonic() < deadline_s:
             self.facts = self.connection.job_page(self.name)
@@ -250,14 +250,14 @@ class JobWatch:
             if page["sure_until_ms"] is None:
                 break
             tokens |= page["tokens"]
-        # Of the ranks that print most, the first: a rank that prints a total at the end is not it.
+        # The first of the ranks with the most lines: another rank may print a total at the end.
         return max(by_rank.values(), key=len, default=[])
 
 
 def follow(watches: Sequence[JobWatch], *, timeout_s: float) -> None:
-    """Look at jobs until all have ended.
+    """Poll jobs until all have ended.
 
-    Raises: ClaryError after `timeout_s`, naming those that go on.
+    Raises: ClaryError after `timeout_s`, naming the jobs that still run.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -273,7 +273,7 @@ def follow(watches: Sequence[JobWatch], *, timeout_s: float) -> None:
 
 
 def _number(value: float | None) -> float:
-    return math.nan if value is None else value  # the service has null for what is no number
+    return math.nan if value is None else value  # the service sends null for values that are no numbers
 
 
 def failed_at_s(facts: Mapping[str, Any]) -> float | None:

@@ -1,6 +1,6 @@
 """`clary rehearse JOB`: the job under faults beside an uninterrupted twin, and a certificate of how it resumes.
 
-Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE; 2 for what cannot be had, said before anything starts.
+Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE; 2 for an impossible rehearsal, reported before anything starts.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
     certificate = certify(twin_run, rehearsal_run, rehearsal.strikes())
     curves = curves_of(twin_run, rehearsal_run)
     document = json_text({"seed": options.seed, "curves": curves, **to_plain(certificate)})
-    if options.certificate is not None:  # first: what cannot be printed is not lost then
+    if options.certificate is not None:  # first: the file is kept even if printing fails
         options.certificate.write_text(document + "\n", encoding="utf-8")
     if options.json:
         print(document)
@@ -168,7 +168,7 @@ def _request_of(connection: Connection, job_or_file: str) -> dict[str, Any]:
 def _plan(options: argparse.Namespace, hosts: Sequence[str], refusals: dict[str, str]) -> tuple[PlannedFault, ...]:
     """Return all faults, and print them unless `--json` is set.
 
-    Raises: ContractError, before anything starts: no fault is given, one cannot be struck here, or `--random` comes
+    Raises: ContractError, before anything starts: no fault is given, a fault is impossible, or `--random` comes
         with `--together`.
     """
     faults: list[PlannedFault] = list(options.faults or ())
@@ -204,7 +204,7 @@ def _create(connection: Connection, request: dict[str, Any], watch: JobWatch, cr
 
 
 def _settled(faults: Sequence[PlannedFault], twin: Run, say: Any) -> list[PlannedFault]:
-    """Return faults with the steps that drawn ones strike at."""
+    """Return faults, with steps for the drawn ones."""
     scale = scale_of(twin.attempts[-1].readings)
     steps = [(epoch if scale.counts_epochs else None, step) for epoch, step in scale.steps]
     settled = [settle(fault, steps) for fault in faults]
@@ -242,4 +242,4 @@ def _say(text: str) -> None:
 
 
 def _quiet(_text: str) -> None:
-    """Say nothing: standard output is the certificate's."""
+    """Print nothing: standard output is for the certificate."""

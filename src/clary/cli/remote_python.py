@@ -1,7 +1,7 @@
 """Runs the daemon's commands on a box: by the system's OpenSSH with the user's own configuration, or on this machine.
 
 Where: `hosts` installs boxes by it, `join` this machine. Nothing secret is an argument: code, settings and tokens go
-through standard input. What a box says is bounded, and read as one line of JSON; it is shown, and never obeyed.
+through standard input. A box's answer is limited in size, and read as one line of JSON; it is data, never a command.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXIT_NO_PROGRAM = 127
 _TARGET = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_:][A-Za-z0-9._:-]*")
 _PROGRAM = re.compile(r"[A-Za-z0-9_./+][A-Za-z0-9_./+-]*")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*[= ].+")
-# Runs in whatever shell the user has there: no quotes but the outer ones, nothing that a shell reads within them.
+# Runs in any shell that the user has there: no inner quotes, no character with a meaning to a shell.
 _STARTER = (
     "import sys,tempfile,runpy;"
     f'sys.version_info<(3,10) and sys.exit("{OLD_PYTHON}"+sys.version.split()[0]);'
@@ -50,7 +50,7 @@ class Place:
     ssh_options: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Refuse names that would be more than names to a shell. Raises: ClaryError (fault USER)."""
+        """Refuse names with a meaning to a shell. Raises: ClaryError (fault USER)."""
         if self.target and not _TARGET.fullmatch(self.target):
             raise ClaryError(
                 f"{self.target!a}: expected USER@BOX or a name of your ssh configuration", fault=Fault.USER
@@ -83,10 +83,10 @@ def ask_node(place: Place, verb: str, document: Mapping[str, Any]) -> dict[str, 
     """Run a command of the daemon's file somewhere and return its answer.
 
     Args:
-        place: where.
+        place: where to run it.
         verb: probe or install.
-        document: goes to it as JSON.
-    Raises: ClaryError that says what went wrong there and what to do.
+        document: its input, sent as JSON.
+    Raises: ClaryError with the error there and what to do.
     """
     place.check()
     packed = pack_node()
@@ -99,12 +99,12 @@ def ask_node(place: Place, verb: str, document: Mapping[str, Any]) -> dict[str, 
 
 
 def run_bounded(command: Sequence[str], given: bytes, *, limit_s: float) -> tuple[int, bytes, bytes]:
-    """Run a program; return its exit code, output and error output, each cut at a bound at which it is ended.
+    """Run a program; return its exit code, output and error output, each cut at a limit at which it is ended.
 
     Args:
         command: program and arguments.
         given: its standard input.
-        limit_s: after which it is ended, with exit code -1.
+        limit_s: time after which the program is ended, with exit code -1.
     Raises: ClaryError if it can not be started.
     """
     try:
@@ -158,7 +158,7 @@ def _write_some(descriptor: int, left: memoryview) -> memoryview:
     except BlockingIOError:
         return left
     except BrokenPipeError:
-        return left[:0]  # it has ended; its words are still to be read
+        return left[:0]  # the program has ended; its output is still to be read
 
 
 def _read_answer(text: str, place: Place) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _named(place: Place) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return the end of a stranger's text in one line."""
+    """Return the end of a received text in one line."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[-300:]
 
 

@@ -1,4 +1,4 @@
-"""`clary rerun JOB`: create the job once more, under a new name, with other values where asked for."""
+"""`clary rerun JOB`: create the job once more, under a new name, with other values if given."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Create the job and say how it is called. Raises: ClaryError (fault USER)."""
+    """Create the job and print its name. Raises: ClaryError (fault USER)."""
     connection = connect()
     request = connection.job_page(options.job, "request")["request"]
     name = options.name or next_name(options.job, datetime.now(UTC))

@@ -1,7 +1,7 @@
-"""`clary run COMMAND`: run a program here as a job would find it: with `smddp` and the names that scripts import.
+"""`clary run COMMAND`: run a program here as in a job: with `smddp` and the names that scripts import.
 
 No service is needed, nothing is recorded. The program finds Clary's train side in a folder that is removed afterwards,
-and behind everything else on PATH the launchers of libraries that Clary stands for; torch is the program's own.
+and at the end of PATH the launchers of libraries that Clary replaces; torch is the program's own.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from clary.base.errors import ClaryError, Fault
 from clary.contract.ml_tree import MlTree
 from clary.contract.settings.hyperparameters import CUDA_ON_CPU_VARIABLE
 
-MASTER_PORT_VARIABLE = "CLARY_RUN_MASTER_PORT"  # `compat.clary_autoload` has ranks of mpirun meet there
+MASTER_PORT_VARIABLE = "CLARY_RUN_MASTER_PORT"  # `compat.clary_autoload` makes ranks of mpirun meet at it
 _LAUNCHERS = ("horovodrun", "smddprun", "smddpmprun")
-SIGNAL_EXIT = 128  # what shells add to the number of a signal
+SIGNAL_EXIT = 128  # shells add it to the number of a signal
 
 
 def add_parser(commands: Any) -> None:
@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the program; its exit code is ours. Raises: ClaryError (fault USER)."""
+    """Run the program and return its exit code. Raises: ClaryError (fault USER)."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
         raise ClaryError("say what to run: clary run --cuda-on-cpu python train.py", fault=Fault.USER)
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_launchers(folder: Path) -> Path:
-    """Make a folder of the launchers that need no job. On PATH it stands last: a Horovod of the user's own is meant."""
+    """Make a folder of the launchers that need no job. It stands last on PATH: the user's own Horovod comes first."""
     place = folder / "launchers"
     place.mkdir()
     for name in _LAUNCHERS:
@@ -76,7 +76,7 @@ def _free_port() -> int:
 
 
 def _run(program: list[str], environment: dict[str, str]) -> int:
-    """Run a program; signals are handed on. From a terminal it has had ctrl-c itself, with all of its group."""
+    """Run a program, and pass signals on to it. A terminal sends ctrl-c to the program itself, with its whole group."""
     started: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
@@ -86,7 +86,7 @@ def _run(program: list[str], environment: dict[str, str]) -> int:
         else:
             early.append(number)
 
-    # Not SIG_IGN: the program would inherit that.
+    # Not SIG_IGN, which the program would inherit.
     before = {
         signal.SIGTERM: signal.signal(signal.SIGTERM, hand_on),
         signal.SIGHUP: signal.signal(signal.SIGHUP, hand_on),

@@ -1,7 +1,7 @@
-"""Waits for the service that `clary up` has started while it shows life, and prints its progress.
+"""Waits for the service that `clary up` has started while its log grows, and prints its progress.
 
-Where: `up`. The service judges by itself what it waits for, the object store above all, and ends where that fails. So
-this gives up only a service that has fallen silent, or one that takes longer than the store may take twice: the service
+Where: `up`. The service itself limits its waits, above all the wait for the object store, and ends when one fails. So
+`up` gives up only a silent service, or a service that takes longer than two starts of the store may take: the service
 first tries the store that an earlier service left, then starts another.
 """
 
@@ -17,11 +17,11 @@ from typing import TypeVar
 from clary.base.errors import ClaryError, Fault
 from clary.control.objects.start_patience import LONGEST_START_S, StartPatience, signs_of
 
-SILENCE_S = 60.0  # longer than the store may be silent, and than its end takes: the service reports its failure first
+SILENCE_S = 60.0  # longer than the store's silence and end may take: the service reports its failure first
 LONGEST_WAIT_S = 2 * LONGEST_START_S + SILENCE_S
 NOTE_INTERVAL_S = 10.0
 POLL_S = 0.05
-END_GRACE_S = 20.0  # a service that is told to leave while it starts ends its object store first
+END_GRACE_S = 20.0  # a service that is ended while it starts first ends its object store
 MAX_LINE_BYTES = 400  # of the end of the log's last line
 
 Ready = TypeVar("Ready")
@@ -34,13 +34,13 @@ def wait_until_ready(
     find_ready: Callable[[], Ready | None],
     say: Callable[[str], None],
 ) -> Ready:
-    """Return the result of `find_ready` as soon as there is one; end the service on any exception before that.
+    """Return the first result of `find_ready` other than None; end the service on any earlier exception.
 
     Args:
         process: the service.
         log: file that this service alone writes to.
-        find_ready: asked often.
-        say: takes a sentence now and then.
+        find_ready: called often.
+        say: called with a sentence on progress from time to time.
     Raises: ClaryError: the service ended, or was given up.
     """
     try:

@@ -1,4 +1,4 @@
-"""`clary spot`: look at the market of spot capacity, set it, take capacity away from a job, as a cloud would."""
+"""`clary spot`: show and set the market of spot capacity, and take capacity away from a job, as a cloud would."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
     capacity.add_argument("hosts", type=_hosts, metavar="HOSTS", help=f"a number, or {BY_SCHEDULE}: by the schedule")
     capacity.add_argument("--json", action="store_true", help="print JSON")
     capacity.set_defaults(run=run_capacity)
-    reclaim = actions.add_parser("reclaim", help="take a job's capacity; it continues when there is some again")
+    reclaim = actions.add_parser("reclaim", help="take a job's capacity; it continues when capacity is available again")
     reclaim.add_argument("job", metavar="JOB", help="name of a training job")
     reclaim.add_argument("--host", metavar="algo-N", help="host whose capacity is taken; the whole job is interrupted")
     reclaim.add_argument("--grace", type=float, metavar="SECONDS", help="from SIGTERM to SIGKILL; else the setting")

@@ -1,6 +1,6 @@
-"""The `clary` command's first step: is this a machine on which it can run at all?
+"""The `clary` command's first step: checks whether it can run on this machine at all.
 
-Where: the entry point of the installed command. Looked at before anything else is imported, for other systems lack
+Where: the entry point of the installed command. It checks before any other import, for other systems lack
 modules of the standard library, and a traceback does not say what to do.
 """
 
@@ -24,12 +24,12 @@ def why_not_here(platform: str) -> str:
 
 
 def main() -> int:
-    """Run the command, or say why it can not be run."""
+    """Run the command, or print why it cannot run."""
     reason = why_not_here(sys.platform)
     if reason:
         print(f"clary: {reason}", file=sys.stderr)
         return EXIT_USAGE
-    # saves 80 ms, and what cannot be imported on such a machine
+    # imported late: it takes 80 ms, and fails on such a machine
     from clary.cli.main import main as run
 
     return run()

@@ -1,4 +1,4 @@
-"""Columns, durations and JSON for people and their pipes."""
+"""Columns, durations and JSON for terminals and pipes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TextIO
 SECONDS_PER_MINUTE = 60
 SECONDS_PER_HOUR = 3600
 GAP = "  "  # between two columns
-_NARROWEST = 12  # columns to which a cell is folded; a narrower one is read worse than a line too long
+_NARROWEST = 12  # least width of a folded cell; narrower cells are harder to read than long lines
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
@@ -44,17 +44,17 @@ def _fitting(widths: Sequence[int], width: int) -> list[int]:
     fitting = list(widths)
     room = width - len(GAP) * (len(fitting) - 1)
     while sum(fitting) > room:
-        widest = max(reversed(range(len(fitting))), key=fitting.__getitem__)  # of several the last
+        widest = max(reversed(range(len(fitting))), key=fitting.__getitem__)  # the last of equally wide columns
         if fitting[widest] <= _NARROWEST:
             break
-        # Down to the second widest at most: then these two share what is still too much.
+        # Down to the second widest at most: after that, these two share the rest.
         second = max((one for index, one in enumerate(fitting) if index != widest), default=0)
         fitting[widest] -= max(1, min(sum(fitting) - room, fitting[widest] - max(second, _NARROWEST)))
     return fitting
 
 
 def _folded(cell: str, width: int) -> list[str]:
-    """Return the lines of a cell; words that are too long, paths most of all, are broken."""
+    """Return the lines of a cell; words that are too long, such as paths, are broken."""
     if len(cell) <= width:
         return [cell]
     indent = cell[: len(cell) - len(cell.lstrip())]
@@ -62,7 +62,7 @@ def _folded(cell: str, width: int) -> list[str]:
 
 
 def visible(text: str) -> str:
-    """Return a text with its control characters spelled out: programs name their metrics, and terminals obey codes."""
+    """Return a text with its control characters spelled out: programs choose the names of metrics."""
     if text.isprintable():
         return text
     return "".join(
@@ -87,5 +87,5 @@ def clock_time(moment: datetime) -> str:
 
 
 def json_text(document: Any) -> str:
-    """Return a document as JSON with indents; null for numbers that are not finite, which no JSON has a word for."""
+    """Return a document as JSON with indents; null for numbers that are not finite, which JSON cannot express."""
     return json.dumps(json.loads(json.dumps(document), parse_constant=lambda _name: None), indent=2)

@@ -1,9 +1,9 @@
 """Filter of text for a terminal: keeps text and colours, and spells out all other control characters.
 
 Where: `main` puts the guard before stdout and stderr of every command where they are terminals. Log lines, tags, names
-of channels and reasons of failures are written by strangers; a terminal takes orders from text - to set the clipboard
-(OSC 52), to change its title, to move over lines that were printed - and some terminals answer as if somebody typed.
-Pipes and files get every byte: what reads them may want it. `clary logs --json` and setting `log_ansi` are unchanged.
+of channels and reasons of failures are written by strangers; a terminal obeys control codes in text - to set the
+clipboard (OSC 52), to change its title, to overwrite printed lines - and some terminals answer as if a user typed.
+Pipes and files get every byte: their readers may need it. `clary logs --json` and setting `log_ansi` are unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TextIO, cast
 
 # Select Graphic Rendition: colours, bold and the like (ECMA-48, 8.3.117).
 _GRAPHIC = r"\x1b\[[0-9;:]{0,64}m"
-# All other controls but line end and tab, and what turns the direction of writing, so that a line is read for another.
+# All other controls but line end and tab, and characters that reverse the direction of text and so disguise a line.
 _ORDER = re.compile(
     rf"{_GRAPHIC}|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
@@ -24,7 +24,7 @@ _RESET = "\x1b[0m"
 
 
 def safe_text(text: str) -> str:
-    """Return a text whose only orders to a terminal are colours; all others are spelled out."""
+    """Return a text whose only control codes are colours; other codes are spelled out."""
     return _ORDER.sub(_spelled, text)
 
 
@@ -34,7 +34,7 @@ def _spelled(found: re.Match[str]) -> str:
 
 
 class GuardedTerminal:
-    """A stream to a terminal that writes safe text; everything else is the stream's."""
+    """A stream to a terminal that writes safe text; all other methods are the stream's."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -65,7 +65,7 @@ def guarded_terminals() -> Iterator[None]:
 
 
 def draw_over(stream: TextIO, text: str) -> None:
-    """Replace the present line of a terminal by a text; an empty one takes the line away."""
+    """Replace the present line of a terminal by a text; an empty text removes the line."""
     raw = stream.stream if isinstance(stream, GuardedTerminal) else stream
     raw.write(f"\r\x1b[K{safe_text(text)}")
     raw.flush()
@@ -86,7 +86,7 @@ def draw_lines(stream: TextIO, lines: Sequence[str], num_before: int) -> None:
 
 
 def ended_colours(text: str) -> str:
-    """Return a line after which no colour goes on."""
+    """Return a line that resets its colours at the end."""
     return f"{text}{_RESET}" if "\x1b[" in text else text
 
 

@@ -21,9 +21,9 @@ from clary.cli.top_words import HEADER, SERIES, JobRow, count_words, job_row, mo
 
 REFRESH_S = 2.0
 KEY_WAIT_MS = 100
-SPAN_MS = 60_000  # of series that are read: the last value is shown
-MAX_JOBS = 50  # shown at once; each costs two requests a refresh
-# Jobs with hosts come first: of many that wait, those ahead in the queue have room behind them.
+SPAN_MS = 60_000  # period of the series that are read; the last value is shown
+MAX_JOBS = 50  # jobs shown at once; each costs two requests for each refresh
+# Jobs with hosts come first, then the waiting jobs that are ahead in the queue, as far as there is room.
 LIVE = ("Running", "Starting", "Stopping", "Queued")
 ENTER = (10, 13, curses.KEY_ENTER)
 
@@ -87,8 +87,8 @@ def plain(rows: Sequence[JobRow], total: int) -> str:
 
 
 def read_rows(connection: Connection) -> tuple[list[JobRow], int]:
-    """Return up to MAX_JOBS jobs that have not ended, by state as in `LIVE`, oldest first, and how many there are."""
-    names: dict[str, None] = {}  # one that goes from state to state meanwhile is in both lists
+    """Return up to MAX_JOBS jobs that have not ended, by state as in `LIVE`, oldest first, and their total number."""
+    names: dict[str, None] = {}  # a job that changes its state meanwhile is in both lists
     num_unnamed = 0
     for state in LIVE:
         page = connection.get("jobs", {"state": state, "order": "asc", "limit": MAX_JOBS})
@@ -113,11 +113,11 @@ def read_rows(connection: Connection) -> tuple[list[JobRow], int]:
 def watch(
     window: Screen, read: Callable[[], tuple[Sequence[JobRow], int]], *, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Draw until q is pressed. If the service does not answer, the first line says so, and it is asked again.
+    """Draw until q is pressed. If the service does not answer, the first line says so, and the request is repeated.
 
     Args:
         window: to draw on; its getch waits KEY_WAIT_MS at most.
-        read: returns the jobs that are shown, and how many there are.
+        read: returns the shown jobs, and the number of all jobs.
         clock: seconds.
     """
     rows: Sequence[JobRow] = []

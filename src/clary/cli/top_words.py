@@ -27,7 +27,7 @@ class JobRow:
 
     cells: tuple[str, ...]
     hosts: tuple[tuple[str, ...], ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what `--json` prints
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the output of `--json`
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ def job_row(facts: Mapping[str, Any], series: Mapping[str, Any]) -> JobRow:
 
     Args:
         facts: the service's page of the job.
-        series: its page of SERIES; an empty mapping for one that was not read.
+        series: its page of SERIES; an empty mapping if it was not read.
     """
     latest = latest_of(series)
     hosts = {host["name"]: latest.get(host["name"], {}) for host in facts["hosts"]}
@@ -90,7 +90,7 @@ def job_row(facts: Mapping[str, Any], series: Mapping[str, Any]) -> JobRow:
 
 
 def count_words(num_shown: int, total: int) -> str:
-    """Return `2 jobs`, or `50 of 208 jobs` where not all are shown."""
+    """Return `2 jobs`, or `50 of 208 jobs` if not all are shown."""
     return f"{num_shown} of {total} jobs" if total > num_shown else count(num_shown, "job")
 
 
@@ -107,7 +107,7 @@ def latest_of(series: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 def screen(
     rows: Sequence[JobRow], *, opened: frozenset[str], chosen: str, width: int, height: int, head: str
 ) -> list[tuple[str, bool]]:
-    """Return lines of at most `width` columns and whether each is the chosen one's; `height` of them at most.
+    """Return at most `height` lines of at most `width` columns, and whether each belongs to the chosen job.
 
     Args:
         rows: jobs in order.
@@ -129,7 +129,7 @@ def screen(
 
 
 def _fitting(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
-    """Return the lines of a table; where it is too wide, without columns that say nothing, then without the phase."""
+    """Return the lines of a table; if it is too wide, without empty columns, then without the phase."""
     columns = list(range(len(HEADER)))
     empty = {column for column in columns if all(row[column] in SAYS_NOTHING for row in rows)}
     for left_out in (set[int](), empty, empty | {HEADER.index(SAID_BY_STATUS)}):
@@ -142,12 +142,12 @@ def _fitting(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
 
 
 def rows_with_hosts(rows: Sequence[JobRow], *, opened: frozenset[str]) -> list[tuple[tuple[str, ...], str]]:
-    """Return the cells of every line, with the name of the job that it is of."""
+    """Return the cells of every line, with the name of its job."""
     return [(cells, row.name) for row in rows for cells in (row.cells, *(row.hosts if row.name in opened else ()))]
 
 
 def moved(names: Sequence[str], chosen: str, by: int) -> str:
-    """Return the job that lies `by` lines from the chosen one, or empty text without jobs; the ends stay.
+    """Return the job that lies `by` lines from the chosen one, or empty text without jobs; it stops at both ends.
 
     Args:
         names: of the jobs, as they are listed.
@@ -170,7 +170,7 @@ def _progress(progress: Mapping[str, Any] | None) -> str:
 
 
 def _load(hosts: Sequence[Mapping[str, float]]) -> tuple[str, str, str]:
-    """Return processor, memory and GPU of hosts together: sums of the first two, the mean of all GPUs."""
+    """Return the load of hosts together: the sums of processor and memory, the mean of all GPUs."""
     cpu = [host[CPU] for host in hosts if CPU in host]
     memory = [host[MEMORY] for host in hosts if MEMORY in host]
     gpus = [value for host in hosts for name, value in host.items() if name.endswith(GPU)]

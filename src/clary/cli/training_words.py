@@ -8,7 +8,7 @@ from typing import Any
 from clary.cli.tables import duration, table
 
 UNKNOWN = "-"
-MAX_TAGS = 20  # of histograms and images that are shown
+MAX_TAGS = 20  # tags of histograms and images that are shown
 
 
 def progress_text(progress: Mapping[str, Any]) -> str:

@@ -78,7 +78,7 @@ def _page(connection: Connection, name: str) -> dict[str, Any]:
 def _followed(connection: Connection, page: dict[str, Any], *, is_quiet: bool) -> dict[str, Any]:
     """Show a tuning job until it has ended; return its last page.
 
-    A terminal shows all of it anew each time; a pipe gets a line for each trial that ends.
+    A terminal shows the whole text anew each time; a pipe gets a line for each trial that ends.
     """
     told = _Screen() if sys.stdout.isatty() else _Lines()
     while True:
@@ -91,13 +91,13 @@ def _followed(connection: Connection, page: dict[str, Any], *, is_quiet: bool) -
 
 
 class _Screen:
-    """The text of a tuning job on a terminal, drawn over itself; of one that is too long the beginning."""
+    """The text of a tuning job on a terminal, drawn over itself; of a long text only the beginning."""
 
     def __init__(self) -> None:
         self._num_lines = 0
 
     def show(self, page: Mapping[str, Any]) -> None:
-        """Draw a page; one that has ended whole."""
+        """Draw a page; the page of an ended job is printed in full."""
         columns, rows = shutil.get_terminal_size()
         lines = tuning_text(page, now=datetime.now(UTC), width=columns).splitlines()
         if page["status"] in IN_PROGRESS and len(lines) >= rows:
@@ -107,7 +107,7 @@ class _Screen:
 
 
 class _Lines:
-    """A line for each trial that ends, in the order in which they do."""
+    """A line for each trial that ends, in the order of their ends."""
 
     def __init__(self) -> None:
         self._told: set[int] = set()

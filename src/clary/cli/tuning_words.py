@@ -25,7 +25,7 @@ def list_text(rows: Sequence[Mapping[str, Any]], *, now: datetime, width: int | 
 
     Args:
         rows: as the service lists them.
-        now: for those that have not ended.
+        now: for the durations of jobs that have not ended.
         width: columns of the screen; None folds nothing.
     """
     if not rows:
@@ -137,7 +137,7 @@ def trial_line(trial: Mapping[str, Any], metric: str) -> str:
 
 
 def _why(trial: Mapping[str, Any]) -> str:
-    """Return where a trial began, if another one had trained its configuration, and why it ended early."""
+    """Return the trial from which a trial continued, if there is one, and why the trial ended early."""
     begun = f"goes on from trial {trial['continues']}" if trial.get("continues") else ""
     return "; ".join(filter(None, (begun, trial["stop_reason"] or trial["failure_reason"])))
 

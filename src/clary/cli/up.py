@@ -52,12 +52,12 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start the service unless it runs, wait until it answers, say where.
+    """Start the service unless it runs, wait until it answers, and print its address.
 
     Raises: ClaryError (fault USER) when a service with another engine than `--engine` runs; it stays as it is.
     """
     if options.engine:
-        os.environ[variable_of("engine")] = options.engine  # of the service that is started, too
+        os.environ[variable_of("engine")] = options.engine  # also for the service that is started
     settings = load_settings()
     require_local(settings, "up")
     folder = StateFolder(settings.home_folder)
@@ -111,7 +111,7 @@ def _print_problems(connection: Connection, settings: Settings) -> None:
 
 
 def _without_torch(settings: Settings) -> list[str]:
-    """Return why images of AWS's frameworks are refused, with the command that mends it; nothing if they are not."""
+    """Return why images of AWS's frameworks are refused, with the command that helps; empty if they are accepted."""
     problem = why_default_fails(settings, InterpreterProbe())
     return [f"AWS's framework images are refused: {problem}"] if problem else []
 
@@ -137,7 +137,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 
 def _start(settings: Settings, folder: StateFolder, options: argparse.Namespace) -> Connection:
-    # It runs in another folder than this command, where a relative state folder would be another one.
+    # The service runs in another folder than this command, where a relative state folder would be another folder.
     environment = {**os.environ, variable_of("home"): str(folder.root)}
     with folder.service_log.open("ab") as log:
         process = subprocess.Popen(
@@ -170,7 +170,7 @@ def _say(sentence: str) -> None:
 
 def _why(folder: StateFolder) -> str:
     """Return the known facts of a failed start, to be appended to a sentence."""
-    full = why_full(folder.root)  # a log on a full disk does not say why a service has ended
+    full = why_full(folder.root)  # a log on a full disk cannot name the cause of a service's end
     return f"{f'; {full}; then start it again' if full else ''}; end of {folder.service_log}:\n{_log_tail(folder)}"
 
 

@@ -31,13 +31,13 @@ def add_parser(commands: Any) -> None:
         choices=[state.value for state in JobState if state is not JobState.QUEUED],
         help="wait for this state instead; exit code 0 also for a job past it, 1 for a job that can no longer reach it",
     )
-    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="give up after this long; else never")
-    parser.add_argument("--json", action="store_true", help="print JSON: a list of the jobs as they are then")
+    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="give up after this time; default: never")
+    parser.add_argument("--json", action="store_true", help="print JSON: a list of the jobs in their last state")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask for each job in turn until it is where it is waited for."""
+    """Poll each job in turn until it has reached the awaited state."""
     connection = connect()
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
     found: list[Mapping[str, Any]] = []
@@ -74,7 +74,7 @@ def _wait(connection: Connection, name: str, wanted: str | None, deadline: float
 
 
 def _has_reached(state: JobState, wanted: str | None) -> bool:
-    """Whether a job is in the wanted state, or past one that all jobs go through."""
+    """Whether a job is in the wanted state, or past a state that all jobs go through."""
     if wanted is None:
         return state is JobState.COMPLETED
     if state == wanted:
