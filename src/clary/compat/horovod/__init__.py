@@ -1,7 +1,7 @@
 """Horovod by the names that users' scripts import, over Clary's collectives (`clary.train.horovod`).
 
-A Python that the train side does not support gets an error that says so. A real Horovod, where one is installed, takes
-the place of this one. `horovod.run` starts ranks on this machine.
+A Python that the train side does not support gets an error that says so. A real Horovod, where one is installed,
+replaces this one. `horovod.run` starts ranks on this machine.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ __version__ = "0.28.1"  # the release of Horovod whose interface this is
 
 def __getattr__(name: str) -> Any:
     if name == "run":
-        from horovod.runner import run  # saves 60 ms of programs that start no ranks
+        from horovod.runner import run  # imported here: it takes 60 ms, which other programs save
 
         return run
     raise AttributeError(f"module 'horovod' has no attribute {name!r}")

@@ -1,1 +1,1 @@
-"""Modules that all faces of Horovod share."""
+"""Modules that the interfaces for all frameworks share."""

@@ -1,4 +1,4 @@
-"""Requests of arrays of NumPy, for the faces whose tensors are seen through NumPy: TensorFlow's and MXNet's.
+"""Requests on NumPy arrays, for the frameworks whose tensors are accessed through NumPy: TensorFlow and MXNet.
 
 Arrays are C-contiguous. Names, sizes and ranks are looked up when an operation runs, so that a graph outlives a change
 of the ranks.
@@ -29,16 +29,16 @@ DTYPES = {
     "uint8": Dtype.UINT8,
     "bool": Dtype.BOOL,
 }
-_AS_BITS = {"uint16": np.int16, "uint32": np.int32, "uint64": np.int64}  # where nothing is computed
+_AS_BITS = {"uint16": np.int16, "uint32": np.int32, "uint64": np.int64}  # for operations that only move data
 _TWO_BYTES = 2  # of float16 and bfloat16
 
 
 @dataclass(frozen=True)
 class Call:
-    """One operation, as it was called.
+    """The arguments that identify one operation.
 
     Args:
-        name: equal on all ranks; None: made up for each run, in the order in which nameless operations run.
+        name: equal on all ranks; None: a name is made for each run, in the order of nameless operations.
         process_set: its number.
         is_group: whether its arrays are ready all at once or not at all.
     """
@@ -49,11 +49,11 @@ class Call:
 
     @property
     def nameless(self) -> Call:
-        """The same for another operation, as its gradient."""
+        """A copy without name, for a related operation such as the gradient."""
         return replace(self, name=None)
 
     def named(self, verb: str, count: int) -> tuple[str, list[str], bool]:
-        """Return the name of the operation, one for each of its arrays, and whether they were made up."""
+        """Return the name of the operation, a name for each of its arrays, and whether the names were made up."""
         is_nameless = self.name is None
         base = world.engine(self.process_set).make_name(verb) if is_nameless else f"{verb}.{self.name}"
         single = count == 1 and not self.is_group
@@ -92,7 +92,7 @@ class Room:
     Args:
         like: array whose type and further lengths the result has.
         factor: multiplies the result.
-        take: returns so many bytes, an array of uint8.
+        take: returns an array of uint8 of the given number of bytes.
     """
 
     def __init__(self, like: np.ndarray, factor: float = 1.0, *, take: Callable[[int], np.ndarray]) -> None:
@@ -103,7 +103,7 @@ class Room:
         self.counts: list[int] = []
 
     def allocate(self, rows: int) -> Buffer:
-        """Return memory for so many rows."""
+        """Return memory for a number of rows."""
         shape = (rows, *self._like.shape[1:])
         num_bytes = int(np.prod(shape, dtype=np.int64)) * self._like.itemsize
         self._memory = self._take(num_bytes).view(self._like.dtype).reshape(shape)
@@ -125,7 +125,7 @@ class Room:
         return self._memory
 
     def request(self, name: str, what: Description, rows: np.ndarray, *, is_nameless: bool) -> Request:
-        """Return the request whose result goes here.
+        """Return the request that writes its result to this memory.
 
         Args:
             name: of the operation.
@@ -177,9 +177,9 @@ def root_index(root_rank: int, process_set: int) -> int:
 
 
 def scaled(array: np.ndarray, factor: float) -> np.ndarray:
-    """Return the array times a factor, rounded to zero where it holds whole numbers; itself for 1.
+    """Return the array times a factor, rounded to zero where it holds whole numbers; the array itself for factor 1.
 
-    Whole numbers are multiplied in float64, types of two bytes in float32, as by Horovod on a CPU.
+    Whole numbers are multiplied in float64, types of two bytes in float32, as Horovod does on a CPU.
     """
     if factor == 1.0:
         return array
@@ -201,7 +201,7 @@ def scaling_in_place(array: np.ndarray, factor: float) -> Callable[[], None] | N
 
 
 def as_bits(array: np.ndarray) -> np.ndarray:
-    """Return an array that is moved, not computed with, in a type that cores know."""
+    """Return an array for an operation that only moves it, in a type that the engine knows."""
     kind = _AS_BITS.get(array.dtype.name)
     return array if kind is None else array.view(kind)
 

@@ -1,4 +1,4 @@
-"""The functions that every face of Horovod has and that are not about tensors."""
+"""The functions without tensors that Horovod has for every framework."""
 
 from __future__ import annotations
 

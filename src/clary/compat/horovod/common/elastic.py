@@ -1,6 +1,6 @@
 """Elastic training: state that is committed, restored after a failure, and equal on all ranks.
 
-In a job a lost host ends the attempt; the next attempt goes on from the last commit (`clary.train.horovod.commits`).
+In a job a lost host ends the attempt; the next attempt continues from the last commit (`clary.train.horovod.commits`).
 Where all processes still live, an operation that failed is repeated from the last commit in the same processes.
 """
 
@@ -18,7 +18,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from clary.train.horovod.commits import FILE_NAME, CommitWriter, commit_folder, read_commit
 from clary.train.horovod.errors import CommitError
 
-# What a state of another framework, model or optimizer ends with; of torch, sizes that differ are a RuntimeError.
+# Errors for a state of another framework, model or optimizer; torch raises RuntimeError for different sizes.
 _OF_ANOTHER_PROGRAM = (pickle.PickleError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, ImportError)
 
 
@@ -37,11 +37,11 @@ class State:
         self._writer: CommitWriter | None = None
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Have functions called after the ranks have formed anew."""
+        """Register functions to be called after the ranks have formed a new group."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Adapt to the new ranks, and call the functions that asked for it."""
+        """Adapt to the new ranks, and call the registered functions."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -66,22 +66,22 @@ class State:
     def packer(self) -> Callable[[], bytes]:
         """Return a function that returns the saved state as bytes.
 
-        Changes that the program makes after this call are not in them.
+        Later changes by the program are not in these bytes.
         Raises: NotImplementedError here; subclasses do it.
         """
         raise NotImplementedError
 
     def unpack(self, content: bytes) -> None:
-        """Take over a state that `packer` wrote, as if it had been saved here.
+        """Load a state that `packer` wrote, as if it had been saved here.
 
         Raises: NotImplementedError here; subclasses do it.
         """
         raise NotImplementedError
 
     def resume(self) -> bool:
-        """Take over the last commit of an earlier attempt on rank 0; whether there was one.
+        """Load the last commit of an earlier attempt on rank 0; return whether there was one.
 
-        Raises: CommitError naming the file if it is no commit, or one of another program.
+        Raises: CommitError naming the file if it is no commit, or a commit of another program.
         """
         folder = commit_folder(os.environ)
         content = read_commit(folder) if folder is not None and self._rank() == 0 else None
@@ -160,7 +160,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
     Args:
         func: the training loop.
-        reset: forms the ranks anew.
+        reset: forms a new group of the ranks.
     """
 
     @functools.wraps(func)

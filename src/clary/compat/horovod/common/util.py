@@ -32,7 +32,7 @@ __all__ = [
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return whether a framework can be imported, which is all that its face needs.
+    """Return whether a framework can be imported, which is all that Horovod needs of it.
 
     Args:
         ext_base_name: torch, tensorflow or mxnet.
@@ -47,7 +47,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Return whether a framework sees a GPU.
 
     Args:
-        ext_base_name: torch or tensorflow; anything else has none.
+        ext_base_name: torch or tensorflow; any other framework has no GPU.
         verbose: has no effect.
     """
     if ext_base_name == "torch":
@@ -81,12 +81,12 @@ def _set(values: Any) -> None:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any = None) -> Any:
-    """Return `handle_average`, as Horovod's faces are built on it."""
+    """Return `handle_average`, as Horovod's modules call it."""
     return handle_average
 
 
 def handle_average(op: int | None, average: bool | None) -> Reduction:
-    """Return the reduction that a call means by `op`, or by `average` of before 0.19.
+    """Return the reduction of a call: `op`, or `average`, which is older than Horovod 0.19.
 
     Raises: ValueError if both are given.
     """

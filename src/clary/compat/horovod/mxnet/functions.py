@@ -14,14 +14,14 @@ from mxnet.gluon.parameter import DeferredInitializationError, Parameter, Parame
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
-    """Overwrite the parameters of all ranks with those of one.
+    """Overwrite the parameters of all ranks with the parameters of one rank.
 
     A parameter whose shape is not known yet is overwritten when it gets its first values.
 
     Args:
         params: a ParameterDict, or a dict of parameters or arrays.
         root_rank: rank that sends.
-        prefix: of names; programs that call this more than once give different ones.
+        prefix: of names; programs that call this more than once give different prefixes.
 
     Raises: ValueError for anything else.
     """
@@ -54,9 +54,9 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
     """Return the object of one rank on all ranks; it travels as a pickle.
 
     Args:
-        obj: of the root; that of other ranks has no effect but on the name.
+        obj: of the root; on other ranks, only its class has an effect, on the name.
         root_rank: rank that sends.
-        name: equal on all ranks; None takes that of the object's class.
+        name: equal on all ranks; None takes the name of the object's class.
     """
     base = name or type(obj).__name__
     packed = _pack(obj) if rank() == root_rank else None
@@ -82,7 +82,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 
 def _pack(obj: Any) -> mx.nd.NDArray:
-    """Return the pickle of an object as bytes; functions and classes of `__main__` too, where cloudpickle is there."""
+    """Return the pickle of an object as bytes; functions and classes of `__main__` too, if cloudpickle is installed."""
     try:
         import cloudpickle as writer
     except ImportError:

@@ -1,7 +1,7 @@
-"""Arrays of MXNet as the engine takes them: contiguous memory of the host, seen through NumPy without a copy.
+"""Arrays of MXNet in the form that the engine takes: contiguous memory of the host, as NumPy arrays without a copy.
 
-MXNet computes in threads of its own, and an array may still be waited for when Python holds it. So a view is made only
-when everything that was queued before has ended; what is queued later sees what the engine has written.
+MXNet computes in threads of its own, and an array may not be computed yet when Python holds it. So a view is made only
+after all queued work has ended; work queued later sees the data that the engine has written.
 Source: c_api.h of MXNet 1.9.1, `MXNDArrayGetData` and `MXNDArrayWaitToWrite`.
 """
 
@@ -16,12 +16,12 @@ from mxnet.base import _LIB, check_call
 
 
 def view(tensor: mx.nd.NDArray) -> np.ndarray:
-    """Return the array's own memory, which may be written; for one on a GPU, a copy on the host.
+    """Return the array's own memory, which may be written; for an array on a GPU, a copy on the host.
 
     Args:
         tensor: of any shape; it must live as long as the result is used.
 
-    Raises: ValueError for a sparse array, and for a type that cannot travel; MXNetError of what was queued before.
+    Raises: ValueError for a sparse array, and for a type that cannot travel; MXNetError of earlier queued work.
     """
     if tensor.stype != "default":
         raise ValueError(f"only dense arrays travel; got storage type {tensor.stype}: use tostype('default')")
@@ -49,5 +49,5 @@ def place_of(tensor: mx.nd.NDArray) -> str:
 
 
 def new_like(array: np.ndarray, tensor: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a new array of MXNet with the values of one of NumPy, where `tensor` lies."""
+    """Return a new array of MXNet with the values of a NumPy array, on the device of `tensor`."""
     return mx.nd.array(array, ctx=tensor.context, dtype=tensor.dtype)

@@ -1,4 +1,4 @@
-"""All operations by the module's name that programs import them from; MPI is not used.
+"""All operations, under the module name that programs import; MPI is not used.
 
 Arguments that operations share: `name` is equal on all ranks (made up if None: then all ranks call the same operations
 in the same order); `priority` has no effect, as operations run when they are called; `process_set` are the ranks that
@@ -62,7 +62,7 @@ def allreduce(
 
     Args:
         tensor: of one shape and type on all ranks; it is not changed.
-        average: of before 0.24; use `op`.
+        average: older than Horovod 0.24; use `op`.
         name, priority, prescale_factor, postscale_factor, process_set: see the module.
         op: Average (if None), Sum, Min, Max or Product.
 
@@ -191,7 +191,7 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> mx.nd.NDArray:
-    """Overwrite the array of all ranks with that of one, and return it.
+    """Overwrite the array of all ranks with the array of one rank, and return it.
 
     Args: as `broadcast`.
     """

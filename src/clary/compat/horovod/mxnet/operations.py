@@ -1,7 +1,7 @@
-"""Operations on arrays of MXNet. Each waits until all ranks have called it, and returns when its result is there.
+"""Operations on arrays of MXNet. Each waits until all ranks have called it, and returns with its result.
 
-Horovod's own queue them and return at once, so that ranks may call them in different orders. Here ranks that call
-operations in different orders wait for each other, unless the operations stand in one list.
+Horovod queues operations and returns at once, so that ranks may call them in different orders. Here ranks that call
+operations in different orders wait for each other, unless the operations are in one list.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from clary.train.horovod.requests import Description, Reduction, Request, Verb
 
 
 def call_of(name: str | None, process_set: ProcessSet, *, is_group: bool = False) -> Call:
-    """Return an operation as it was called.
+    """Return the `Call` of an operation.
 
     Args:
         name: equal on all ranks, or None.
@@ -47,7 +47,7 @@ def call_of(name: str | None, process_set: ProcessSet, *, is_group: bool = False
 def all_reduce(
     tensors: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray], call: Call, scaling: Scaling
 ) -> None:
-    """Reduce each array over the ranks of a process set, into its target; the two may be the same.
+    """Reduce each array over the ranks of a process set, into its target; array and target may be the same.
 
     Args:
         tensors: of any shapes, equal on all ranks.
@@ -67,7 +67,7 @@ def reduce_all(
 
     Args:
         calls: arrays, targets and call of each, as `all_reduce`; all in one process set.
-        scaling: of all.
+        scaling: of all calls.
 
     Raises: as `all_reduce`.
     """
@@ -106,7 +106,7 @@ def reduce_all(
 
 
 def all_gather(tensors: Sequence[mx.nd.NDArray], call: Call) -> list[mx.nd.NDArray]:
-    """Collect each array of all ranks behind each other along their first axis; lengths of it may differ by rank.
+    """Collect each array of all ranks behind each other along their first axis; its length may differ by rank.
 
     Raises: HorovodInternalError.
     """
@@ -131,7 +131,7 @@ def all_gather(tensors: Sequence[mx.nd.NDArray], call: Call) -> list[mx.nd.NDArr
 
 
 def broadcast(tensor: mx.nd.NDArray, target: mx.nd.NDArray, root_rank: int, call: Call) -> None:
-    """Write the array of one rank into the target of all; the two may be the same.
+    """Write the array of one rank into the target of all ranks; array and target may be the same.
 
     Args:
         tensor: of one shape and type on all ranks.
@@ -210,7 +210,7 @@ def reduce_scatter(tensors: Sequence[mx.nd.NDArray], call: Call, scaling: Scalin
 
 
 def _write_back(target: mx.nd.NDArray, result: np.ndarray) -> None:
-    """Copy a result to the GPU; memory of the host was written where it lies."""
+    """Copy a result to the GPU; host memory was written in place."""
     if memory.place_of(target) == "gpu":
         target[:] = result
 

@@ -1,4 +1,4 @@
-"""The optimizer and the trainer whose gradients are those of all ranks."""
+"""The optimizer and the trainer that average gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     """An optimizer that updates with the average gradient of all ranks.
 
     Args:
-        optimizer: of MXNet; anything that is not about gradients is its own.
-        gradient_predivide_factor: divides gradients before the sum, and so much less after it.
-        num_groups: number of groups whose gradients are ready all at once; 0: each by itself.
+        optimizer: of MXNet; it does all work except averaging gradients.
+        gradient_predivide_factor: divides gradients before the sum; the average is corrected after it.
+        num_groups: number of groups whose gradients are reduced together; 0: each gradient by itself.
         process_set: ranks that take part; others update with their own gradients.
     """
 
@@ -34,7 +34,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        # The base class would set learning rate and counts, which `__getattr__` takes from the optimizer.
+        # No super().__init__: it would set learning rate and counts, which `__getattr__` takes from the optimizer.
         self._optimizer = optimizer
         self._scaling = _averaging(gradient_predivide_factor)
         self._num_groups = num_groups
@@ -87,12 +87,12 @@ class DistributedTrainer(mx.gluon.Trainer):
 
     Args:
         params: of `mx.gluon.Trainer`, as are `optimizer` and `optimizer_params`.
-        optimizer: a name or an optimizer; a DistributedOptimizer is taken apart, with a warning.
+        optimizer: a name or an optimizer; of a DistributedOptimizer the inner one is used, with a warning.
         optimizer_params: of the optimizer.
         compression: of gradients on their way.
-        gradient_predivide_factor: divides gradients before the sum, and so much less after it.
-        prefix: of names; programs with several trainers give different ones.
-        num_groups: number of groups whose gradients are ready all at once; 0: each by itself.
+        gradient_predivide_factor: divides gradients before the sum; the average is corrected after it.
+        prefix: of names; programs with several trainers give different prefixes.
+        num_groups: number of groups whose gradients are reduced together; 0: each gradient by itself.
         process_set: ranks that take part; others step with their own gradients.
     """
 

@@ -30,15 +30,15 @@ def run(
         func: taken by cloudpickle where it is installed, else by name; arguments and results are pickled too.
         args, kwargs: of the function.
         num_proc: number of ranks.
-        np: of before 0.25; use `num_proc`.
+        np: older than Horovod 0.25; use `num_proc`.
         env: further variables of the ranks.
         executable: Python that runs them; None for this one.
         hosts: localhost:SLOTS; other hosts are refused.
         verbose, use_gloo, use_mpi: have no effect.
 
-    Raises: RuntimeError if a rank failed; ValueError for other hosts than this.
+    Raises: RuntimeError if a rank failed; ValueError for hosts other than this one.
     """
-    from horovod.runner.launch import run_command  # `python -m horovod.runner.launch` must find it not loaded yet
+    from horovod.runner.launch import run_command  # late: `python -m horovod.runner.launch` imports this package
 
     count = np if np is not None else num_proc
     if hosts is not None and any(one.partition(":")[0] not in ("localhost", "127.0.0.1") for one in hosts.split(",")):

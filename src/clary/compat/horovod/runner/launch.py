@@ -1,4 +1,4 @@
-"""horovodrun: starts the ranks of a program on this machine, and ends all when one fails.
+"""horovodrun: starts the ranks of a program on this machine, and ends all ranks when one fails.
 
     horovodrun -np 4 python train.py
 
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from horovod.runner import options as lines
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-_SHARED_WORD = "CLARY_COLLECTIVE_SECRET"  # variable of the secret that ranks prove to each other
+_SHARED_WORD = "CLARY_COLLECTIVE_SECRET"  # variable of the secret by which ranks authenticate each other
 _GRACE_S = 5.0  # between SIGTERM and SIGKILL
 _LOOK_S = 0.05
 _FAILED = 1
@@ -112,7 +112,7 @@ def run_command(
     folder: str | None = None,
     has_stamps: bool = False,
 ) -> int:
-    """Run `count` ranks of a command, and end all when one fails.
+    """Run `count` ranks of a command, and end all of them when one fails.
 
     Args:
         command: program and arguments.
@@ -124,7 +124,7 @@ def run_command(
     Raises: OSError if the command cannot be started.
     """
     port = _free_port()
-    secret = os.environ.get(_SHARED_WORD) or secrets.token_hex(32)  # else any user of this machine could be a rank
+    secret = os.environ.get(_SHARED_WORD) or secrets.token_hex(32)  # else any local user could join as a rank
     ranks: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
     stopped = threading.Event()
@@ -153,7 +153,7 @@ def run_command(
 
 
 def rank_variables(rank: int, count: int, port: int) -> dict[str, str]:
-    """Return the variables by which a rank knows its place, as horovodrun and torchrun set them.
+    """Return the variables that tell a rank its place, as horovodrun and torchrun set them.
 
     Args:
         rank: of the process; all ranks are on this machine.
@@ -212,7 +212,7 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
 
 @contextlib.contextmanager
 def _signals_stop(stopped: threading.Event) -> Any:
-    """Have SIGTERM and SIGINT end the ranks; outside of the main thread nothing changes."""
+    """Make SIGTERM and SIGINT end the ranks; outside of the main thread do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

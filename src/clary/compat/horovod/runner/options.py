@@ -1,4 +1,4 @@
-"""The command line of horovodrun: which options are honoured, which have no effect, which are refused."""
+"""The command line of horovodrun: which options take effect, which have none, which are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 VERSION = "0.28.1"
 _MIB = 1 << 20
 
-# Option, variable of the ranks, and how its text becomes the variable's.
+# Option, variable of the ranks, and the function from the option's text to the variable's.
 _TUNABLE: Sequence[tuple[str, str, str]] = (
     ("--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", "mib"),
     ("--cycle-time-ms", "HOROVOD_CYCLE_TIME", ""),
@@ -25,7 +25,7 @@ _FLAGS: Mapping[str, tuple[str, str]] = {
     "--no-stall-check": ("HOROVOD_STALL_CHECK_DISABLE", "1"),
     "--stall-check": ("HOROVOD_STALL_CHECK_DISABLE", "0"),
 }
-_UNDERSTOOD = ("--gloo",)  # this is always done
+_UNDERSTOOD = ("--gloo",)  # has always this effect
 _WITHOUT_EFFECT = (
     "--disable-cache",
     "--mpi",
@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def refusal(options: argparse.Namespace) -> str:
-    """Return why options cannot be honoured; "" where they can."""
+    """Return why options cannot be honoured; "" if they can."""
     found = [option for option in _REFUSED if getattr(options, _name(option)) is not None]
     if not found:
         return ""
@@ -110,7 +110,7 @@ def refusal(options: argparse.Namespace) -> str:
 
 
 def without_effect(options: argparse.Namespace) -> list[str]:
-    """Return the options that were given and change nothing."""
+    """Return the given options that have no effect."""
     given = [option for option in _WITHOUT_EFFECT if getattr(options, _name(option))]
     return given + [option for option in _VALUES_WITHOUT_EFFECT if getattr(options, _name(option)) is not None]
 

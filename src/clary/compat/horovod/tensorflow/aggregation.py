@@ -11,7 +11,7 @@ from clary.train.collective.adapters.tensorflow.tape import Reduce
 
 
 class LocalGradientAggregationHelper:
-    """Adds gradients up, and hands the sums of every so many passes to `reduce`.
+    """Adds gradients up, and passes the sums of every `passes` passes to `reduce`.
 
     Args:
         passes: backward passes of one step.
@@ -28,7 +28,7 @@ class LocalGradientAggregationHelper:
         self._sums: dict[int, Any] = {}
 
     def __call__(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Add gradients up; return the reduced sums where the step is due, this rank's sums elsewhere.
+        """Add gradients up; return the reduced sums if the step is due, else this rank's sums.
 
         Raises: ValueError for sparse gradients without `sparse_as_dense`.
         """
@@ -56,7 +56,7 @@ class LocalGradientAggregationHelper:
         return results
 
     def is_due(self) -> Any:
-        """Return whether the sums that were just returned are those of all ranks, a scalar of bool."""
+        """Return whether the last returned sums are reduced over all ranks, a scalar of bool."""
         return tf.equal(self.counter.read_value(), 0)
 
     def _make_sum(self, place: int, gradient: Any, variable: Any) -> None:

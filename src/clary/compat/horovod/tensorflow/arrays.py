@@ -1,7 +1,7 @@
 """NumPy arrays through the engine: each function makes requests, waits for them, and returns new arrays.
 
-Nothing here knows TensorFlow. Arrays are C-contiguous and not written. Names, sizes and ranks are looked up when an
-operation runs, so a graph outlives a change of the ranks.
+Nothing here knows TensorFlow. Input arrays are C-contiguous and stay unchanged. Names, sizes and ranks are looked up
+when an operation runs, so a graph outlives a change of the ranks.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def all_reduce(arrays: Sequence[np.ndarray], call: Call, scaling: Scaling) -> li
 
 
 def all_gather(arrays: Sequence[np.ndarray], call: Call) -> list[np.ndarray]:
-    """Collect each array of all ranks behind each other along their first axis; lengths of it may differ by rank.
+    """Collect each array of all ranks behind each other along their first axis; its length may differ by rank.
 
     Raises: HorovodInternalError.
     """

@@ -19,7 +19,7 @@ from clary.train.collective.adapters.tensorflow.optimizer import build_optimizer
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
-_VARIABLES = "clary.variables"  # among the plain objects of a commit
+_VARIABLES = "clary.variables"  # key of the variables among the plain objects of a commit
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +108,7 @@ class TensorFlowKerasState(_VariablesState):
     Args:
         model: with its weights made.
         optimizer: None takes the one that the model was compiled with.
-        backend: of before TensorFlow 2; has no effect.
+        backend: older than TensorFlow 2; has no effect.
         kwargs: names and first values of plain objects.
     Raises: ValueError for a model without weights yet.
     """

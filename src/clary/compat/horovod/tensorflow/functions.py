@@ -21,7 +21,7 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Assign the values of one rank to the variables of all.
+    """Assign the values of one rank to the variables of all ranks.
 
     Args:
         variables: of TensorFlow or of Keras, in the same order on all ranks.
@@ -39,7 +39,7 @@ def broadcast_variables(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Assign one rank's values to all global variables of the default graph, which is one of TensorFlow 1.
+    """Assign one rank's values to all global variables of the default graph of TensorFlow 1.
 
     Returns: the operation to run.
     Raises: RuntimeError where operations run at once.
@@ -82,7 +82,7 @@ def broadcast_object(
     """Return the object of one rank on all ranks; it travels as a pickle.
 
     Args:
-        obj: of the root; that of other ranks has no effect.
+        obj: of the root; on other ranks it has no effect.
         root_rank: rank that sends.
         session: of TensorFlow 1.
         name: equal on all ranks.
@@ -148,7 +148,7 @@ def _value(tensor: Any, session: Any) -> np.ndarray:
 
 
 def _pack(obj: Any) -> np.ndarray:
-    """Return the pickle of an object as bytes; functions and classes of `__main__` too, where cloudpickle is there."""
+    """Return the pickle of an object as bytes; functions and classes of `__main__` too, if cloudpickle is installed."""
     try:
         import cloudpickle as writer
     except ImportError:

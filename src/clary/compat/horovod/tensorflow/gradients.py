@@ -1,4 +1,4 @@
-"""Lists of gradients reduced as a tape or an optimizer was asked to."""
+"""Reduces lists of gradients by the options of a tape or an optimizer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GradientOptions:
         predivide: divides each rank's gradients first, and multiplies averages.
         groups: number of groups, or lists of variables, whose gradients are reduced all at once; None for no groups.
         scales_local: whether gradients of local variables are divided by the number of ranks.
-    Raises: ValueError for options that do not go together.
+    Raises: ValueError for options that exclude each other.
     """
 
     name: str
@@ -55,33 +55,33 @@ class GradientOptions:
 
 
 def groups_of(num_groups: int, groups: Any) -> Any:
-    """Return the groups that two arguments mean, the first of which is that of before 0.22."""
+    """Return the groups of two arguments, the first of which is older than Horovod 0.22."""
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
     return num_groups if num_groups and groups is None else groups
 
 
 class GradientReducer:
-    """Reduces lists of gradients. Variables may be kept out of it as local ones."""
+    """Reduces lists of gradients. Local variables keep the gradients of their rank."""
 
     def __init__(self, options: GradientOptions) -> None:
         self.options = options
         self._local: set[Any] = set()
 
     def keep_local(self, variable: Any) -> None:
-        """Leave the gradients of a variable to this rank alone."""
+        """Keep the gradients of a variable local to this rank."""
         self._local.add(reference(variable))
 
     def is_local(self, variable: Any) -> bool:
-        """Whether `keep_local` was called with it."""
+        """Whether `keep_local` was called with this variable."""
         return reference(variable) in self._local
 
     def __call__(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients reduced, in their order; None stays.
+        """Return the reduced gradients, in their order; None stays None.
 
         Args:
             gradients: tensors, tf.IndexedSlices or None; None at the same places on all ranks.
-            variables: as many.
+            variables: of the gradients, in the same order.
         """
         results = list(gradients)
         shared = [place for place, one in enumerate(variables) if not self.is_local(one)]
@@ -149,7 +149,7 @@ class GradientReducer:
         return Scaling(Reduction(self.options.op), 1.0 / factor, factor)
 
     def _is_alone(self) -> bool:
-        """Whether nothing is to be reduced. Elastic programs trace once and ask the engine in every step."""
+        """Whether no reduction is needed. Elastic programs trace once, so they ask the engine in every step."""
         process_set = self.options.process_set
         if os.environ.get(_ELASTIC, "0") not in ("", "0"):
             return False
@@ -171,7 +171,7 @@ def check_op(op: int, *, averages_aggregated: bool = False) -> None:
 
 
 def _over(gradient: Any, num_ranks: Any) -> Any:
-    """Return a gradient divided by the number of ranks; None stays."""
+    """Return a gradient divided by the number of ranks; None for None."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):

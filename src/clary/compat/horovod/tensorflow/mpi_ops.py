@@ -101,10 +101,10 @@ _NOT_INITIALIZED = -2
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Form the group of all ranks; a second call while it stands does nothing.
+    """Form the group of all ranks; a second call while the group exists does nothing.
 
     Args:
-        comm, process_sets: as for every face of Horovod, see `clary.train.horovod.process_sets.init`.
+        comm, process_sets: as for every framework, see `clary.train.horovod.process_sets.init`.
     """
     basics.init(comm, process_sets)
     keep_from_xla()
@@ -165,7 +165,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Return for each of several tensors those of all ranks behind each other; all at once.
+    """Return several tensors, each with the tensors of all ranks behind each other; all at once.
 
     Args: as `allgather`.
     """
@@ -179,7 +179,7 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the tensor of one rank on all.
+    """Return the tensor of one rank on all ranks.
 
     Args:
         tensor: of any shape, equal on all ranks.
@@ -195,7 +195,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Overwrite the variables of all ranks with those of one, and return their values.
+    """Overwrite the variables of all ranks with the variables of one rank, and return their values.
 
     Args:
         variables: in the same order on all ranks.

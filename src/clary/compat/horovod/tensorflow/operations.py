@@ -1,7 +1,7 @@
 """Operations on tensors, eagerly and inside graphs, through which gradients flow.
 
-Gradients are those of Horovod: of an all-reduce the all-reduce of the gradients, of a gather and a broadcast the
-average over all ranks, of a reduce-scatter the gather. All run in one order on all ranks, see
+Gradients are as in Horovod: for an all-reduce the all-reduce of the gradients, for a gather and a broadcast the
+average over all ranks, for a reduce-scatter the gather. All run in one order on all ranks, see
 `adapters.tensorflow.ordered`.
 """
 
@@ -31,7 +31,7 @@ class OperationFailed(HorovodInternalError, tf.errors.FailedPreconditionError):
 
 
 class WrongArgument(ValueError, tf.errors.InvalidArgumentError):
-    """A tensor cannot take part; nothing was sent. Programs catch it by either of its two names."""
+    """A tensor has an unsuitable type or shape; no data was sent. Programs catch it by either of its two names."""
 
     def __init__(self, message: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, message)
@@ -96,7 +96,7 @@ def broadcast(tensors: Sequence[Any], root_rank: int, call: Call) -> list[Any]:
 
         def gradient(*upstream: Any) -> Any:
             averaged = all_reduce(_typed(upstream, values), call.nameless, _AVERAGE)
-            with tf.control_dependencies(averaged):  # or a graph would leave out on one rank what the others wait for
+            with tf.control_dependencies(averaged):  # else a graph could omit it on one rank, and other ranks wait
                 return averaged if world.rank() == root_rank else [tf.zeros_like(one) for one in averaged]
 
         return results, gradient
@@ -159,7 +159,7 @@ def reduce_scatter(tensors: Sequence[Any], call: Call, scaling: Scaling) -> list
 
 
 def _is_recorded() -> bool:
-    """Whether a gradient may be asked for later; true where this TensorFlow does not say."""
+    """Whether a gradient may be needed later; true if this TensorFlow does not tell."""
     try:
         from tensorflow.python.eager import record
     except ImportError:
@@ -180,13 +180,13 @@ def _run(function: Callable[[list[np.ndarray]], list[np.ndarray]], values: Seque
 
 
 def _differentiable(function: Callable[..., Any], tensors: Sequence[Any]) -> list[Any]:
-    """Call a function that returns results and the function of their gradients."""
+    """Make a function differentiable that returns its results and the function of their gradients."""
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if values and tf.executing_eagerly() and not _is_recorded():
-        return list(function(*values)[0])  # TensorFlow's wrapper takes a third of a millisecond a call
+        return list(function(*values)[0])  # TensorFlow's wrapper takes a third of a millisecond for each call
     return list(tf.custom_gradient(function)(*values)) if values else []
 
 
 def _typed(upstream: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """Return gradients in the types of their tensors; TensorFlow's zeros for a missing one may have another."""
+    """Return gradients in the types of their tensors; TensorFlow's zeros for a missing one may differ."""
     return [tf.cast(one, value.dtype) for one, value in zip(upstream, values, strict=True)]

@@ -34,14 +34,14 @@ def DistributedOptimizer(
     """Return an optimizer that reduces its gradients over all ranks.
 
     Args:
-        optimizer: of tf.compat.v1.train or of Keras; one of Keras is changed and returned.
+        optimizer: of tf.compat.v1.train or of Keras; an optimizer of Keras is changed and returned.
         name: of its operations.
         use_locking: of the wrapper of an optimizer of TensorFlow 1.
         backward_passes_per_step: passes whose gradients are added up before they are reduced and applied.
         average_aggregated_gradients: divide their sum by their number.
         device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
             process_set, scale_local_gradients: as for `DistributedGradientTape`.
-    Raises: ValueError for options that do not go together; TypeError for an object that is no optimizer.
+    Raises: ValueError for options that exclude each other; TypeError for an object that is no optimizer.
     """
     check_op(op, averages_aggregated=average_aggregated_gradients)
     is_of_tensorflow_1 = isinstance(optimizer, tf.compat.v1.train.Optimizer)
@@ -64,7 +64,7 @@ def DistributedOptimizer(
     reducer = GradientReducer(options)
 
     def register_local_var(self: Any, var: Any) -> None:
-        """Leave the gradients of a variable to this rank alone."""
+        """Keep the gradients of a variable local to this rank."""
         reducer.keep_local(var)
 
     additions = {"register_local_var": register_local_var, "process_set": process_set}

@@ -14,7 +14,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     Args:
         fused: must be False.
         kwargs: as tf.keras.layers.BatchNormalization.
-    Raises: ValueError for a fused one.
+    Raises: ValueError for a fused layer.
     """
 
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:

@@ -15,14 +15,14 @@ from clary.train.collective.adapters.tensorflow.tape import DistributedTape
 
 
 class _Tape(DistributedTape):
-    """A tape of Horovod, which may leave variables to their rank."""
+    """A tape of Horovod, which may keep the gradients of some variables local to their rank."""
 
     def __init__(self, tape: Any, reducer: GradientReducer) -> None:
         super().__init__(tape, reducer)
         self._reducer = reducer
 
     def register_local_source(self, source: Any) -> None:
-        """Leave the gradients of a variable to this rank alone."""
+        """Keep the gradients of a variable local to this rank."""
         self._reducer.keep_local(source)
 
     def gradient(  # type: ignore[override]  # Horovod's order of arguments
@@ -44,7 +44,7 @@ class _Tape(DistributedTape):
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[Any], list[Any]]:
-        """Return (variable, gradient) of each variable that was left to its rank, and of each other.
+        """Return the (variable, gradient) pairs of local variables, and the pairs of all other variables.
 
         Args: as `gradient`.
         """
@@ -71,16 +71,16 @@ def DistributedGradientTape(
 
     Args:
         gradtape: a tf.GradientTape, recording or done.
-        device_dense, device_sparse: devices of the operations' ends; all run on the CPU.
+        device_dense, device_sparse: devices of inputs and results; all operations run on the CPU.
         compression: of gradients on their way.
-        sparse_as_dense: make tf.IndexedSlices dense before they travel.
+        sparse_as_dense: make tf.IndexedSlices dense before they are sent.
         op: Average, Sum, Adasum, Min, Max or Product.
         gradient_predivide_factor: divides gradients before the sum, and multiplies the average.
-        num_groups: of before 0.22; use `groups`.
+        num_groups: older than Horovod 0.22; use `groups`.
         groups: number of groups, or lists of variables, whose gradients are reduced all at once.
-        process_set: ranks that take part; on others gradients stay as they are.
+        process_set: ranks that take part; on other ranks gradients stay unchanged.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
-    Raises: ValueError for options that do not go together.
+    Raises: ValueError for options that exclude each other.
     """
     options = GradientOptions(
         name="DistributedGradientTape",
@@ -98,7 +98,7 @@ def DistributedGradientTape(
 
 
 def PartialDistributedGradientTape(gradtape: Any, *args: Any, local_layers: Any = None, **kwargs: Any) -> _Tape:
-    """Return such a tape that leaves the gradients of some layers to their rank.
+    """Return a distributed tape that keeps the gradients of some layers local to their rank.
 
     Args:
         gradtape, args, kwargs: as `DistributedGradientTape`.

@@ -28,7 +28,7 @@ def refs_to_vars(refs: Any) -> Any:
 
 
 def reference(variable: Any) -> Any:
-    """Return a key of a variable of TensorFlow or Keras, for as long as it lives."""
+    """Return a key of a variable of TensorFlow or Keras, valid while the variable exists."""
     return variable.ref() if hasattr(variable, "ref") else id(variable)
 
 

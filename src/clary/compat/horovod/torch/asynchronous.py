@@ -35,7 +35,7 @@ class _Pending:
     """Operations of one call under way.
 
     Args:
-        results: returns what `synchronize` does, once all have ended.
+        results: returns the results for `synchronize`, once all operations have ended.
     """
 
     process_set: int
@@ -206,7 +206,7 @@ def _divided(reduction: Reduction, dtype: Dtype, factor: float, number: int) -> 
 
 
 def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """Return the tensor times a factor, rounded to zero where it holds whole numbers; itself for 1."""
+    """Return the tensor times a factor, rounded to zero where it holds whole numbers; the tensor itself for 1."""
     if factor == 1.0:
         return tensor
     with torch.no_grad():
@@ -436,7 +436,7 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for an operation and return its result; None for a handle that was waited for before.
+    """Wait for an operation and return its result; None for a handle whose result was already returned.
 
     Raises: HorovodInternalError, why it failed.
     """
@@ -453,7 +453,7 @@ def synchronize(handle: int) -> Any:
 
 
 def join(device: int = -1) -> int:
-    """Take part in the all-reduces of the other ranks with zeros until all have joined; returns the last one.
+    """Take part in the all-reduces of the other ranks with zeros until all have joined; return the last rank.
 
     Args:
         device: has no effect; the zeros lie on the host.
@@ -487,7 +487,7 @@ class _Room:
         self.counts: list[int] = []
 
     def allocate(self, rows: int) -> Buffer:
-        """Return memory for so many rows."""
+        """Return memory for a number of rows."""
         self._host = torch.empty((rows, *self._like.shape[1:]), dtype=self._like.dtype)
         found: Buffer = memory.buffer(self._host)
         return found
@@ -497,7 +497,7 @@ class _Room:
         self.counts = counts
 
     def finish(self) -> None:
-        """Scale the result and move it to where the tensor lies."""
+        """Scale the result and move it to the tensor's device."""
         if self._host is not None:
             self._result = _scaled(self._host, self._factor).to(self._like.device)
 

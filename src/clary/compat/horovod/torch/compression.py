@@ -23,7 +23,7 @@ class Compressor:
         """Return a tensor of the type before.
 
         Args:
-            tensor: as it arrived, of any shape; the result has the same.
+            tensor: as it arrived, of any shape; the result has the same shape.
             ctx: of `compress`.
 
         Raises: NotImplementedError here; subclasses do it.

@@ -166,7 +166,7 @@ class _Broadcast(_Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Give the root the average of all gradients, the others zeros."""
+        """Give the root the average of all gradients, and the other ranks zeros."""
         handle = ops.allreduce_async(gradient.contiguous(), op=ops.Average, process_set=ctx.process_set)
         reduced = ops.synchronize(handle)
         if world.rank() != ctx.root_rank:
@@ -189,7 +189,7 @@ def broadcast(
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Overwrite the tensor of all ranks with that of one, and return it; no gradients flow.
+    """Overwrite the tensor of all ranks with the tensor of one rank, and return it; no gradients flow.
 
     Args:
         tensor: of one shape and type on all ranks.
@@ -244,7 +244,7 @@ class _Reducescatter(_Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Collect the gradients of all rows on all ranks; a sum counts them once a rank, as Horovod does."""
+        """Collect the gradients of all rows on all ranks; a sum counts them once for each rank, as in Horovod."""
         _, op, process_set, before, after = ctx.options
         factor = before * after
         if op == ops.Sum:

@@ -15,7 +15,7 @@ from clary.train.horovod import world
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Overwrite the tensors of all ranks with those of one.
+    """Overwrite the tensors of all ranks with the tensors of one rank.
 
     Args:
         params: a `state_dict`, a list of named or of plain parameters, or an iterator of either.
@@ -32,7 +32,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     waiting = []
     for name, tensor in pairs:
         if not isinstance(tensor, torch.Tensor):
-            continue  # what a module's get_extra_state returns
+            continue  # the result of a module's get_extra_state
         whole = tensor.detach().contiguous()
         waiting.append((ops.broadcast_async_(whole, root_rank, name), whole, tensor))
     for handle, whole, tensor in waiting:
@@ -43,7 +43,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Give the optimizers of all ranks the state and options of one.
+    """Give the optimizers of all ranks the state and options of one rank.
 
     A new optimizer stays without state. Its parameters get gradients of zeros, as Horovod leaves them.
 
@@ -82,7 +82,7 @@ class _Place:
 
 
 def _take_apart(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return the value with places for its tensors, which are added to the list."""
+    """Return the value with a `_Place` for each of its tensors, which are added to the list."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _Place(len(tensors) - 1)
@@ -109,7 +109,7 @@ def broadcast_object(
     """Return the object of one rank on all ranks; it travels as a pickle.
 
     Args:
-        obj: of the root; that of other ranks has no effect.
+        obj: of the root; on other ranks it has no effect.
         root_rank: rank that sends, among all ranks.
         name: equal on all ranks.
         process_set: ranks that take part.
@@ -137,7 +137,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 def _pack(obj: Any) -> torch.Tensor:
-    """Return the pickle of an object as bytes; functions and classes of `__main__` too, where cloudpickle is there."""
+    """Return the pickle of an object as bytes; functions and classes of `__main__` too, if cloudpickle is installed."""
     try:
         import cloudpickle as writer
     except ImportError:

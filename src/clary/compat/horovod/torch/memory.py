@@ -1,4 +1,4 @@
-"""Tensors as the engine takes them: contiguous memory of the host.
+"""Tensors in the form that the engine takes: contiguous memory of the host.
 
 A tensor on a GPU is copied to pinned memory before its operation and back after it, by the thread that runs it.
 """
@@ -76,7 +76,7 @@ def copy_down(tensor: torch.Tensor, host: torch.Tensor) -> Callable[[], None]:
 
 
 def copy_up(host: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copy a result to the GPU, and wait until it is there.
+    """Copy a result to the GPU, and wait for the copy.
 
     Args:
         host: the result, of any shape.

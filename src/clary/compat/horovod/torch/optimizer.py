@@ -1,4 +1,4 @@
-"""DistributedOptimizer: reduces gradients over all ranks while the backward pass goes on, then steps.
+"""DistributedOptimizer: reduces gradients over all ranks while the backward pass runs, then steps.
 
 The object is an instance of the class of the optimizer that it was made from, with the same parameter groups and state.
 """
@@ -200,7 +200,7 @@ class _Distributed:
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Have `step` not reduce gradients inside of a block: `synchronize` was called, and gradients changed since."""
+        """Make `step` reduce no gradients inside of a block: `synchronize` was called, and gradients changed since."""
         self._should_synchronize = False
         try:
             yield
@@ -223,7 +223,7 @@ class _Distributed:
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Forget gradients.
 
-        Raises: AssertionError while a reduction is under way, whose result would come back.
+        Raises: AssertionError while a reduction is under way, whose result would overwrite the zeros.
         """
         if self._handles:
             raise AssertionError(
@@ -290,18 +290,18 @@ def DistributedOptimizer(
     """Return an optimizer of the same class whose `step` uses the gradients of all ranks.
 
     Args:
-        optimizer: of torch; it shares parameters and state with the result, and is of no more use.
+        optimizer: of torch; it shares parameters and state with the result, and must not be used any more.
         named_parameters: names that are equal on all ranks, of all parameters; None numbers them.
         compression: of gradients on their way.
         backward_passes_per_step: backward passes whose gradients add up before one reduction.
         op: Average, Sum, or Adasum.
-        gradient_predivide_factor: divides gradients before the sum, and so much less after it; for Average.
-        num_groups: of before 0.21; use `groups`.
+        gradient_predivide_factor: divides gradients before the sum, and the average is corrected after it; for Average.
+        num_groups: older than Horovod 0.21; use `groups`.
         groups: number of groups, or lists of parameters, whose gradients travel together.
         sparse_as_dense: reduce sparse gradients as dense ones.
         process_set: ranks that take part.
 
-    Raises: ValueError for names that are missing or given twice, and for arguments that do not go together.
+    Raises: ValueError for names that are missing or given twice, and for arguments that exclude each other.
     """
     if gradient_predivide_factor != 1.0 and op != ops.Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")

@@ -12,9 +12,9 @@ _Function: Any = torch.autograd.Function
 
 
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
-    """`torch.nn.BatchNorm` of 1 to 3 dimensions whose mean and variance are those of all ranks' batches together.
+    """`torch.nn.BatchNorm` of 1 to 3 dimensions whose mean and variance are computed over the batches of all ranks.
 
-    Batches may have different lengths by rank. In evaluation, and on one rank, it is the plain one.
+    Batches may have different lengths by rank. In evaluation, and on one rank, it is a plain BatchNorm.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name

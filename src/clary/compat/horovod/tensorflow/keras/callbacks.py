@@ -16,13 +16,13 @@ _ModelCheckpoint: Any = tf.keras.callbacks.ModelCheckpoint
 
 
 class BroadcastGlobalVariablesCallback(_Callback):
-    """Gives model and optimizer of all ranks the values of one, after the first batch, when all variables are there.
+    """Gives model and optimizer of all ranks the values of one rank, after the first batch, when all variables exist.
 
     Args:
         root_rank: rank that sends.
-        device: of the operations' ends.
-        local_variables: variables, or one, that stay as they are on each rank.
-    Raises: ValueError for local variables that are no variables.
+        device: of inputs and results.
+        local_variables: one or several variables that keep their value on each rank.
+    Raises: ValueError for other objects as local variables.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -37,7 +37,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._local = {reference(one) for one in held}
 
     def register_local_var(self, var: Any) -> None:
-        """Leave a variable as it is on each rank."""
+        """Keep the value of a variable on each rank."""
         self._local.add(reference(var))
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -59,7 +59,7 @@ class MetricAverageCallback(_Callback):
     """Replaces the metrics of each epoch by their averages over all ranks; put it before callbacks that read them.
 
     Args:
-        device: of the operations' ends.
+        device: of inputs and results.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -78,11 +78,11 @@ class LearningRateScheduleCallback(_Callback):
 
     Args:
         initial_lr: at the beginning of the training.
-        multiplier: a function of the epoch, or a number, which is taken to the power of the epochs since `start_epoch`.
-        start_epoch, end_epoch: the first that is changed, and the first that is no more; None: all after it are.
+        multiplier: a function of the epoch, or a number, raised to the power of the epochs since `start_epoch`.
+        start_epoch, end_epoch: the first changed epoch, and the first unchanged one after it; None: no end.
         staircase: set it once an epoch, not once a batch with parts of epochs.
         momentum_correction: scale an optimizer's momentum like the rate, for the batch in which the rate changes.
-        steps_per_epoch: batches of an epoch, where Keras does not tell; needed without a staircase.
+        steps_per_epoch: batches of an epoch, if Keras does not know them; needed without a staircase.
     Raises: ValueError without an initial rate.
     """
 
@@ -109,7 +109,7 @@ class LearningRateScheduleCallback(_Callback):
         self._momentum_before: float | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Look up how many batches an epoch has, where that matters. Raises: ValueError if Keras does not tell."""
+        """Look up how many batches an epoch has, if it is needed. Raises: ValueError if Keras does not know."""
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
@@ -120,7 +120,7 @@ class LearningRateScheduleCallback(_Callback):
         self.current_epoch = epoch
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the rate, where this epoch has another than the optimizer's own."""
+        """Set the rate of this epoch, if it differs from the optimizer's own rate."""
         is_over = self.end_epoch is not None and self.current_epoch >= self.end_epoch
         if self.current_epoch < self.start_epoch or is_over:
             return
@@ -154,9 +154,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     Args:
         initial_lr: at the end of the warmup.
-        warmup_epochs: number of epochs that it takes.
+        warmup_epochs: number of its epochs.
         momentum_correction, steps_per_epoch: as for `LearningRateScheduleCallback`.
-        verbose: 1 prints on rank 0 that it is over.
+        verbose: 1 prints its end on rank 0.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Add the learning rate to the metrics, and say that the warmup is over."""
+        """Add the learning rate to the metrics, and print the end of the warmup."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and rank() == 0:
             rate = _get(self.model.optimizer, "learning_rate")
@@ -204,7 +204,7 @@ class BestModelCheckpoint(_ModelCheckpoint):
         mode: str = "auto",
         save_freq: Any = "epoch",
     ) -> None:
-        # Keras 3 wants an ending at once
+        # Keras 3 requires a file name with an ending from the start
         super().__init__(
             filepath="best.weights.h5" if save_weights_only else "best.keras",
             monitor=monitor,

@@ -23,7 +23,7 @@ class KerasState(TensorFlowKerasState):
 
 
 class CommitStateCallback(_Callback):
-    """Commits a state after every so many batches, and after each epoch."""
+    """Commits a state after a fixed number of batches, and after each epoch."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class CommitStateCallback(_Callback):
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin to count anew, so that all ranks count alike."""
+        """Restart the count, so that all ranks have the same count."""
         self.batches_remaining = self.batches_per_commit
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -48,7 +48,7 @@ class CommitStateCallback(_Callback):
 
 
 class UpdateBatchStateCallback(_Callback):
-    """Keeps the number of the batch in `state.batch`; after a reset the first epoch is shorter by those done."""
+    """Keeps the number of the batch in `state.batch`; after a reset the first epoch omits finished batches."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class UpdateBatchStateCallback(_Callback):
         self.steps_per_epoch = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Shorten the epoch by the batches that are done."""
+        """Shorten the epoch by the finished batches."""
         if self.params.get("steps"):
             self.steps_per_epoch = self.steps_per_epoch or self.params["steps"]
             self.params["steps"] = self.steps_per_epoch - self.kept_state.batch
@@ -75,7 +75,7 @@ class UpdateBatchStateCallback(_Callback):
 
 
 class UpdateEpochStateCallback(_Callback):
-    """Keeps the number of epochs that are done in `state.epoch`, over resets too."""
+    """Keeps the number of finished epochs in `state.epoch`, also over resets."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class UpdateEpochStateCallback(_Callback):
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin after the epochs that are done."""
+        """Begin after the finished epochs."""
         self.initial_epoch = self.kept_state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -28,7 +28,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return an optimizer of Keras that reduces its gradients over all ranks; it is the one given.
+    """Return an optimizer of Keras that reduces its gradients over all ranks; it is the same object.
 
     Args:
         optimizer: of Keras.
@@ -36,7 +36,7 @@ def DistributedOptimizer(
         name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor,
             backward_passes_per_step, average_aggregated_gradients, num_groups, groups, process_set,
             scale_local_gradients: as for `horovod.tensorflow.DistributedOptimizer`.
-    Raises: ValueError for another op or options that do not go together; TypeError for an object that is no optimizer.
+    Raises: ValueError for another op or options that exclude each other; TypeError for an object that is no optimizer.
     """
     if op not in (Average, Sum):
         raise ValueError("op currently only supports Average and Sum")
@@ -59,7 +59,7 @@ def DistributedOptimizer(
 
 
 def PartialDistributedOptimizer(optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any) -> Any:
-    """Return such an optimizer that leaves the gradients of some layers to their rank.
+    """Return a distributed optimizer that keeps the gradients of some layers local to their rank.
 
     Args:
         optimizer, args, kwargs: as `DistributedOptimizer`.
@@ -80,7 +80,7 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Load a saved model with its optimizer, which reduces over all ranks from then on.
+    """Load a saved model with its optimizer, which then reduces over all ranks.
 
     Args:
         filepath: as tf.keras.models.load_model.

@@ -1,4 +1,4 @@
-"""Values that are no tensors yet, over all ranks; results are NumPy arrays in graphs of TensorFlow 1, tensors else."""
+"""Collectives on plain values; results are NumPy arrays in graphs of TensorFlow 1, else tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def allreduce(
     Args:
         value: a number, list, array or tensor, of one shape on all ranks.
         name: of the constant.
-        average: of before 0.19; use `op`.
+        average: older than Horovod 0.19; use `op`.
         prescale_factor, postscale_factor: multiply each rank's value first, and the result.
         op: Average (if None), Sum, Adasum, Min, Max or Product.
         compression: of the value on its way.
@@ -47,12 +47,12 @@ def allgather(value: Any, name: str | None = None) -> Any:
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Return the value of rank `root_rank`; `name` is that of the constant."""
+    """Return the value of rank `root_rank`; `name` is the name of the constant."""
     return _evaluated(mpi_ops.broadcast(tf.constant(value, name=name), root_rank))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """Return this rank's rows of a value reduced by `op` over all ranks; `name` is that of the constant."""
+    """Return this rank's rows of a value reduced by `op` over all ranks; `name` is the name of the constant."""
     return _evaluated(reductions.reducescatter(tf.constant(value, name=name), op=op))
 
 

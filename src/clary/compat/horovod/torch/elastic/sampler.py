@@ -12,7 +12,7 @@ from horovod.common.basics import rank, size
 
 
 class ElasticSampler(torch.utils.data.Sampler):
-    """A sampler that remembers how far an epoch has come.
+    """A sampler that remembers the processed samples of an epoch.
 
     Args:
         dataset: of one length on all ranks.
@@ -29,7 +29,7 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch; call it at the end of the one before."""
+        """Begin an epoch; call it at the end of the previous epoch."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
@@ -44,11 +44,11 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, int]:
-        """Return how far the epoch has come."""
+        """Return the progress of the epoch."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state that `state_dict` returned, among the present ranks."""
+        """Continue from a state that `state_dict` returned, among the present ranks."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()

@@ -18,7 +18,7 @@ from horovod.torch.functions import (
     broadcast_parameters,
 )
 
-_SAVED = "clary.saved"  # of plain objects, among the handlers' states in a commit
+_SAVED = "clary.saved"  # key of the plain objects, among the handlers' states in a commit
 
 
 class StateHandler:
@@ -41,7 +41,7 @@ class StateHandler:
         self.value.load_state_dict(self.saved)
 
     def set_value(self, value: Any) -> None:
-        """Handle another value from here on."""
+        """Replace the handled value."""
         self.value = value
         self.save()
 
@@ -72,7 +72,7 @@ class SamplerStateHandler(StateHandler):
     """Handles an ElasticSampler."""
 
     def sync(self) -> None:
-        """Give all ranks the state of the rank that has come furthest."""
+        """Give all ranks the state of the rank with the most progress."""
         states = allgather_object(self.value.state_dict())
         self.value.load_state_dict(max(states, key=lambda state: (state["epoch"], state["processed_num"])))
         self.save()
@@ -91,7 +91,7 @@ def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Set the pairs that `get_handler_registry` returns, for states that are made from here on."""
+    """Set the pairs that `get_handler_registry` returns, for states that are made later."""
     _HANDLERS[:] = registry
 
 
@@ -129,13 +129,13 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Give all ranks the values of rank 0; of samplers those of the furthest rank."""
+        """Give all ranks the values of rank 0; for samplers, of the rank with the most progress."""
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
 
     def reset(self) -> None:
-        """Have samplers share out the rest of their epoch among the new ranks."""
+        """Make samplers share out the rest of their epoch among the new ranks."""
         for handler in self._handlers.values():
             if isinstance(handler, SamplerStateHandler):
                 handler.value.load_state_dict(handler.value.state_dict())
@@ -153,7 +153,7 @@ class TorchState(ObjectState):
         return pack
 
     def unpack(self, content: bytes) -> None:
-        """Keep the copies of a commit that this job wrote; values that it does not name stay."""
+        """Keep the copies of a commit that this job wrote; values that are not in it stay."""
         kept = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
         for name, handler in self._handlers.items():
             handler.saved = kept.get(name, handler.saved)
