@@ -1,11 +1,11 @@
 """Registers Clary with torch at the end of `import torch`, through the entry point of the folder that jobs get.
 
-Scripts may then say `init_process_group("smddp")` without importing anything, and `import torch.sagemaker`, as in
-AWS's images, and `import torch._six`, as in those with torch 1. A job's DebugHookConfig is followed, and from here on
-the times of training steps are recorded (`train.steps`). A failure here would fail `import torch` for jobs that never
-use it, so whatever is in the way leaves torch as it was; scripts that import
-`smdistributed.dataparallel.torch.torch_smddp` themselves get the error.
-It runs in the user's environment, in Pythons that Clary's train side does not support too.
+Scripts may then say `init_process_group("smddp")` without importing anything, and `import torch.sagemaker`, as in AWS's
+images, and `import torch._six`, as in images with torch 1. The module installs the hook of a job's DebugHookConfig and
+begins to record the times of training steps (`train.steps`). A failure here would fail `import torch` for jobs that
+never use it, so any error leaves torch unchanged; scripts that import `smdistributed.dataparallel.torch.torch_smddp`
+themselves get the error. It runs in the user's environment, also in Python versions that Clary's train side does not
+support.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _ADAPTER = os.path.join("train", "collective", "adapters", "torch", "registratio
 _DEBUGGER = os.path.join("train", "debugger", "automatic.py")
 _COMPILATION = os.path.join("train", "compilation", "outermost.py")
 _TRAINERS = os.path.join("train", "trainers", "installing.py")
-# variables of jobs; processes other than ranks need trainers mended if one of these is set
+# parameters of jobs; with one of them, trainers are also patched in processes that are no ranks
 _FRAMEWORK = "SM_FRAMEWORK_PARAMS"
 _FOR_TRAINERS = ("sagemaker_distributed_dataparallel_enabled", "sagemaker_mpi_enabled")
 _HOOK_CONFIGURATION = "SMDEBUG_CONFIG_FILE_PATH"  # set by the agent where a job has a DebugHookConfig
@@ -47,7 +47,7 @@ _OF_MPIRUN = {
 
 
 class SagemakerFinder:
-    """Finds `torch.sagemaker` and `torch._six` in a folder of ours, so that torch's own files stay as they are.
+    """Finds `torch.sagemaker` and `torch._six` in a folder of Clary, so that torch's own files stay unchanged.
 
     It stands last in `sys.meta_path`, so a module of torch or of AWS's library is found first. Submodules are found by
     the package's folder.
@@ -64,7 +64,7 @@ class SagemakerFinder:
 
 
 def register() -> None:
-    """Make `torch.sagemaker` importable, and register the backend `smddp`, each unless AWS's own library is there."""
+    """Make `torch.sagemaker` importable, and register the backend `smddp`, each unless AWS's own is installed."""
     if not any(isinstance(finder, type) and finder.__name__ == SagemakerFinder.__name__ for finder in sys.meta_path):
         sys.meta_path.append(SagemakerFinder)
     _take_ranks_of_mpirun()
@@ -96,7 +96,7 @@ def _say_too_old() -> None:
     if os.environ.get(_TOLD) or not any(map(os.environ.get, _WISHES)) or not _has(_STEPS):
         return
     os.environ[_TOLD] = "1"
-    with contextlib.suppress(Exception):  # whatever the program has made of its output
+    with contextlib.suppress(Exception):  # the program may have closed or replaced its output
         print(
             "clary: steps, profiles and tensors of this program are not recorded: that needs Python 3.10 or newer, "
             f"this is {sys.version.split()[0]}",
@@ -106,11 +106,11 @@ def _say_too_old() -> None:
 
 
 def _install_hook() -> None:
-    """Have tensors saved as the job's DebugHookConfig says; a program that does not ask for it must not fail by it."""
+    """Install the hook that saves tensors as DebugHookConfig says; its failure must not end the program."""
     if not _has(_DEBUGGER):
         return
     try:
-        # saves 17 ms of each interpreter of a job without a hook
+        # imported here: it takes 17 ms, which a job without a hook saves
         from clary.train.debugger.automatic import install_from_config
 
         install_from_config()
@@ -119,11 +119,11 @@ def _install_hook() -> None:
 
 
 def _watch_models() -> None:
-    """Have models compiled, or run under autocast, as the job's hyperparameters say."""
+    """Make models compile, or run under autocast, as the job's hyperparameters say."""
     if not _has(_COMPILATION):
         return
     try:
-        # saves 20 ms of jobs without compiler_config and sagemaker_amp
+        # imported here: it takes 20 ms, which jobs without compiler_config and sagemaker_amp save
         from clary.train.compilation import outermost
 
         outermost.install()
@@ -135,21 +135,21 @@ def _register_smddp() -> None:
     if not _has_adapter() or _is_replaced():
         return
     try:
-        # saves 752 ms, torch above all, of programs without it
+        # imported here: it takes 752 ms, mostly for torch, which other programs save
         from clary.train.collective.adapters.torch import registration
     except ImportError:
-        return  # the user's own folder `clary` has a subfolder with a name of ours
+        return  # the user's own folder `clary` has a subfolder of the same name
     registration.autoload()
 
 
 def _mend_trainers() -> None:
-    """Have trainers of other libraries mended: in ranks, and under SageMaker's distributions."""
+    """Patch trainers of other libraries, in ranks and under SageMaker's distributions."""
     told = os.environ.get(_FRAMEWORK, "")
     is_wanted = "LOCAL_RANK" in os.environ or any(name in told for name in _FOR_TRAINERS)
     if not is_wanted or not _has(_TRAINERS) or _is_replaced():
         return
     try:
-        # saves 14 ms of programs that are no ranks
+        # imported here: it takes 14 ms, which programs other than ranks save
         from clary.train.trainers import install
 
         install()
@@ -158,11 +158,11 @@ def _mend_trainers() -> None:
 
 
 def _record_steps() -> None:
-    """Have the times of training steps recorded for the agent, where one wants them."""
+    """Record the times of training steps for the agent, if it asks for them."""
     if not os.environ.get("CLARY_STEPS_FOLDER") or not _has(_STEPS):
         return
     try:
-        from clary.train.steps import torch_hooks  # saves 13 ms where no steps are recorded
+        from clary.train.steps import torch_hooks  # imported here: it takes 13 ms
 
         torch_hooks.install()
     except Exception:
@@ -170,11 +170,11 @@ def _record_steps() -> None:
 
 
 def _take_profiles() -> None:
-    """Have windows of torch.profiler taken when the agent asks for them."""
+    """Record windows of torch.profiler when the agent asks for them."""
     if not os.environ.get("CLARY_PROFILES_FOLDER") or not _has(_PROFILING):
         return
     try:
-        from clary.train import profiling  # saves 24 ms where no profiles are taken
+        from clary.train import profiling  # imported here: it takes 24 ms
 
         profiling.install()
     except Exception:
@@ -186,18 +186,18 @@ def _has_adapter() -> bool:
 
 
 def _has(file: str) -> bool:
-    """Whether `clary` is Clary, and not a script or package of the user's, which would run if it were imported here."""
+    """Whether `clary` is Clary, and not a script or package of the user, which an import would run."""
     return any(os.path.isfile(os.path.join(folder, file)) for folder in _folders("clary"))
 
 
 def _is_replaced() -> bool:
-    """Whether another `smdistributed.dataparallel` than ours is installed; looks for folders only."""
+    """Whether another `smdistributed.dataparallel` than Clary's is installed; looks for folders only."""
     places = [os.path.join(folder, "dataparallel") for folder in _folders("smdistributed")]
     return any(os.path.isdir(place) and os.path.realpath(place) != _OWN_NAMES for place in places)
 
 
 def _folders(package: str) -> "list[str]":
-    """Return where a package of this name lies; nothing is imported."""
+    """Return the folders of a package of this name, without importing it."""
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:  # another library has put a module without a spec there: it stays

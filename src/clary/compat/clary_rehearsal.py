@@ -1,11 +1,11 @@
 """Writes down which samples a program draws and when its optimizer steps; only in a rehearsal.
 
 Where: torch calls `register` at the end of `import torch`, through the entry point of the folder that jobs get (as
-`clary_autoload`); `clary rehearse` sets the variable. It runs in the user's environment, in Pythons that Clary does
-not support too. torch before 2.5 calls no hook: there samples are not seen. Whatever fails here leaves the program as
-it was, and the record ends.
+`clary_autoload`); `clary rehearse` sets the variable. It runs in the user's environment, also in Python versions that
+Clary does not support. torch before 2.5 calls no hook: samples are not recorded there. An error here leaves the
+program unchanged, and ends the record.
 
-One file a process, one JSON object a line, in the order in which things happened:
+One file for each process, one JSON object in each line, in the order of events:
 
     {"e": "begin", "rank": "0"}
     {"e": "batch", "i": [3, 1, 2]}    a batch reached the program; null where samples have no numbers
@@ -25,15 +25,15 @@ import threading
 from collections import deque
 from typing import Any
 
-VARIABLE = "CLARY_REHEARSAL"  # as `clary.contract.rehearsals`, which programs may not have
+VARIABLE = "CLARY_REHEARSAL"  # copied from `clary.contract.rehearsals`, which programs may lack
 ERRORS_VARIABLE = "CLARY_ERRORS_FOLDER"
 FOLDER = "rehearsal"
 MAX_LINE = 400
-MAX_RECORD_BYTES = 16 * 1024 * 1024  # of one process; the record ends there, training goes on
+MAX_RECORD_BYTES = 16 * 1024 * 1024  # of one process; at the limit the record ends, the training continues
 
 
 class Record:
-    """Appends to this process's file; each line is with the kernel before the next thing happens."""
+    """Appends to this process's file; each line is written before the next event."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -42,7 +42,7 @@ class Record:
         self._lock = threading.Lock()
 
     def write(self, **members: object) -> None:
-        """Append one object; a process forked off this one writes nothing."""
+        """Append one object; a process forked from this one writes nothing."""
         if self._left <= 0 or os.getpid() != self._owner:
             return
         try:
@@ -55,7 +55,7 @@ class Record:
             self._left = 0
 
 
-_records: list[Record] = []  # the one of this process, once there is one
+_records: list[Record] = []  # empty, or the record of this process
 
 
 def register() -> None:
@@ -85,7 +85,7 @@ def _open() -> Record:
 
 
 def _watch_batches(record: Record) -> None:
-    """Record the indices that samplers hand out, in the order in which the batches reach the program.
+    """Record the indices that samplers return, in the order in which the batches reach the program.
 
     With workers, indices are drawn ahead of the batches; batches keep their order.
     """
@@ -141,7 +141,7 @@ def _watch_steps(record: Record) -> None:
 
 
 def _watch_lines(record: Record) -> None:
-    """Record the lines that the program prints; the stream itself stays the one that programs know."""
+    """Record the lines that the program prints; the stream itself stays the same object."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             _watch_stream(stream, record)

@@ -12,14 +12,14 @@ from typing import Any
 from .names import NAME
 from .streams import Stream
 
-CAPABILITY = (8, 0)  # the first that has bfloat16, so that scripts which ask take that way
-CUDA_VERSION = "12.8"  # the one that torch's wheels on PyPI were built with when this was written
+CAPABILITY = (8, 0)  # the first capability with bfloat16, so that scripts that ask for it use it
+CUDA_VERSION = "12.8"  # of torch's wheels on PyPI when this was written
 CUDNN_VERSION = 91002
 NCCL_VERSION = (2, 27, 3)
 
 
 class DeviceProperties:
-    """The answer of `torch.cuda.get_device_properties`; an A100's values where the CPU has no such thing."""
+    """The answer of `torch.cuda.get_device_properties`; an A100's values where the CPU has no such property."""
 
     name = NAME
     major, minor = CAPABILITY
@@ -38,7 +38,7 @@ class Cudart:
     """The functions of CUDA's own library that scripts call: profilers begin and end, memory is registered."""
 
     class cudaError:
-        """The only code of an error."""
+        """Error codes: only success exists."""
 
         success = 0
 
@@ -94,7 +94,7 @@ def answers_of_cuda() -> dict[str, Any]:
 
 
 def answer_for_libraries(torch: Any) -> None:
-    """Have torch tell versions of CUDA and its libraries, as a build for GPUs does."""
+    """Make torch return versions of CUDA and its libraries, as a build for GPUs does."""
     torch.version.cuda = CUDA_VERSION
     torch.backends.cuda.is_built = lambda: True
     torch.backends.cudnn.is_available = lambda: True

@@ -1,4 +1,4 @@
-"""The functions and classes of `torch.cuda`, by a table.
+"""Replaces the functions and classes of `torch.cuda`, by a table.
 
 See [Note: how], 2, and [Note: classes] of the package.
 """
@@ -30,7 +30,7 @@ _state = types.SimpleNamespace(is_set_up=False)
 
 
 def replace_cuda(torch: Any) -> None:
-    """Have every function and class of `torch.cuda` answer for a GPU that is made up."""
+    """Make every function and class of `torch.cuda` answer for a made-up GPU."""
     cuda = torch.cuda
     for name, thing in {**_undecided(cuda), **_things(torch)}.items():
         _put(name, getattr(cuda, name, None), thing)
@@ -47,7 +47,7 @@ def replace_cuda(torch: Any) -> None:
 
 
 def _put(name: str, before: Any, now: Any) -> None:
-    """Replace a thing in every part of `torch.cuda` that has it: it may be asked for by either name."""
+    """Replace a function or class in every module of `torch.cuda` that holds it, as scripts may use any of them."""
     if before is None:
         return
     for place, module in list(sys.modules.items()):
@@ -56,7 +56,7 @@ def _put(name: str, before: Any, now: Any) -> None:
 
 
 def _undecided(cuda: Any) -> dict[str, Any]:
-    """Return the functions of `torch.cuda` that stay torch's; their errors name them."""
+    """Return torch's own functions of `torch.cuda`, wrapped so that their errors name them."""
     found = {name: getattr(cuda, name, None) for name in cuda.__all__}
     return {
         name: named_refusals(thing, f"torch.cuda.{name}") for name, thing in found.items() if inspect.isfunction(thing)
@@ -65,7 +65,7 @@ def _undecided(cuda: Any) -> dict[str, Any]:
 
 def _things(torch: Any) -> dict[str, Any]:
     cuda, default = torch.cuda, torch.default_generator
-    # Each name has an object of its own: torch.compile keeps rules by object, and refuses two for one.
+    # Each name has an object of its own: torch.compile keeps rules by object, and refuses two rules for one object.
     things: dict[str, Any] = {
         name: lambda *_, _answer=answer, **__: _answer for name, answer in answers_of_cuda().items()
     }

@@ -1,4 +1,4 @@
-"""Devices that are made up: how many there are, and which is current.
+"""Made-up devices: their number, and the current one.
 
 See [Note: how], 2, of the package.
 """
@@ -20,7 +20,7 @@ def num_devices() -> int:
 
 
 def make_up_devices(number: int) -> None:
-    """Raise the number of made-up devices to at least `number`, for a library that asks for so many."""
+    """Raise the number of made-up devices to at least `number`, for a library that asks for that many."""
     _own.asked_for = max(_own.asked_for, number)
 
 

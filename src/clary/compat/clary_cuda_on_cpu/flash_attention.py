@@ -1,7 +1,7 @@
 """Attention of the package flash_attn, computed by torch's own `scaled_dot_product_attention`.
 
-Where: `stand_ins` has scripts of rehearsals import it under the package's names. B is the batch, S a sequence, H the
-heads, D what a head holds; keys and values may have fewer heads.
+Where: `stand_ins` makes scripts of rehearsals import it under the package's names. B is the batch, S a sequence, H the
+number of heads, D the size of a head; keys and values may have fewer heads.
 Source: the documentation of flash_attn, its first and its second version.
 """
 

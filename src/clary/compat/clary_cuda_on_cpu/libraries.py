@@ -1,4 +1,4 @@
-"""Mends parts of libraries that look for a GPU in their own way, when a program imports them.
+"""Patches parts of libraries that look for a GPU in their own way, when a program imports them.
 
 See [Note: libraries] of the package.
 """
@@ -19,7 +19,7 @@ from .mode import on_cpu
 
 
 def mend_libraries() -> None:
-    """Mend the modules of the table: imported ones at once, the others when they are imported."""
+    """Patch the modules of the table: imported modules at once, other modules when they are imported."""
     for name, mend in _MENDS.items():
         if name in sys.modules:
             mend(sys.modules[name])
@@ -27,10 +27,10 @@ def mend_libraries() -> None:
 
 
 class LibraryFinder(MetaPathFinder):
-    """Finds the modules of the table as Python does, with a loader that mends them; finds no other module."""
+    """Finds the modules of the table as Python does, with a loader that patches them; finds no other module."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the module's own spec with our loader; None for a module that is not in the table.
+        """Return the module's own spec with the patching loader; None for a module that is not in the table.
 
         Args: as `importlib.abc.MetaPathFinder.find_spec`.
         """
@@ -43,7 +43,7 @@ class LibraryFinder(MetaPathFinder):
 
 
 class _MendingLoader(Loader):
-    """Loads a module by the original loader, restores that loader in the module, and mends the module."""
+    """Loads a module by the original loader, restores that loader in the module, and patches the module."""
 
     def __init__(self, loader: Any, mend: Callable[[Any], None]) -> None:
         self._loader, self._mend = loader, mend
@@ -53,7 +53,7 @@ class _MendingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        """Run the module by the original loader, then mend it."""
+        """Run the module by the original loader, then patch it."""
         module.__loader__ = self._loader
         module.__spec__.loader = self._loader
         self._loader.exec_module(module)
@@ -61,7 +61,7 @@ class _MendingLoader(Loader):
 
 
 def _mend_fsdp(module: Any) -> None:
-    """Have FSDP shard over CPUs: states are synchronised there, and no device means the CPU."""
+    """Make FSDP shard over CPUs: it synchronises states there, and takes a missing device for the CPU."""
     module._check_module_states_for_sync_module_states = lambda module_states: None
     initialize = getattr(module, "_init_device_handle", None)
     if initialize is None:
@@ -75,7 +75,7 @@ def _mend_fsdp(module: Any) -> None:
 
 
 def _mend_device_handles(module: Any) -> None:
-    """Have FSDP take its streams and events from `torch.cuda`, which has all of them; `torch.cpu` lacks some."""
+    """Make FSDP take its streams and events from `torch.cuda`, which has all of them; `torch.cpu` lacks some."""
     module._FSDPDeviceHandle.from_device = classmethod(lambda cls, device: sys.modules["torch.cuda"])
 
 
@@ -85,7 +85,7 @@ def _mend_flat_parameters(module: Any) -> None:
 
 
 def _mend_device_mesh(module: Any) -> None:
-    """Have meshes of CUDA be meshes of CPUs: torch makes tensors and generators by their name."""
+    """Make meshes of CUDA meshes of CPUs: torch makes tensors and generators by the mesh's device name."""
     mesh = getattr(module, "DeviceMesh", None)
     if mesh is None:
         return
@@ -99,12 +99,12 @@ def _mend_device_mesh(module: Any) -> None:
 
 
 def _mend_lightning(module: Any) -> None:
-    """Have Lightning's accelerator take the device that it made by itself: the CPU."""
+    """Make Lightning's accelerator accept the device that it made itself: the CPU."""
     module.CUDAAccelerator.setup_device = lambda self, device: None
 
 
 def _mend_lightning_devices(module: Any) -> None:
-    """Have Lightning find as many GPUs as a script asks for by number: it starts the other processes by itself."""
+    """Make Lightning find the number of GPUs that a script requests: it starts the other processes itself."""
     check = module._sanitize_gpu_ids
 
     @functools.wraps(check)

@@ -14,19 +14,19 @@ _CUDA = re.compile(r"cuda(:\d+)?")
 
 
 def is_cuda(value: Any) -> bool:
-    """Whether a value names a CUDA device; numbers do so only in places where devices belong."""
+    """Whether a value names a CUDA device; numbers do so only as arguments for devices."""
     if isinstance(value, str):
         return _CUDA.fullmatch(value) is not None
     return type(value).__name__ == "device" and value.type == "cuda"
 
 
 def on_cpu(value: Any) -> Any:
-    """Return the CPU for a CUDA device, or for the number of one; anything else as it is."""
+    """Return the CPU for a CUDA device, or for a device number; return any other value unchanged."""
     return "cpu" if is_cuda(value) or (isinstance(value, int) and not isinstance(value, bool)) else value
 
 
 def enter_mode(torch: Any) -> None:
-    """Enter the mode, for as long as the process lives, in this thread and all that start from now on."""
+    """Enter the mode, until the process ends, in this thread and all threads that start later."""
     from torch.overrides import TorchFunctionMode
 
     tensor = torch.Tensor
@@ -78,7 +78,7 @@ def _enter_in_threads(mode: Any) -> None:
 
 
 def _enter_in_backward(torch: Any, mode: Any) -> None:
-    """Have the hooks and functions of programs that run in a backward pass be in the mode.
+    """Enter the mode in hooks and functions of programs that run in a backward pass.
 
     torch leaves a mode while the mode handles a call, and `Tensor.backward` and `torch.autograd.grad` are such calls.
     """

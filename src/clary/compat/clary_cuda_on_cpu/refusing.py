@@ -1,4 +1,4 @@
-"""Refusals, by name, of functions and classes of CUDA that a CPU cannot replace; classes stay classes.
+"""Errors, with names, for functions and classes of CUDA that a CPU cannot replace; classes stay classes.
 
 See [Note: classes] of the package.
 """
@@ -15,7 +15,7 @@ _CUDA_MODULES = "torch.cuda"
 
 
 def refusal(what: str) -> RuntimeError:
-    """Return the error for something of CUDA that the CPU does not have."""
+    """Return the error for a part of CUDA that the CPU does not have."""
     return RuntimeError(f"{VARIABLE}=1: {what} has no meaning on the CPU, so this part cannot be rehearsed")
 
 
@@ -39,7 +39,7 @@ def refused_class(name: str, original: type) -> type:
 
 
 def named_refusals(function: Any, name: str) -> Any:
-    """Wrap a function of torch: where it reaches for a part that builds for CPUs lack, the error names it."""
+    """Wrap a function of torch: if it needs a part that builds for CPUs lack, the error names the function."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -54,10 +54,10 @@ def named_refusals(function: Any, name: str) -> Any:
 
 
 def asks_for_a_gpu(frame: FrameType) -> str | None:
-    """Return in words the call behind `torch.cuda._lazy_init` that needs a GPU; None if CUDA is only to be set up.
+    """Return in words the call behind `torch.cuda._lazy_init` that needs a GPU; None if CUDA is only initialised.
 
     Args:
-        frame: The frame that called it, or that called a function of torch in C++ which did.
+        frame: of its caller, or of the caller of the C++ function that called it.
     """
     module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
     if module == _CUDA_MODULES or module.startswith(f"{_CUDA_MODULES}."):

@@ -1,8 +1,8 @@
 """Stands in for libraries of kernels that no machine without a GPU can have: apex, flash_attn, Transformer Engine.
 
-Where: rehearsals import them by their own names, where the environment does not have them. What is here computes the
-same on the CPU with torch's own functions; FP8 is not rehearsed, numbers keep the precision that they have. A name
-that is not here is refused, and the refusal names it.
+Where: rehearsals import them by their own names, where the environment lacks them. The stand-ins compute
+the same on the CPU with torch's own functions; FP8 is not rehearsed, numbers keep their precision. A missing name is
+refused, and the error names it.
 
 Source: the documentation of apex's `multi_tensor_apply` and of Transformer Engine's PyTorch and recipe pages.
 """
@@ -23,7 +23,7 @@ from .flash_attention import FlashAttention, flash_attn_func
 
 
 def stand_in_for_kernels() -> None:
-    """Have the table's modules be found, behind everything else that finds modules: an installed library wins."""
+    """Add a finder of the table's modules behind all other finders: an installed library wins."""
     if not any(isinstance(finder, StandInFinder) for finder in sys.meta_path):
         sys.meta_path.append(StandInFinder())
 
@@ -32,9 +32,9 @@ class StandInFinder(MetaPathFinder):
     """Finds the modules of the table."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return a spec that makes the module; None for one outside of the table, and to callers that only ask.
+        """Return a spec that makes the module; None for a module outside of the table, and for mere questions.
 
-        Libraries such as transformers ask whether apex is there, and take far more of it than scripts do.
+        Libraries such as transformers ask whether apex is installed, and use far more of it than scripts do.
 
         Args: as `importlib.abc.MetaPathFinder.find_spec`; `path` and `target` have no effect.
         """
@@ -45,11 +45,11 @@ class StandInFinder(MetaPathFinder):
 
 class _StandInLoader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Leave the making to Python."""
+        """Return None: Python makes the module."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill the module, and have it refuse every other name."""
+        """Fill the module, and make it refuse every other name."""
         name = module.__name__
 
         def refuse(word: str) -> Any:
@@ -66,7 +66,7 @@ class _StandInLoader(Loader):
 
 
 def _is_asked_alone() -> bool:
-    """Return whether `importlib.util.find_spec` is among the next callers, and no import."""
+    """Return whether the next callers hold `importlib.util.find_spec`, so that no import is under way."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_CALLERS):
         if frame is None or frame.f_globals.get("__name__") == "importlib.util":
@@ -79,10 +79,10 @@ def multi_tensor_applier(operation: Callable[..., Any], overflow: Any, tensor_li
     """Apply an operation of `amp_C` to lists of tensors.
 
     Args:
-        operation: gets a length of chunks, and then all arguments behind it here.
+        operation: called with a length of chunks, and then with the other arguments.
         overflow: a tensor that the operation fills with 1 where a number is not finite.
         tensor_lists: as the operation takes them.
-        arguments: more of the operation's, by position.
+        arguments: further positional arguments of the operation.
 
     Returns: the operation's result.
     """
@@ -92,7 +92,7 @@ def multi_tensor_applier(operation: Callable[..., Any], overflow: Any, tensor_li
 def multi_tensor_scale(chunk: int, overflow: Any, tensor_lists: Any, scale: float) -> None:
     """Write each tensor of the first list, times `scale`, to its place in the second.
 
-    Where one is not finite, `overflow` becomes 1.
+    If a tensor is not finite, `overflow` becomes 1.
 
     Args:
         chunk: without effect.
@@ -106,7 +106,7 @@ def multi_tensor_scale(chunk: int, overflow: Any, tensor_lists: Any, scale: floa
 
 
 def multi_tensor_l2norm(chunk: int, overflow: Any, tensor_lists: Any, per_tensor: bool = False) -> tuple[Any, Any]:
-    """Return the norm of all tensors of the first list together as one element, and that of each if it is asked for.
+    """Return the norm of all tensors of the first list together as one element, and the norm of each on request.
 
     Args:
         chunk: without effect.
@@ -130,7 +130,7 @@ class Format(enum.Enum):
 
 
 class DelayedScaling:
-    """A recipe of FP8: kept as it was given, and without effect."""
+    """A recipe of FP8: it keeps its arguments, and has no effect."""
 
     def __init__(self, **given: Any) -> None:
         vars(self).update(given)
@@ -138,7 +138,7 @@ class DelayedScaling:
 
 @contextlib.contextmanager
 def fp8_autocast(enabled: bool = True, **given: Any) -> Iterator[None]:
-    """Compute in the precision that there is."""
+    """Compute in the present precision."""
     yield
 
 
@@ -146,7 +146,7 @@ def checkpoint(function: Callable[..., Any], *arguments: Any, **given: Any) -> A
     """Compute a function again in the backward pass, as torch's own checkpoint does.
 
     Args:
-        given: arguments of the function, and those that Transformer Engine takes for itself.
+        given: arguments of the function, and arguments of Transformer Engine, which are left out.
     """
     from torch.utils.checkpoint import checkpoint as again
 
@@ -154,8 +154,8 @@ def checkpoint(function: Callable[..., Any], *arguments: Any, **given: Any) -> A
     return again(function, *arguments, use_reentrant=False, **kept)
 
 
-_CALLERS = 3  # between it and a finder lie two functions of importlib
-_CHUNK_ELEMENTS = 2048 * 32  # what apex's own applier hands on
+_CALLERS = 3  # find_spec calls a finder through two functions of importlib
+_CHUNK_ELEMENTS = 2048 * 32  # the value of apex's own applier
 _OF_CHECKPOINT = ("distribute_saved_activations", "get_rng_state_tracker", "tp_group", "use_reentrant")
 _MODULES: dict[str, dict[str, Any]] = {
     "amp_C": {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm},

@@ -1,4 +1,4 @@
-"""Streams and events that are made up: everything has been computed when the call returns.
+"""Made-up streams and events: every call returns after its work is done.
 
 See [Note: how], 2, of the package.
 """
@@ -12,7 +12,7 @@ import torch
 
 
 class Event(torch.Event):
-    """A moment of this process's clock; all before it has been computed."""
+    """A moment of this process's clock; all earlier work is done."""
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         """Make an event of the CPU."""
@@ -23,7 +23,7 @@ class Event(torch.Event):
 
     @property
     def device(self) -> Any:
-        """Where the event is."""
+        """Device of the event: the CPU."""
         return torch.device("cpu")
 
     def record(self, stream: Any = None) -> None:
@@ -35,23 +35,23 @@ class Event(torch.Event):
         return float(1000 * (end.moment_s - self.moment_s))
 
     def query(self) -> bool:
-        """Whether all before has been computed: it has."""
+        """Return True: all earlier work is done."""
         return True
 
     def wait(self, stream: Any = None) -> None:
-        """Return: nothing is behind."""
+        """Return: no work is pending."""
 
     def synchronize(self) -> None:
-        """Return: nothing is behind."""
+        """Return: no work is pending."""
 
 
 class Stream(torch.Stream):
-    """A stream that is always empty: work that is given to it is done when the call returns."""
+    """A stream that is always empty: every call returns after its work is done."""
 
     cuda_stream, priority = 0, 0
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
-        """Make a stream by the three numbers that torch does not check."""
+        """Make a stream from three numbers, which torch does not check."""
         return super().__new__(cls, stream_id=0, device_index=0, device_type=0)
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -59,7 +59,7 @@ class Stream(torch.Stream):
 
     @property
     def device(self) -> Any:
-        """Where the stream is."""
+        """Device of the stream: the CPU."""
         return torch.device("cpu")
 
     def record_event(self, event: Any = None) -> Any:
@@ -69,27 +69,27 @@ class Stream(torch.Stream):
         return event
 
     def is_capturing(self) -> bool:
-        """Whether a graph is being made: never."""
+        """Return False: no graph is captured."""
         return False
 
     def query(self) -> bool:
-        """Whether all before has been computed: it has."""
+        """Return True: all earlier work is done."""
         return True
 
     def wait_stream(self, stream: Any) -> None:
-        """Return: nothing is behind."""
+        """Return: no work is pending."""
 
     def wait_event(self, event: Any) -> None:
-        """Return: nothing is behind."""
+        """Return: no work is pending."""
 
     def synchronize(self) -> None:
-        """Return: nothing is behind."""
+        """Return: no work is pending."""
 
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
+        """Return: no work is pending."""
 
 
 class ExternalStream(Stream):
@@ -103,7 +103,7 @@ class StreamContext:
         self.stream = stream
 
     def __enter__(self) -> None:
-        """Return: all is computed where it is called."""
+        """Return: work is done at each call."""
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
+        """Return: no work is pending."""

@@ -13,7 +13,7 @@ from .mode import is_cuda, on_cpu
 
 
 def wrap_devices(torch: Any) -> None:
-    """Wrap the functions of torch that take a device and that its modes do not see."""
+    """Wrap the functions of torch that take a device and are not seen by its modes."""
 
     def placed(location: Any) -> Any:
         if isinstance(location, dict):
@@ -37,7 +37,7 @@ def wrap_devices(torch: Any) -> None:
         **kwargs: Any,
     ) -> Any:
         if is_cuda(kwargs.get("device_type", "cuda")):
-            devices = []  # it looks for the module of the device that it was given, and the CPU's forks nothing
+            devices = []  # with a device it would use the device's module, and `torch.cpu` forks no generator
         return fork(devices, enabled, _caller, _devices_kw, **kwargs)
 
     torch.load = load_on_cpu
@@ -49,14 +49,14 @@ def wrap_devices(torch: Any) -> None:
 
     torch.set_default_device = functools.wraps(set_device)(lambda device: set_device(on_cpu(device)))
     torch.set_default_tensor_type = functools.wraps(set_type)(set_default_tensor_type)
-    torch.Tensor.record_stream = lambda self, stream: None  # before modes see it, torch looks for a stream of its own
+    torch.Tensor.record_stream = lambda self, stream: None  # torch checks the stream's class before modes see the call
     wrap_generator(torch)
     for storage in (torch.UntypedStorage, torch.TypedStorage):
         storage.cuda = lambda self, *_, **__: self
 
 
 def wrap_generator(torch: Any) -> None:
-    """Put a class in place of `torch.Generator` whose generators of CUDA are of the CPU; torch's own are of it, too."""
+    """Replace `torch.Generator` by a class that makes generators of the CPU; torch's own are instances of it, too."""
     original = torch.Generator
 
     class Kind(type(original)):  # type: ignore[misc]
@@ -91,7 +91,7 @@ def wrap_precision(torch: Any) -> None:
 
 
 def wrap_parallel(torch: Any) -> None:
-    """Wrap modules that are told their devices."""
+    """Wrap modules that take devices."""
     nn = torch.nn
     init = nn.parallel.DistributedDataParallel.__init__
 
@@ -105,16 +105,16 @@ def wrap_parallel(torch: Any) -> None:
         self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0
     ) -> None:
         nn.Module.__init__(self)
-        self.module, self.device_ids, self.dim = module, [], dim  # what torch does where there is no GPU
+        self.module, self.device_ids, self.dim = module, [], dim  # as torch does without a GPU
 
     nn.parallel.DistributedDataParallel.__init__ = init_distributed
     nn.DataParallel.__init__ = init_data_parallel
-    # torch refuses tensors of the CPU in it.
+    # SyncBatchNorm of torch refuses tensors of the CPU.
     nn.SyncBatchNorm.convert_sync_batchnorm = classmethod(lambda cls, module, process_group=None: module)
 
 
 def leave_compiling_out(torch: Any) -> None:
-    """Have `torch.compile` return its argument: it does not trace through modes that were made like this one."""
+    """Have `torch.compile` return its argument: it cannot trace through this kind of mode."""
     original = torch.compile
 
     @functools.wraps(original)
@@ -126,7 +126,7 @@ def leave_compiling_out(torch: Any) -> None:
 
 
 class ProcessGroupNCCL:
-    """The class of groups over nccl, where torch lacks it: no group is of it. Its options are taken and not used."""
+    """Stands for the class of groups over nccl if torch lacks it: no group is an instance. Options have no effect."""
 
     class Options:
         """Takes and keeps every option."""
@@ -137,7 +137,7 @@ class ProcessGroupNCCL:
 
 
 def wrap_distributed(dist: Any) -> None:
-    """Have groups over nccl be over gloo."""
+    """Make groups over nccl use gloo."""
 
     def of_cpu(backend: Any) -> Any:
         return "gloo" if isinstance(backend, str) and "nccl" in backend.lower() else backend

@@ -1,6 +1,7 @@
 """smdebug by the name that users' scripts import, on top of `clary.train.debugger`.
 
-Read by Pythons that the train side does not support, to be told so. AWS's own, where it is installed, takes its place.
+Python versions that the train side does not support get an error that says so. AWS's own smdebug, if installed,
+replaces this one.
 """
 
 import importlib.util

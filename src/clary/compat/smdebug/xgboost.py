@@ -1,3 +1,3 @@
-"""Not supported; says so."""
+"""Not supported: the import raises an error."""
 
 raise ImportError("smdebug.xgboost: only PyTorch is supported: use smdebug.pytorch, or save from the program.")

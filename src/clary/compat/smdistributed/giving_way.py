@@ -1,8 +1,8 @@
-"""Gives way to AWS's own library where a job has it installed.
+"""Uses AWS's own library instead of Clary's where a job has it installed.
 
-Where: the packages under `smdistributed` call it before anything else. PYTHONPATH, on which our folder comes last,
-still stands before site-packages; without this ours would hide theirs. Read by Pythons that the train side does not
-support.
+Where: the packages under `smdistributed` call it first. Clary's folder is last on PYTHONPATH, but still before
+site-packages; without this module it would hide AWS's library. Older Python versions than the train side supports
+import this module, too.
 """
 
 import importlib.util
@@ -14,12 +14,12 @@ _FIRST_VERSION = (3, 10)  # of Python, for clary.train
 
 
 def give_way(name: str, own_file: str) -> None:
-    """Put another package called `name` in the place of ours, if there is one.
+    """Replace Clary's package `name` by another installed package of this name, if there is one.
 
     Args:
-        own_file: `__file__` of ours.
+        own_file: `__file__` of Clary's package.
 
-    Raises: ImportError if there is none and this Python is too old for ours.
+    Raises: ImportError if there is no other and this Python is too old for Clary's package.
     """
     own = os.path.dirname(os.path.realpath(own_file))
     parent = sys.modules[name.rpartition(".")[0]]

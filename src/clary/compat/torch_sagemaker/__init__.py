@@ -1,7 +1,7 @@
 """`import torch.sagemaker as tsm`: SMP v2 by the name that users' scripts import.
 
-`clary_autoload` makes the name known when torch is imported; what runs is `clary.train.parallel.fsdp`. Read by Pythons
-that the train side does not support, to be told so.
+`clary_autoload` makes the name known when torch is imported; the code is in `clary.train.parallel.fsdp`. Python
+versions that the train side does not support get an error that says so.
 """
 
 import sys

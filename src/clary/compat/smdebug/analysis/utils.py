@@ -1,4 +1,4 @@
-"""Trials that stay as they are for a while."""
+"""Trials that are not refreshed for a while."""
 
 from clary.train.debugger.reading.refreshing import no_refresh, refresh
 

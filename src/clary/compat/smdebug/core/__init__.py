@@ -1,1 +1,1 @@
-"""Names that programs take from smdebug's inside."""
+"""Names that programs import from smdebug's internal modules."""

@@ -8,12 +8,12 @@ give_way(__name__, __file__)
 
 
 def __getattr__(name: str) -> object:
-    """Return `DistributedDataParallel`, which guides write here although AWS's library has it further down.
+    """Return `DistributedDataParallel`, which guides import from here although AWS's library has it in a submodule.
 
     Raises: AttributeError for any other name.
     """
     if name != "DistributedDataParallel":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .top_level import DistributedDataParallel  # saves 752 ms, torch above all, of programs without it
+    from .top_level import DistributedDataParallel  # late: it takes 752 ms, mostly for torch
 
     return DistributedDataParallel

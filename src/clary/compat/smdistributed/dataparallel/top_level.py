@@ -1,7 +1,8 @@
 """DistributedDataParallel under the name `smdistributed.dataparallel.DistributedDataParallel`, which AWS never had.
 
 Where: `__getattr__` of the package imports it for guides that wrap their model by `from smdistributed.dataparallel
-import DistributedDataParallel` and say nothing of a group of ranks. Their meaning is served and said by rank 0.
+import DistributedDataParallel` and make no group of ranks. Such scripts work, and rank 0 prints how they were
+understood.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class DistributedDataParallel(OfSmddp):
     """The DistributedDataParallel of SMDDP, which joins the group of all ranks first if the program has not.
 
     Args:
-        module: the model; equal on all ranks afterwards, as rank 0 has it.
+        module: the model; all ranks get the parameters of rank 0.
         arguments: as those of `smdistributed.dataparallel.torch.parallel.distributed.DistributedDataParallel`.
 
-    State after failure: without the variables of a rank there is no group, and `module` is as it was. A group that was
+    State after failure: without the variables of a rank there is no group, and `module` is unchanged. A group that was
         joined stays.
     Raises: RuntimeError if this process was not started as a rank, with the distribution that starts ranks.
     """

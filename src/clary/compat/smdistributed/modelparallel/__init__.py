@@ -2,6 +2,6 @@
 
 from ..giving_way import give_way  # noqa: TID252 - this package has two full names
 
-__version__ = "1.15.0"  # the release of SMP whose interface this is; transformers asks for 1.10 or newer
+__version__ = "1.15.0"  # the release of SMP whose interface this is; transformers requires 1.10 or newer
 
 give_way(__name__, __file__)

@@ -1,1 +1,1 @@
-"""Names that scripts take from `torch.sagemaker.checkpoint`."""
+"""Names that scripts import from `torch.sagemaker.checkpoint`."""

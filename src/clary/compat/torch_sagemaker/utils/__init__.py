@@ -1,1 +1,1 @@
-"""Small things that scripts take from `torch.sagemaker.utils`."""
+"""Helpers that scripts import from `torch.sagemaker.utils`."""

@@ -27,12 +27,12 @@ def allreduce(
 
     Args:
         tensor: of any shape, equal on all ranks.
-        param_index: of the gradient among all, from 0.
+        param_index: index of the gradient among all gradients, from 0.
         num_params: number of gradients. Neither changes the result; the tape exchanges all gradients at once.
         compression: Compression.none or Compression.fp16.
-        op: AVERAGE on floating types alone.
+        op: a `ReduceOp`; AVERAGE only on floating types.
         grad: the name that scripts of the first versions give `tensor`.
-    Raises: TypeError without a tensor, or with two; ValueError for an index outside of the count; CollectiveError.
+    Raises: TypeError for no tensor or two; ValueError for an index outside of the count; CollectiveError.
     """
     if (tensor is None) == (grad is None):
         raise TypeError("allreduce takes one tensor: allreduce(tensor, param_index, num_params)")
@@ -74,7 +74,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int) -> Any:
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Assign rank `root_rank`'s values to all global variables of the default graph, which is one of TensorFlow 1.
+    """Assign rank `root_rank`'s values to all global variables of the default graph of TensorFlow 1.
 
     Returns: the operation to run.
     Raises: RuntimeError where operations run at once and there is no graph; ValueError for a root that is no rank.
@@ -88,7 +88,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 def overlap(tensor: Any) -> Any:
-    """Return `tensor`, of any shape, as it is: no model is compiled by XLA here, so nothing has to be marked."""
+    """Return `tensor`, of any shape, unchanged: no model is compiled by XLA here, so no tensor has to be marked."""
     return tf.identity(tensor)
 
 

@@ -1,4 +1,4 @@
-"""The gradient tape and the optimizer whose gradients are averages over all ranks."""
+"""The gradient tape and the optimizer that average gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def DistributedGradientTape(
         gradtape: a tf.GradientTape, recording or done.
         device_dense, device_sparse: not supported; leave them empty.
         compression: Compression.none or Compression.fp16.
-        sparse_as_dense: no matter; sparse gradients are always made dense, as by SMDDP since 1.2.1.
+        sparse_as_dense: has no effect; sparse gradients are always made dense, as in SMDDP since 1.2.1.
         op: AVERAGE.
     Raises: NotImplementedError for a device or another op.
     """
@@ -50,11 +50,11 @@ def DistributedOptimizer(
     """Return an optimizer that applies averages over all ranks.
 
     Args:
-        optimizer: of tf.compat.v1.train or of Keras; one of Keras is changed and returned.
+        optimizer: of tf.compat.v1.train or of Keras; an optimizer of Keras is changed and returned.
         name, use_locking: of the wrapper of an optimizer of TensorFlow 1.
         device_dense, device_sparse, compression, sparse_as_dense, op: as for `DistributedGradientTape`.
-        bucket_cap_mb: checked as by SMDDP; all gradients are exchanged by one operation.
-    Raises: NotImplementedError as the tape; ValueError for another bucket size or an optimizer wrapped before;
+        bucket_cap_mb: checked as in SMDDP; all gradients are exchanged by one operation.
+    Raises: NotImplementedError as the tape; ValueError for another bucket size or an optimizer that is wrapped already;
         TypeError for an object that is no optimizer.
     """
     if bucket_cap_mb <= 0 or int(bucket_cap_mb * _BUCKET_BYTES) % _BUCKET_MULTIPLE:

@@ -22,19 +22,19 @@ class ReduceOp(Enum):
 
 
 def init() -> None:
-    """Join the group of all ranks; to be called once, before anything else here.
+    """Join the group of all ranks; call it once, before any other function of this library.
 
     Raises:
         CollectiveError: it was called before.
         ValueError: this process was not started as a rank.
-        BootstrapError: the group could not be formed; names who did not come.
+        BootstrapError: the group could not be formed; names the missing ranks.
     """
     process.init()
     keep_from_xla()
 
 
 def is_initialized() -> bool:
-    """Whether `init` was called, and `shutdown` not since."""
+    """Whether `init` was called, and not `shutdown` after it."""
     return process.is_initialized
 
 

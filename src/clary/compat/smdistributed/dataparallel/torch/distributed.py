@@ -1,6 +1,6 @@
-"""The module `dist` of SMDDP 1.3 and before, over torch.distributed with our backend.
+"""The module `dist` of SMDDP 1.3 and before, over torch.distributed with the backend `smddp`.
 
-There is one group, of all ranks. An asynchronous call returns a handle with `wait()`, any other None.
+There is one group, of all ranks. An asynchronous call returns a handle with `wait()`, any other call None.
 Source: sagemaker-python-sdk `doc/api/training/sdp_versions/v1.2.x/smd_data_parallel_pytorch.rst`.
 """
 
@@ -15,7 +15,7 @@ import torch.distributed
 
 from clary.train.collective.adapters.torch import registration
 
-_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what a launcher of ranks sets
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # set by a launcher of ranks
 
 
 class ReduceOp:
@@ -28,7 +28,7 @@ class ReduceOp:
 
 
 class group:
-    """Groups of ranks; there is no other than WORLD."""
+    """Groups of ranks; WORLD is the only group."""
 
     WORLD = "WORLD"
 
@@ -39,7 +39,7 @@ def is_available() -> bool:
 
 
 def init_process_group(*args: object, **kwargs: object) -> None:
-    """Join the group of all ranks; to be called before anything else here. Arguments have no effect.
+    """Join the group of all ranks; call it before any other function of this module. Arguments have no effect.
 
     Raises: RuntimeError if this process is no rank.
     """
@@ -92,10 +92,10 @@ def all_reduce(
 
 
 def broadcast(tensor: torch.Tensor, src: int = 0, group: object = group.WORLD, async_op: bool = False) -> Any:
-    """Copy `tensor` of rank `src` to all.
+    """Copy `tensor` of rank `src` to all ranks.
 
     Args:
-        tensor: sent on rank `src`, overwritten on the others; of the same shape and dtype on all ranks.
+        tensor: sent on rank `src`, overwritten on the other ranks; of the same shape and dtype on all ranks.
         async_op: return a handle with `wait()` at once, rather than None once it is done.
 
     Raises: ValueError for another group than WORLD.
@@ -107,7 +107,7 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: object = group.WORLD, a
 def all_gather(
     tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: object = group.WORLD, async_op: bool = False
 ) -> Any:
-    """Collect `tensor` of every rank in `tensor_list`, which has one tensor of its shape a rank.
+    """Collect `tensor` of every rank in `tensor_list`, which has one tensor of its shape for each rank.
 
     Args:
         tensor_list: overwritten, in the order of ranks.
@@ -127,7 +127,7 @@ def all_to_all_single(
     group: object = group.WORLD,
     async_op: bool = False,
 ) -> Any:
-    """Send a part of `input_t`, split along its first dimension, to each rank; receive theirs in `output_t`.
+    """Send a part of `input_t`, split along its first dimension, to each rank; receive their parts in `output_t`.
 
     Args:
         output_t: [rows received, ...], overwritten with the parts in the order of ranks.
@@ -149,15 +149,15 @@ def all_to_all_single(
 
 
 def barrier(group: object = group.WORLD, async_op: bool = False) -> Any:
-    """Wait until every rank has come here."""
+    """Wait until every rank has called it."""
     check_group(group)
     return torch.distributed.barrier(async_op=async_op)
 
 
 def check_group(group: object) -> None:
-    """Check that a group is the one that there is.
+    """Check that a group is None or WORLD.
 
-    Raises: ValueError for another.
+    Raises: ValueError for another group.
     """
     is_default = torch.distributed.is_initialized() and group is torch.distributed.group.WORLD
     if group != _WORLD and not is_default:

@@ -1,4 +1,4 @@
-"""Importing this registers the backend `smddp` with torch.distributed. Scripts take `torch` from here too.
+"""Importing this registers the backend `smddp` with torch.distributed. Scripts also import `torch` from here.
 
 Source: SageMaker developer guide, "Use the SMDDP library in your PyTorch training script".
 """

@@ -1,6 +1,6 @@
 """`import smdistributed.modelparallel.tensorflow as smp`: SMP v1 on TensorFlow 2, with Keras 3 or legacy Keras.
 
-Everything is in `clary.train.tf_parallel`; here are the names, as scripts know them.
+The code is in `clary.train.tf_parallel`; this package has the names that scripts import.
 """
 
 from clary.train.tf_parallel.checkpoint import CheckpointManager

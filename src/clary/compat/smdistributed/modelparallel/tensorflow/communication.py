@@ -1,6 +1,6 @@
 """Objects between ranks: `smp.broadcast`, `smp.recv_from`, `smp.send`, `smp.allgather`, barriers.
 
-The source of a broadcast calls `broadcast`; the others call `recv_from` with its rank.
+The source of a broadcast calls `broadcast`; the other ranks call `recv_from` with its rank.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
 """
 
@@ -29,7 +29,7 @@ def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) ->
     """Send an object to one rank, which calls `recv_from`.
 
     Args:
-        obj: anything that can be pickled.
+        obj: any object that can be pickled.
         dest_rank: counted within this rank's group of `rank_type`.
 
     Raises: ValueError if there is no such rank, or it is this rank itself.

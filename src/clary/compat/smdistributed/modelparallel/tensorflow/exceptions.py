@@ -1,4 +1,4 @@
-"""Errors by whose names AWS's launcher recognises failures of this library in the output of programs."""
+"""Errors with the names by which AWS's launcher recognises failures of this library in the output of programs."""
 
 from clary.train.parallel.errors import CheckpointError, ParallelError, RankLost
 from clary.train.tf_parallel.errors import GraphBuildError

@@ -1,4 +1,4 @@
-"""Initialisation, and the facts that follow from it: `smp.init`, `smp.state`, ranks, sizes and groups.
+"""Initialisation and its results: `smp.init`, `smp.state`, ranks, sizes and groups.
 
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
 """
@@ -17,15 +17,15 @@ from clary.train.tf_parallel.gradients import teach_optimizers
 from clary.train.tf_parallel.norms import teach_tensorflow
 
 _PARAMETERS = "SM_HP_MP_PARAMETERS"
-_SERVED = ("horovod", "contiguous")  # without effect on PyTorch alone
+_SERVED = ("horovod", "contiguous")  # have an effect on TensorFlow, but none on PyTorch
 _LOG = logging.getLogger("clary.smp")
 
 
 def init(config: Mapping[str, Any] | None = None) -> None:
-    """Join the parallel program; every process calls it first. Keys of the job win over those of `config`.
+    """Join the parallel program; every process calls it first. Keys of the job take precedence over `config`.
 
-    Raises: ValueError for keys that are unknown, wrong, PyTorch's alone or exclude each other; RuntimeError if called
-        again with others.
+    Raises: ValueError for keys that are unknown, wrong, valid only for PyTorch, or exclude each other; RuntimeError if
+        called again with other keys.
     """
     configuration = read_configuration(parse_parameters(os.environ.get(_PARAMETERS, "")), config)
     if config is None and session.is_initialized():
@@ -44,12 +44,12 @@ def is_initialized() -> bool:
 
 
 def shutdown() -> None:
-    """Undo `init`; models that were cut are of no more use."""
+    """Undo `init`; partitioned models cannot be used any more."""
     session.reset()
 
 
 def is_tracing() -> bool:
-    """Whether the function of a step is made into a graph."""
+    """Whether the function of a step is being traced into a graph."""
     return tracing.current() is not None
 
 
@@ -63,7 +63,7 @@ class State:
 
     @property
     def model(self) -> Any:
-        """The DistributedModel that was cut last, None before."""
+        """The DistributedModel that was partitioned last, or None."""
         models = session.current().models
         return models[-1] if models else None
 
@@ -97,7 +97,7 @@ def mp_rank() -> int:
 
 
 def mp_size() -> int:
-    """Return how many hold one model together."""
+    """Return the number of ranks that hold one model together."""
     return session.current().links.size(Along.MP)
 
 
@@ -107,7 +107,7 @@ def dp_rank() -> int:
 
 
 def dp_size() -> int:
-    """Return how many hold the same part."""
+    """Return the number of ranks that hold the same part."""
     return session.current().links.size(Along.DP)
 
 

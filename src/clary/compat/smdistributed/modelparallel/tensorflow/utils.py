@@ -1,6 +1,6 @@
 """`smdistributed.modelparallel.tensorflow.utils`: files of checkpoints between ranks, and the error of graphs.
 
-Source: aws/deep-learning-containers `test/dlc_tests` and the library's release notes, as callers.
+Source: aws/deep-learning-containers `test/dlc_tests` and the library's release notes, which call these functions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["GraphBuildError", "receive_checkpoint_files", "send_checkpoint_files
 
 
 def send_checkpoint_files(directory: str, dest: int) -> None:
-    """Send all files of a directory, and of those in it, to another rank, which calls `receive_checkpoint_files`.
+    """Send all files below a directory to another rank, which calls `receive_checkpoint_files`.
 
     Args:
         dest: rank in the world.
@@ -21,7 +21,7 @@ def send_checkpoint_files(directory: str, dest: int) -> None:
 
 
 def receive_checkpoint_files(directory: str, src: int) -> None:
-    """Write the files that another rank sends to a directory, which is made; files of the same names are replaced.
+    """Write the files that another rank sends to a directory, which is created; files of the same names are replaced.
 
     Args:
         src: rank in the world.

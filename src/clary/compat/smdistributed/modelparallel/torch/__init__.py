@@ -1,12 +1,12 @@
 """`import smdistributed.modelparallel.torch as smp`: SMP v1 on torch.
 
-Everything is in `clary.train.parallel`; here are the names, as scripts know them.
+The code is in `clary.train.parallel`; this package has the names that scripts import.
 
-[Note: two meanings] `step` and `state` are modules too. Python makes a module an attribute of its package when it is
-loaded first, which is here: what is bound after that stays, whatever scripts import later.
+[Note: two meanings] `step` and `state` are modules too. Python makes a module an attribute of its package when the
+module is first loaded, which happens here: names bound after that stay, even if scripts import the modules later.
 
-[Note: torch first] At the end of its import trainers of other libraries are mended, by modules that import those below:
-none of them may be in the middle of its own import then.
+[Note: torch first] At the end of torch's import, modules that import the modules below patch trainers of other
+libraries: none of the modules below may be half imported at that time.
 """
 
 import torch  # noqa: F401 - see [Note: torch first]

@@ -85,12 +85,12 @@ def save_checkpoint(
     Args:
         path: a folder; it is made if it is missing.
         tag: name of the checkpoint in that folder.
-        partial: every rank its part; else the first rank writes the whole model, and nothing of the optimizer.
-        model: None is the DistributedModel of the program.
-        optimizer: None writes no state of one.
+        partial: every rank writes its part; else the first rank writes the whole model, without the optimizer.
+        model: None for the DistributedModel of the program.
+        optimizer: None writes no optimizer state.
         user_content: any object that can be pickled.
-        translate_if_full: write a whole model under transformers' names, as far as its modules were theirs.
-        num_kept_partial_checkpoints: partial checkpoints that stay, the newest; None keeps all.
+        translate_if_full: write a whole model under transformers' names, for modules that came from transformers.
+        num_kept_partial_checkpoints: number of the newest partial checkpoints that stay; None keeps all.
 
     Raises: OSError; ValueError without a model, for a tag that is no name, or for fewer than 1 to keep.
     """
@@ -120,7 +120,7 @@ def resume_from_checkpoint(
     """Load a checkpoint into model and optimizer; return its `user_content`. All ranks call it.
 
     Args:
-        load_optimizer_states: what 1.10 called `load_optimizer`.
+        load_optimizer_states: called `load_optimizer` in 1.10.
     """
     if not load_sharded_optimizer_state:
         _LOG.warning("load_sharded_optimizer_state=False has no effect: the whole state is loaded, or none")

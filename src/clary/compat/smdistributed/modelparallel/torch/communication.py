@@ -1,6 +1,6 @@
 """Objects between ranks: `smp.broadcast`, `smp.recv_from`, `smp.send`, `smp.allgather`, barriers; means of gradients.
 
-The source of a broadcast calls `broadcast`; the others call `recv_from` with its rank.
+The source of a broadcast calls `broadcast`; the other ranks call `recv_from` with its rank.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
 """
 
@@ -29,7 +29,7 @@ def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) ->
     """Send an object to one rank, which calls `recv_from`.
 
     Args:
-        obj: anything that can be pickled.
+        obj: any object that can be pickled.
         dest_rank: counted within this rank's group of `rank_type`.
 
     Raises: ValueError if there is no such rank, or it is this rank itself.
@@ -63,9 +63,9 @@ def dp_barrier() -> None:
 
 
 def hvd_average_grads() -> None:
-    """Average gradients over replicas before the optimizer steps, once: `step` or the optimizer may have done so.
+    """Average gradients over replicas before the optimizer steps, unless `step` or the optimizer has done so.
 
-    No documentation has it. A public script of BERT calls it under the key `horovod` without `overlapping_allreduce`.
+    It is not documented. A public script of BERT calls it under the key `horovod` without `overlapping_allreduce`.
 
     Raises: RuntimeError if there is no DistributedModel.
     """

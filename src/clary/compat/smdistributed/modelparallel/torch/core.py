@@ -1,4 +1,4 @@
-"""`smp.core`: ranks, groups and objects between ranks, under the module that scripts import them from."""
+"""`smp.core`: ranks, groups and objects between ranks, under the module name that scripts import."""
 
 from .communication import (
     DP_GROUP,

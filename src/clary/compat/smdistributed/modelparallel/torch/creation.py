@@ -1,4 +1,4 @@
-"""`smp.model_creation`: how modules that are made inside are to be.
+"""`smp.model_creation`: sets how modules are made inside of its block.
 
 Source: SageMaker developer guide, "tensor parallelism", "support for Hugging Face transformer models".
 """
@@ -20,7 +20,7 @@ from clary.train.parallel.tensor.registry import tensor_parallelism as tensor_pa
 def model_creation(
     tensor_parallelism: bool = False, dtype: torch.dtype | None = None, **tensor_parallel_config: Any
 ) -> Iterator[None]:
-    """Make modules in a dtype, without memory where the configuration delays it, and cut where that is asked for.
+    """Make modules in a dtype, without memory if the configuration delays it, and partitioned on request.
 
     Args:
         tensor_parallel_config: for `smp.tensor_parallelism`; without effect unless `tensor_parallelism`.

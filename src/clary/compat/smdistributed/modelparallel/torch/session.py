@@ -1,4 +1,4 @@
-"""Initialisation, and the facts that follow from it: `smp.init`, `smp.state`, ranks, sizes and groups.
+"""Initialisation and its results: `smp.init`, `smp.state`, ranks, sizes and groups.
 
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
 """
@@ -21,13 +21,14 @@ _LOG = logging.getLogger("clary.smp")
 
 
 def init(config: Mapping[str, Any] | None = None) -> None:
-    """Join the parallel program; every process calls it first. Keys of the job win over those of `config`.
+    """Join the parallel program; every process calls it first. Keys of the job take precedence over `config`.
 
-    Raises: ValueError for keys that are unknown, wrong or exclude each other; RuntimeError if called again with others.
+    Raises: ValueError for keys that are unknown, wrong or exclude each other; RuntimeError if called again with other
+    keys.
     """
     configuration = read_configuration(parse_parameters(os.environ.get(_PARAMETERS, "")), config)
     if config is None and runtime.is_initialized():
-        return  # transformers does so at import, whatever the script has done before
+        return  # transformers calls it at import, even after a call by the script
     runtime.initialize(configuration)
     if ignored := configuration.without_effect():
         _LOG.warning("keys without effect here: %s", ", ".join(ignored))
@@ -44,7 +45,7 @@ def shutdown() -> None:
 
 
 def is_tracing() -> bool:
-    """Whether the function of a step is run to look at the model, and not to train it."""
+    """Whether the function of a step runs only to trace the model, not to train it."""
     return step.is_tracing()
 
 
@@ -53,7 +54,7 @@ class ModuleManager:
 
     @property
     def translate_functions(self) -> list[tuple[Any, Any]]:
-        """Pairs: from names of SMP to those of transformers, and back; of the modules that were replaced."""
+        """Pairs of functions for the replaced modules: from names of SMP to names of transformers, and back."""
         model = runtime.current().model if runtime.is_initialized() else None
         return [] if model is None else list(model.translations)
 
@@ -76,7 +77,7 @@ class State:
 
     @property
     def param_name_to_index_tp_group(self) -> list[dict[str, int]]:
-        """By tensor rank: numbers of parameters in states of the optimizer by their names; alike on all ranks."""
+        """By tensor rank: numbers of parameters in states of the optimizer by their names; equal on all ranks."""
         optimizer = self.optimizer
         return [] if optimizer is None else [optimizer.param_name_to_index()] * _size(Along.TP)
 
@@ -139,7 +140,7 @@ def mp_rank() -> int:
 
 
 def mp_size() -> int:
-    """Return how many hold one model together."""
+    """Return the number of ranks that hold one model together."""
     return _size(Along.MP)
 
 
@@ -149,7 +150,7 @@ def dp_rank() -> int:
 
 
 def dp_size() -> int:
-    """Return how many hold the same stage."""
+    """Return the number of ranks that hold the same stage."""
     return _size(Along.DP)
 
 
@@ -169,7 +170,7 @@ def tp_rank() -> int:
 
 
 def tp_size() -> int:
-    """Return how many share layers."""
+    """Return the number of ranks that share layers."""
     return _size(Along.TP)
 
 

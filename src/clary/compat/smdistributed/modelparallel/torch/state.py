@@ -1,4 +1,4 @@
-"""`smp.state` under a module of its name; the attribute of the package stays the state itself."""
+"""`smp.state` under a module of the same name; the attribute of the package stays the state itself."""
 
 from .session import state
 

@@ -1,4 +1,4 @@
-"""`smp.state_mod`: the state, under the module that scripts import it from."""
+"""`smp.state_mod`: the state, under the module name that scripts import."""
 
 from .session import state
 

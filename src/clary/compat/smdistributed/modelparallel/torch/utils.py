@@ -1,9 +1,9 @@
 """`smdistributed.modelparallel.torch.utils`: two functions that public scripts import.
 
-No documentation has them. Scripts call the first for every parameter that they make a master of; they import the second
-and never call it, so what it does beyond taking a message is ours.
+They are not documented. Scripts call the first for every parameter with a master copy; they import the second and
+never call it, so its effect is Clary's choice.
 Source: amazon-sagemaker-examples of 2022 (Apache-2.0), `gpt-j/fp16/fp16.py` and `bert/bert_example/modeling.py` under
-`training/distributed_training/pytorch/model_parallel`, as callers.
+`training/distributed_training/pytorch/model_parallel`, which call these functions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def get_distribution_axis(parameter: torch.Tensor | None) -> int | None:
     """Return the dimension along which tensor ranks hold slices of a parameter of the model.
 
     Args:
-        parameter: of any shape; None is allowed, as for the bias of a layer without one.
+        parameter: of any shape; None is allowed, as for a missing bias.
 
     Returns: None if every tensor rank holds all of it. Parts along the dimension, in order of tensor ranks and of equal
         length, are the whole.

@@ -1,4 +1,4 @@
-"""DistributedDataParallel with the arguments of SMDDP 1.3 and before: torch's own, over our backend.
+"""DistributedDataParallel with the arguments of SMDDP 1.3 and before: torch's own class, over the backend `smddp`.
 
 Source: sagemaker-python-sdk `doc/api/training/sdp_versions/v1.2.x/smd_data_parallel_pytorch.rst`.
 """
@@ -22,13 +22,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     """A model whose gradients are averaged over all ranks while they are computed; `module` is the model itself.
 
     Args:
-        module: the model; equal on all ranks afterwards, as rank 0 has it.
+        module: the model; all ranks get the parameters of rank 0.
         device_ids: the one GPU of this rank. Without effect for a model on the CPU, so that scripts run there too.
         output_device: as device_ids.
-        broadcast_buffers: whether rank 0's buffers replace the others' before each forward pass.
+        broadcast_buffers: whether rank 0's buffers replace the buffers of other ranks before each forward pass.
         process_group: None or `group.WORLD`; SMDDP has no other.
-        bucket_cap_mb: size of a bucket of gradients, in MiB. None has the first steps measured and buckets fitted to
-            what they show; until then, and where that cannot be done, it means 25.
+        bucket_cap_mb: size of a bucket of gradients, in MiB. None measures the first steps and fits the
+            buckets to them; until then, and where it cannot measure, the size is 25.
 
     Raises: ValueError for another process group; RuntimeError if `init_process_group` was not called.
     """

@@ -1,4 +1,4 @@
-"""Functions that SMP puts in the place of torch's own."""
+"""Functions by which SMP replaces torch's own."""
 
 from . import checkpoint
 

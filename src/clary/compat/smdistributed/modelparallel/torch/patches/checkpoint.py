@@ -1,4 +1,4 @@
-"""`checkpoint` and `checkpoint_sequential` of modules, in the place of torch's."""
+"""`checkpoint` and `checkpoint_sequential` of modules, which replace torch's."""
 
 from clary.train.parallel.memory.checkpointing import checkpoint, checkpoint_sequential
 

@@ -1,4 +1,4 @@
-"""Names that public scripts import, and no public script calls."""
+"""Names that public scripts import but never call."""
 
 from . import verify
 from .verify import dump_model

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 def dump_model(*_args: Any, **_kwargs: Any) -> NoReturn:
     """Refuse, and name the calls that write a model.
 
-    Raises: NotImplementedError: no public script calls it, so nothing says what it would do.
+    Raises: NotImplementedError: no public script calls it, so its effect is unknown.
     """
     raise NotImplementedError(
         "dump_model belongs to tests of the original library, and nothing public says what it writes: write the model "
