@@ -1,12 +1,12 @@
 """Messages between agents and service: facts upwards, orders downwards, log lines with sequence numbers.
 
 Where: HTTP with JSON bodies on the service's port, below `/clary/v1/agents/{job}/{attempt}/{host}/`, opened by the
-attempt's bearer token. Agents hold no decisions: they report facts and carry out orders; the service's pure
+attempt's bearer token. Agents decide nothing: they report facts and carry out orders; the service's pure
 transitions turn facts into statuses and the next order.
 
     GET  assignment                          -> LaunchPlan
     POST reports   Report                    -> ReportReceipt   (also the heartbeat)
-    GET  orders?after=N&wait_s=S             -> Order           (long poll: answers when an order newer than N stands)
+    GET  orders?after=N&wait_s=S             -> Order           (long poll: answers when there is an order newer than N)
     POST logs      LogBatch                  -> LogReceipt      (lines below `next_sequence` are stored, others resent)
     POST dumps     HostDump                  -> nothing         (`contract.stack_dumps`; asked for in a ReportReceipt)
     POST profiles  HostProfile                -> nothing         (`contract.deep_profiles`; asked for in the same way)
@@ -32,36 +32,36 @@ from clary.contract.deep_profiles import ProfileRequest
 from clary.contract.health import HealthFinding
 from clary.contract.job_rules import RuleFacts
 
-MAX_BATCH_LINES = 65_536  # of a LogBatch: lines that are all line end would take a hundred times their size to store
+MAX_BATCH_LINES = 65_536  # of a LogBatch: storing empty lines would take a hundred times their size
 AGENT_PATH = "/clary/v1/agents/{job}/{attempt}/{host}"
 POOL_PATH = "/clary/v1/pools/{pool}/{host}"
 HEARTBEAT_INTERVAL_S = 1.0
 ORDER_WAIT_S = 10.0
 MAX_CLUE_CHARACTERS = 800  # of Clue.text; FailureReason has room for 1024
-# A gang that has lost a member cannot go on: from SIGTERM to SIGKILL for the others, on its own host and everywhere.
+# A gang that has lost a member cannot continue: seconds from SIGTERM to SIGKILL for all its other processes.
 FAILURE_GRACE_S = 2.0
-FAILURE_REASON = "failure"  # of the order to stop that follows on a failure of the job
-RECLAIM_REASON = "reclaimed"  # of the order to stop that follows on capacity that is taken back
-NOTICE_MARGIN_S = 2.0  # of the time that a notice leaves, kept at most for what comes after the end of the programs
-_NOTICE_MARGIN_PART = 0.095  # of that time, where this is less: Slurm signals again at the end of a whole second
+FAILURE_REASON = "failure"  # of the order to stop after a failure of the job
+RECLAIM_REASON = "reclaimed"  # of the order to stop when capacity is taken back
+NOTICE_MARGIN_S = 2.0  # longest part of a notice's grace that is kept for the steps after the programs' end
+_NOTICE_MARGIN_PART = 0.095  # share of the grace, if this is less: Slurm signals again at the end of a whole second
 
 
 class HostPhase(StrEnum):
-    """Where a host of a job stands; the service never moves a host backwards."""
+    """Phase of a host of a job; the service never moves a host backwards."""
 
-    LAUNCHING = "launching"  # asked for, agent not heard of yet
-    PREPARING = "preparing"  # agent lives: fetches code, environment, channels
+    LAUNCHING = "launching"  # requested; no report of its agent yet
+    PREPARING = "preparing"  # its agent fetches code, environment, channels
     PREPARED = "prepared"  # waits for the order to run
     RUNNING = "running"  # the program runs
     EXITED = "exited"  # every process of the program is gone
     UPLOADING = "uploading"  # writes its share of the results
-    DONE = "done"  # has nothing left to do but leave
+    DONE = "done"  # all its work is done; it waits for the order to leave
     RELEASED = "released"  # agent has left
-    LOST = "lost"  # not heard of for too long, or its agent died
+    LOST = "lost"  # no report for too long, or its agent died
 
     @property
     def may_run(self) -> bool:
-        """Whether something of the program may still run, or begin to."""
+        """Whether a process of the program may still run or start."""
         return self in (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
 
 
@@ -72,7 +72,7 @@ class OrderKind(StrEnum):
     RUN = "run"  # start the program
     STOP = "stop"  # signal every process, wait `grace_s`, kill
     UPLOAD = "upload"  # write results: `arguments` hold role and staged parts
-    RELEASE = "release"  # leave; nothing more is owed
+    RELEASE = "release"  # leave; the host's work is done
 
 
 # Of an order to leave: whether the host serves no other attempt, so that its agent ends instead of asking for one.
@@ -110,7 +110,7 @@ class PoolAssignment:
 
     @property
     def name(self) -> str:
-        """How agents say which attempt they served last: `JOB:ATTEMPT`."""
+        """Name by which agents report the attempt that they served last: `JOB:ATTEMPT`."""
         return f"{self.job}:{self.attempt}"
 
 
@@ -124,7 +124,7 @@ class ProcessExit:
     exit_code: int | None  # None if a signal ended it
     signal: int | None
     ended_at: datetime
-    is_consequence: bool = False  # not of its own: of a stop order, of another one that failed, of its host's end
+    is_consequence: bool = False  # caused by a stop order, the failure of another process, or the host's end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class Failure:
     message: str
     exit_code: int | None = None
     retryable: bool = False
-    at: datetime | None = None  # when it happened; None for agents that do not say
+    at: datetime | None = None  # when it happened; None for agents that do not report it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ class GpuError:
 
     gpu: int  # of the host's GPUs, as its program counts them
     xid: int  # the driver's code
-    not_before: datetime  # when the agent had looked and it was not there yet
+    not_before: datetime  # time of the agent's last look without the error
     at: datetime  # when the agent saw it
 
 
@@ -170,36 +170,36 @@ class StagedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """How far the checkpoint folder of a host is mirrored to the object store."""
+    """State of the mirroring of a host's checkpoint folder to the object store."""
 
     set_number: int = 0  # newest set of this host; 0: none yet
-    committed_at: datetime | None = None  # when that set was complete in the store; None for one of an earlier attempt
+    committed_at: datetime | None = None  # when that set was complete in the store; None if it is of an earlier attempt
     num_files: int = 0  # of that set
     size_bytes: int = 0
-    dirty_files: int = 0  # changed since
+    dirty_files: int = 0  # changed since that set
     dirty_bytes: int = 0
     lag_s: int = 0  # how long the oldest change has been waiting, in whole seconds
-    stalled_since: datetime | None = None  # changes could be stored and are not; None while all is well
-    error: str = ""  # of the last round; empty if it went well
+    stalled_since: datetime | None = None  # since when changes fail to be stored; None if they do not fail
+    error: str = ""  # of the last round; empty if it succeeded
     restored_set: int = 0  # set of this host that the attempt began with; 0: none
     restored_files: int = 0
     restored_bytes: int = 0
     missed: tuple[str, ...] = ()  # at most 20 paths that the last flush did not store
-    torn: tuple[str, ...] = ()  # at most 20 that it left out, because they or files beside them are not whole
+    torn: tuple[str, ...] = ()  # at most 20 paths that it left out, because they or files beside them are not whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityNotice:
-    """The host's capacity is about to end: somebody other than the service sent its agent a signal."""
+    """The host's capacity is about to end: its agent has received a signal that is not the service's."""
 
     why: str  # in words, such as "SIGTERM from the engine"
     at: datetime  # when it came, by the host's clock
-    grace_s: float | None = None  # from then to the engine's SIGKILL; None where nobody has said it
+    grace_s: float | None = None  # from then to the engine's SIGKILL; None if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """All that is known of a host; each report carries the whole, so that a lost report loses nothing."""
+    """All that is known of a host; each report carries all facts, so that a lost report loses no fact."""
 
     phase: HostPhase
     phase_started_at: datetime
@@ -210,18 +210,18 @@ class HostFacts:
     exits: tuple[ProcessExit, ...] = ()
     failure: Failure | None = None
     clues: tuple[Clue, ...] = ()  # at most one a rank
-    gpu_errors: tuple[GpuError, ...] = ()  # until the program has ended; empty where the agent may not know of them
+    gpu_errors: tuple[GpuError, ...] = ()  # up to the program's end; empty if the agent may not read them
     failure_file: str | None = None  # content of /opt/ml/output/failure, at most 1024 characters
     staged: tuple[StagedPart, ...] = ()
     uploaded: tuple[str, ...] = ()  # URIs of final objects written by this host
     notes: tuple[str, ...] = ()  # warnings of this host, for describe
-    standstill: str = ""  # what speaks for a program that hangs; empty while it gets on
+    standstill: str = ""  # signs that the program hangs; empty while it makes progress
     checkpoints: CheckpointFacts | None = None  # None for a job without CheckpointConfig
     rules: tuple[RuleFacts, ...] = ()  # of the host that runs the job's rules; empty on others
-    health: tuple[HealthFinding, ...] = ()  # empty until the checks are done, and where there are none
-    awaits_rendezvous: bool = False  # the program is watched for its connections to the master port; not all are there
-    rendezvous_at: datetime | None = None  # when they were; None where none were seen, or nobody looked
-    notice: CapacityNotice | None = None  # the first that came
+    health: tuple[HealthFinding, ...] = ()  # empty until the checks are done, or without checks
+    awaits_rendezvous: bool = False  # some of the program's expected connections to the master port are missing
+    rendezvous_at: datetime | None = None  # when they were complete; None if they were not seen or not watched
+    notice: CapacityNotice | None = None  # the first notice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,20 +230,20 @@ class Report:
 
     number: int
     facts: HostFacts
-    last_order: int = 0  # number of the newest order that the agent has taken up
-    notice_age_s: float = 0.0  # from `facts.notice` to this report; clocks of hosts need not agree with the service's
+    last_order: int = 0  # number of the newest order that the agent has received
+    notice_age_s: float = 0.0  # from `facts.notice` to this report; clocks of hosts may differ from the service's
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportReceipt:
     """The service's answer to a report."""
 
-    accepted: bool  # false: the attempt is over, the agent kills its program and leaves
-    order_number: int  # newest order that stands for the host
-    dump_number: int = 0  # newest dump of the host's processes that is wanted; 0 for none
+    accepted: bool  # false: the attempt has ended, the agent kills its program and leaves
+    order_number: int  # newest order for the host
+    dump_number: int = 0  # newest requested dump of the host's processes; 0 for none
     dump_reason: str = ""
-    profile: ProfileRequest | None = None  # newest profile of the host's ranks that is wanted
-    metrics_interval_s: float = 0.0  # from one row of what the host measures to the next; 0 changes nothing
+    profile: ProfileRequest | None = None  # newest requested profile of the host's ranks
+    metrics_interval_s: float = 0.0  # interval of the host's measurements; 0 changes nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,16 +257,16 @@ class MetricValue:
 
 @dataclass(frozen=True, kw_only=True)
 class LogBlock:
-    """Lines of a host's log that came together; the block is the unit of transfer, not the line."""
+    """Lines of a host's log that arrived together; the block is the unit of transfer, not the line."""
 
     at_ms: int  # milliseconds since 1970, when the agent read them
     text: str  # one or more lines with `\n` between them and none behind the last; no line is empty
     rank: int | None = None
-    metrics: tuple[MetricValue, ...] = ()  # what the job's metric definitions found; such a line is a block of its own
+    metrics: tuple[MetricValue, ...] = ()  # values found by metric definitions; such a line is a block of its own
 
     @cached_property
     def num_lines(self) -> int:
-        """How many numbers the block takes in its stream."""
+        """Count of numbers that the block takes in its stream."""
         return self.text.count("\n") + 1
 
     def lines(self) -> list[str]:
@@ -295,10 +295,10 @@ class LogReceipt:
 
 
 def notice_margin_s(grace_s: float, most_s: float = NOTICE_MARGIN_S) -> float:
-    """Return the part of a notice's grace that programs do not get: their last checkpoint and words need it.
+    """Return the part of a notice's grace that programs do not get: the host's last checkpoint and reports need it.
 
     Args:
         grace_s: from the notice to the end of the capacity.
-        most_s: that is kept of a long grace.
+        most_s: longest part that is kept of a long grace.
     """
     return min(most_s, _NOTICE_MARGIN_PART * max(0.0, grace_s))

@@ -1,17 +1,17 @@
-"""Messages between the service and the daemons of boxes: leases that run there, and leases that shall.
+"""Messages between the service and the daemons of boxes: leases that run there, and leases that are ordered.
 
-Where: `agent.node` asks POST `/clary/v1/boxes/NAME/leases` with a BoxReport, opened by the box's own token, and gets
-BoxOrders; the answer waits as long as nothing changes (`control.engines.boxes`). Daemons dial out, nobody dials them.
+Where: `agent.node` sends a BoxReport to POST `/clary/v1/boxes/NAME/leases`, with the box's own token, and gets
+BoxOrders; the answer waits until orders change (`control.engines.boxes`). Only daemons open connections.
 
-A *lease* is one host of an allocation on one box. Its way through both sides:
+A *lease* is one host of an allocation on one box. Its phases on both sides:
 
     placed     the service has chosen the box; the daemon does not know it yet
-    recorded   the daemon has written it down, and has told the digest of the proof that its boot will show
+    recorded   the daemon has recorded it, and reported the digest of the proof that its boot will show
     running    the boot was started; it becomes the agent under the same process id
     gone       no process of it is left
 
-A daemon starts a lease once in its life: what ended stays ended. A lease that the orders do not name any more is
-ended, and then forgotten.
+A daemon starts each lease only once: an ended lease stays ended. A lease that the orders no longer name is ended, and
+then forgotten.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ BOOT_PATH = "/clary/v1/boxes/{box}/boot/{digest}"
 BOX_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LEASE_ID = re.compile(r"lease_[0-9a-f]{16}")
-POLL_WAIT_S = 5.0  # how long orders that say nothing new are held back; three times as long makes a box silent
+POLL_WAIT_S = 5.0  # how long unchanged orders are held back; after three times as long a box counts as silent
 MAX_GPUS = 64
 MAX_WORDS = 400  # characters of any text of a report
 MARK = "BOX_LEASE"  # variable that every process of a lease was started with
 
 
 class LeasePhase(StrEnum):
-    """How far a lease is."""
+    """Phase of a lease."""
 
     PLACED = "placed"
     RECORDED = "recorded"
@@ -45,8 +45,8 @@ class Wish(StrEnum):
     """The service's wish for a lease."""
 
     RUN = "run"
-    NOTICE = "notice"  # its agent gets one SIGTERM and takes that for a notice
-    END = "end"  # no process of it may be left
+    NOTICE = "notice"  # its agent gets one SIGTERM, which means a notice
+    END = "end"  # end all its processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +57,10 @@ class BoxFacts:
     user: str
     num_cpus: int
     memory_bytes: int
-    gpus: tuple[str, ...] = ()  # UUIDs, or `gpu0` where no driver tells
+    gpus: tuple[str, ...] = ()  # UUIDs, or `gpu0` if no driver names them
     isolation: str = ""  # in words: "namespaces", "namespaces without root", "plain processes: ..."
     python_version: str = ""
-    restarts: str = ""  # in words: who starts the daemon after a reboot
+    restarts: str = ""  # in words: what starts the daemon after a reboot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,41 +70,41 @@ class LeaseReport:
     lease: str
     phase: LeasePhase
     proof_digest: str = ""  # SHA-256 of the token that the boot shows, in hex
-    pid: int = 0  # of the boot, or of the agent that it became
+    pid: int = 0  # of the boot, or of the agent that replaced it
     started: str = ""  # start time of that process in clock ticks since boot
-    why: str = ""  # of GONE, in words
+    why: str = ""  # reason for GONE, in words
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoxReport:
-    """A daemon's report, which every question carries."""
+    """A daemon's report, which every request carries."""
 
-    run: str  # random, of this life of the daemon
-    number: int  # rises with every report of a life: an older one that comes late is passed over
+    run: str  # random id of this run of the daemon
+    number: int  # grows with every report of a run: the service ignores older reports that arrive late
     boot_id: str  # of the machine
     daemon: str  # SHA-256 of the daemon's file
     facts: BoxFacts
     leases: tuple[LeaseReport, ...] = ()
-    after: int = -1  # version of the orders that it has
+    after: int = -1  # version of the orders that the daemon has
     wait_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseOrder:
-    """One lease that a box has or gets."""
+    """One lease that a box runs or shall run."""
 
     lease: str
     tag: str
     index: int
-    job_name: str  # for people who look at the box
+    job_name: str  # shown to people on the box
     boot: str  # SHA-256 of the boot's source
     wish: Wish = Wish.RUN
-    may_start: bool = False  # whether the service has the digest of its proof
+    may_start: bool = False  # whether the service knows the digest of its proof
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoxOrders:
-    """Everything that a box shall have; a lease that is missing here is to be ended."""
+    """All leases that a box shall run; the daemon ends every other lease."""
 
     version: int
     leases: tuple[LeaseOrder, ...] = ()
@@ -112,7 +112,7 @@ class BoxOrders:
 
 @dataclass(frozen=True, kw_only=True)
 class BoxAdmission:
-    """A box's way to the service; the token opens its own orders alone."""
+    """Address and token for a box; the token opens only this box's orders."""
 
     name: str
     token: str = field(repr=False)

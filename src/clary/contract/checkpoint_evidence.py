@@ -1,4 +1,4 @@
-"""Evidence that a checkpoint file is whole, as manifests carry it and as people read it.
+"""Evidence that a checkpoint file is whole, as manifests store it and as people read it.
 
 Where: agents write it into sets (`agent.checkpoints.evidence` decides), the service and the command line show it.
 """
@@ -13,14 +13,14 @@ from clary.base.string_enum import StrEnum
 class Evidence(StrEnum):
     """Kind of evidence that a file is whole."""
 
-    UNKNOWN = ""  # nothing is known: a set of an earlier release, or evidence that this release does not know
+    UNKNOWN = ""  # no evidence, as in sets of earlier releases, or evidence that this release does not know
     RENAMED = "renamed"  # it was renamed or linked into its place
-    MARKED = "marked"  # a marker that known writers leave last was written after it
-    CLOSED = "closed"  # its last writer closed it, and lived on or ended with 0
+    MARKED = "marked"  # a marker that known writers write last was written after it
+    CLOSED = "closed"  # its last writer closed it, and still ran or ended with 0
     ENDED = "ended"  # the program closed it and ended with 0
-    LOG = "log"  # it is a log by its name, of which any beginning is one; it says nothing of the files beside it
-    RESTED = "rested"  # time alone: it was left alone for ten times the longest pause seen
-    LEFT_OUT = "left-out"  # of a name that a set may lack: its file was not done, or was written once more
+    LOG = "log"  # its name is that of a log, which is valid at any length; no evidence for other files
+    RESTED = "rested"  # only time: it was unchanged for ten times the longest pause seen
+    LEFT_OUT = "left-out"  # for a name that a set may lack: its file was incomplete or was being rewritten
 
     @classmethod
     def of(cls, text: str) -> Evidence:
@@ -29,7 +29,7 @@ class Evidence(StrEnum):
 
     @property
     def is_statement(self) -> bool:
-        """Whether there is evidence besides the time without changes."""
+        """Whether it is more than time without changes."""
         return self not in (Evidence.UNKNOWN, Evidence.RESTED, Evidence.LEFT_OUT)
 
 
@@ -44,32 +44,32 @@ _WORDS = {
 
 
 def is_whole(counts: Mapping[str, int]) -> bool:
-    """Whether every file has other evidence than time, and no file was left out.
+    """Whether every file has evidence other than time, and no file was left out.
 
     Args:
-        counts: value of Evidence -> number of files, and of names that may be lacking.
+        counts: value of Evidence -> number of files, and of names that may be missing.
     """
     return all(Evidence.of(text).is_statement for text, number in counts.items() if number)
 
 
 def count_evidence(values: Iterable[str]) -> dict[str, int]:
-    """Return value of Evidence -> how many there are, in the order of the enum."""
+    """Return value of Evidence -> count, in the order of the enum."""
     found = [Evidence.of(value) for value in values]
     return {item.value: number for item in Evidence if (number := found.count(item))}
 
 
 def statements_in_words(counts: Mapping[str, int]) -> str:
-    """Return `12 files closed by the writer, 1 file renamed into place`; empty if nothing was said of any."""
+    """Return `12 files closed by the writer, 1 file renamed into place`; empty without such evidence."""
     return ", ".join(
         f"{_files(counts[item.value])} {words}" for item, words in _WORDS.items() if counts.get(item.value)
     )
 
 
 def doubts_in_words(counts: Mapping[str, int], *, least_rest_s: float) -> str:
-    """Return why wholeness is not known, in words; empty if it is.
+    """Return why it is not known that the files are whole; empty if it is known.
 
     Args:
-        least_rest_s: how long that of the files known by rest alone was left alone that was so for the shortest time.
+        least_rest_s: shortest time without changes of the files whose only evidence is that time.
     """
     parts = []
     if number := counts.get(Evidence.RESTED.value, 0):

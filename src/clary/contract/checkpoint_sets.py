@@ -5,15 +5,15 @@ CheckpointConfig.S3Uri names:
 
     PATH                                          files as the original has them, for people and other tools
     .clary-checkpoints/HOST/set-00000012.json     manifest of a set; the set exists once this one object does
-    .clary-checkpoints/HOST/files/NAME            content that has no place of its own under PATH
-    .clary-checkpoints/HOST/announced.json        paths that a set on its way is about to put under PATH
+    .clary-checkpoints/HOST/files/NAME            content that has no path of its own under PATH
+    .clary-checkpoints/HOST/announced.json        paths that an unfinished set will put under PATH
 
-A manifest is written after everything that it names, by one PUT, so that it is the committed marker too. It carries the
-SHA-256 of itself: a store that cuts it short makes no set of it. Nothing that the newest set of a host names is ever
-replaced or removed.
+A manifest is written after all its files, by one PUT, so that it also marks the set as committed. It carries its own
+SHA-256: a manifest that the store cuts short is no set. Objects that the newest set of a host names are never replaced
+or removed.
 
-An object under PATH that no set names was put there by a user and is restored too, unless it is announced: then it is a
-piece of a set that was never finished, and to restore it would make half a checkpoint of it.
+An object under PATH that no set names was put there by a user and is restored too, unless it is announced: then it
+belongs to an unfinished set, and would restore half a checkpoint.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class CheckpointFile:
     key: str  # of the object that holds it, below the prefix of CheckpointConfig.S3Uri
     mode: int = 0o644  # permission bits
     modified_ns: int = 0  # st_mtime_ns; restored, since some scripts take the newest file
-    evidence: str = ""  # value of `checkpoint_evidence.Evidence`: what says that it is whole
-    rested_s: float = 0.0  # how long it had been left alone, where nothing else says so
+    evidence: str = ""  # value of `checkpoint_evidence.Evidence`
+    rested_s: float = 0.0  # time without changes, if that is the only evidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +58,13 @@ class CheckpointSet:
     number: int  # grows by one with every set of the host under this prefix, whichever job wrote it
     job_arn: str
     attempt: int
-    taken_at: datetime  # when the folder was looked at; no file changed from then until everything was stored
+    taken_at: datetime  # when the folder was read; no file changed from then until all files were stored
     files: tuple[CheckpointFile, ...]
     folders: tuple[str, ...] = ()  # empty ones
     links: Mapping[str, str] | None = None  # path -> target, of symbolic links that stay inside the folder
-    gone: tuple[str, ...] = ()  # paths that stand below the prefix and were deleted in the folder: not restored
-    left_out: tuple[str, ...] | None = None  # what it was stored without, see `may_lack`; None: of an earlier release
-    step_counts: StepCounts | None = None  # of the debugger, when the newest file was written; None if nobody knows
+    gone: tuple[str, ...] = ()  # paths below the prefix that were deleted in the folder: not restored
+    left_out: tuple[str, ...] | None = None  # files left out, see `may_lack`; None: of an earlier release
+    step_counts: StepCounts | None = None  # of the debugger, when the newest file was written; None if unknown
     format: int = FORMAT
 
     @property
@@ -74,16 +74,16 @@ class CheckpointSet:
 
     @property
     def evidence_counts(self) -> dict[str, int]:
-        """Value of Evidence -> number of files, and of names that may be lacking."""
+        """Value of Evidence -> number of files, and of names that may be missing."""
         left_out = (Evidence.LEFT_OUT.value for _ in self.may_lack)
         return count_evidence([*(file.evidence for file in self.files), *left_out])
 
     @property
     def may_lack(self) -> tuple[str, ...]:
-        """Return the files that were not done when it was stored, and the folders of which more may have been coming.
+        """Return the files that were incomplete when it was stored, and the folders that may have been incomplete.
 
-        Folders have a slash at their end; the checkpoint folder itself is `.`. Earlier releases stored sets without
-        what took too long, and their manifests do not say so.
+        Folders have a slash at their end; the checkpoint folder itself is `.`. Earlier releases left out
+        files that took too long, and their manifests do not name them.
         """
         if self.left_out is not None:
             return self.left_out
@@ -107,7 +107,7 @@ def rest_of_group(name: str) -> str:
 def folded(key: str) -> str:
     """Return the key of CheckpointConfig.S3Uri with repeated slashes merged and leading slashes removed.
 
-    SeaweedFS stores keys so, and finds nothing below a prefix that has more.
+    SeaweedFS stores such keys, and finds no object below a prefix with more slashes.
     """
     return re.sub("/+", "/", key).removeprefix("/")
 
@@ -122,11 +122,11 @@ class Announcement:
     """Announcement of the files that an unfinished set will put under PATH; void once it or a later set exists."""
 
     number: int  # of the set
-    paths: tuple[str, ...]  # where nothing stood before
+    paths: tuple[str, ...]  # where no object was before
 
 
 def content_key(host: str, name: str) -> str:
-    """Return the key, below the prefix, of content that has no place of its own; `name` is unique for the host."""
+    """Return the key, below the prefix, of content that has no path of its own; `name` is unique for the host."""
     return f"{OWN_FOLDER}/{host}/files/{name}"
 
 
@@ -150,7 +150,7 @@ def write_manifest(checkpoints: CheckpointSet) -> bytes:
 def read_manifest(data: bytes) -> CheckpointSet:
     """Return the set that a manifest describes.
 
-    Raises: ContractError for one that was cut short or changed, or that a newer release wrote.
+    Raises: ContractError for a manifest that was cut short or changed, or that a newer release wrote.
     """
     try:
         document = json.loads(data)

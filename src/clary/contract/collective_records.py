@@ -1,17 +1,17 @@
-"""The last collectives of a process, as it leaves them for the agent of its host: they stay when it is killed.
+"""The last collectives of a process, recorded for the agent of its host: the record survives the process.
 
 Where: `train.operation_record` maps one file a process into memory, in the folder that `step_records.FOLDER_VARIABLE`
-names. In a host with a `/dev/shm` of its own the file lies there, and a link in that folder leads to it: a store to a
-page of a disk's file may wait for the disk. `train.steps` and the cores of `train.collective` write rows into it, the
+names. In a host with a `/dev/shm` of its own the file lies there, and a link in that folder leads to it: a memory write
+to a file on disk may wait for the disk. `train.steps` and the cores of `train.collective` write rows into it, the
 compiled core from C++ (native/src/engine/call_record.hpp). `agent.autopsy.call_records` reads them while they are
-written. A file is a header and slots, one a group of ranks in the order of their first use; a slot describes its group
-and has a ring of rows:
+written. A file is a header and slots, one for each group of ranks in the order of their first use; a slot describes its
+group and has a ring of rows:
 
-    0      magic, rank, process, groups that found no slot
+    0      magic, rank, process, number of groups without a slot
     64     slot 0: group (128 bytes), then row of operation N at N % NUM_ROWS
     576    slot 1, ...
 
-A row bears its number at both ends, and is written from its beginning to its end. One that is being written differs
+A row bears its number at both ends, and is written from its beginning to its end. A row that is being written differs
 between two reads, or has two numbers. Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
@@ -28,7 +28,7 @@ from clary.contract.step_records import FOLDER
 
 SWITCH_VARIABLE = "CLARY_CALLS"  # 0: nothing is recorded
 ENDING = ".calls"  # of a file's name, RANK-PROCESS.calls
-# What a program is told where its host has namespaces: what it leaves in memory vanishes with the host.
+# Folder for programs in hosts with namespaces, where files in shared memory vanish with the host.
 FOLDER_IN_NAMESPACES = str(OPT_ML.joinpath(*FOLDER))
 MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - of the host's own view
 _IN_MEMORY = re.compile(rf"{MEMORY_FOLDER}/clary-[0-9]{{1,10}}-[0-9]{{1,10}}-[0-9a-f]{{16}}\{ENDING}")
@@ -41,7 +41,7 @@ MAX_LISTED_RANKS = 10  # of a group whose ranks are not evenly spaced
 
 _MAGIC = b"CLARYCO1"
 _HEADER = struct.Struct("<8sqqq")
-LEFT_OUT_OFFSET = 24  # of the number of groups that found no slot
+LEFT_OUT_OFFSET = 24  # of the number of groups without a slot
 _GROUP = struct.Struct("<q6i40s16s10i")  # generation, size, rank in it, first, stride, listed, flags, name, kind, ranks
 _NAME_BYTES, _KIND_BYTES = 40, 16
 _POINT_TO_POINT = 1  # flag
@@ -49,16 +49,16 @@ ROW = struct.Struct("<qqqqiBBBxq")
 ROW_BYTES = ROW.size
 SLOT_BYTES = GROUP_BYTES + NUM_ROWS * ROW_BYTES
 FILE_BYTES = HEADER_BYTES + NUM_SLOTS * SLOT_BYTES
-FINISHED_OFFSET, STATE_OFFSET = 16, 38  # in a row
+FINISHED_OFFSET, STATE_OFFSET = 16, 38  # offsets in a row
 NUMBER = struct.Struct("<q")
 _MAX_RANK = 1 << 31
 
-# States. Who stands in a call that has not returned, or waits for what it returned, is held by it.
+# States. A rank is blocked in a call that has not returned, or in the wait for its result.
 ENTERED, UNDER_WAY, WAITED_FOR, FINISHED, FAILED = range(5)
 STATES = ("entered", "under way", "waited for", "finished", "failed")
 NO_PEER = -1
 
-# By code; the first twelve less one are those of `clary_collective` in native/include/clary/collectives.h.
+# By code; codes 1 to 11 are those of `clary_collective` in native/include/clary/collectives.h.
 OPERATIONS = (
     "an operation",
     "all_reduce",
@@ -81,7 +81,7 @@ OPERATIONS = (
     "reduce_scatter_tensor_coalesced",
     "gradients",  # of one backward pass of DistributedDataParallel
 )
-# By code; the first eleven less one are those of `clary_dtype` there.
+# By code; codes 1 to 10 are those of `clary_dtype` there.
 DTYPES = (
     "",
     "float32",
@@ -104,15 +104,15 @@ DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
 
 
 class GroupFacts(NamedTuple):
-    """A group of ranks, as one of them knows it.
+    """A group of ranks, as one of its ranks knows it.
 
     Attributes:
         name: under which all its ranks know it.
         kind: of its backend: gloo, nccl, smddp; DDP for gradients.
         size: number of its ranks.
-        rank: of this process in it; -1 where that is not known.
-        ranks: in the job; empty where they are not known.
-        is_point_to_point: whether rows are sends and receives, which are numbered by each rank for itself.
+        rank: of this process in the group; -1 if unknown.
+        ranks: of the job; empty if unknown.
+        is_point_to_point: whether rows are sends and receives, which each rank numbers by itself.
     """
 
     name: str
@@ -129,10 +129,10 @@ class CallRow(NamedTuple):
     Attributes:
         number: of the operation in its group, from 1.
         started_ns, finished_ns: monotonic; finished is 0 until its end is seen.
-        num_elements: that this rank brings, or of its share where ranks have shares.
+        num_elements: of this rank's input, or of its share if ranks have shares.
         peer: of a send or receive; NO_PEER for none or any.
         operation, dtype: codes.
-        state: ENTERED to FAILED; of one that has a time of its end FINISHED, if it is not FAILED.
+        state: ENTERED to FAILED; FINISHED if the end has a time and the state is not FAILED.
     """
 
     number: int
@@ -146,7 +146,7 @@ class CallRow(NamedTuple):
 
 
 class RecordedGroup(NamedTuple):
-    """A group with the rows of it that are whole, the newest first."""
+    """A group with its complete rows, the newest first."""
 
     facts: GroupFacts
     rows: tuple[CallRow, ...]
@@ -157,7 +157,7 @@ class CallRecord(NamedTuple):
 
     rank: int
     process: int  # the process's own pid; inside a host's namespace it is not the machine's
-    num_left_out: int  # groups that found no slot
+    num_left_out: int  # groups without a slot
     groups: tuple[RecordedGroup, ...]
 
 
@@ -167,13 +167,13 @@ def memory_path(rank: int, process: int, mark: str) -> str:
     Args:
         rank: of the process.
         process: its id, as it numbers itself.
-        mark: 16 hexadecimal digits, which tell it from records of other programs.
+        mark: 16 hexadecimal digits, which distinguish it from records of other programs.
     """
     return f"{MEMORY_FOLDER}/clary-{rank}-{process}-{mark}{ENDING}"
 
 
 def is_memory_path(path: str) -> bool:
-    """Whether a record may lie there: programs write the links."""
+    """Whether a path is one of a record in shared memory: programs write the links."""
     return _IN_MEMORY.fullmatch(path) is not None
 
 
@@ -183,7 +183,7 @@ def pack_header(rank: int, process: int) -> bytes:
 
 
 def slot_offset(index: int) -> int:
-    """Return where in the file the slot of a group begins."""
+    """Return the offset of a group's slot in the file."""
     return HEADER_BYTES + index * SLOT_BYTES
 
 
@@ -191,7 +191,7 @@ def pack_group(facts: GroupFacts, generation: int) -> bytes:
     """Return the beginning of a slot.
 
     Args:
-        generation: from 1, grows with each group of the process; the newest of one name counts.
+        generation: from 1, grows with each group of the process; of groups with one name the newest counts.
     """
     first, stride, listed = _compact(facts.ranks)
     return _GROUP.pack(
@@ -254,7 +254,7 @@ def _read_rows(data: bytes, again: bytes, begin: int) -> tuple[CallRow, ...]:
 
 
 def _settled(row: CallRow) -> CallRow:
-    """Return a row with its state, derived from its times; writers need not write the state too."""
+    """Return a row with its state, derived from its times; writers may leave the state unchanged."""
     return row._replace(state=FINISHED) if row.finished_ns > 0 and row.state < FINISHED else row
 
 
@@ -276,7 +276,7 @@ def _read_group(header: bytes) -> tuple[int, GroupFacts]:
     return generation, facts
 
 
-_MAX_SIZE = 1 << 16  # of a group whose ranks are written out: a file may say anything
+_MAX_SIZE = 1 << 16  # of a group whose ranks are expanded: a file may hold any number
 
 
 def _compact(ranks: Sequence[int]) -> tuple[int, int, tuple[int, ...]]:
@@ -290,7 +290,7 @@ def _compact(ranks: Sequence[int]) -> tuple[int, int, tuple[int, ...]]:
 
 
 def _short(name: str) -> bytes:
-    """Return a name in as many bytes as there is room for; long ones stay different from each other."""
+    """Return a name cut to its field; long names stay different from each other."""
     whole = name.encode("utf-8", "replace")
     if len(whole) <= _NAME_BYTES:
         return whole

@@ -1,8 +1,8 @@
 """Deep profiles: windows of a framework's own profiler over a few steps of every rank.
 
-Where: the service asks in the answer to a report (`ReportReceipt.profiles`); the agent leaves the request where ranks
-look (`clary.train.profiling`), follows what they write, and sends `POST profiles` (HostProfile, whenever something has
-changed) and `POST traces?number=N&rank=R&offset=B&last=0|1` (bytes of a trace, in order) below its path.
+Where: the service asks in the answer to a report (`ReportReceipt.profiles`); the agent writes the request where ranks
+look for it (`clary.train.profiling`), reads the ranks' files, and sends `POST profiles` (HostProfile, at each
+change) and `POST traces?number=N&rank=R&offset=B&last=0|1` (bytes of a trace, in order) below its path.
 
 Files of a host, in a folder of `/opt/ml/.clary/profiles` that the environment variable `FOLDER_VARIABLE` names:
 
@@ -22,27 +22,27 @@ from typing import Any
 from clary.base.string_enum import StrEnum
 
 FOLDER_VARIABLE = "CLARY_PROFILES_FOLDER"
-OUT_FOLDER = "out"  # below it
+OUT_FOLDER = "out"  # below that folder
 MAX_STEPS = 100  # of a window
-MAX_TIMED_STEPS = 1_000  # of a window by time, so that what is said of them stays short
-MAX_WINDOW_S = 60.0  # that a window may last, whatever its steps take
-MAX_WAIT_S = 120.0  # for the first step to profile, if the request names none
+MAX_TIMED_STEPS = 1_000  # of a window by time, so that its report stays short
+MAX_WINDOW_S = 60.0  # longest window, even if its steps take longer
+MAX_WAIT_S = 120.0  # for the first profiled step, if the request names no time
 TIMED_WINDOW_S = 2.0  # of a program whose steps cannot be seen
 MAX_TRACE_BYTES = 256 * 1024 * 1024  # of a trace as it is sent
 PIECE_BYTES = 2 * 1024 * 1024  # of one request that brings a part of a trace
 DEFAULT_START_STEP = 5  # DetailedProfilingConfig of SDK v2 without arguments
-MAX_SHOWN = 80  # characters of a user's text that are quoted in a sentence about it
+MAX_SHOWN = 80  # characters of a user's text that are quoted in a message
 _DETAILED = "DetailedProfilingConfig"  # key of ProfilerConfig.ProfilingParameters; its value is a text
 _STEPS = frozenset(("StartStep", "NumSteps"))
 _TIMED = frozenset(("StartTimeInSecSinceEpoch", "Duration"))
 
 
 class RankState(StrEnum):
-    """Where a rank's window stands."""
+    """State of a rank's window."""
 
     WAITING = "waiting"  # has seen the request, waits for its step or time
     RECORDING = "recording"
-    WRITING = "writing"  # the program has gone on, its trace is being written
+    WRITING = "writing"  # the program has continued, its trace is being written
     DONE = "done"  # terminal: the trace is whole
     REFUSED = "refused"  # terminal: the program uses the profiler itself
     FAILED = "failed"  # terminal: `words` says why
@@ -50,21 +50,21 @@ class RankState(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether the state is final."""
         return self in (RankState.DONE, RankState.REFUSED, RankState.FAILED, RankState.LOST)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest:
-    """One window, wanted of every host of an attempt; `number` grows.
+    """One window, requested from every host of an attempt; `number` grows.
 
     Attributes:
         start_step: number of finished steps at which it begins; None for the next one.
         start_at: Unix time before which it does not begin, so that ranks begin together; 0 for at once.
         give_up_at: Unix time until which it must have begun; 0 for never.
-        duration_s: of a program whose steps cannot be seen, or where no number of steps was asked for.
-        ranks: which; empty for all.
-        is_cancelled: end it now; what was recorded is kept.
+        duration_s: for a program whose steps cannot be seen, or without a requested number of steps.
+        ranks: to profile; empty for all.
+        is_cancelled: end it now; the recorded part is kept.
     """
 
     number: int
@@ -114,9 +114,9 @@ class HostProfile:
 
     number: int
     host: str
-    is_final: bool  # nothing more comes of this host
+    is_final: bool  # the host's last report
     ranks: tuple[RankProfile, ...]
-    error: str = ""  # why there is nothing
+    error: str = ""  # why there is no profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ def window_of(profiler_config: Mapping[str, Any] | None) -> Window | None:
 
 
 def window_problems(profiler_config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return sentences on a DetailedProfilingConfig that is taken otherwise than it says, or not at all."""
+    """Return sentences on a DetailedProfilingConfig that is changed or ignored."""
     text = _asked_text(profiler_config)
     if text is None:
         return ()

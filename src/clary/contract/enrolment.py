@@ -5,8 +5,8 @@ needs the standard library alone and has no part of this package, so it builds t
 compares them). A *tag* is the pool that the host belongs to.
 
     200 Admission   the boot becomes the agent of that host
-    202 Standby     others are not there yet: ask again, the answer waits
-    410             nobody wants this host: wrong proof, a number that is taken, an attempt that is over
+    202 Standby     other hosts have not joined yet: ask again, the answer waits
+    410             the host is refused: wrong proof, a number that is taken, an attempt that has ended
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 ALLOCATION_PATH = "/clary/v1/allocations/{tag}/{index}"
 BUNDLE_PATH = "/clary/v1/agent/{digest}"
 MAX_LIST = 256  # entries of any list of an enrolment; more are a mistake or an attack
-MAX_WORDS = 400  # characters of any text of one
+MAX_WORDS = 400  # characters of any text of an enrolment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +26,15 @@ class Address:
     interface: str
     address: str
     prefix_length: int
-    speed_mbit_s: int = 0  # 0: the kernel does not tell
+    speed_mbit_s: int = 0  # 0: unknown to the kernel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One GPU that the host may use."""
 
-    index: int  # on its node
-    uuid: str = ""  # empty where no driver tells
+    index: int  # number on its node
+    uuid: str = ""  # empty if no driver names it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class NodeReport:
 
     node: str  # hostname
     addresses: tuple[Address, ...]
-    used_address: str  # the one that reached the service
+    used_address: str  # the address that reached the service
     num_cpus: int
     memory_bytes: int
     gpus: tuple[Gpu, ...] = ()
     isolation: str = "processes"  # value of launch_plan.Isolation
-    isolation_why: str = ""  # in words, where it is less than namespaces
+    isolation_why: str = ""  # in words, if isolation is less than namespaces
     python_version: str = ""
     scratch: str = ""  # folder of this host on its node
     free_port: int = 0  # for the master of a job without a network of its own
@@ -56,19 +56,19 @@ class NodeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Enrolment:
-    """One question of a boot."""
+    """One request of a boot."""
 
     claim: str  # made by the boot, 32 hex digits: the same boot asks again with the same claim
     proof: str = field(repr=False)  # munge credential over "TAG INDEX", or a token
     report: NodeReport
-    wait_s: float = 0.0  # how long the answer may wait for others
+    wait_s: float = 0.0  # how long the answer may wait for other hosts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standby:
     """Answer to a boot that has to wait."""
 
-    bundle: str  # SHA-256 of the agent's bundle: to be fetched meanwhile
+    bundle: str  # SHA-256 of the agent's bundle, which the boot fetches meanwhile
     is_admitted: bool = False
 
 

@@ -1,4 +1,4 @@
-"""The one table from fault to FailureReason, as clients and their users know it.
+"""The only table from fault to FailureReason, which clients and their users see.
 
 Where: `control.jobs.transitions` formats the reason of a failed job; nothing else writes one.
 Source: FailureReason of DescribeTrainingJob; prefixes as the service prints them (`AlgorithmError`, `ClientError`,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from clary.base.errors import Fault
 
-# How messages of agents begin that tell what they know for certain, whatever the program has said.
+# Beginnings of agents' messages with a certain cause, which counts more than the program's own words.
 OUT_OF_MEMORY = "OutOfMemory"
 FULL_DISK = "No space left on device"
 
@@ -28,8 +28,8 @@ def failure_reason(fault: Fault, message: str, *, exit_code: int | None = None) 
     """Format a FailureReason of at most 1024 characters.
 
     Args:
-        fault: who is to blame; chooses the prefix.
-        message: the cause in words; cut in the middle of nothing: its end gives way, the exit code stays.
+        fault: cause of the failure; chooses the prefix.
+        message: the cause in words; a long one loses its end, the exit code stays.
         exit_code: of the program, for algorithm errors.
     """
     prefix = f"{PREFIXES[fault]}: "

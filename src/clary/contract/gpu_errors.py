@@ -1,12 +1,13 @@
 """Meanings of Xids, the numbers by which NVIDIA's driver reports errors of GPUs. Pure.
 
-Where: the agent notes them on a host whose program has ended, and the service asks whether one explains a failure.
-Source: NVIDIA, "Xid Errors" and its catalogue; only numbers whose meaning is the same across GPUs are here.
+Where: the agent records them on a host whose program has ended, and the service checks whether an Xid explains a
+failure.
+Source: NVIDIA, "Xid Errors" and its catalogue; only numbers with the same meaning on all GPUs.
 """
 
 from __future__ import annotations
 
-# Of the GPU, its memory, its links or its firmware: no program brings them about, and none goes on with them.
+# Errors of the GPU, its memory, its links or its firmware: programs do not cause them, and cannot continue.
 _OF_HARDWARE = {
     48: "a double-bit memory error",
     62: "an internal microcontroller has halted",
@@ -19,7 +20,7 @@ _OF_HARDWARE = {
     120: "an error of its firmware (GSP)",
     140: "a memory error that could not be corrected",
 }
-# What programs bring about, as a rule, and what tells of neither.
+# Errors that programs usually cause, and errors with an unclear cause.
 _OTHERS = {
     13: "an exception in a kernel of the program",
     31: "a memory access of the program that is not allowed",
@@ -30,7 +31,7 @@ _OTHERS = {
 
 
 def is_of_hardware(xid: int) -> bool:
-    """Whether an Xid is about the GPU itself and not about the program on it."""
+    """Whether an Xid reports an error of the GPU itself and not of its program."""
     return xid in _OF_HARDWARE
 
 

@@ -14,7 +14,7 @@ WARN_CLOCK_S = 2.0
 
 
 def seconds_in_words(seconds: float) -> str:
-    """Return by how much a clock is off: milliseconds where they matter, whole seconds where they do not."""
+    """Return the difference of a clock in words: milliseconds if small, else whole seconds."""
     return f"{seconds:.3f} s" if seconds < WARN_CLOCK_S else f"{seconds:.0f} s"
 
 
@@ -22,32 +22,32 @@ class FindingState(StrEnum):
     """Result of one check of a host or link."""
 
     OK = "ok"
-    WARN = "warn"  # worth a look; nothing follows from it
+    WARN = "warn"  # worth a look; it has no consequence
     BAD = "bad"  # the job will fail or crawl
     SKIPPED = "skipped"  # not checked; the words say why
-    PENDING = "pending"  # still being looked at, beside the program
+    PENDING = "pending"  # still being checked, beside the program
 
 
 class HealthAction(StrEnum):
     """Consequence of a sick host or link before the program starts."""
 
     WARN = "warn"  # it is reported
-    REPLACE = "replace"  # the attempt ends, and is tried again
+    REPLACE = "replace"  # the attempt ends, and the job is tried again
 
 
 class Check(StrEnum):
-    """Subject of a check: first a host by itself, then its links, one finding a peer."""
+    """Subject of a check: first a host by itself, then its links, with one finding for each peer."""
 
     DISK = "disk"
     MEMORY = "memory"
     CLOCK = "clock"
     GPU = "gpu"
-    NAMES = "names"  # every host's name means its address
+    NAMES = "names"  # every host's name resolves to its address
     PORT = "port"  # the port where ranks meet is free
     INTERFACE = "interface"  # the interface that reaches all peers
     COLLECTIVE = "collective"  # a sum over all hosts
-    LINK = "link"  # the whole link, where all of it is well or nothing was measured
-    ROUTE = "route"  # packets leave by the interface that they should
+    LINK = "link"  # the whole link, if it is ok or was not measured
+    ROUTE = "route"  # packets leave by the expected interface
     REACH = "reach"
     DROP = "drop"  # a port whose packets vanish while others pass
     MTU = "mtu"
@@ -62,9 +62,9 @@ class HealthFinding:
 
     check: Check
     state: FindingState
-    host: str  # the host that found it; of a link, where packets start
-    peer: str | None = None  # where they end; None for a check of the host by itself
-    words: str = ""  # what was found, with what was expected where they differ
-    cause: str = ""  # what most likely lies behind it; empty while all is well
-    rate_mbit_s: float | None = None  # of a link, from host to peer, where it was measured
-    clock_offset_s: float | None = None  # of a clock: how far it is ahead of the service's, where it was measured
+    host: str  # the reporting host; for a link, the source of packets
+    peer: str | None = None  # target of packets; None for a check of the host by itself
+    words: str = ""  # the result, with the expected result if they differ
+    cause: str = ""  # the most likely cause; empty if the result is ok
+    rate_mbit_s: float | None = None  # of a link, from host to peer, if measured
+    clock_offset_s: float | None = None  # of a clock: its lead over the service's clock, if measured

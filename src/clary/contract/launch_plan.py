@@ -1,4 +1,4 @@
-"""The launch plan: everything that agents need to run one attempt of one job, as plain data.
+"""The launch plan: all data that agents need to run one attempt of one job.
 
 Where: the service builds it (`control.reconcile.planning`), an engine starts one agent per host from it, each agent
 fetches it as its assignment; `clary plan JOB` prints it. Secrets live in `Credentials` only, so that printing can
@@ -18,14 +18,14 @@ from clary.contract.job_rules import MirrorPlan, RulePlan
 
 
 class Isolation(StrEnum):
-    """How a host is kept apart from this machine and from other hosts."""
+    """Kind of isolation of a host from this machine and from other hosts."""
 
-    NAMESPACES = "namespaces"  # own mounts, network, processes, hostname; cgroup where it can be had
+    NAMESPACES = "namespaces"  # own mounts, network, processes, hostname; cgroup if available
     PROCESSES = "processes"  # plain processes with remapped paths: nothing is isolated
 
 
 class InputMode(StrEnum):
-    """How a channel reaches the program."""
+    """Form in which a channel reaches the program."""
 
     FILE = "File"
     FAST_FILE = "FastFile"
@@ -58,8 +58,8 @@ class Channel:
     s3_data_type: str = "S3Prefix"  # S3Prefix, ManifestFile, AugmentedManifestFile
     s3_data_distribution: str = "FullyReplicated"  # FullyReplicated, ShardedByS3Key
     file_system_id: str | None = None  # for file system sources: FileSystemId of the request
-    file_system_path: str | None = None  # folder of this machine that stands for it, by the service's settings
-    file_system_folder: str = ""  # below that: DirectoryPath; strangers may have put links there
+    file_system_path: str | None = None  # folder of this machine that the service's settings name for it
+    file_system_folder: str = ""  # path below that folder: DirectoryPath; untrusted users may have put links there
     file_system_access: str = "ro"  # ro, rw
     input_mode: InputMode = InputMode.FILE
     content_type: str | None = None
@@ -81,7 +81,7 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """Shape of one host's network link; None means as fast as the machine allows."""
+    """Shape of one host's network link; None: as fast as the machine allows."""
 
     rate_mbit_s: float | None = None
     delay_ms: float = 0.0  # one way
@@ -94,7 +94,7 @@ class Resources:
 
     num_cpus: float
     memory_bytes: int | None  # None: not limited
-    memory_advice: str = ""  # what to do on this machine where that is too little
+    memory_advice: str = ""  # advice for this machine if the memory is too small
     gpu_indices: tuple[int, ...] = ()  # GPUs of this machine that belong to the host
     link: Link = field(default_factory=Link)
 
@@ -104,13 +104,13 @@ class HostPlan:
     """One host of the job."""
 
     name: str  # algo-1
-    index: int  # 0 for algo-1; not the node rank, which launchers count by name: algo-10 comes before algo-2
+    index: int  # 0 for algo-1; not the node rank: launchers sort by name, algo-10 before algo-2
     address: str  # its address on the job's network; 127.0.0.1 without isolation
     instance_type: str
     instance_group: str
     processes_per_host: int
     resources: Resources
-    disk_bytes: int | None = None  # of a file system of its own for what it writes; None: the machine's disk
+    disk_bytes: int | None = None  # size of its own file system for the files that it writes; None: the machine's disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,15 +120,15 @@ class NetworkPlan:
     interface: str = "eth0"
     prefix_length: int = 24
     anchor_pid: int | None = None  # process that holds the network namespaces; None without isolation
-    namespace_paths: Mapping[str, str] = field(default_factory=dict)  # host name -> file to setns(CLONE_NEWNET) to
-    user_namespace_path: str | None = None  # file to setns(CLONE_NEWUSER) to before that; None where root made them
-    relayed_names: Mapping[str, str] = field(default_factory=dict)  # name -> address, beside those of hosts
-    mapped_users: MappedUsers | None = None  # of programs, where root made the network; None where they are its maker
-    master_port: int = 7777  # 7777 where hosts have their own network, a free port where they share one
+    namespace_paths: Mapping[str, str] = field(default_factory=dict)  # host name -> file for setns(CLONE_NEWNET)
+    user_namespace_path: str | None = None  # file for setns(CLONE_NEWUSER) before that; None if root made them
+    relayed_names: Mapping[str, str] = field(default_factory=dict)  # name -> address, in addition to the hosts
+    mapped_users: MappedUsers | None = None  # of programs, if root made the network; None if their user made it
+    master_port: int = 7777  # 7777 if hosts have their own network, a free port if they share one
 
     @property
     def jax_port(self) -> int:
-        """The port of jax's coordinator on the first host; a program may have a store of torch's beside it."""
+        """The port of jax's coordinator on the first host; a program may use torch's store at the same time."""
         return self.master_port + 1
 
 
@@ -138,8 +138,8 @@ class Environment:
 
     name: str
     python: str  # path of the interpreter
-    image: str  # as the request gave it
-    variables: Mapping[str, str] = field(default_factory=dict)  # that make it more like the image
+    image: str  # as in the request
+    variables: Mapping[str, str] = field(default_factory=dict)  # variables that make it more like the image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +162,9 @@ class LogRules:
     """Rules for the part of the program's output that enters the log of a host."""
 
     ansi: AnsiCodes = AnsiCodes.KEEP
-    max_lines_per_s: int = 0  # in the long run, of all processes of the host together; 0: no bound
-    max_bytes_per_s: int = 0  # the same of the lines' text in UTF-8
-    spool_max_bytes: int = 0  # of lines that the service has not taken yet, on the host's disk; 0: no bound
+    max_lines_per_s: int = 0  # long-term rate, for all processes of the host together; 0: no bound
+    max_bytes_per_s: int = 0  # the same for the lines' text in UTF-8
+    spool_max_bytes: int = 0  # of lines on the host's disk that the service has not taken yet; 0: no bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,47 +180,47 @@ class LaunchPlan:
     network: NetworkPlan
     isolation: Isolation
     environment: Environment
-    command: tuple[str, ...] | None  # ContainerEntrypoint + ContainerArguments; None: hyperparameters say what runs
+    command: tuple[str, ...] | None  # ContainerEntrypoint + ContainerArguments; None: hyperparameters name the program
     hyperparameters: Mapping[str, str]
     user_environment: Mapping[str, str]
     channels: tuple[Channel, ...]
     output: Output
-    object_store: Endpoint  # agents' direct way to S3
-    job_endpoint: Endpoint  # what the program sees as AWS: this service, with the job's own key
-    service_url: str  # where agents report
+    object_store: Endpoint  # for the agents' direct requests to S3
+    job_endpoint: Endpoint  # AWS as the program sees it: this service, with the job's own key
+    service_url: str  # address for the agents' reports
     agent_token: str = field(repr=False)  # bearer token of this attempt's agents
     work_folder: str = ""  # folder of this attempt on the host's machine
     pool: str = ""  # the pool whose hosts run the attempt
     pool_token: str = field(default="", repr=False)  # bearer token of the pool's agents
-    shares_hosts: bool = False  # whether the pool's hosts may have served another attempt, or may yet serve one
-    has_standby: bool = True  # whether an interpreter stands by on the pool's hosts between jobs
-    series: str = ""  # tuning job whose trials follow each other on the hosts: the next is sure to come, and alike
-    pool_folder: str = ""  # of the pool's network and agents, and of what stays on its hosts from job to job
+    shares_hosts: bool = False  # whether the pool's hosts may serve other attempts before or after this one
+    has_standby: bool = True  # whether an interpreter waits on the pool's hosts between jobs
+    series: str = ""  # tuning job whose trials follow each other on the hosts: a similar next job is certain
+    pool_folder: str = ""  # for the pool's network, agents, and data that its hosts keep from job to job
     cache_folder: str = ""  # environments, requirements and objects kept between jobs on the host's machine
-    channel_cache_bytes: int = 0  # bound on the objects of channels and code that are kept there; 0: none are
+    channel_cache_bytes: int = 0  # bound on the objects of channels and code that are kept there; 0: none is kept
     config_documents: Mapping[str, Any] = field(default_factory=dict)  # debughookconfig, profilerconfig, ...
-    rules: tuple[RulePlan, ...] = ()  # over saved tensors; the first host runs them beside the program
+    rules: tuple[RulePlan, ...] = ()  # rules over saved tensors; the first host runs them beside the program
     mirrors: tuple[MirrorPlan, ...] = ()  # folders that reach the object store while the program runs
-    checkpoint_local_path: str | None = None  # where the program keeps checkpoints, when the request says so
-    checkpoint_s3_uri: str | None = None  # prefix that the folder is restored from and mirrored to
-    checkpoint_interval_s: float = 5.0  # from one look at the folder to the next
+    checkpoint_local_path: str | None = None  # the program's folder of checkpoints, if the request has CheckpointConfig
+    checkpoint_s3_uri: str | None = None  # prefix from which the folder is restored, and to which it is mirrored
+    checkpoint_interval_s: float = 5.0  # interval of looks at the folder
     checkpoint_flush_s: float = 600.0  # for the last set after the program's normal end
     metric_definitions: tuple[MetricDefinition, ...] = ()
     log_rules: LogRules = field(default_factory=LogRules)
-    proxy_url: str | None = None  # the one way from hosts to the internet, for HTTPS; None: there is none
-    hang_timeout_s: float = 0.0  # how long a program may do nothing at all; 0: as long as it likes
-    metrics_interval_s: float = 0.0  # from one row of what a host measures of itself to the next; 0: it does not
-    restart_hung: bool = False  # whether one that does nothing for longer is ended; else it is only told
+    proxy_url: str | None = None  # the only route from hosts to the internet, for HTTPS; None: no route
+    hang_timeout_s: float = 0.0  # how long a program may stand still; 0: no limit
+    metrics_interval_s: float = 0.0  # interval of a host's measurements; 0: no measurements
+    restart_hung: bool = False  # whether a program that stands still for longer is ended; else it is only reported
     health_checks: bool = False  # whether hosts check themselves and their links
-    network_checked_for: str = ""  # job that had these hosts last, if their links were found well; not checked again
-    health_action: HealthAction = HealthAction.WARN  # what follows from a sick host before the program starts
+    network_checked_for: str = ""  # previous job on these hosts, if their links were ok; links are not checked again
+    health_action: HealthAction = HealthAction.WARN  # consequence of a sick host before the program starts
     stop_grace_s: float = 120.0  # from SIGTERM to SIGKILL
     notice_grace_s: float = 0.0  # from the engine's SIGTERM to its SIGKILL; 0: the engine does not signal agents
-    engine_signals_all: bool = False  # whether its SIGTERM goes to every process of a host, programs too
+    engine_signals_all: bool = False  # whether its SIGTERM goes to every process of a host, also to programs
     network_isolation: bool = False  # EnableNetworkIsolation
     shows_whole_machine: bool = False  # whether programs see every folder of the machine
-    visible_folders: tuple[str, ...] = ()  # of the machine, that programs see beside those that every host shows
-    warnings: tuple[str, ...] = ()  # said in the first log lines of algo-1 and in describe
+    visible_folders: tuple[str, ...] = ()  # further folders of the machine that programs see
+    warnings: tuple[str, ...] = ()  # shown in the first log lines of algo-1 and in describe
 
     def host(self, name: str) -> HostPlan:
         """Return the host called `name`. Raises: KeyError if the job has no such host."""

@@ -1,6 +1,6 @@
-"""How log lines lie in the spool of a host: blocks in files that are named after their first line's number.
+"""Format of log lines in the spool of a host: blocks in files that are named after their first line's number.
 
-Where: the agent's `log_segment` writes and reads them; the service reads what the agent of a lost host left behind
+Where: the agent's `log_segment` writes and reads them; the service reads the files of a lost host's agent
 (`control.reconcile.log_salvage`). A block is a header (time in ms, rank or -1, size of the text in bytes) and the text
 in UTF-8.
 """
@@ -23,18 +23,18 @@ def segment_name(first_sequence: int) -> str:
 
 
 def pack_block(text: bytes, *, at_ms: int, rank: int | None) -> bytes:
-    """Return a block as it lies in a file.
+    """Return the bytes of a block.
 
     Args:
         text: in UTF-8.
         at_ms: in ms since 1970.
-        rank: None for lines of no rank.
+        rank: of the printing process; None for lines of no rank.
     """
     return _HEADER.pack(at_ms, _NO_RANK if rank is None else rank, len(text)) + text
 
 
 def parse_blocks(data: bytes) -> tuple[list[LogBlock], int]:
-    """Return the whole blocks at the start of `data` and how many bytes they take.
+    """Return the whole blocks at the start of `data` and their length in bytes.
 
     Raises: UnicodeDecodeError for a text that is not UTF-8.
     """

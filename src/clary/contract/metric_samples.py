@@ -1,10 +1,10 @@
 """Numbers over time that a host measures: rows by moment, columns by name of a series.
 
 Where: `POST /clary/v1/agents/{job}/{attempt}/{host}/samples` carries a SampleBatch and is answered by a SampleReceipt.
-Rows are numbered from 0 over the life of one host in one attempt, so that none is stored twice.
+Rows are numbered from 0 over the life of one host in one attempt, so that no row is stored twice.
 
 A series is named SCOPE/QUANTITY; the quantity ends with its unit: `host/cpu_percent`, `rank-3/memory_bytes`,
-`gpu-0/power_w`. Percent of processors count one as 100, bytes per second are `_bytes_s`.
+`gpu-0/power_w`. Percent of processors: one processor is 100. Bytes per second end with `_bytes_s`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class SampleBatch:
 
     Attributes:
         first_row: number of the first row.
-        at_ms: milliseconds since 1970 by the host's clock, one a row, never falling.
-        names: series, one a column.
-        columns: values by column, then row; None where nothing was measured.
+        at_ms: milliseconds since 1970 by the host's clock, one for each row, in ascending order.
+        names: of the series, one for each column.
+        columns: values by column, then row; None for a missing measurement.
         num_dropped: rows before `first_row` that the agent has given up, over the host's life.
     """
 
@@ -40,4 +40,4 @@ class SampleBatch:
 class SampleReceipt:
     """Acknowledgement of the rows that the service has stored."""
 
-    next_row: int  # rows below are stored, or will never be wanted
+    next_row: int  # rows below this number are stored, or never needed

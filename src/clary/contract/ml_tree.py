@@ -1,7 +1,7 @@
 """The `/opt/ml` tree of a host.
 
-Where: agents build it, programs read and write it. With namespaces the program sees the tree at `/opt/ml`; without,
-at the folder where the agent built it. One `MlTree` stands for each view.
+Where: agents build it, programs read and write it. With namespaces the program sees the tree at `/opt/ml`; without
+namespaces, at the folder where the agent built it. One `MlTree` stands for each view.
 Source: SageMaker developer guide, "How Amazon SageMaker provides training information".
 """
 
@@ -21,7 +21,7 @@ class MlTree:
 
     @property
     def input(self) -> Path:
-        """Folder of everything that goes in."""
+        """Folder of the program's inputs."""
         return self.root / "input"
 
     @property
@@ -31,7 +31,7 @@ class MlTree:
 
     @property
     def data(self) -> Path:
-        """Folder with one folder a channel."""
+        """Folder with one folder for each channel."""
         return self.input / "data"
 
     def channel(self, name: str) -> Path:

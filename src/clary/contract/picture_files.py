@@ -1,7 +1,7 @@
 """Type and size in pixels of a picture, read from the first bytes of its file. Pure.
 
-Where: agents send such pictures alone, the service looks again before it keeps one, and once more before it hands one
-out. A file of 256 KiB may claim a width for which a browser would need gigabytes: such files are refused.
+Where: agents send only pictures that pass this check; the service repeats it before it stores a picture, and before it
+returns one. A file of 256 KiB may claim a width for which a browser would need gigabytes: such files are refused.
 Source: PNG (W3C), 5.2 and 11.2.1; GIF89a, 17 to 26; JPEG: ITU-T T.81, B.1.1.3 and B.2.2.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-MAX_IMAGE_BYTES = 256 * 1024  # of one that is kept
+MAX_IMAGE_BYTES = 256 * 1024  # of a picture that is kept
 MAX_IMAGE_SIDE = 8_192  # pixels
 MAX_IMAGE_PIXELS = 4 * 1024 * 1024  # 16 MiB in a browser
 
@@ -26,7 +26,7 @@ _GIF_EXTENSION, _GIF_FRAME = 0x21, b","
 _JPEG_LENGTH = struct.Struct(">H")
 _JPEG_FRAME = struct.Struct(">HBHH")  # length, bits of a sample, height, width
 _JPEG_FIRST_FRAME, _JPEG_LAST_FRAME = 0xC0, 0xCF
-_JPEG_NO_FRAMES = (0xC4, 0xC8, 0xCC)  # tables and extensions among the numbers of frames
+_JPEG_NO_FRAMES = (0xC4, 0xC8, 0xCC)  # markers of tables and extensions within the range of frame markers
 _JPEG_ALONE = (0x01, *range(0xD0, 0xD8))  # markers without a length
 _JPEG_SCAN, _JPEG_END = 0xDA, 0xD9
 
@@ -58,7 +58,7 @@ def _png(data: bytes) -> PictureFacts | None:
 
 
 def _gif(data: bytes) -> PictureFacts | None:
-    """Read the screen's size, and that of the first frame: browsers make the screen as large as that."""
+    """Read the screen's size, and that of the first frame: browsers enlarge the screen to the frame's size."""
     if not data.startswith(_GIF_STARTS) or len(data) < len(_GIF_STARTS[0]) + _GIF_SIZE.size:
         return None
     width, height = _GIF_SIZE.unpack_from(data, len(_GIF_STARTS[0]))
@@ -77,13 +77,13 @@ def _gif(data: bytes) -> PictureFacts | None:
 
 
 def _jpeg(data: bytes) -> PictureFacts | None:
-    """Walk from marker to marker until the frame's header; every step goes on."""
+    """Walk from marker to marker until the frame's header; every step moves forward."""
     if not data.startswith(_JPEG_START):
         return None
     place = 2
     while place + 2 <= len(data) and data[place] == 0xFF:
         marker = data[place + 1]
-        if marker == 0xFF:  # any number of these may stand before a marker
+        if marker == 0xFF:  # any number of these bytes may precede a marker
             place += 1
             continue
         place += 2

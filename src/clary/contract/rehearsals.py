@@ -1,8 +1,8 @@
 """Marks of a rehearsal, and the places where its programs record their samples, steps and printed lines.
 
-Where: `clary rehearse` sets the variables in the Environment of the requests it makes; the service strikes no job
-without the first; in the program `compat.clary_rehearsal` looks for it. The second says which hosts get a disk of their
-own, of how many bytes: `2147483648 algo-1 algo-2`.
+Where: `clary rehearse` sets the variables in the Environment of the requests it makes; the service injects faults only
+into jobs with the first; in the program `compat.clary_rehearsal` looks for it. The second names the hosts that get a
+disk of their own, and its size in bytes: `2147483648 algo-1 algo-2`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 REHEARSAL_VARIABLE = "CLARY_REHEARSAL"
 DISKS_VARIABLE = "CLARY_REHEARSAL_DISKS"
-DISK_FOLDER = "disk"  # of a host that has one of its own, below the host's folder
+DISK_FOLDER = "disk"  # of a host's own disk, below the host's folder
 RECORDS_PARTS = (".clary", "rehearsal")  # folder below /opt/ml
 RECORD_SUFFIX = ".jsonl"
 RECORD_PREFIX = "rehearsal-"  # of the files kept beside a host's logs
@@ -29,7 +29,7 @@ def disks_value(hosts: Sequence[str], size_bytes: int) -> str:
 
 
 def disk_bytes(request: Mapping[str, Any], host: str) -> int | None:
-    """Return the size of the disk that a host of a twin or a rehearsal has to itself; None for the machine's disk."""
+    """Return the size of the own disk of a host of a twin or a rehearsal; None for the machine's disk."""
     if not is_rehearsal(request):
         return None
     size, *hosts = str(request["Environment"].get(DISKS_VARIABLE) or "0").split() or ["0"]

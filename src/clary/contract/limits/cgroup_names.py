@@ -1,6 +1,7 @@
 """Names of the cgroups of hosts.
 
-Where: the agent creates it, the engine looks for it when an attempt is released, so both have to name it alike. Pure.
+Where: the agent creates the cgroup, the engine looks for it when an attempt is released, so both need the same name.
+Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def host_cgroup_name(job_name: str, attempt: int, *, host: str, work_folder: str
 
 
 def next_cgroup_name(host_cgroup: str) -> str:
-    """Return the name of the cgroup of a host that stands by while the one before it still runs a program.
+    """Return the name of the cgroup of a standby host, while the host before it still runs a program.
 
     Args:
         host_cgroup: of a pool's host.

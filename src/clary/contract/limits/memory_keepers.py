@@ -10,5 +10,5 @@ class MemoryKeeper(StrEnum):
 
     CGROUP_1 = "cgroup-1"  # the kernel, by a cgroup of version 1
     CGROUP_2 = "cgroup-2"  # the kernel, by a cgroup of version 2 that root may make
-    DELEGATED = "delegated"  # the kernel, by a cgroup of version 2 below one that belongs to the user
-    WATCH = "watch"  # the agent, which adds up what the host's processes use
+    DELEGATED = "delegated"  # the kernel, by a cgroup of version 2 below a cgroup of the user
+    WATCH = "watch"  # the agent, which adds up the memory of the host's processes

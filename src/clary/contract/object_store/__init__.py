@@ -3,10 +3,10 @@
 uris         s3:// URIs as bucket and key
 connections  a pool of HTTP connections to one endpoint
 exchange     one signed request and its answer, retried with back-off
-reading      objects out: streams that survive broken connections, parallel ranges into a file
-writing      objects in: single and multipart uploads
+reading      downloads: streams that survive broken connections, parallel ranges into a file
+writing      uploads: single and multipart
 listing      pages of a bucket
-store        `ObjectStore`, which all others talk to
+store        `ObjectStore`, the client for other packages
 """
 
 from clary.contract.object_store.listing import Listing, ObjectInfo

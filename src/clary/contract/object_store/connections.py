@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from clary.base.errors import ContractError
 
-_MAX_IDLE = 32  # more are closed when they come back
+_MAX_IDLE = 32  # further connections are closed after use
 _SEND_BLOCK_BYTES = 1 << 18
 _HTTP_PORT, _HTTPS_PORT = 80, 443
 
@@ -31,7 +31,7 @@ class PooledConnection:
         if self.http.sock is None:
             self.http.connect()
         self.socket = self.http.sock
-        if self.is_broken_off:  # looked at after the socket is known, as `break_off` looks the other way round
+        if self.is_broken_off:  # checked after the socket is set; `break_off` sets the flag before it reads the socket
             raise ConnectionAbortedError("broken off")
 
     def break_off(self) -> None:
@@ -43,7 +43,7 @@ class PooledConnection:
 
 
 class ConnectionPool:
-    """Connections to the endpoint at `url`, http or https; one thread owns a connection until it gives it back.
+    """Connections to the endpoint at `url`, http or https; a thread owns a connection until it returns it.
 
     Args:
         authorities: a file of certificates to trust; empty for this machine's.
@@ -73,7 +73,7 @@ class ConnectionPool:
         return name if is_implied else f"{name}:{self._port}"
 
     def take(self, *, fresh: bool = False) -> PooledConnection:
-        """Return a connection: the one used last if there is one idle, unless `fresh`; it connects when it is used.
+        """Return a connection: a new one if `fresh`, else the idle one used last, if any; it connects when it is used.
 
         Raises: ConnectionAbortedError after `close`.
         """
@@ -95,7 +95,7 @@ class ConnectionPool:
         connection.http.close()
 
     def discard(self, connection: PooledConnection) -> None:
-        """Close a connection that can not be used again."""
+        """Close a connection that cannot be used again."""
         with self._lock:
             self._taken.discard(connection)
         connection.http.close()

@@ -3,8 +3,8 @@
 Where: everything in this package sends through `Exchange`.
 
 What is retried: connections that cannot be made or that break, timeouts, answers 408, 425, 429 and 5xx, and the few 4xx
-codes that mean "again". What is not: every other refusal, 403 and 404 first of all, because the same request gets
-the same answer.
+codes that ask for a retry. Every other refusal, such as 403 and 404, is not retried, because the same request gets the
+same answer.
 Source: Amazon S3 API reference, "Error responses".
 """
 
@@ -31,9 +31,9 @@ from clary.contract.object_store.store_time import StoreTime
 from clary.contract.sigv4 import EMPTY_HASH, PATH_SAFE, SECURITY_TOKEN, UNRESERVED, sign
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it since 3.11
+    from typing_extensions import Self  # in typing since Python 3.11
 
-FIRST_PAUSE_S = 0.5  # five attempts then span 4 to 8 seconds: a store that restarts is back by then
+FIRST_PAUSE_S = 0.5  # five attempts then span 4 to 8 seconds, enough for a restart of the store
 MAX_PAUSE_S = 10.0
 _NUM_THREADS = 8  # for ranges and parts of all transfers together
 _MAX_ANSWER_BYTES = 64 << 20  # of an XML answer; a page of a listing has about 1 MB
@@ -83,14 +83,14 @@ class Trouble(Exception):
 
 
 class BrokenOff(Trouble):
-    """The client of the store was closed while it was at work."""
+    """The client of the store was closed during a request."""
 
     def __init__(self) -> None:
         super().__init__("broken off, because this client of the object store was closed", is_retryable=False)
 
 
 class S3Response:
-    """An answer of the 2xx family whose body is still to be read; a context that gives its connection back."""
+    """An answer of the 2xx family whose body is still to be read; a context that returns its connection to the pool."""
 
     def __init__(self, response: http.client.HTTPResponse, connection: PooledConnection, pool: ConnectionPool) -> None:
         self._response = response
@@ -109,14 +109,14 @@ class S3Response:
 
     @property
     def content_length(self) -> int | None:
-        """Length of the body as the answer declares it; None if it does not."""
+        """Length of the body as the answer declares it; None if it declares no length."""
         declared = self.headers.get("content-length", "")
         return int(declared) if declared.isdigit() else None
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill `buffer` from the body and return the number of bytes, 0 at its end.
 
-        A body that is too short may show as an early end alone: callers count.
+        A body that is too short may only end early, without an error: callers count bytes.
         Raises: Trouble for a broken connection.
         """
         try:
@@ -189,10 +189,10 @@ class Exchange:
             executor, self._executor = self._executor, None
         self._pool.close()
         if executor is not None:
-            executor.shutdown(wait=True)  # what was submitted fails at its next request
+            executor.shutdown(wait=True)  # submitted actions fail at their next request
 
     def submit(self, action: Callable[[], T], request: S3Request) -> Future[T]:
-        """Run `action`, which sends `request`, in one of the threads that all transfers share.
+        """Run `action`, which sends `request`, in one of the threads shared by all transfers.
 
         Raises: ObjectStoreError after `close`.
         """
@@ -228,7 +228,7 @@ class Exchange:
             except _CONNECTION_ERRORS as error:
                 self._pool.discard(connection)
                 if connection.is_reused and isinstance(error, _DEAD_CONNECTION_ERRORS):
-                    # The store closed it while it was idle, which says nothing about this request.
+                    # The store closed the idle connection, which is no failure of this request.
                     self._pool.drop_idle()
                     connection = self._take(fresh=True)
                     continue
@@ -292,7 +292,7 @@ class Exchange:
         return path, "&".join(pairs)
 
     def _signed_headers(self, request: S3Request, target: str, query: str) -> dict[str, str]:
-        """Return headers with a signature over everything, the body's hash included."""
+        """Return headers with a signature over the whole request, including the body's hash."""
         headers = {**self._own_headers, **request.headers}
         payload_hash = hashlib.sha256(request.body).hexdigest() if request.body else EMPTY_HASH
         signature = sign(
@@ -316,7 +316,8 @@ def _exchange_once(
     try:
         connection.http.request(request.method, url, body=request.body, headers=headers)
     except (BrokenPipeError, ConnectionResetError) as error:
-        # A store that refuses a request from its headers alone closes while the body is being sent; its answer waits.
+        # A store that refuses a request by its headers closes the connection during the body; its answer can still be
+        # read.
         try:
             return connection.http.getresponse()
         except _CONNECTION_ERRORS:
@@ -325,7 +326,7 @@ def _exchange_once(
 
 
 def error_facts(body: bytes) -> tuple[str, str]:
-    """Return code and message of an S3 error document; empty strings for anything else."""
+    """Return code and message of an S3 error document; empty strings for any other document."""
     try:
         root = ET.fromstring(body)  # noqa: S314 - of our own store; expat limits expansions itself
     except ET.ParseError:
@@ -337,11 +338,11 @@ def error_facts(body: bytes) -> tuple[str, str]:
 
 
 def store_error(request: S3Request, trouble: Trouble, *, attempts: int) -> ObjectStoreError:
-    """Return the error of a request that failed for good.
+    """Return the error of a request that failed finally.
 
     Args:
-        trouble: the last one; it decides on fault, hint and `retryable`.
-        attempts: that were made; for the text and the details.
+        trouble: of the last attempt; it decides on fault, hint and `retryable`.
+        attempts: number of attempts made; for the text and the details.
     """
     if isinstance(trouble, BrokenOff):
         hint = "Nothing more is done."
@@ -379,7 +380,7 @@ def _refusal(request: S3Request, answer: S3Response) -> Trouble:
     said = f" {code}" if code else ""
     said += f" ({message})" if message else ""
     is_retryable = answer.status in _RETRIED_STATUSES or code in _RETRIED_CODES
-    # Not an answer of S3, but of an HTTP server that could not read what arrived: bytes were damaged on their way.
+    # Not an answer of S3, but of an HTTP server that could not parse the request: bytes were damaged on their way.
     is_unread = answer.status == HTTPStatus.BAD_REQUEST and not code and "x-amz-request-id" not in answer.headers
     is_retryable = is_retryable or is_unread
     reason = f"S3 answered {answer.status}{said or ' ' + _phrase(answer.status)}"

@@ -25,7 +25,7 @@ class ObjectInfo:
 
 @dataclass
 class Listing:
-    """One folder: its objects, and the folders in it, which end in a slash."""
+    """One folder: its objects, and its subfolders, whose names end in a slash."""
 
     objects: list[ObjectInfo] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
@@ -40,7 +40,7 @@ def pages_of(exchange: Exchange, bucket: str, query: Mapping[str, str]) -> Itera
     """Yield a bucket's pages in the store's order.
 
     Args:
-        query: what is listed, `prefix`, `delimiter` and `start-after`.
+        query: `prefix`, `delimiter` and `start-after` of the listing.
     Raises: ObjectStoreError.
     """
     asked = {"list-type": "2", "encoding-type": "url", **query}
@@ -74,7 +74,7 @@ def _page(body: bytes) -> _Page:
                 texts[name] = element.text or ""
     except (ET.ParseError, ValueError, KeyError) as error:
         raise Trouble(f"the listing cannot be read: {error}") from error
-    # A store that does not know encoding-type=url says so by not repeating it.
+    # A store that does not know encoding-type=url does not repeat it in its answer.
     decode = unquote_plus if texts.get("EncodingType") == "url" else str
     is_truncated = texts.get("IsTruncated") == "true"
     token = texts.get("NextContinuationToken", "") if is_truncated else ""

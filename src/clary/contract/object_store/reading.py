@@ -1,7 +1,7 @@
-"""Objects out of the store: streams that survive broken connections, parallel ranges into a file.
+"""Downloads from the store: streams that survive broken connections, parallel ranges into a file.
 
 A file appears under its name only when it is whole: it is written under a temporary name beside it and renamed. No
-fsync: after a crash of the machine the job starts anew from the store.
+fsync: after a crash of the machine the job starts again from the store.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _CHANGED = "the object was replaced since it was listed"
 
 
 class ObjectReader(io.RawIOBase):
-    """An object as a stream; a broken connection is opened again where it broke, on the same version of the object.
+    """An object as a stream; after a broken connection it continues at the same byte of the same version.
 
-    Raises (from reads): ObjectStoreError when the object cannot be read on, after the exchange's attempts without
-    progress, or when it was replaced meanwhile.
+    Raises (from reads): ObjectStoreError after the exchange's attempts without progress, or when the object was
+    replaced meanwhile.
     """
 
     def __init__(self, exchange: Exchange, *, bucket: str, key: str, etag: str | None = None) -> None:
@@ -44,7 +44,7 @@ class ObjectReader(io.RawIOBase):
         self._key = key
         self._position = 0
         self._response: S3Response | None = None
-        self._etag = etag or None  # of the version that is read; the first answer's, if none was asked for
+        self._etag = etag or None  # of the version that is read; by default, of the first answer
         self.size_bytes: int | None = None  # known after the first answer
         self._num_troubles = 0
         exchange.retrying(self._open, self._request())
@@ -122,7 +122,7 @@ class ObjectReader(io.RawIOBase):
 
 @dataclass(frozen=True, kw_only=True)
 class _Version:
-    """One version of an object, on its way into an open file."""
+    """One version of an object that is being downloaded into an open file."""
 
     request: S3Request
     size_bytes: int
@@ -152,7 +152,7 @@ def download_whole(exchange: Exchange, request: S3Request, path: Path, *, size_b
     """Fetch an object with one GET at a time; each attempt starts again from the first byte.
 
     Args:
-        etag: of the only version to take; empty takes what stands.
+        etag: of the only version to accept; empty accepts the present version.
     Raises: ObjectStoreError; AgentError for a full disk.
     """
     require_space(path.parent, needed_bytes=size_bytes)
@@ -165,7 +165,7 @@ def download_whole(exchange: Exchange, request: S3Request, path: Path, *, size_b
                 _require_version(response, etag)
                 crc32 = _copy(response, descriptor, start=0, size_bytes=size_bytes)
                 expected = response.headers.get("x-amz-checksum-crc32", "")
-            # A sum with a dash is one over the sums of parts, which a plain GET cannot check.
+            # A sum with a dash is computed over the sums of parts, which a plain GET cannot check.
             if expected and "-" not in expected and base64.b64decode(expected) != crc32.to_bytes(4, "big"):
                 raise Trouble("the content does not match its CRC32: it was damaged on its way")
 
@@ -176,7 +176,7 @@ def download_ranges(exchange: Exchange, request: S3Request, path: Path, *, size_
     """Fetch an object by ranges in parallel, all of the version that `etag` names.
 
     Args:
-        request: a GET of the whole object; ranges are put into it.
+        request: a GET of the whole object; the function adds ranges to it.
         path: of the file, which appears when it is whole.
         size_bytes: of that version.
         etag: with its quotes.
@@ -203,7 +203,7 @@ def download_ranges(exchange: Exchange, request: S3Request, path: Path, *, size_
 
 
 def _range_download(exchange: Exchange, version: _Version, start: int, *, stop: threading.Event) -> Callable[[], None]:
-    """Return the act of fetching one range; it does nothing once `stop` is set."""
+    """Return a function that fetches one range; it does nothing once `stop` is set."""
     end = min(start + RANGE_BYTES, version.size_bytes)
     ranged = _ranged(version.request, start, end, etag=version.etag)
 
@@ -219,10 +219,10 @@ def _range_download(exchange: Exchange, version: _Version, start: int, *, stop: 
 
 
 def read_range(exchange: Exchange, request: S3Request, start: int, length: int) -> bytes:
-    """Return `length` bytes of an object from `start` on, fewer where it ends before.
+    """Return `length` bytes of an object from `start` on, fewer if the object ends before.
 
     Args:
-        request: a GET of the whole object; the range is put into it.
+        request: a GET of the whole object; the function adds the range to it.
         start: first byte, from 0.
         length: 1 or more.
     Raises: ObjectStoreError.
@@ -249,7 +249,7 @@ def _require_range(response: S3Response) -> None:
 
 
 def _require_version(response: S3Response, etag: str) -> None:
-    """Raise Trouble for another version than was asked for, from a store that knows no If-Match."""
+    """Raise Trouble for a version other than the requested one, for stores that ignore If-Match."""
     if etag and response.headers.get("etag", etag) != etag:
         raise Trouble(_CHANGED, status=HTTPStatus.PRECONDITION_FAILED, is_retryable=False)
 

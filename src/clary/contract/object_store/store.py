@@ -1,7 +1,7 @@
 """The S3 client of agents and programs, `ObjectStore`.
 
-Where: channels read through it and artifacts write through it, with the plan's own endpoint and key; trials read
-through it in programs that have no boto3.
+Where: channels read and artifacts write with it, with the plan's own endpoint and key; trials read with it in
+programs that have no boto3.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clary.contract.object_store.exchange import Exchange, S3Request, Trouble, e
 from clary.contract.object_store.listing import Listing, ObjectInfo, pages_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it since 3.11
+    from typing_extensions import Self  # in typing since Python 3.11
 
 _READ_BUFFER_BYTES = 1 << 20
 _METADATA_PREFIX = "x-amz-meta-"
@@ -38,11 +38,11 @@ class ObjectStore:
 
     Args:
         endpoint: URL, region and key; the URL's path, if any, is kept in front of buckets.
-        timeout_s: of connecting and of every silence within an answer, in seconds.
+        timeout_s: of connecting and of each pause within an answer, in seconds.
         attempts: tries of each request in all.
-        clock: gives the time that requests are signed with.
+        clock: gives the time for signatures of requests.
         sleep: waits between attempts, by default until `close` at most; tests pass their own.
-        session_token: of a key that is temporary.
+        session_token: of a temporary key.
         authorities: a file of certificates to trust instead of this machine's.
     Raises: every method raises ObjectStoreError when the store refused (fault USER) or did not answer (fault
         INFRASTRUCTURE, retryable); `details` hold bucket, key, status, code and attempts.
@@ -88,10 +88,10 @@ class ObjectStore:
             yield from page.objects
 
     def list_folder(self, bucket: str, prefix: str, *, after: str = "") -> Listing:
-        """Return the objects that lie at `prefix`, not below its slashes, and the folders there.
+        """Return the objects and folders directly at `prefix`, without their contents.
 
         Args:
-            after: only keys behind this one.
+            after: only keys behind this key.
         """
         query = {"prefix": prefix, "delimiter": "/"} | ({"start-after": after} if after else {})
         found = Listing()
@@ -121,12 +121,12 @@ class ObjectStore:
         )
 
     def get_bytes(self, bucket: str, key: str, *, max_bytes: int) -> bytes:
-        """Return an object's content; one with more than `max_bytes` is an error.
+        """Return an object's content; an object of more than `max_bytes` is an error.
 
         Args:
             bucket: its name.
             key: of the object.
-            max_bytes: most that is taken; a larger object raises at once.
+            max_bytes: largest accepted size; a larger object raises at once.
         """
         request = S3Request(method="GET", bucket=bucket, key=key)
 
@@ -137,24 +137,24 @@ class ObjectStore:
         return self._exchange.retrying(attempt, request)
 
     def get_range(self, bucket: str, key: str, start: int, length: int) -> bytes:
-        """Return `length` bytes of an object from `start` on, fewer where it ends before.
+        """Return `length` bytes of an object from `start` on, fewer if the object ends before.
 
         Args:
             bucket: its name.
             key: of the object.
-            start: first byte, from 0; one behind the end is refused with status 416.
+            start: first byte, from 0; a start behind the end is refused with status 416.
             length: 1 or more.
         """
         return reading.read_range(self._exchange, S3Request(method="GET", bucket=bucket, key=key), start, length)
 
     def download(self, bucket: str, key: str, path: Path, *, size_bytes: int | None = None, etag: str = "") -> int:
-        """Write an object to `path` and return its size; large ones come by ranges in parallel.
+        """Write an object to `path` and return its size; large objects are fetched by parallel ranges.
 
-        The file appears under its name only when it is whole. State after failure: `path` is as it was.
+        The file appears under its name only when it is whole. State after failure: `path` is unchanged.
 
         Args:
-            size_bytes: size that the object must have, for example from a listing; None takes what stands.
-            etag: of the only version to take, with its quotes; it goes with a size. Another one is refused with
+            size_bytes: size that the object must have, for example from a listing; None accepts any size.
+            etag: of the only version to accept, with its quotes; it needs a size. Another version is refused with
                 status 412.
         Raises: AgentError (fault USER) for a full disk, naming path, bytes needed and bytes free.
         """
@@ -186,10 +186,10 @@ class ObjectStore:
         return facts.size_bytes
 
     def open_reader(self, bucket: str, key: str, *, etag: str = "") -> BinaryIO:
-        """Open an object as a stream that goes on where a connection breaks; close it after use.
+        """Open an object as a stream that continues after a broken connection; close it after use.
 
         Args:
-            etag: of the only version to read, with its quotes; empty reads what stands.
+            etag: of the only version to read, with its quotes; empty reads the present version.
         """
         reader = reading.ObjectReader(self._exchange, bucket=bucket, key=key, etag=etag)
         return cast("BinaryIO", io.BufferedReader(reader, _READ_BUFFER_BYTES))
@@ -200,7 +200,7 @@ class ObjectStore:
         Args:
             bucket: its name.
             key: of the object.
-            body: travels again as a whole when a connection breaks.
+            body: sent again as a whole when a connection breaks.
             metadata: text by name, without `x-amz-meta-`; None for no metadata.
         """
         writing.put_object(self._exchange, bucket, key, body=body, headers=_metadata_headers(metadata or {}))
@@ -220,12 +220,12 @@ class ObjectStore:
     def upload_stream(
         self, bucket: str, key: str, reader: _Readable, *, metadata: Mapping[str, str] | None = None
     ) -> int:
-        """Store all that `reader` gives as an object and return the size; errors of `reader` abort and pass.
+        """Store the content of `reader` as an object and return the size; errors of `reader` abort the upload.
 
         Args:
             bucket: its name.
             key: of the object.
-            reader: is read to its end, and not closed.
+            reader: read to its end, and not closed.
             metadata: text by name, without `x-amz-meta-`; None for no metadata.
         """
         with self.open_writer(bucket, key, metadata=metadata) as writer:
@@ -245,11 +245,11 @@ class ObjectStore:
         return writing.ObjectWriter(self._exchange, bucket=bucket, key=key, headers=headers)
 
     def copy(self, bucket: str, source_key: str, key: str) -> None:
-        """Have the store copy an object within a bucket, metadata included; on AWS for objects up to 5 GB.
+        """Copy an object within a bucket, in the store itself and with its metadata; on AWS for objects up to 5 GB.
 
         Args:
             bucket: of both objects.
-            source_key: of the object that is there.
+            source_key: of the existing object.
             key: of the copy; an object there is replaced.
         """
         self._copy(bucket, source_key, key, headers={})
@@ -260,7 +260,7 @@ class ObjectStore:
         Args:
             bucket: its name.
             key: of the object.
-            metadata: takes the place of all that was there.
+            metadata: replaces all metadata of the object.
         """
         self._copy(bucket, key, key, headers={"x-amz-metadata-directive": "REPLACE", **_metadata_headers(metadata)})
 
@@ -287,7 +287,7 @@ class ObjectStore:
     def _facts(self, request: S3Request) -> ObjectInfo:
         facts = self.head(request.bucket, request.key)
         if facts is None:
-            self._exchange.send(request)  # says what is missing, which an answer to HEAD cannot
+            self._exchange.send(request)  # its error names the missing bucket or key, unlike an answer to HEAD
             raise AssertionError("an object that HEAD does not find cannot be read")
         return facts
 

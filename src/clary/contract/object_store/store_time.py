@@ -1,7 +1,8 @@
 """Time for signing requests: this machine's clock, corrected by the store's time when the store refuses it.
 
-Where: `exchange` signs by it. A store refuses signatures whose time is a quarter of an hour off its own: a host whose
-clock is off, or is set while a job runs, could store nothing. AWS's own clients learn the time in the same way.
+Where: `exchange` signs by it. A store refuses signatures whose time differs from its own by a quarter of an hour: a
+host with a wrong clock, or whose clock is set while a job runs, could store nothing. AWS's own clients learn the time
+in the same way.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from http import HTTPStatus
 
 from clary.base.clock import Clock
 
-# Of an HTTP date, which has whole seconds, to a signature that had a long way: less is no reason to be refused.
+# Smaller differences come from whole seconds in HTTP dates and slow requests, and cause no refusal.
 _LEAST = timedelta(minutes=1)
-# An answer to HEAD has no body, and so no code.
+# An answer to HEAD has no body, hence no code.
 _CODES = frozenset({"RequestTimeTooSkewed", "AccessDenied", ""})
 
 
@@ -27,19 +28,19 @@ class StoreTime:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ahead = timedelta(0)  # of this machine's clock
+        self._ahead = timedelta(0)  # lead of this machine's clock
 
     def now(self) -> datetime:
         """Return the time for a signature."""
         return self._clock.now() - self._ahead
 
     def learn(self, status: int, code: str, date: str | None) -> bool:
-        """Take note of a refusal; return whether the same request signed by another time may pass.
+        """Learn the time from a refusal; return whether the same request may pass with a new signature.
 
         Args:
             status: of the answer.
             code: of the error; empty where the answer has none.
-            date: the answer's header of that name.
+            date: the header `Date` of the answer.
         """
         if status != HTTPStatus.FORBIDDEN or code not in _CODES or date is None:
             return False

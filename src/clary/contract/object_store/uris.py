@@ -26,7 +26,7 @@ class S3Uri:
 def parse_s3_uri(uri: str) -> S3Uri:
     """Read `s3://bucket`, `s3://bucket/` or `s3://bucket/key`; the key is kept as it is, byte for byte.
 
-    Raises: AgentError (fault USER) for anything else.
+    Raises: AgentError (fault USER) for any other text.
     """
     if uri.startswith(("https://", "http://")):
         raise _no_uri(uri, "https forms of S3 URIs are not supported, because they do not say where the bucket ends")

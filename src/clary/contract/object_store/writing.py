@@ -1,8 +1,8 @@
-"""Objects into the store: one PUT for small ones, multipart for large ones and streams.
+"""Uploads to the store: one PUT for small objects, multipart for large objects and streams.
 
-Every body carries its CRC32, so a store refuses one that was damaged on its way (the signed SHA-256 alone does not do
-it: SeaweedFS 4.48 checks the signature over it, but not the body against it). A multipart upload that cannot be
-completed is aborted, which frees its parts; nothing appears under the key before completion.
+Every body carries its CRC32, so a store refuses a body that was damaged on its way (the signed SHA-256 alone is not
+enough: SeaweedFS 4.48 checks the signature over it, but not the body against it). A multipart upload that cannot be
+completed is aborted, which frees its parts; no object appears under the key before completion.
 Source: Amazon S3 API reference, "Uploading and copying objects using multipart upload".
 """
 
@@ -25,10 +25,10 @@ from clary.base.errors import ObjectStoreError
 from clary.contract.object_store.exchange import Exchange, S3Request, Trouble, error_facts
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it since 3.11
+    from typing_extensions import Self  # in typing since Python 3.11
 
 PART_BYTES = 16 << 20  # S3 takes 5 MiB to 5 GiB
-_PARTS_A_SIZE = 1000  # after so many parts their size doubles: 10,000 parts then hold more than S3's 5 TiB
+_PARTS_A_SIZE = 1000  # after this number of parts their size doubles: 10,000 parts then hold more than S3's 5 TiB
 _MAX_PENDING_PARTS = 4  # parts in flight, each in memory
 _MD5_HEX_LENGTH = 32
 _CRC32_HEADER = "x-amz-checksum-crc32"
@@ -43,7 +43,7 @@ class _Part:
 class ObjectWriter:
     """Write-only stream that becomes an object when it is closed; as a context it aborts on an error.
 
-    One thread writes; parts travel in parallel in the store's threads.
+    One thread writes; the store's threads send parts in parallel.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class ObjectWriter:
         self._parts: list[_Part] = []
         self._num_parts = 0
         self._is_over = False
-        self.size_bytes = 0  # written so far
-        self.etag = ""  # of the object, after close
+        self.size_bytes = 0  # bytes written so far
+        self.etag = ""  # of the object, set by close
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +79,7 @@ class ObjectWriter:
             self.abort()
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Take `data`; returns its length. Raises: ObjectStoreError, also of a part sent before."""
+        """Write `data` and return its length. Raises: ObjectStoreError, also for an earlier part."""
         self._buffer += data
         self.size_bytes += len(data)
         while len(self._buffer) >= (size := self._part_bytes()):
@@ -108,7 +108,7 @@ class ObjectWriter:
             self.abort()
 
     def abort(self) -> None:
-        """Drop the upload and its parts; does nothing after a `close` that went well."""
+        """Drop the upload and its parts; does nothing after a successful `close`."""
         if self._is_over:
             return
         self._is_over = True
@@ -123,7 +123,7 @@ class ObjectWriter:
             try:
                 self._exchange.send(request)
             except ObjectStoreError:
-                return  # the error that led here matters more; stores expire dropped uploads
+                return  # the first error matters more; stores remove abandoned uploads after a time
 
     def _part_bytes(self) -> int:
         return PART_BYTES << (self._num_parts // _PARTS_A_SIZE)
@@ -175,7 +175,7 @@ class ObjectWriter:
                 with self._exchange.once(request) as response:
                     body = response.read_all()
             except Trouble as trouble:
-                # The answer of an attempt before may have been lost after the store had done its work.
+                # The store may have completed the upload in an earlier attempt whose answer was lost.
                 if trouble.status == HTTPStatus.NOT_FOUND and num_attempts > 1 and self._stands_already():
                     return self._expected_etag()
                 raise
@@ -222,8 +222,8 @@ def put_object(
     """Store an object with one PUT and return its ETag.
 
     Args:
-        body: of any size that the store takes in one request.
-        headers: besides the checksum's; None for no others.
+        body: of any size that the store accepts in one request.
+        headers: in addition to the checksum's; None for no others.
     Raises: ObjectStoreError.
     """
     all_headers = {**(headers or {}), **checksum_headers(body)}

@@ -1,7 +1,7 @@
-"""Parameters that a hook and its collections may have in DebugHookConfig: one list for checks and readers.
+"""Parameters that a hook and its collections may have in DebugHookConfig: one list for service and program.
 
-Where: `control.jobs.rules.debug_request` refuses a request with others; `train.debugger.configuration` reads them in a
-job.
+Where: `control.jobs.rules.debug_request` refuses a request with other parameters; `train.debugger.configuration` reads
+them in a job.
 Source: smdebug docs/api.md, "Hook" and "Collection".
 """
 

@@ -1,7 +1,7 @@
 """Built-in rules over tensors, and the parameters that RuleParameters may have for each.
 
-Where: the service warns of others when a job is created; `train.debugger.rules` evaluates them beside the program, and
-a test holds this list against it.
+Where: the service warns of other parameters when a job is created; `train.debugger.rules` evaluates them beside the
+program, and a test holds this list against it.
 Source: AWS's "List of Debugger built-in rules".
 """
 
@@ -47,7 +47,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "VanishingGradient": ("threshold",),
     "WeightUpdateRatio": ("num_steps", "large_threshold", "small_threshold", "epsilon"),
 }
-NEARNESS = 0.7  # of difflib: a few letters of a name
+NEARNESS = 0.7  # for difflib: allows a few wrong letters in a name
 
 
 def rule_problem(rule: str, parameters: Mapping[str, str]) -> str:

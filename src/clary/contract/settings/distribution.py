@@ -2,10 +2,10 @@
 
 Where: pure; the service refuses and warns at submit, plans processes per host; agents choose the launcher.
 `distribution=` of the SDK reaches the service as hyperparameters only; keys that the SDK does not know (`pytorchx`, a
-misspelt `smdistributed_dataparallel`) are dropped by it and leave no trace here, so they can be warned of only by
+misspelt `smdistributed_dataparallel`) are dropped by it and do not reach the service, which can warn only of
 their effect: several hosts without any distribution.
 Source: sagemaker-pytorch-training 3.0.0 `training.train` (order of choice), sagemaker-training 5.1.4 `runner`,
-`environment`; SDK 2.257.7 `fw_utils` and `training_compiler.config` for what is refused.
+`environment`; SDK 2.257.7 `fw_utils` and `training_compiler.config` for refusals.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ XLA_REFUSAL = (
     "exists nowhere else; use {'torch_distributed': {'enabled': True}}"
 )
 
-# Keys of guides that no SDK knows, and the form that each means.
+# Keys in guides that no SDK knows, and the correct form of each.
 MEANT_BY_GUIDES = (
     "'smdistributed_dataparallel' is {'smdistributed': {'dataparallel': {'enabled': True}}}, "
     "'smdistributed_modelparallel' is {'smdistributed': {'modelparallel': {'enabled': True, 'parameters': {...}}}, "
@@ -65,16 +65,16 @@ class ServerStyle(StrEnum):
     """How the images of a framework start parameter servers."""
 
     TENSORFLOW = "tensorflow"  # a server and a worker on every host, unless it is the only one
-    MXNET = "mxnet"  # a scheduler besides
+    MXNET = "mxnet"  # the same, with a scheduler
     NONE = "none"  # every host runs the program alone: PyTorch
 
 
 class DistributionKind(StrEnum):
     """Launcher of a job's ranks."""
 
-    PLAIN = "plain"  # the program once on every host, ranks unknown to it
+    PLAIN = "plain"  # the program once on every host, without ranks
     TORCH_DISTRIBUTED = "torch_distributed"  # torchrun
-    PYTORCHDDP_OR_SMDDP = "pytorchddp_or_smddp"  # the two are one on the wire
+    PYTORCHDDP_OR_SMDDP = "pytorchddp_or_smddp"  # the requests of both are identical
     MPI = "mpi"
     MODELPARALLEL = "modelparallel"  # mpi with mp_parameters: SMP v1
     XLA = "xla"
@@ -82,7 +82,7 @@ class DistributionKind(StrEnum):
     MULTI_WORKER_MIRRORED = "multi_worker_mirrored"
 
 
-# The first switch that is on wins. mpi turns to modelparallel where mp_parameters stand beside it.
+# The first enabled switch counts. mpi becomes modelparallel if mp_parameters are set, too.
 LAUNCH_ORDER = (
     (MPI_ENABLED, DistributionKind.MPI),
     (PYTORCH_DDP_ENABLED, DistributionKind.PYTORCHDDP_OR_SMDDP),
@@ -93,7 +93,7 @@ LAUNCH_ORDER = (
     (MULTI_WORKER_MIRRORED_ENABLED, DistributionKind.MULTI_WORKER_MIRRORED),
 )
 
-# Kinds of which each host runs one process, however many GPUs it has.
+# Kinds with one process on each host, for any number of GPUs.
 _ONE_PROCESS_A_HOST = frozenset(
     {DistributionKind.PLAIN, DistributionKind.PARAMETER_SERVER, DistributionKind.MULTI_WORKER_MIRRORED}
 )
@@ -101,31 +101,31 @@ _ONE_PROCESS_A_HOST = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """Distribution of a job, as its hyperparameters ask for it."""
+    """Distribution of a job, by its hyperparameters."""
 
     kind: DistributionKind
-    processes_per_host: int | None = None  # as requested; None: one a GPU
+    processes_per_host: int | None = None  # as requested; None: one for each GPU
     custom_mpi_options: str = ""
     instance_groups: tuple[str, ...] | None = None  # groups that take part; None: all
     mp_parameters: Mapping[str, Any] | None = field(default=None)
 
     @property
     def mpi_options(self) -> MpiOptions:
-        """The custom options, understood."""
+        """The custom options, parsed."""
         return parse_mpi_options(self.custom_mpi_options)
 
     @property
     def has_ranks(self) -> bool:
-        """Whether a host runs as many processes as it has GPUs, or as were requested; one process otherwise."""
+        """Whether a host runs one process for each GPU, or the requested number; otherwise one process."""
         return self.kind not in _ONE_PROCESS_A_HOST
 
     def includes(self, instance_group: str) -> bool:
-        """Whether hosts of `instance_group` take part; others run the program plainly."""
+        """Whether hosts of `instance_group` take part; other hosts run the program without a launcher."""
         return self.instance_groups is None or instance_group in self.instance_groups
 
 
 def read_distribution(hyperparameters: Mapping[str, str]) -> Distribution:
-    """Return the distribution that `hyperparameters` ask for; `refusals` judges senseless values."""
+    """Return the distribution that `hyperparameters` request; `refusals` reports invalid values."""
     kind = next((kind for name, kind in LAUNCH_ORDER if hps.is_enabled(hyperparameters, name)), DistributionKind.PLAIN)
     mp_parameters = hps.model_parallel_parameters(hyperparameters)
     if kind is DistributionKind.MPI and mp_parameters is not None:
@@ -152,8 +152,8 @@ def refusals(
 
     Args:
         hyperparameters: as the request gave them.
-        has_command: whether ContainerEntrypoint says what runs; hyperparameters then choose no launcher.
-        instance_groups: names of the job's groups; None: not known, and not checked.
+        has_command: whether ContainerEntrypoint names the program; hyperparameters then choose no launcher.
+        instance_groups: names of the job's groups; None: unknown, and not checked.
     """
     reasons = list(hps.unusable(hyperparameters))
     if has_command:
@@ -184,7 +184,7 @@ def refusals(
 
 
 def server_style(image: str) -> ServerStyle:
-    """Return how images of a name start parameter servers: as TensorFlow's do if the name holds no framework."""
+    """Return how images of a name start parameter servers: as TensorFlow's images do if the name holds no framework."""
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     if "mxnet" in name:
         return ServerStyle.MXNET
@@ -200,13 +200,13 @@ def warnings(
     has_command: bool = False,
     instance_types: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return warnings of settings whose effect a user may not expect; for the first log lines and for describe.
+    """Return warnings on settings with an effect that a user may not expect; for the first log lines and for describe.
 
     Args:
         hyperparameters: of the request, as text.
         num_hosts: of the job.
-        image: its URI; tells TensorFlow from PyTorch.
-        has_command: the container has a command of its own: distribution does not apply.
+        image: its URI, which names TensorFlow or PyTorch.
+        has_command: whether the container has a command of its own: then distribution does not apply.
         instance_types: of the request; types with EFA are warned about.
     """
     found = _model_warnings(hyperparameters, image)
@@ -224,7 +224,7 @@ def warnings(
             "only by SM_HOSTS. If you did set distribution, its key is misspelt: the SDK drops keys that it does not "
             f"know without a word. {MEANT_BY_GUIDES}"
         )
-    is_tensorflow = server_style(image) is ServerStyle.TENSORFLOW  # hosts say themselves that PyTorch has no servers
+    is_tensorflow = server_style(image) is ServerStyle.TENSORFLOW  # on PyTorch, the hosts report that it has no servers
     if distribution.kind is DistributionKind.PARAMETER_SERVER and num_hosts == 1 and is_tensorflow:
         found.append(
             "parameter_server with one host: TensorFlow runs the program plainly, without TF_CONFIG, as on SageMaker"
@@ -239,7 +239,7 @@ def warnings(
 
 
 def _model_warnings(hyperparameters: Mapping[str, str], image: str) -> list[str]:
-    """Return warnings on the models of a program: their compilation, their precision."""
+    """Return warnings on the compilation and the precision of a program's models."""
     found = []
     style = server_style(image)
     if hps.is_enabled(hyperparameters, hps.COMPILER_ENABLED):

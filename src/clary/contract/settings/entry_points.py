@@ -13,7 +13,7 @@ from clary.base.string_enum import StrEnum
 
 
 class EntryKind(StrEnum):
-    """How an entry point is started."""
+    """Kind of start of an entry point."""
 
     SCRIPT = "script"  # python train.py
     PACKAGE = "package"  # python -m train; the code folder holds setup.py
@@ -34,7 +34,7 @@ class EntryPoint:
 
 
 def entry_kind(name: str, *, has_setup: bool) -> EntryKind:
-    """Return how `name` is started; `has_setup` says whether setup.py stands at the top of the code folder."""
+    """Return how `name` is started; `has_setup`: whether setup.py lies at the top of the code folder."""
     if name.endswith(".sh"):
         return EntryKind.COMMAND
     if has_setup:

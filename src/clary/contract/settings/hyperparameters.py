@@ -1,7 +1,7 @@
 r"""Hyperparameters: two dialects of values, the platform's keys, and the command line that scripts parse.
 
 Where: the service reads the platform's keys when it validates a request and draws a plan; agents turn the user's keys
-into SM_HP_* variables and arguments of the program. The strings themselves are passed on byte-exact: only copies are
+into SM_HP_* variables and arguments of the program. The strings themselves are passed on unchanged: only copies are
 parsed here.
 
 Two dialects share one rule, "JSON if it parses, else the string itself": framework estimators of SDK v2 encode each
@@ -23,18 +23,18 @@ REGION = "sagemaker_region"
 JOB_NAME = "sagemaker_job_name"
 LOG_LEVEL = "sagemaker_container_log_level"
 MP_PARAMETERS = "mp_parameters"
-CUDA_ON_CPU = "sagemaker_clary_cuda_on_cpu"  # ours; by its prefix every toolkit keeps it from the program
-CUDA_ON_CPU_VARIABLE = "CLARY_CUDA_ON_CPU"  # what `clary.compat.clary_cuda_on_cpu` looks for in a program's environment
-MIXED_PRECISION = "sagemaker_amp"  # ours: training runs under autocast without a change of the script
-HOST_SHARE = "sagemaker_clary_host_share"  # ours: fraction of each host that the job gets
+CUDA_ON_CPU = "sagemaker_clary_cuda_on_cpu"  # Clary's own; its prefix makes toolkits hide it from the program
+CUDA_ON_CPU_VARIABLE = "CLARY_CUDA_ON_CPU"  # variable of a program that `clary.compat.clary_cuda_on_cpu` reads
+MIXED_PRECISION = "sagemaker_amp"  # Clary's own: training runs under autocast without a change of the script
+HOST_SHARE = "sagemaker_clary_host_share"  # Clary's own: fraction of each host that the job gets
 COMPILER_ENABLED = "sagemaker_training_compiler_enabled"  # compiler_config of SDK v2
 COMPILER_DEBUG_MODE = "sagemaker_training_compiler_debug_mode"
-# What `clary.train.compilation` looks for in a program's environment.
+# Variables of a program that `clary.train.compilation` reads.
 MIXED_PRECISION_VARIABLE = "CLARY_AMP"
 COMPILE_VARIABLE = "CLARY_COMPILE"
-COMPILE_DEBUG_VARIABLE = "CLARY_COMPILE_DEBUG"  # folder for what torch.compile says
+COMPILE_DEBUG_VARIABLE = "CLARY_COMPILE_DEBUG"  # folder for the output of torch.compile
 
-LEAST_HOST_SHARE = 0.01  # the kernel limits processor time no finer
+LEAST_HOST_SHARE = 0.01  # the kernel's finest limit of processor time
 
 # Keys that toolkits consume themselves. Every other `sagemaker_*` key is a framework parameter (a launcher's setting),
 # every other key at all is the user's.
@@ -57,7 +57,7 @@ def parse_value(text: str) -> Any:
     """Return the value of `text` as JSON, or `text` itself if it is not JSON."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # numbers of thousands of digits and very deep lists stay strings
+    except (ValueError, RecursionError):  # numbers with thousands of digits and very deep lists stay strings
         return text
 
 
@@ -83,7 +83,7 @@ def framework_parameters(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
 
 
 def platform_text(hyperparameters: Mapping[str, str], name: str) -> str | None:
-    """Return one of the platform's values as text in either dialect; None where it is absent, null or empty."""
+    """Return one of the platform's values as text in either dialect; None if it is absent, null or empty."""
     if name not in hyperparameters:
         return None
     value = parse_value(hyperparameters[name])
@@ -101,9 +101,9 @@ def is_enabled(hyperparameters: Mapping[str, str], name: str) -> bool:
 
 
 def host_share(hyperparameters: Mapping[str, str]) -> float:
-    """Return the fraction of each host that the job gets: above 0 and up to 1; 1 where nothing is said.
+    """Return the fraction of each host that the job gets: above 0 and up to 1; 1 by default.
 
-    Raises: ValueError with a sentence for anything else.
+    Raises: ValueError with a sentence for any other value.
     """
     text = platform_text(hyperparameters, HOST_SHARE)
     if text is None:
@@ -132,7 +132,7 @@ def model_parallel_parameters(hyperparameters: Mapping[str, str]) -> dict[str, A
 
 
 def cli_arguments(hyperparameters: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the user's hyperparameters as the toolkit puts them on the program's command line.
+    """Return the user's hyperparameters as arguments of the program, in the toolkit's form.
 
     Names are sorted, one-letter names get one dash; objects become `k=v,k2=v2`, lists their Python form (`[1, 2]`),
     true and false `True` and `False`, null the empty string.
@@ -148,7 +148,7 @@ def cli_arguments(hyperparameters: Mapping[str, str]) -> tuple[str, ...]:
 def unusable(hyperparameters: Mapping[str, str]) -> tuple[str, ...]:
     """Return one sentence for each hyperparameter that no command line or environment can carry.
 
-    Only NUL characters and lone surrogates are such; quotes, newlines, spaces and any alphabet are not.
+    Only NUL characters and lone surrogates are unusable; quotes, newlines, spaces and any alphabet are not.
     """
     problems = []
     for name, text in hyperparameters.items():
