@@ -1,8 +1,8 @@
 """Start one process of a program.
 
-Where: the keeper of a host forks here. Between fork and exec the child puts right whatever the keeper has set for
-itself: session, signals, descriptors. What stops it is written to its own output, as a shell would, and it ends with a
-shell's exit code: 127 for what is not there, 126 for what cannot be run.
+Where: the keeper of a host forks here. Between fork and exec the child resets what the keeper has set for itself:
+session, signals, descriptors. An error is written to the child's own output, as a shell would, and the child ends with
+a shell's exit code: 127 for a missing command, 126 for one that cannot be run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOT_EXECUTABLE_EXIT_CODE = 126
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OPEN_FILES = 65536  # soft limit that containers give; a shell's 1024 is too few for data loaders
-_OOM_PREFERENCE = 300  # of 1000: a machine short of memory takes the program before what looks after it
+_OOM_PREFERENCE = 300  # of 1000: a machine short of memory kills the program before its keepers
 _UMASK = 0o022
 
 
@@ -41,10 +41,10 @@ def spawn(
 
     Args:
         process: argv, environment, working_folder and output_fd.
-        announce: called in the child when it has a session of its own, before anything else of it is put right.
+        announce: called in the child when it has a session of its own, before its other state is reset.
         parent_watched: whether the process dies with its parent; in a PID namespace it does anyway.
-        confinement: what it enters last, before it executes.
-        inherited_fds: what it gets beside its input and outputs.
+        confinement: entered last, before the process executes.
+        inherited_fds: descriptors that it inherits beside input and outputs.
     """
     read_end, write_end = os.pipe()
     parent = os.getpid()
@@ -64,12 +64,12 @@ def spawn(
         finally:
             os._exit(NOT_EXECUTABLE_EXIT_CODE)
     os.close(write_end)
-    with open(read_end, "rb") as pipe:  # closed by exec, so this waits for that and no longer
+    with open(read_end, "rb") as pipe:  # exec closes it, so this waits exactly until exec
         return pid, pipe.read().decode(errors="replace")
 
 
 def announce_to(control: socket.socket, index: int) -> None:
-    """Tell the agent the caller's pid: the socket carries it, as the machine counts.
+    """Tell the agent the caller's pid: the socket carries it, in the machine's numbering.
 
     Args:
         control: socket to the agent.
@@ -108,19 +108,19 @@ def _become(
         os.execve(find_command(command, environment), argv, environment)  # noqa: S606 - a shell would split argv again
     except OSError as error:
         _fail(failure_fd, _explain(error, argv=argv, environment=environment), error.errno)
-    except ValueError as error:  # a zero byte or an equals sign where it is not allowed
+    except ValueError as error:  # a zero byte, or an equals sign in a name
         _fail(failure_fd, f"{command}: {error}", None)
 
 
 def find_command(command: str, environment: Mapping[str, str]) -> str:
-    """Return the file that a shell would execute for `command`; a name that PATH does not hold is returned as it is."""
+    """Return the file that a shell would execute for `command`, or a path that does not exist."""
     if "/" in command or not command:
         return command
     candidates = [f"{folder or '.'}/{command}" for folder in environment.get("PATH", _DEFAULT_PATH).split(":")]
     for candidate in candidates:
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             return candidate
-    # One that is there but not executable gives the better error.
+    # An existing file that is not executable gives the better error.
     return next((candidate for candidate in candidates if os.path.isfile(candidate)), f"/nonexistent/{command}")
 
 

@@ -4,7 +4,7 @@ Where: the supervisor asks before it starts a program that may start others by s
 driver, the toolkit. The program starts sshd by itself; here it finds what sshd and its clients need. One key pair of
 users and one of hosts belong to an attempt; both lie in its work folder, which programs of other jobs do not see. The
 machine's own /etc/ssh and /root/.ssh are hidden behind these and stay as they are. sshd listens inside the job's
-network only, because the host has no other.
+network only: the host has no other network.
 Source: sshd(8), sshd_config(5), ssh_config(5); sagemaker 3 `mpi_utils`, sagemaker-training 5.1.4 `mpi`.
 """
 
@@ -22,15 +22,15 @@ from pathlib import Path
 from clary.agent.host.sandbox import Bind
 from clary.base.errors import AgentError, Fault
 
-SSHD = "/usr/sbin/sshd"  # where both of AWS's launchers look for it
+SSHD = "/usr/sbin/sshd"  # where both of AWS's launchers search for it
 _PROGRAM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _CLIENT_PROGRAMS = ("ssh", "ssh-keygen")
-_KEYGEN_LIMIT_S = 30.0  # it takes milliseconds; the rest is for a machine that is short of everything
+_KEYGEN_LIMIT_S = 30.0  # it takes milliseconds, but longer on an overloaded machine
 _USER_KEY, _HOST_KEY = "user_key", "host_key"
 _IDENTITY = "id_ed25519"  # a name that ssh and paramiko try by themselves
 _HOST_KEY_PLACE = "/etc/ssh/ssh_host_ed25519_key"
-# StrictModes would look at the machine's own /root, whose mode is not ours to judge. PAM brings /etc/environment into
-# sessions, to which AWS's launchers write the whole environment; its own rules here need nothing that a host lacks.
+# StrictModes would check the mode of the machine's own /root, which is not ours. PAM brings /etc/environment into
+# sessions, to which AWS's launchers write the whole environment; these rules of PAM work in a host.
 _SSHD_CONFIG = f"""\
 HostKey {_HOST_KEY_PLACE}
 PermitRootLogin prohibit-password
@@ -52,7 +52,7 @@ password required pam_deny.so
 session required pam_permit.so
 session optional pam_env.so
 """
-# Hosts of the job are known by their key; whatever else a program may reach inside its network is not known at all.
+# Hosts of the job are known by their key; other addresses inside its network are unknown.
 _SSH_CONFIG = """\
 Host *
     StrictHostKeyChecking accept-new
@@ -66,7 +66,7 @@ def why_no_ssh(*, has_user_namespace: bool, has_own_network: bool = True) -> str
 
     Args:
         has_user_namespace: whether hosts live in a user namespace that the engine made.
-        has_own_network: whether hosts have a network of their own, and not their nodes'.
+        has_own_network: whether hosts have a network of their own instead of their nodes'.
     """
     if not has_own_network:
         return "they share the network of their nodes, where port 22 is not theirs; use torchrun, or SDK v2's mpi"
@@ -86,10 +86,10 @@ def prepare_ssh(
     """Write a host's files for ssh and return how the host sees them.
 
     Args:
-        shared_folder: of all hosts of the attempt; keys are made in it by whichever host comes first.
+        shared_folder: of all hosts of the attempt; the first host makes the keys in it.
         host_folder: existing private folder of this host.
         addresses: host name -> address, of all hosts of the attempt.
-        home: HOME of the program, if it is not where the user database says; paramiko goes by HOME, ssh does not.
+        home: HOME of the program, if it differs from the user database; paramiko uses HOME, ssh does not.
 
     Raises:
         AgentError: the keys could not be made.
@@ -116,7 +116,7 @@ def prepare_ssh(
     _write(user / _IDENTITY, (keys / _USER_KEY).read_text(encoding="ascii"), mode=0o600)
     _write(user / f"{_IDENTITY}.pub", user_public)
     _write(user / "authorized_keys", user_public, mode=0o600)
-    _write(user / "known_hosts", known_hosts)  # paramiko reads no other
+    _write(user / "known_hosts", known_hosts)  # the only file that paramiko reads
     _write(user / "config", _SSH_CONFIG, mode=0o600)
     _write(pam, _PAM_RULES)
     homes = dict.fromkeys([pwd.getpwuid(0).pw_dir, *([home] if home and os.path.isabs(home) else [])])
@@ -178,5 +178,5 @@ def _make_key(path: Path) -> None:
 def _write(path: Path, text: str, *, mode: int = 0o644) -> None:
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
     with open(descriptor, "w", encoding="ascii") as file:
-        os.fchmod(descriptor, mode)  # whatever the umask
+        os.fchmod(descriptor, mode)  # despite the umask
         file.write(text)

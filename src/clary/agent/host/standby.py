@@ -1,8 +1,8 @@
 """A host made before its program is known, with an interpreter ready in it.
 
 Where: an agent that lives from job to job prepares one at the end of each job and starts the next program in it. All
-that takes time is done by then: namespaces, root, interpreter, imports. Each serves one program, unless it lasts: then
-`start` hands it back, when its program has ended, for the next one.
+slow steps are done by then: namespaces, root, interpreter, imports. Each serves one program, unless it lasts: then
+`start` hands it back for the next program when its program has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clary.contract.ml_tree import OPT_ML
 
 
 class StandbyHost:
-    """A host that stands by; `prepare` makes it, `start` uses it up, `close` takes an unused one away.
+    """A host that stands by; `prepare` makes it, `start` uses it up, `close` removes an unused one.
 
     Methods may be called from any thread.
     """
@@ -40,7 +40,7 @@ class StandbyHost:
         self._late_folder = str(OPT_ML) if has_mounts else sandbox.ml_folder  # as the interpreter sees it
         self._late_roots = tuple(os.path.realpath(folder) for folder in late_roots) if has_mounts else ()
         self._using = threading.Lock()
-        self._first_process: FirstProcess | None = None  # None before it is made and when it is used up
+        self._first_process: FirstProcess | None = None  # None before it is made and after it is used up
 
     @classmethod
     def prepare(
@@ -56,16 +56,16 @@ class StandbyHost:
         """Begin to make the host and return; `start` waits for the rest.
 
         Args:
-            sandbox: the host; `host_folder` and `ml_folder` exist and are empty. What the program is to find at
-                /opt/ml is put into `ml_folder` later, from outside. A host with mounts shows it there from the start
-                of the program on; so that nothing in it sees it before, `hidden_folders` cover it.
+            sandbox: the host; `host_folder` and `ml_folder` exist and are empty. The program's files below /opt/ml are
+                put into `ml_folder` later, from outside. A host with mounts shows them only from the start of the
+                program on; until then `hidden_folders` cover them.
             python: interpreter of the environment, with its folder, as the program sees it.
-            environment: of a process like those that are expected; what is read at the start of an interpreter is
-                taken from it, and nothing else.
-            preload: modules to import; those that the environment does not have are left out.
-            late_roots: existing folders below which binds may come late.
-            lasts: whether it serves one program after the other, all of one owner, as long as none leaves a trace; a
-                host of plain processes does not. `ml_folder` has to lie below `host_folder` then.
+            environment: of a process like the expected ones; only variables that an interpreter reads at its start are
+                taken from it.
+            preload: modules to import; modules that the environment lacks are left out.
+            late_roots: existing folders below which late binds may lie.
+            lasts: whether it serves one program after the other, all of one owner, until one leaves a trace; a host of
+                plain processes does not. With it `ml_folder` has to lie below `host_folder`.
 
         Raises:
             AgentError: a folder is missing or the cgroup is in use; nothing is left of it.
@@ -97,11 +97,11 @@ class StandbyHost:
 
     @property
     def _own_root(self) -> str:
-        """The late root that holds the program's /opt/ml; a host that lasts gets another folder there each time."""
+        """The late root with the program's /opt/ml; each program of a lasting host gets another folder there."""
         return self._sandbox.host_folder if self.lasts else self._sandbox.ml_folder
 
     def why_not(self, sandbox: Sandbox, processes: Sequence[ProcessSpec]) -> str:
-        """Return why it cannot run `processes` in `sandbox`, in words; empty if it can.
+        """Return why the host cannot run `processes` in `sandbox`, in words; empty if it can.
 
         Processes that the interpreter cannot become are no reason: they are executed, as `Program.start` does it.
         """
@@ -133,19 +133,19 @@ class StandbyHost:
     ) -> Program:
         """Start every process; the standby host is used up.
 
-        If the host fails before any of them runs, they are started in a host that is made for them.
+        If the host fails before any process runs, they are started in a new host.
 
         Args:
             processes: at least one.
-            binds: what the host does not show yet.
+            binds: the host's late binds.
             on_output: as for `Program.start`.
             clock: as for `Program.start`.
             on_free: called when the program is closed, if the host lasts: with the host, which stands by again as soon
-                as its `ml_folder` is a new, empty one, or with None and the reason why it is gone.
+                as its `ml_folder` is a new, empty one, or with None and the reason of the host's end.
 
         Raises:
-            AgentError: it was used or closed already, no host could be made, or the host failed when the first of them
-                ran; nothing is left of it.
+            AgentError: the host was used or closed already, no host could be made, or the host failed after the first
+                process ran; nothing is left of it.
         """
         wanted = dataclasses.replace(self._sandbox, binds=(*self._sandbox.binds, *binds))
         reason = self.why_not(wanted, processes)
@@ -168,11 +168,11 @@ class StandbyHost:
                     on_free=None if on_free is None or not self.lasts else self._hand_back(on_free),
                 )
             except NothingHasRunError:
-                pass  # the reason is the next host's too, or of no interest
+                pass  # a new host has the same fault, or the reason does not matter
         return Program.start(processes, wanted, on_output=on_output, clock=clock)
 
     def close(self) -> None:
-        """Take the host away if it was not used: no process, mount, cgroup or folder stays. May be repeated."""
+        """Remove the host if it was not used: no process, mount, cgroup or folder stays. May be repeated."""
         first_process = self._take()
         if first_process is not None:
             _remove(first_process)
@@ -201,7 +201,7 @@ class StandbyHost:
         return first_process
 
     def _own_binds(self) -> tuple[Bind, ...]:
-        """Return the binds that every program of a host that stands by gets late."""
+        """Return the late binds of every program of a standby host."""
         if not self._has_mounts:
             return ()
         return (Bind(source=os.path.realpath(self._sandbox.ml_folder), target=str(OPT_ML)),)

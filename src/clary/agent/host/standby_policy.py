@@ -1,6 +1,6 @@
-"""Whether a host that stands by can be the host of a program, and which one to have stand by next. Pure.
+"""Whether a standby host can be the host of a program, and the plan of the next standby host. Pure.
 
-Where: `standby` asks the first; an agent that lives from job to job asks the second at the end of each program.
+Where: `standby` asks the first; an agent that lives from job to job makes the plan at the end of each program.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from clary.contract.launch_plan import Isolation
 from clary.contract.ml_tree import OPT_ML
 
 PRELOAD = ("torch",)
-# The cgroup is made under the name that the host stands by with; binds are compared one by one.
+# The cgroup keeps the standby host's name; binds are compared one by one.
 _NOT_COMPARED = frozenset({"binds", "cgroup_name"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class StandbyPlan:
-    """The interpreter to have stand by."""
+    """The interpreter of a standby host."""
 
     python: str
-    environment: Mapping[str, str]  # variables that are read at its start, and no others
-    preload: tuple[str, ...]  # modules, as far as the environment has them
+    environment: Mapping[str, str]  # only variables that are read at its start
+    preload: tuple[str, ...]  # modules to import, if the environment has them
 
 
 def plan_standby(
     processes: Sequence[ProcessSpec], *, preload: tuple[str, ...] = PRELOAD, moved: tuple[str, str] | None = None
 ) -> StandbyPlan | None:
-    """Return the plan that suits ranks like the last program's, or None if it had no Python rank that can be forked.
+    """Return the plan that suits ranks like the last program's, or None without a Python rank that can be forked.
 
     Args:
-        processes: of the last program; the one with the lowest index that can be forked is taken as the example.
+        processes: of the last program; the first one that can be forked is taken as the example.
         preload: modules to import ahead.
         moved: folder of the last program's `/opt/ml` as it saw it, and of the next one's; None if both see `/opt/ml`.
-            With plain processes it stands in PYTHONPATH and HOME.
+            With plain processes PYTHONPATH and HOME contain it.
     """
     for process in processes:
         if len(process.argv) > 2 and process.argv[1] == RANK_SHIM:
@@ -58,13 +58,13 @@ def late_binds(standing_by: Sandbox, wanted: Sandbox) -> tuple[Bind, ...]:
 def why_not_run(
     standing_by: Sandbox, wanted: Sandbox, processes: Sequence[ProcessSpec], *, late_roots: Sequence[str]
 ) -> str:
-    """Return why a host cannot be the one that is wanted, in words; empty if it can.
+    """Return why a standby host cannot serve as the wanted host, in words; empty if it can.
 
     Args:
-        standing_by: with which the host was made.
-        wanted: what the program needs.
+        standing_by: sandbox that the host was made with.
+        wanted: sandbox that the program needs.
         processes: of the program.
-        late_roots: folders below which binds may come late.
+        late_roots: folders below which late binds may lie.
     """
     if not processes:
         return "a program needs at least one process"

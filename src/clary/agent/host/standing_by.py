@@ -1,14 +1,14 @@
-"""A made host waits for its program, an interpreter ready in it; and for the next one, if the interpreter lasts.
+"""The wait of a standby host, with a ready interpreter, for its program, and for the next if the interpreter lasts.
 
 Where: between the making of a host that stands by and `keeper`, in the first process. It ends with the start order or
 with the agent.
 
 [Note: one host for several programs]
-Programs that follow each other in a host are those of one owner, alike in all but their data: the agent sees to that.
-After the last process of one has ended, its binds are taken away and the host is compared with what it was before
-(`mounts.traces`). If nothing of the program is left, the host waits for the next. The interpreter has run nothing of
-any program, and lies beyond their reach: it cannot be traced, and no signal that they can block for themselves ends it.
-SIGKILL does; the host is thrown away then.
+The agent ensures that programs that follow each other in a host have one owner and are alike except for their data.
+After a program's last process has ended, its binds are unmounted and the host is compared with its earlier state
+(`mounts.traces`). If the program has left no trace, the host waits for the next. The interpreter has run no code of any
+program, and programs cannot influence it: it cannot be traced, and it blocks every signal that can be blocked. SIGKILL
+ends it; the host is then discarded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Start:
     """The program that a host that stood by is to run."""
 
     processes: list[dict[str, Any]]
-    not_isolated: list[str]  # what late binds have left shared with the machine, in sentences
+    not_isolated: list[str]  # sentences on what late binds share with the machine
 
 
 class StandingBy:
@@ -45,11 +45,11 @@ class StandingBy:
     Args:
         order: of the host, with `standby` and `late_roots`.
         control: socket to the agent.
-        census: of the host; what lasts is left out of it.
+        census: of the host; an interpreter that lasts is left out of it.
         dies_with_keeper: as for `Keeper`.
         in_user_namespace: whether this process has its rights from a user namespace.
-        users: of the programs, if they are others than this process's.
-        confinement: what the interpreter enters.
+        users: of the programs, if they differ from this process's user.
+        confinement: the confinement that the interpreter enters.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class StandingBy:
         """Hold the interpreter ready until the start order comes; None if the agent ends the host instead.
 
         Raises:
-            OSError: a late bind was refused. Nothing of the program has run.
+            OSError: a late bind was refused. No process of the program has run.
         """
         start = _receive_start(self._control)
         if start is None:
@@ -104,7 +104,7 @@ class StandingBy:
         return Start(processes=start["processes"], not_isolated=not_isolated)
 
     def why_not_again(self) -> str:
-        """Take the binds of a program away whose last process has ended; return why no other can follow, in words.
+        """Unmount the binds of a program whose last process has ended; return why no other can follow, in words.
 
         The text is empty if another one can.
         """
@@ -123,7 +123,7 @@ class StandingBy:
 
 
 def _receive_start(control: socket.socket) -> dict[str, Any] | None:
-    """Wait for the order as long as the agent lives; None at its end."""
+    """Wait for the order; None at the agent's end."""
     space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
     try:
         data, ancillary, _, _ = control.recvmsg(MAX_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)

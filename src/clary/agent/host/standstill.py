@@ -1,8 +1,9 @@
-"""Whether a process that is waited for does nothing: it has neither computed nor waited for a processor or a disk.
+"""Whether an awaited process is idle: it has neither computed nor waited for a processor or a disk.
 
-Where: `zygote_process`, between looks at what the interpreter that stands by has to say.
+Where: `zygote_process`, while it waits for messages of the standby interpreter.
 
-Counted in looks, not in time: whoever looks is held up on a busy machine like the process itself, and looks less often.
+Idleness is counted in looks, not in time: a busy machine delays the looking process like the watched one, and its looks
+become less frequent.
 Source: proc(5), /proc/PID/stat: state, utime, stime.
 """
 
@@ -20,14 +21,14 @@ class Activity(NamedTuple):
     """State and CPU time of a process at one moment, as /proc shows them."""
 
     state: str  # one letter
-    cpu_ticks: int  # that it has computed so far
+    cpu_ticks: int  # CPU time so far
 
 
 def read_activity(pid: int) -> Activity | None:
     """Return state and CPU time of a process; None where /proc lacks it or belongs to another process namespace."""
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
-            return None  # the machine's /proc in a host that was refused one of its own: the number means another
+            return None  # the host shows the machine's /proc: there the number is another process's
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         return Activity(fields[_STATE_FIELD].decode(), int(fields[_UTIME_FIELD]) + int(fields[_STIME_FIELD]))
@@ -45,7 +46,7 @@ class Standstill:
         self._num_idle = 0
 
     def look(self) -> int:
-        """Look once; return at how many looks in a row the process had done nothing since the one before."""
+        """Look once; return for how many looks in a row the process has been idle."""
         now, before = self._read(self._pid), self._last
         self._last = now
         is_idle = (

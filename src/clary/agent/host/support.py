@@ -1,4 +1,4 @@
-"""Whether this machine can keep hosts apart, tried out and not guessed.
+"""Trial whether this machine can isolate hosts.
 
 Where: the local engine asks before it plans, `clary doctor` prints the answer.
 """

@@ -1,15 +1,15 @@
 """The zygote of a host that stands by: started, asked to fork the ranks of a program, ended.
 
 Where: `standing_by` starts it in the first process of the host, `keeper` has it fork. What runs in it is
-`clary.agent.zygote.clary_zygote`. Messages are JSON objects, one a packet:
+`clary.agent.zygote.clary_zygote`. Messages are JSON objects, one per packet:
 
     from the zygote: ready, refused (reason), forked (pids), over
     to the zygote: fork, with descriptors: the order as a file in memory, the gate, the agent's socket, outputs
 
 Forked ranks wait at the gate, a pipe, until the process that has forked them has ended, which makes this process their
-parent, and until their pids are known here. That process is the zygote itself, or, where the zygote lasts from program
-to program, a child of it, whose end the zygote tells (`over`). If anything goes wrong before, the gate closes and they
-leave without a trace, so the caller can start all processes anew.
+parent, and until their pids are known here. That process is the zygote itself, or, if the zygote lasts from program to
+program, a child of it, whose end the zygote reports (`over`). On an earlier error the gate closes and the ranks exit
+without a trace, so the caller can start all processes anew.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from clary.agent.host.spawning import spawn
 from clary.agent.host.standstill import Standstill
 from clary.base.processes import read_entry
 
-READY_LIMIT_S = 20.0  # from the start order; a zygote that still imports is done before a new interpreter would be
-FORK_LIMIT_S = 10.0  # milliseconds a rank, unless the machine swaps
-# One that does nothing for this long is stuck: given up too early it costs the start of new interpreters, no more.
+READY_LIMIT_S = 20.0  # from the start order; a zygote that still imports is ready before a new interpreter would be
+FORK_LIMIT_S = 10.0  # milliseconds per rank, unless the machine swaps
+# An idle zygote counts as stuck after this time: giving it up too early only costs the start of new interpreters.
 LOOK_INTERVAL_S = 0.25
 MAX_IDLE_LOOKS = 12  # 3 s, on a machine that is not busy
 KILL_LIMIT_S = 2.0
-MAX_DESCRIPTORS = 253  # that the kernel passes in one message (SCM_MAX_FD)
+MAX_DESCRIPTORS = 253  # the most that the kernel passes in one message (SCM_MAX_FD)
 MAX_PROCESSES = 200
 _MAX_MESSAGE_BYTES = 65536
 _GO = b"g"
-_STOPPED_STATES = frozenset("Tt")  # of proc(5)
+_STOPPED_STATES = frozenset("Tt")  # states of proc(5)
 
 
 class Zygote:
-    """One zygote; it forks for one program and is gone then, or with `lasts` for one after the other."""
+    """One zygote; it forks for one program and ends, or with `lasts` for one after the other."""
 
     def __init__(self, pid: int, remote: socket.socket, *, failure: str, lasts: bool = False) -> None:
         self.pid = pid
@@ -68,9 +68,9 @@ class Zygote:
 
         Args:
             standby: argv, environment, and whether it lasts, as `standby` writes them.
-            parent_watched: whether it dies with this process.
-            prepare: called in its process before it executes.
-            confinement: what it enters after that, and what it forks stays in.
+            parent_watched: whether the zygote dies with this process.
+            prepare: called in the zygote's process before it executes.
+            confinement: entered after that; its forks stay in it.
         """
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         output_read, output_write = os.pipe()
@@ -96,7 +96,7 @@ class Zygote:
 
     @property
     def is_fit(self) -> bool:
-        """Whether it can fork for another program: it lasts, lives, and nobody has stopped it."""
+        """Whether it can fork for another program: it lasts, lives, and is not stopped."""
         if not self.lasts or self._has_ended:
             return False
         entry = read_entry(self.pid)
@@ -105,14 +105,14 @@ class Zygote:
     def fork(
         self, processes: Sequence[Mapping[str, Any]], *, control: socket.socket, parent_watched: bool
     ) -> tuple[dict[int, int], str]:
-        """Fork those of `processes` that are marked for it; the zygote has ended afterwards, unless it lasts.
+        """Fork those of `processes` that are marked for it; then the zygote ends, unless it lasts.
 
         Args:
             processes: as `program_order` writes them, with `forks`.
-            control: socket to the agent, where each announces itself.
-            parent_watched: whether they die with this process.
+            control: socket to the agent, where each process announces itself.
+            parent_watched: whether the processes die with this process.
 
-        Returns: index -> pid of what runs now, children of this process; and why nothing does, in words.
+        Returns: index -> pid of the forked processes, children of this process; and why none was forked, in words.
         """
         marked = {index: process for index, process in enumerate(processes) if _can_fork(process)}
         forked: dict[int, int] = {}
@@ -129,13 +129,13 @@ class Zygote:
         return forked, ""
 
     def end(self) -> None:
-        """End it; harmless when repeated."""
+        """End the zygote; a second call does nothing."""
         if not self._has_ended:
             self._has_ended = True
             self._socket.close()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-            # What hangs in the kernel is the keeper's to reap.
+            # The keeper reaps a zygote that hangs in the kernel.
             with contextlib.suppress(OSError):
                 self._await_end(KILL_LIMIT_S)
                 os.waitpid(self.pid, os.WNOHANG)
@@ -193,8 +193,8 @@ class Zygote:
             os.close(descriptor)
 
     def _expect(self, kind: str, *, within_s: float) -> dict[str, Any]:
-        """Return the next message, which has to be of that kind."""
-        # One that still imports may wait for files of a FUSE mount, which looks like doing nothing.
+        """Return the next message, which must be of this kind."""
+        # A zygote that still imports may wait for files of a FUSE mount, which looks idle.
         max_idle_looks = 2 * MAX_IDLE_LOOKS if kind == "ready" else MAX_IDLE_LOOKS
         self._wait_for(
             self._socket.fileno(), f"did not say {kind!r} within", limit_s=within_s, max_idle_looks=max_idle_looks
@@ -208,7 +208,7 @@ class Zygote:
         return message
 
     def _await_end(self, limit_s: float) -> None:
-        """Wait until the zygote has ended by itself, so that its children are this process's."""
+        """Wait until the zygote has ended by itself, so that its children become this process's."""
         watched = os.pidfd_open(self.pid)
         try:
             self._wait_for(watched, "lived on for", limit_s=limit_s, max_idle_looks=MAX_IDLE_LOOKS)
@@ -216,9 +216,9 @@ class Zygote:
             os.close(watched)
 
     def _wait_for(self, descriptor: int, otherwise: str, *, limit_s: float, max_idle_looks: int) -> None:
-        """Wait until there is something to read, as long as the zygote does anything.
+        """Wait until a descriptor is readable, unless the zygote is idle for too long.
 
-        Raises: OSError that says of the zygote what is `otherwise`, and for how long.
+        Raises: OSError whose text is `otherwise` and the time, about the zygote.
         """
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
@@ -234,6 +234,6 @@ class Zygote:
 
 
 def _can_fork(process: Mapping[str, Any]) -> bool:
-    """Whether nothing is in the way that `spawn` reports better."""
+    """Whether the zygote may fork a process; `spawn` reports a bad working folder better."""
     folder = process["working_folder"]
     return bool(process.get("forks")) and os.path.isdir(folder) and os.access(folder, os.X_OK)

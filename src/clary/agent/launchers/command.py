@@ -1,7 +1,7 @@
 """ContainerEntrypoint and ContainerArguments, verbatim.
 
-Where: SDK v3's drivers, `@remote` and users' own commands come this way. No shell is added, no word is changed - but
-for hosts that share this machine's files, where no `/opt/ml` can be: there the words get the host's own folder.
+Where: SDK v3's drivers, `@remote` and users' own commands come this way. No shell is added, no word is changed - except
+on hosts that share this machine's files, which have no `/opt/ml`: there the words get the host's own folder.
 """
 
 from __future__ import annotations

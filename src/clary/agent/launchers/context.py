@@ -44,14 +44,14 @@ class LaunchContext:
 
     @property
     def has_own_network(self) -> bool:
-        """Whether the job's hosts alone reach a port of this one; those on nodes of a cluster share a network."""
+        """Whether only the job's hosts reach a port of this host; hosts on nodes of a cluster share a network."""
         return bool(self.plan.network.namespace_paths)
 
     @property
     def peers(self) -> tuple[HostPlan, ...]:
         """Hosts that share ranks with this one, in the order of their ranks.
 
-        As AWS's launchers: group by group, sorted by name inside a group, so algo-10 stands before algo-2.
+        Like AWS's launchers: group by group, sorted by name inside a group, so algo-10 stands before algo-2.
         """
         groups = self.distribution.instance_groups or (self.host.instance_group,)
         members = [host for host in self.plan.hosts if host.instance_group in groups]
@@ -70,7 +70,7 @@ class LaunchContext:
 
     @property
     def master_address(self) -> str:
-        """How the others reach the master: by name, or by address where hosts share this machine's names."""
+        """The master's name for its peers, or its address where hosts share this machine's names."""
         return self.address_of(self.master)
 
     def address_of(self, host: HostPlan) -> str:
@@ -78,7 +78,7 @@ class LaunchContext:
         return host.name if self.is_isolated else host.address
 
     def host_list(self) -> dict[str, str]:
-        """Return the variable that tells launchers inside the program of the job's hosts."""
+        """Return the variable that lists the job's hosts for launchers inside the program."""
         hosts = [(peer.name, self.address_of(peer), peer.processes_per_host) for peer in self.peers]
         return host_list_variables(hosts, here=self.host.name, port=self.plan.network.master_port)
 
@@ -94,11 +94,11 @@ class LaunchContext:
             return (self.python, RANK_SHIM, entry_point.name, *self.arguments)
         if entry_point.kind is EntryKind.PACKAGE:
             return (self.python, RANK_SHIM, "-m", entry_point.module, *self.arguments)
-        # `exec` inside bash runs a file by its first line, or as a bash script where it has none.
+        # `exec` inside bash runs a file by its first line, or as a bash script without such a line.
         return ("/bin/bash", "-c", 'exec "$0" "$@"', f"./{entry_point.name}", *self.arguments)
 
     def python_path(self, *before: str) -> str:
-        """Return PYTHONPATH: the paths of `before`, each one or several joined by colons, then Clary's own."""
+        """Return PYTHONPATH: the paths of `before`, which may be joined by colons, then Clary's own."""
         return ":".join(path for path in (*":".join(before).split(":"), SHIMS_FOLDER, self.library_folder) if path)
 
     def environment(self, additions: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -125,7 +125,7 @@ class LaunchContext:
         Args:
             argv: its command line.
             additions: variables over those of `environment`.
-            rank: among all processes of the job; None for one that is no rank or starts ranks of its own.
+            rank: among all processes of the job; None for a process that is no rank or starts ranks of its own.
             local_rank: among the ranks of this host.
         """
         return ProcessSpec(
@@ -151,7 +151,7 @@ def make_context(
     """Gather the inputs of launchers; programs are looked up in the PATH of `variables`.
 
     Args:
-        ask: runs a process where the program will run, and returns what it prints.
+        ask: runs a process in the program's host, and returns its output.
     """
     distribution = read_distribution(plan.hyperparameters)
     uses_mpi = distribution.kind in (DistributionKind.MPI, DistributionKind.MODELPARALLEL)
@@ -173,7 +173,7 @@ def make_context(
 
 
 def no_program_error() -> AgentError:
-    """Return the error for a job that names no program in any way."""
+    """Return the error for a job that names no program."""
     return AgentError(
         "The job says nowhere what to run: it has no ContainerEntrypoint, no hyperparameter sagemaker_program, and the "
         "image's environment has no program called 'train'. Set entry_point and source_dir of the estimator, or "

@@ -1,7 +1,7 @@
 """Variables by which `jax.distributed.initialize()` finds the other processes of a job without arguments.
 
-Where: plain, torch_distributed, smddp and mpi add them to what they start. jax itself reads the address only;
-`shims/clary_jax.py` tells it the rest. Variables of the user's Environment stay as they are.
+Where: plain, torch_distributed, smddp and mpi add them to their processes. jax itself reads only the address;
+`shims/clary_jax.py` passes it the rest. Variables of the user's Environment stay as they are.
 Source: jax 0.10.2 `_src/distributed.py` (the address); the jax runtime of Kubeflow Trainer 2 (the other two).
 """
 

@@ -1,9 +1,9 @@
-"""mpi: a real mpirun across the hosts where Open MPI is there, ranks of our own where it is not.
+"""mpi: a real mpirun across the hosts if Open MPI is installed, otherwise ranks started by Clary.
 
 With Open MPI, the first host runs mpirun; the others run a small server (`shims/clary_mpi.py`) through which mpirun
 starts its daemons, in place of ssh: no sshd, no keys, no fixed port of the machine. Ranks get the variables of the host
-that they run on. Without Open MPI, ranks are started as by mpirun and torchrun both; programs that link MPI (mpi4py)
-find themselves alone then, and a note says so.
+that they run on. Without Open MPI, ranks are started as by both mpirun and torchrun; programs that link MPI (mpi4py)
+then see a world of one rank, and a note reports it.
 Source: sagemaker-training 5.1.4 `mpi.MasterRunner` (options of mpirun).
 """
 
@@ -24,7 +24,7 @@ from clary.agent.launchers.ranks import (
 )
 from clary.agent.launchers.shim_files import MPI_RSH_SHIM, MPI_SHIM
 
-REMOTE_PORT = 7790  # of the server on each host's own address
+REMOTE_PORT = 7790  # port of the server on each host's own address
 _OPEN_MPI_5 = 5  # PRRTE in place of ORTE: other names for the launcher's parameters
 _DEFAULTS: Mapping[str, str] = {"NCCL_MIN_NRINGS": "4", "NCCL_DEBUG": "INFO"}
 
@@ -87,7 +87,7 @@ def _leader(context: LaunchContext, mpirun: tuple[str, ...], additions: Mapping[
 
 
 def _options(context: LaunchContext, mpi: OpenMpi, shared: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the options that every mpirun gets; the user's stand last, so that they win."""
+    """Return the options that every mpirun gets; the user's come last and so take precedence."""
     options: list[str] = ["-np", str(world_size(context)), "--allow-run-as-root"]
     options += ["--bind-to", "none", "--map-by", "slot", "--mca", "pml", "ob1"]
     if mpi.major >= _OPEN_MPI_5:

@@ -27,7 +27,7 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Say that the workers' servers are open where hosts share the machine's network."""
+    """Return a note that the workers' servers are open if hosts share the machine's network."""
     return () if context.has_own_network or len(context.peers) == 1 else (OPEN_SERVERS,)
 
 

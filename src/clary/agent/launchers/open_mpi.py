@@ -1,8 +1,9 @@
 """A real mpirun of Open MPI, where the environment or the machine has one.
 
-Where: `make_context` looks once a job; the mpi launchers choose by what it found. MPICH and Intel MPI are passed over:
+Where: `make_context` searches once per job; the mpi launchers choose by the result. MPICH and Intel MPI are ignored:
 their mpirun has other options, and ranks are then started by Clary itself. The job chooses PATH, may have installed an
-mpirun of its own and may have variables that load code into any program, so it is asked where the job's program runs.
+mpirun of its own and may have variables that load code into any program, so the question runs in the host of the job's
+program.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 
 from clary.agent.host.sandbox import ProcessSpec
 
-Ask = Callable[[ProcessSpec], str]  # runs a process where the program runs, and returns what it prints
-_VERSION = re.compile(r"\((?:Open MPI|OpenRTE)\)\s+(\d+)\.")  # OpenRTE: called by another name than mpirun
+Ask = Callable[[ProcessSpec], str]  # runs a process in the program's host, and returns its output
+_VERSION = re.compile(r"\((?:Open MPI|OpenRTE)\)\s+(\d+)\.")  # OpenRTE: if called by another name than mpirun
 _QUESTION = 'found=$(command -v mpirun) && echo "$found" && exec "$found" --version </dev/null'
 
 
@@ -32,7 +33,7 @@ def find_open_mpi(environment: Mapping[str, str], *, working_folder: str, ask: A
     Args:
         environment: of the program.
         working_folder: as the program sees it.
-        ask: runs the question where the program runs.
+        ask: runs the question in the program's host.
     """
     question = ProcessSpec(
         argv=("/bin/sh", "-c", _QUESTION),

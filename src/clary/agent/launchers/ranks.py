@@ -1,4 +1,4 @@
-"""Processes with ranks, for the launchers that start ranks themselves: one a local rank, on every host at once.
+"""Processes with ranks, for the launchers that start ranks themselves: one per local rank, on every host at once.
 
 Where: torch_distributed, smddp and mpi build their processes from these.
 Source: torch 2.13 `torch.distributed.run` (variables of a worker) and `elastic.multiprocessing`; Open MPI 4.1 FAQ,
@@ -27,7 +27,7 @@ def world_size(context: LaunchContext) -> int:
 def torch_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
     """Return the variables that torchrun sets for one worker.
 
-    OMP_NUM_THREADS is 1 where several ranks share a host and the user did not set it, as torchrun has it.
+    OMP_NUM_THREADS is 1 if several ranks share a host and the user did not set it, as with torchrun.
     """
     rank = first_rank(context) + local_rank
     num_local, num_ranks = context.host.processes_per_host, world_size(context)
@@ -44,7 +44,7 @@ def torch_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": f"{context.plan.job_name}-{context.plan.attempt}",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # Rank 0 serves the store itself: no torchrun runs beside it that would.
+        # Rank 0 serves the store itself: no torchrun runs beside it.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": str(context.inside.root / ".clary" / "errors" / f"rank-{rank}.json"),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -55,7 +55,7 @@ def torch_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
 
 
 def rank_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
-    """Return the variables of a rank that Clary starts itself: torchrun's, and those by which jax finds its peers."""
+    """Return the variables of a rank that Clary starts itself: torchrun's, and jax's variables to find its peers."""
     variables = jax_world.process_variables(
         context, process_id=first_rank(context) + local_rank, num_processes=world_size(context)
     )
@@ -75,7 +75,7 @@ def mpi_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
 
 
 def mpi_ranks(context: LaunchContext, shared: Mapping[str, str]) -> tuple[ProcessSpec, ...]:
-    """Return the ranks of this host as mpirun and torchrun would both start them; `shared` are variables of each."""
+    """Return this host's ranks as both mpirun and torchrun would start them; every rank gets the variables `shared`."""
     program = context.program()
     return tuple(
         context.process(

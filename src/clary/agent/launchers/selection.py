@@ -1,4 +1,4 @@
-"""Which launcher a job gets.
+"""The choice of a job's launcher.
 
 Where: the supervisor asks once, when code and environment are ready.
 """
@@ -34,10 +34,10 @@ class Launcher:
     """One way to start a job's processes.
 
     Args:
-        name: for logs and `describe`.
-        build: returns the processes of the context's host. Raises: AgentError for what cannot be launched.
-        notes: returns sentences on what differs from what the user may think.
-        uses_ssh: whether what it starts may reach the other hosts by ssh; Clary's own launchers do not.
+        name: name for logs and `describe`.
+        build: returns the processes of the context's host. Raises: AgentError for a program that it cannot launch.
+        notes: returns sentences on differences from the user's expectations.
+        uses_ssh: whether its processes may reach the other hosts by ssh; Clary's own launchers do not.
     """
 
     name: str
@@ -72,7 +72,7 @@ _BY_KIND: Mapping[DistributionKind, Launcher] = {
 def select(context: LaunchContext) -> Launcher:
     """Return the launcher of a job on a host: the request's command, the image's `train`, or by distribution.
 
-    Hosts whose instance group takes no part in the distribution run the program plainly.
+    Hosts whose instance group takes no part in the distribution use the plain launcher.
     Raises: AgentError with fault USER for a distribution that cannot be launched.
     """
     if context.plan.command is not None:

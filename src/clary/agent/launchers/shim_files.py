@@ -1,4 +1,4 @@
-"""Where the files lie that run inside the program's environment."""
+"""Paths of the files that run inside the program's environment."""
 
 from __future__ import annotations
 

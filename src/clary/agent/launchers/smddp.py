@@ -1,7 +1,7 @@
 """pytorchddp and smdistributed.dataparallel: ranks as `mpirun smddprun` makes them.
 
-The two are one on the wire. Ranks get torchrun's variables and mpirun's, because scripts of either kind occur, and
-what SMDDP's launcher sets; FI_* and NCCL_PROTO are left alone: they speak of Amazon's network cards.
+Both use the same protocol. Ranks get torchrun's variables and mpirun's, because scripts use either, and the variables
+of SMDDP's launcher, except FI_* and NCCL_PROTO, which concern Amazon's network cards.
 Source: sagemaker-training 5.1.4 `smdataparallel.SMDataParallelRunner`; SMDATAPARALLEL_LOCAL_RANK: transformers 5.23
 `Trainer._wrap_model`, which reads it.
 """
@@ -18,12 +18,13 @@ from clary.contract.settings.hyperparameters import platform_text
 
 _SERVER_PORT = "7592"
 _DEFAULTS: Mapping[str, str] = {"RDMAV_FORK_SAFE": "1", "NCCL_DEBUG": "INFO"}
-# accelerate 1.15 `state.PartialState.set_device` and `Accelerator.prepare_model`, which else gives DDP a GPU's index.
+# accelerate 1.15 `state.PartialState.set_device` and `Accelerator.prepare_model`, which otherwise gives DDP a GPU's
+# index.
 _ACCELERATE_ON_CPU: Mapping[str, str] = {"ACCELERATE_TORCH_DEVICE": "cpu", "ACCELERATE_BYPASS_DEVICE_MAP": "true"}
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
-    """Return one process a local rank."""
+    """Return one process per local rank."""
     shared = {**_DEFAULTS, **_without_gpus(context), **_smddp_variables(context), **option_variables(context)}
     return tuple(
         replace(rank, environment={**rank.environment, "SMDATAPARALLEL_LOCAL_RANK": str(rank.local_rank)})
@@ -38,7 +39,7 @@ def notes(context: LaunchContext) -> tuple[str, ...]:
 
 
 def _without_gpus(context: LaunchContext) -> dict[str, str]:
-    """Return the variables that keep accelerate on the CPU: it takes SMDDP to mean CUDA. The user's settings stay."""
+    """Return the variables that keep accelerate on the CPU: it assumes CUDA with SMDDP. The user's settings stay."""
     if context.host.resources.gpu_indices:
         return {}
     return {name: value for name, value in _ACCELERATE_ON_CPU.items() if name not in context.variables}

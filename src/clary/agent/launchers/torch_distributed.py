@@ -1,4 +1,4 @@
-"""torch_distributed: torchrun's workers, started without torchrun, so that each rank is known to the host.
+"""torch_distributed: torchrun's workers, started without torchrun, so that the host knows each rank.
 
 Not elastic, as on SageMaker: a rank that fails ends the job.
 Source: sagemaker-training 5.1.4 `torch_distributed.TorchDistributedRunner`.
@@ -14,7 +14,7 @@ from clary.contract.settings.entry_points import EntryKind
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
-    """Return one process a local rank.
+    """Return one process per local rank.
 
     Raises: AgentError for an entry point that is not a Python script, which SageMaker refuses too.
     """

@@ -1,7 +1,7 @@
 """ANSI escape sequences taken out of a stream of bytes: colours, cursor movements, titles, links.
 
-Where: `log_lines.LineSplitter` feeds what a process prints through one, where the setting `log_ansi` says strip. How
-the bytes are chunked makes no difference, so a sequence whose end has not come yet is held back.
+Where: `log_lines.LineSplitter` feeds a process's output through one, if the setting `log_ansi` is strip. The sizes of
+the chunks make no difference, because an incomplete sequence is held back.
 Source: ECMA-48, sections 5.3 to 5.6; xterm control sequences for OSC that BEL ends.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-# Bounds keep what is held back small; what is longer is no sequence but text. None of them spans a line end.
+# Bounds keep the held text small; a longer one is text, not a sequence. No sequence spans a line end.
 _CSI = rb"\[[0-?]{0,64}[ -/]{0,8}"
 _STRING = rb"[\]PX^_][^\x07\x1b\r\n]{0,4096}"
 _SHORT = rb"[ -/]{0,8}"

@@ -1,11 +1,11 @@
 """Finds the error that ended a process in its output, with the time at which it was printed.
 
-Where: `log_intake` reads the last lines of each stream with it, `last_words` chooses one line for people. It serves
+Where: `log_intake` reads the last lines of each stream with it, `last_words` chooses one line for users. It serves
 programs that leave no record of their own (`clues`): bash around Python, another interpreter, a launcher whose ranks
 share one pipe and mark their lines.
 
-Only the last exception of each rank is kept, because programs print and survive others; of a chain ("During handling
-of the above exception...") the last, which ended the program, at the time of the first.
+Only the last exception of each rank is kept, because programs print and survive others; of a chain ("During handling of
+the above exception...") the last exception, which ended the program, with the time of the first.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from clary.contract.agent_protocol import MAX_CLUE_CHARACTERS, Clue
 
 MAX_RANKS = 256
 
-# What mpirun --tag-output, our own mpirun-style prefix and torch's excepthook put before a line.
+# Prefixes of lines by mpirun --tag-output, by Clary in mpirun's style, and by torch's excepthook.
 _PREFIX = re.compile(r"^(?:\[1,(?:mpirank:)?(\d+)[^\]]*\]<std(?:out|err)>:\s?)?(?:\[rank(\d+)\]:\s?)?")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-# Python prints no traceback above these when the program's own file is meant.
+# Python prints no traceback above these if they are in the program's own file.
 _SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError): ")
-# What an exception of C++ leaves behind before it aborts: the watchdogs of NCCL and gloo end ranks in this way.
+# The output of an uncaught C++ exception before its abort: the watchdogs of NCCL and gloo end ranks in this way.
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']+)'")
 _WHAT = re.compile(r"\s*what\(\):\s+(.*)")
-# torchrun's own line about a rank that a signal ended; ranks that end with an exit code have words of their own.
+# torchrun's own line about a rank that a signal ended; ranks that end with an exit code print errors of their own.
 _ELASTIC = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+) \(pid: \d+\) of binary")
 _MPIRUN = re.compile(r"mpirun noticed that (process rank (\d+) .*exited on signal \d+.*)")
-# What it says instead, now and then, of one that was killed; the code is a shell's.
+# mpirun's other form, sometimes, for a killed rank; the code is a shell's.
 _MPI_PROCESS = re.compile(r"\s*Process name: \[\[\d+,\d+\],(\d+)\]")
 _MPI_CODE = re.compile(r"\s*Exit code:\s+(\d+)")
 _SIGNAL_BASE = 128
-# No more than looks like an exception: a word for people where nothing better is found.
+# A line that only looks like an exception: shown to users if no better line is found.
 _LOOSE = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::.*)?")
 
 
@@ -42,12 +42,12 @@ class ErrorScanner:
     """Reads the lines of one stream in order.
 
     Args:
-        rank: of the process that prints; None if lines name it themselves, or it is unknown.
+        rank: of the printing process; None if lines name it themselves, or it is unknown.
     """
 
     def __init__(self, rank: int | None) -> None:
         self._rank = rank
-        self._inside: dict[int | None, bool] = {}  # rank -> whether below a traceback's first line
+        self._inside: dict[int | None, bool] = {}  # rank -> whether its lines are inside a traceback
         self._terminated: dict[int | None, str] = {}  # rank -> class of the C++ exception whose text comes next
         self._chained: set[int | None] = set()  # ranks whose next exception belongs to the last one
         self._found: dict[int | None, Clue] = {}
@@ -62,13 +62,13 @@ class ErrorScanner:
 
     @property
     def words(self) -> str | None:
-        """The exception found last, of any rank; else the last line that looks like one."""
+        """The last exception of any rank; else the last line that looks like one."""
         return self._last or self._loose
 
     def feed(self, line: str, at: datetime) -> None:
         """Take the next line."""
         match = _PREFIX.match(line)
-        assert match is not None  # every part may be absent
+        assert match is not None  # each part may be absent
         marked = match[2] or match[1]
         rank = self._rank if self._rank is not None or marked is None else int(marked)
         text = line[match.end() :].rstrip()
@@ -105,11 +105,11 @@ class ErrorScanner:
             at = self._found[rank].at
         self._chained.discard(rank)
         if rank in self._found and self._found[rank].text.startswith(("local rank", "process rank")):
-            return  # what follows a launcher's word on a dead rank is the launcher's own end
+            return  # an exception after a launcher's line on a dead rank is the launcher's own
         self._keep(rank, text, at)
 
     def _keep_exit(self, rank: int, code: int, at: datetime) -> None:
-        """Keep how a launcher says that a rank has ended, unless the rank had words of its own."""
+        """Keep a launcher's report of a rank's end, unless the rank has printed an error of its own."""
         if rank not in self._found:
             is_signal = code > _SIGNAL_BASE
             how = f"was ended by {signal_name(code - _SIGNAL_BASE)}" if is_signal else f"ended with exit code {code}"

@@ -2,7 +2,7 @@
 
     output_buffer (memory) -> log_intake (lines) -> log_spool (disk) -> log_shipper (service)
 
-Where: `supervisor` makes one; each arrow is a thread, so that none of the four waits for the one behind it.
+Where: `supervisor` makes one; each arrow is a thread, so that none of the four parts waits for the next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clary.base.clock import Clock
 from clary.contract.agent_protocol import Clue
 from clary.contract.launch_plan import LaunchPlan
 
-FLUSH_LIMIT_S = 30.0  # for the disk to take what a program that has ended printed last
+FLUSH_LIMIT_S = 30.0  # for the disk to take the last output of a program that has ended
 
 
 class HostLog:
@@ -30,11 +30,11 @@ class HostLog:
 
     Args:
         service: where lines go.
-        plan: its metric definitions are looked for, its log rules hold.
+        plan: has the metric definitions and the log rules.
         folder: the spool's own folder, removed by `close`.
         clock: for the log's progress bars and bounds.
-        on_over: told when the service wants nothing of this attempt any more.
-        on_note: told, in a sentence, what a user should know about the log; from any thread.
+        on_over: called when the service accepts no more data of this attempt.
+        on_note: called with a sentence that a user should know about the log; from any thread.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class HostLog:
         self._on_note = on_note
         self._is_hung = False
         self._spool = LogSpool(folder, clock=clock, max_bytes=plan.log_rules.spool_max_bytes)
-        self.progress = ProgressWatch(clock)  # how far the program says it is
+        self.progress = ProgressWatch(clock)  # the program's reports of its progress
         self._intake = LogIntake(
             self._spool,
             clock=clock,
@@ -71,11 +71,11 @@ class HostLog:
 
     @property
     def num_outputs(self) -> int:
-        """Pieces of output that have come so far; grows while the program prints."""
+        """Pieces of output so far; grows while the program prints."""
         return self._intake.num_outputs
 
     def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
-        """Say how lines of the stream `key` are marked, before its first bytes.
+        """Set the marks of lines of the stream `key`, before its first bytes.
 
         Args: as `steps.OutputLog.open`.
         """
@@ -86,19 +86,19 @@ class HostLog:
         self._buffer.put(key, data)
 
     def say(self, *sentences: str) -> None:
-        """Add lines of the agent's own, behind the output so far."""
+        """Add the agent's own lines, after the output so far."""
         self._buffer.say(*sentences)
 
     def end_output(self) -> None:
         """End the output: a last part without a line end becomes a line, and lost lines are reported."""
         self._flush()
         self._intake.finish()
-        if self._intake.num_dropped:  # the log has said so where it happened
+        if self._intake.num_dropped:  # the log reports each gap at its place
             self._on_note(
                 f"{self._intake.num_dropped} lines of output were dropped, because they came faster than the settings"
                 " log_max_lines_per_s and log_max_bytes_per_s allow; print less or raise them"
             )
-        if num_lost := self._spool.num_lost + self._buffer.num_lost:  # the same
+        if num_lost := self._spool.num_lost + self._buffer.num_lost:  # the log reports each gap at its place
             self._on_note(
                 f"{num_lost} lines of output were lost, because the disk or the spool of this host was full; the log"
                 " says where: free space, raise the setting log_spool_max_bytes, or print less"
@@ -131,7 +131,7 @@ class HostLog:
     def _flush(self) -> None:
         """Wait until the intake has the buffer's content, `FLUSH_LIMIT_S` at most."""
         if not self._buffer.flush(0.0 if self._is_hung else FLUSH_LIMIT_S) and not self._is_hung:
-            self._is_hung = True  # the end of the job waits for a disk that hangs once, not for each question
+            self._is_hung = True  # the end of the job waits only once for a hanging disk, not for each call
             self._on_note(f"the disk of this host did not take the last output within {FLUSH_LIMIT_S:g} s")
 
     def _warn(self, sentence: str) -> None:

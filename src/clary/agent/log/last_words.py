@@ -1,7 +1,7 @@
-"""A failed program's last words: the one line of its output that names the error.
+"""The line of a failed program's output that names the error.
 
-Where: `log_intake` keeps the last lines of every process; `program_end` adds the one found here to the failure of a
-program, so that FailureReason says more than an exit code. A heuristic on text for people: nothing is decided by it.
+Where: `log_intake` keeps the last lines of every process; `program_end` adds the line found here to the failure of a
+program, so that FailureReason has more than an exit code. It is a heuristic for users: no decision depends on it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from datetime import datetime, timezone
 
 from clary.agent.log.error_scanner import ErrorScanner
 
-NUM_LINES = 200  # kept of each process: ranks that share a pipe write their tracebacks one after the other
-LINE_CHARACTERS = 400  # kept of each line; FailureReason has room for 1024
+NUM_LINES = 200  # lines kept per process: ranks that share a pipe write their tracebacks one after the other
+LINE_CHARACTERS = 400  # characters kept per line; FailureReason has room for 1024
 
 _WORDS = re.compile(r"\w")
-_CHATTER = re.compile(r"(?:\[rank\d+\]:)?\s*\[?[IW]\d{4} \d\d:\d\d:\d\d")  # what torch's libraries tell and warn of
-_NO_TIME = datetime.fromtimestamp(0, timezone.utc)  # the words are asked for, not their times
+_CHATTER = re.compile(r"(?:\[rank\d+\]:)?\s*\[?[IW]\d{4} \d\d:\d\d:\d\d")  # logs and warnings of torch's libraries
+_NO_TIME = datetime.fromtimestamp(0, timezone.utc)  # only the text is used, not its time
 
 
 def error_line(lines: Sequence[str]) -> str | None:

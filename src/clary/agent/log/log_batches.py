@@ -1,6 +1,6 @@
-"""Batches of log lines as they are sent, the next one made while the last is under way.
+"""Batches of log lines for the service; the next one is made while the last is being sent.
 
-Where: `log_shipper` takes one after the other. Reading, looking for metrics and encoding cost the agent about as much
+Where: `log_shipper` takes one after the other. Reading, metric matching and encoding cost the agent about as much
 processor time as storing costs the service; in a flood both would otherwise wait for each other.
 """
 
@@ -16,8 +16,8 @@ from clary.base.errors import AgentError
 from clary.contract.agent_protocol import LogBatch
 
 BATCH_LINES = 16_384
-BATCH_BYTES = 1024 * 1024  # of text; as JSON at most six times as many, below the service's bound on bodies
-FLOOD_BYTES = BATCH_BYTES // 2  # a batch of so many bytes is followed by another
+BATCH_BYTES = 1024 * 1024  # of text; as JSON at most six times as much, which is below the service's bound on bodies
+FLOOD_BYTES = BATCH_BYTES // 2  # after a batch of so many bytes another follows
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class ReadyBatch:
 class LogBatches:
     """Makes batches from a spool.
 
-    Threads: `take`, `acknowledge` and `close` belong to one thread. A second one, which lives only in floods, works
-    while that one sends; the two never read at once.
+    Threads: `take`, `acknowledge` and `close` belong to one thread. A second thread, which exists only in floods, works
+    while the first one sends; the two never read at once.
 
     Args:
         spool: where lines come from.
@@ -51,19 +51,19 @@ class LogBatches:
         self._encode = encode
         self._maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-batches")  # starts no thread yet
         self._ahead: Future[ReadyBatch] | None = None
-        self._ahead_sequence = 0  # first line of the batch that is made ahead
-        self._taken: ReadyBatch | None = None  # to be returned again until it is acknowledged
+        self._ahead_sequence = 0  # first line of the batch made ahead
+        self._taken: ReadyBatch | None = None  # returned again until it is acknowledged
         self.first = 0
 
     def acknowledge(self, end: int) -> None:
-        """Record that the service has the lines below a number, and needs the lines from that number on."""
+        """Record that the service has all lines below a number, and needs the lines from it on."""
         self.first, self._taken = end, None
         self._spool.let_go(end)
 
     def take(self) -> ReadyBatch | None:
         """Return a batch from `first` on, the same until it is acknowledged; in a flood also begin to make the next.
 
-        None where the spool holds no such line yet. Raises: AgentError if the spool does not give back what it holds.
+        None if the spool holds no such line yet. Raises: AgentError if the spool cannot return its lines.
         """
         if self._taken is not None:
             return self._taken
@@ -85,7 +85,7 @@ class LogBatches:
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return None
-        error = ahead.exception()  # waits for it, so that nobody else reads meanwhile
+        error = ahead.exception()  # waits for it, so that only one thread reads
         if self._ahead_sequence != first_sequence:
             return None
         if error is not None:

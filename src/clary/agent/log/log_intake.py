@@ -1,7 +1,7 @@
-"""Where output enters the log: bytes of processes and sentences of the agent become lines in the spool.
+"""Entry of output into the log: bytes of processes and sentences of the agent become lines in the spool.
 
-Where: `output_buffer` passes on what `clary.agent.host` read from the program's pipes and what the supervisor says.
-Both wait for nothing but a write to a local file.
+Where: `output_buffer` passes on the output that `clary.agent.host` reads from the program's pipes, and the supervisor's
+sentences. Both wait only for a write to a local file.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class LogIntake:
 
     Args:
         spool: takes the lines.
-        clock: tells when a progress bar was last shown, and how fast lines come.
-        rules: what enters the log of the output.
-        on_lines: called with lines as they were printed, and their rank; it never waits.
+        clock: source of times for progress bars and for the rate of lines.
+        rules: decide which output enters the log.
+        on_lines: called with lines as printed, and their rank; it never waits.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class LogIntake:
         self._rules = rules or LogRules()
         self._on_lines = on_lines
         self._limit = LogLimit(self._rules, now_s=clock.monotonic())
-        self.num_outputs = 0  # pieces of output that have come
+        self.num_outputs = 0  # pieces of output so far
         self._lock = threading.Lock()
         self._streams: dict[Hashable, _Stream] = {}
         self._ended: dict[int | None, deque[tuple[datetime, str]]] = {}  # rank -> last lines of streams that have ended
 
     def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
-        """Say how lines of the stream `key` are marked; a stream that is not opened has no rank and no prefix."""
+        """Set the marks of lines of the stream `key`; a stream that is not opened has no rank and no prefix."""
         with self._lock:
             self._streams[key] = self._new_stream(rank, prefix)
 
@@ -85,11 +85,11 @@ class LogIntake:
 
     @property
     def num_dropped(self) -> int:
-        """Lines of output that came faster than the rules allow and are not in the log."""
+        """Dropped lines of output, which came faster than the rules allow."""
         return self._limit.num_dropped
 
     def last_lines(self, rank: int | None) -> list[str]:
-        """Return the last lines that a process printed, without prefix; `rank` as it was given to `open`."""
+        """Return the last lines that a process printed, without prefix; `rank` as passed to `open`."""
         with self._lock:
             open_ones = (stream.last_lines for stream in self._streams.values() if stream.rank == rank)
             return [line for _, line in next(open_ones, self._ended.get(rank, ()))]
@@ -108,17 +108,17 @@ class LogIntake:
         return tuple(found)
 
     def say(self, *sentences: str) -> None:
-        """Add lines of the agent's own."""
+        """Add the agent's own lines."""
         lines = [OWN_PREFIX + line for sentence in sentences for line in sentence.splitlines() if line.strip()]
         with self._lock:
             self._spool.append(lines, is_own=True)
 
     def on_gap(self, key: Hashable, sentence: str) -> None:
-        """Take note that output of one stream is missing here; the line that it cuts ends.
+        """Record that output of one stream is missing here; the cut line ends.
 
         Args:
             key: of the stream.
-            sentence: what the log is to say of it.
+            sentence: text about it for the log.
         """
         with self._lock:
             stream = self._streams.get(key)
@@ -127,7 +127,7 @@ class LogIntake:
             self._spool.append([sentence], is_own=True)
 
     def tick(self) -> None:
-        """Show progress bars that stand still and report dropped lines; call it about once a second."""
+        """Show idle progress bars and report dropped lines; call it about once a second."""
         with self._lock:
             for stream in self._streams.values():
                 self._append(stream, stream.splitter.tick(self._clock.monotonic()))
@@ -160,7 +160,7 @@ class LogIntake:
         stream.last_lines.extend((now, line[:LINE_CHARACTERS]) for line in lines[-NUM_LINES:])
         if stream.prefix:
             lines = [stream.prefix + line for line in lines]
-        self._tell_dropped()  # what is missing was printed before these lines
+        self._tell_dropped()  # the missing output was printed before these lines
         self._spool.append(self._limit.admit(lines, self._clock.monotonic()), rank=stream.rank)
         if stream.splitter.has_cut and not stream.has_told_cut:
             stream.has_told_cut = True

@@ -1,7 +1,7 @@
-"""How much of a host's output enters the log: more than that is dropped, counted and said.
+"""The bound on a host's output in the log: further lines are dropped, counted and reported.
 
-Where: `log_intake` asks about every line that a process prints; sentences of the agent's own always pass. Dropping is
-the only answer to a flood that neither holds up the program nor fills the disk and the service's store.
+Where: `log_intake` asks about every line that a process prints; sentences of the agent's own always pass. Only dropping
+a flood neither slows down the program nor fills the disk and the service's store.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from clary.agent.token_bucket import TokenBucket
 from clary.contract.launch_plan import LogRules
 
-BURST_S = 10.0  # so many seconds' worth may come at once
+BURST_S = 10.0  # lines of so many seconds may come at once
 NOTICE_INTERVAL_S = 1.0
 
 
@@ -22,13 +22,13 @@ class LogLimit:
     """
 
     def __init__(self, rules: LogRules, *, now_s: float) -> None:
-        self.num_dropped = 0  # lines, in all
+        self.num_dropped = 0  # dropped lines in all
         self._rules = rules
         self._lines = _bucket(rules.max_lines_per_s, now_s)
         self._bytes = _bucket(rules.max_bytes_per_s, now_s)
-        self._dropped_lines = 0  # since the last notice
+        self._dropped_lines = 0  # dropped lines since the last notice
         self._dropped_bytes = 0
-        self._broken: set[str] = set()  # bounds that were passed since then
+        self._broken: set[str] = set()  # bounds exceeded since then
         self._noticed_at_s = now_s - NOTICE_INTERVAL_S
 
     def admit(self, lines: list[str], now_s: float) -> list[str]:
@@ -36,7 +36,7 @@ class LogLimit:
         if self._lines is None and self._bytes is None:
             return lines
         sizes = [_size_bytes(line) for line in lines]
-        if not self._broken_bounds(len(lines), sum(sizes), now_s):  # nearly always
+        if not self._broken_bounds(len(lines), sum(sizes), now_s):  # the usual case
             self._take(len(lines), sum(sizes))
             return lines
         return [line for line, size_bytes in zip(lines, sizes, strict=True) if self._admit_one(size_bytes, now_s)]
@@ -46,7 +46,7 @@ class LogLimit:
 
         Args:
             now_s: monotonic time.
-            is_last: whether nothing comes after it, so that it may not wait.
+            is_last: whether no output follows, so that the sentence may not wait.
         """
         if not self._dropped_lines or (now_s - self._noticed_at_s < NOTICE_INTERVAL_S and not is_last):
             return None
@@ -69,7 +69,7 @@ class LogLimit:
         return False
 
     def _broken_bounds(self, num_lines: int, size_bytes: int, now_s: float, *, may_owe: bool = False) -> list[str]:
-        """Return, in words, the bounds that do not let so much pass now."""
+        """Return, in words, the bounds that are exceeded now."""
         broken = []
         if self._lines is not None and not self._lines.has(num_lines, now_s, may_owe=may_owe):
             broken.append(f"{self._rules.max_lines_per_s} lines/s (setting log_max_lines_per_s)")

@@ -6,7 +6,8 @@ Rules, decided once:
   takes: programs that write in blocks cut lines anywhere, and a cut line would hide metrics.
 - `\r` repaints a line, as progress bars do. A line shows its last state when it ends; a running bar shows its state at
   most every `BAR_INTERVAL_S`.
-- A line longer than `PIECE_BYTES` comes as several lines; `LineSplitter.has_cut` tells, so that the log can say so.
+- A line longer than `PIECE_BYTES` becomes several lines; `LineSplitter.has_cut` reports it, so that the log can note
+it.
 - Escape sequences of terminals are kept or removed whole, by an argument of the splitter.
 - Invalid UTF-8 is written out as `\xff`, NUL is removed, an empty line becomes one space (log services refuse empty
   events, and blank lines belong to the shape of a program's output).
@@ -19,7 +20,7 @@ import math
 from clary.agent.log.ansi_filter import AnsiFilter
 
 BAR_INTERVAL_S = 5.0
-PIECE_BYTES = 65536  # of UTF-8; log services take 256 KiB an event
+PIECE_BYTES = 65536  # of UTF-8; log services take 256 KiB per event
 BLANK_LINE = " "
 _LONGEST_CHARACTER_BYTES = 4
 
@@ -32,11 +33,11 @@ class LineSplitter:
     """
 
     def __init__(self, *, strips_ansi: bool = False) -> None:
-        self.has_cut = False  # whether a line was too long and came in pieces
+        self.has_cut = False  # whether a line was too long and was cut into pieces
         self._ansi = AnsiFilter() if strips_ansi else None
-        self._partial = b""  # what came since the last line end; of a bar only its last two states
+        self._partial = b""  # bytes since the last line end; of a bar only its last two states
         self._is_bar = False
-        self._shown_bar: str | None = None  # the state that the log shows last
+        self._shown_bar: str | None = None  # the newest state in the log
         self._bar_shown_at_s = -math.inf
         self._fed_at_s = -math.inf
 
@@ -58,7 +59,7 @@ class LineSplitter:
         return lines
 
     def tick(self, now_s: float) -> list[str]:
-        """Return the state of a bar that stands still, once."""
+        """Return the state of an idle bar, once."""
         if not self._is_bar or now_s - self._fed_at_s < BAR_INTERVAL_S:
             return []
         return self._show_bar(_last_state(_decode(self._partial)), now_s)
@@ -78,7 +79,7 @@ class LineSplitter:
             lines = [_last_state(line) if "\r" in line else line for line in lines]
         if self._is_bar:
             self._is_bar = False
-            if lines[0] == self._shown_bar:  # the bar ended in the state that the log shows already
+            if lines[0] == self._shown_bar:  # the log shows the bar's last state already
                 del lines[0]
             self._shown_bar = None
         if max(map(len, lines), default=0) * _LONGEST_CHARACTER_BYTES > PIECE_BYTES:
@@ -93,7 +94,7 @@ class LineSplitter:
         self._is_bar = True
         whole = next((state for state in reversed(states[:-1]) if state.strip()), b"")
         self._partial = whole + b"\r" + states[-1]
-        if not states[-1] and len(states) <= 2:  # nothing but a `\r` that may belong to a `\r\n`
+        if not states[-1] and len(states) <= 2:  # only a `\r` that may belong to a `\r\n`
             return []
         return self._show_bar(_decode(whole), now_s)
 

@@ -1,6 +1,7 @@
 """One stretch of the spool: blocks of log lines in a file, or in memory where the disk takes no file.
 
-Where: `log_spool` appends to its last segment and reads from any. `contract.log_blocks` says how blocks lie in a file.
+Where: `log_spool` appends to its last segment and reads from any. `contract.log_blocks` defines the form of blocks in a
+file.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _READ_BYTES = 1024 * 1024
 
 
 class Segment:
-    """Blocks from line `first_sequence` on; without a descriptor they lie in memory."""
+    """Blocks from line `first_sequence` on; without a descriptor the blocks lie in memory."""
 
     def __init__(self, path: Path, descriptor: int | None, *, first_sequence: int) -> None:
         self.path = path
@@ -39,7 +40,7 @@ class Segment:
 
     @property
     def end_sequence(self) -> int:
-        """Number behind the last line."""
+        """The number after the last line's."""
         return self.first_sequence + self.num_lines
 
     @property
@@ -48,9 +49,9 @@ class Segment:
         return self._descriptor is None
 
     def append(self, block: bytes, num_lines: int) -> None:
-        """Write a block behind the last one.
+        """Append a block.
 
-        Raises: OSError; nothing of the block is left then.
+        Raises: OSError; no part of the block then remains.
         """
         if self._descriptor is None:
             self._memory += block
@@ -68,13 +69,13 @@ class Segment:
         self.num_lines += num_lines
 
     def read(self, offset: int, size_bytes: int) -> tuple[list[LogBlock], int]:
-        """Return blocks from `offset` on, at least one, and the offset behind them.
+        """Return blocks from `offset` on, at least one, and the offset after them.
 
         Args:
             offset: where a block begins.
-            size_bytes: of the segment as the caller knows it; what came later is not looked at.
+            size_bytes: of the segment as the caller knows it; later blocks are not read.
 
-        Raises: AgentError when the disk does not give back what it took.
+        Raises: AgentError if the disk returns fewer bytes than were written.
         """
         wanted = min(_READ_BYTES, size_bytes - offset)
         blocks, used = parse_blocks(self._bytes_at(offset, wanted))

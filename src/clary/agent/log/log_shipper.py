@@ -1,7 +1,7 @@
 """The thread that carries log lines from the spool to the service.
 
-Where: started by the supervisor, ended by it when nothing is owed any more; see `sender` for what is promised of lines.
-`drain` is the promise behind every terminal status: what was printed is readable first.
+Where: the supervisor starts it, and ends it when all lines are delivered; see `sender` for the guarantees about lines.
+`drain` ensures that all output is readable before a terminal status.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clary.agent.service_client import AttemptOver, BackOff
 from clary.base.errors import AgentError
 from clary.contract.agent_protocol import LogBatch, LogReceipt
 
-GATHER_S = 0.05  # a batch that is not full waits this long for more; well under the 300 ms that a line may take
+GATHER_S = 0.05  # a batch that is not full waits this long for more lines; a line may take 300 ms
 TICK_S = 1.0
 
 
@@ -27,22 +27,22 @@ class LogReceiver(Protocol):
     """The service as the shipper sees it."""
 
     def encode_logs(self, batch: LogBatch) -> bytes:
-        """Return a batch in the form in which it is sent; may be called from another thread than `send_logs`."""
+        """Return an encoded batch; may be called from another thread than `send_logs`."""
 
     def send_logs(self, body: bytes) -> LogReceipt:
         """Store an encoded batch; raises ServiceUnreachable, ServiceRefused or AttemptOver."""
 
 
 class LogShipper(Sender):
-    """Sends lines in order until it is aborted, each batch as often as it takes.
+    """Sends lines in order until it is aborted; repeats each batch until it is stored.
 
     Args:
-        service: where lines go.
-        spool: where they come from.
+        service: receives the lines.
+        spool: source of the lines.
         intake: ticked about once a second, for progress bars.
         metrics: finds metric values in lines on their way.
-        on_over: told when the service wants nothing of this attempt any more.
-        on_problem: told, in a sentence, what stands in the way of the log for good.
+        on_over: called when the service accepts no more data of this attempt.
+        on_problem: called with a sentence on an error that prevents all further delivery.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LogShipper(Sender):
 
         Args:
             timeout_s: longest time without progress while the service answers.
-            give_up: asked several times a second whether to stop waiting.
+            give_up: called several times a second; true ends the wait.
         """
         return self.wait_sent(self._spool.end_sequence, timeout_s, outlasts_outages=True, is_vain=give_up)
 

@@ -1,16 +1,16 @@
-"""Log lines on local disk, numbered, from when they are printed until the service has stored them.
+"""Numbered log lines on local disk, from their printing until the service has stored them.
 
-Where: `log_intake` appends, `log_shipper` reads and lets go of what the service has. The spool is what keeps a program
-apart from the service: printing costs one write to a local file, whether the service is there or not, and memory stays
+Where: `log_intake` appends, `log_shipper` reads and removes lines that the service has. The spool decouples a program
+from the service: printing costs one write to a local file, even if the service is unreachable, and memory stays
 bounded. Files of `SEGMENT_BYTES` each, named after their first line's number, are removed as soon as every line in them
 is stored.
 
 [Note: which lines a full spool loses]
-The newest: lines that have a number are never taken back, so what stands in the spool reaches the log, and a batch
-under way needs no second thought. The words that a program ends with are kept in memory by `log_intake`, so that the
-cause of a failure is named even when its line is lost. Where lines are missing, the log says how many and why; that
-sentence and the agent's other own ones are kept even when the disk is full. A disk that is full costs no line at
-once: `MEMORY_BYTES` of them are kept in memory until the service has stored them.
+The newest: numbered lines are never removed again before they are stored, so every line in the spool reaches the log,
+and a batch that is being sent stays valid. `log_intake` keeps a program's last lines in memory, so that the cause of a
+failure is named even if its line is lost. Where lines are missing, the log says how many and why; that sentence and the
+agent's other lines are kept even if the disk is full. A full disk does not lose lines at once: `MEMORY_BYTES` of lines
+are kept in memory until the service has stored them.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from clary.contract.agent_protocol import LogBlock
 from clary.contract.log_blocks import pack_block, segment_name
 
 SEGMENT_BYTES = 16 * 1024 * 1024
-SEGMENTS_OF_BOUND = 8  # a bounded spool has at least so many files, so that storing lines soon makes room for others
-BLOCK_LINES = 4096  # more lines come as several blocks
-REFUSAL_S = 1.0  # after lines were lost nothing is tried for so long: one sentence tells of all of them
-OWN_BYTES = 1024 * 1024  # of the agent's own lines above the bound
-MEMORY_BYTES = 4 * 1024 * 1024  # of lines while the disk takes nothing
-OWN_MEMORY_BYTES = 256 * 1024  # of the agent's own lines above that
-MEMORY_SEGMENT_BYTES = 256 * 1024  # what lies in memory is let go in pieces of this size
+SEGMENTS_OF_BOUND = 8  # a bounded spool has at least so many files, so that stored lines soon make room for others
+BLOCK_LINES = 4096  # more lines become several blocks
+REFUSAL_S = 1.0  # pause after lost lines: one sentence then reports all of them
+OWN_BYTES = 1024 * 1024  # room for the agent's own lines above the bound
+MEMORY_BYTES = 4 * 1024 * 1024  # room for lines while the disk takes none
+OWN_MEMORY_BYTES = 256 * 1024  # room for the agent's own lines above that
+MEMORY_SEGMENT_BYTES = 256 * 1024  # lines in memory are removed in pieces of this size
 
 
 @dataclass
 class _Cursor:
-    """Where reading stands."""
+    """The present position of reading."""
 
     sequence: int = 0  # next line's number
     segment: Segment | None = None
     offset: int = 0
-    unread: list[LogBlock] = field(default_factory=list)  # read from the segment and not given out yet; next one last
+    unread: list[LogBlock] = field(default_factory=list)  # read from the segment, not returned yet; next one last
 
 
 class LogSpool:
     """An append-only queue of lines on disk; safe for many writers and one reader.
 
     Args:
-        folder: where the files lie; made if it does not exist.
-        clock: tells when to try again after a refusal.
-        max_bytes: bound on what lies here, overstepped by the agent's own lines alone; 0 is none.
+        folder: folder of the files; made if it does not exist.
+        clock: source of times for retries after a refusal.
+        max_bytes: bound on all lines here, which only the agent's own lines exceed; 0 is none.
         segment_bytes: size at which a new file begins.
-        memory_bytes: bound on what lies in memory while the disk takes nothing; the agent's own lines overstep it.
+        memory_bytes: bound on lines in memory while the disk takes none; the agent's own lines may exceed it.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class LogSpool:
         self._end_sequence = 0
         self._held_bytes = 0
         self._max_memory_bytes = memory_bytes
-        self._memory_bytes = 0  # part of it that lies in memory
-        self._disk_refused: tuple[float, str] | None = None  # when the disk took nothing last, and why
+        self._memory_bytes = 0  # how many of these lie in memory
+        self._disk_refused: tuple[float, str] | None = None  # when the disk last refused a block, and why
         self._last_at_ms = 0
         self._loss = LogLoss()
         self._refused_at_s: float | None = None  # when lines were lost last
@@ -89,7 +89,7 @@ class LogSpool:
 
     @property
     def end_sequence(self) -> int:
-        """Number that the next line gets; lines 0 to this less one have been appended."""
+        """Number of the next line; all lower numbers have been appended."""
         return self._end_sequence
 
     @property
@@ -102,13 +102,13 @@ class LogSpool:
     ) -> None:
         """Write lines, with one time for all of them; times never go back within a spool.
 
-        Never raises for a full disk or spool, and never waits for room: lines are lost then, and the log says so.
+        Never raises for a full disk or spool, and never waits for room: lines are then lost, and the log reports it.
 
         Args:
             lines: not empty, without line ends.
             rank: of the process that printed them.
             at_ms: their time; None is now.
-            is_own: whether they are the agent's own.
+            is_own: whether they are the agent's own lines.
         """
         with self._changed:
             if self._is_closed or not lines:
@@ -128,14 +128,14 @@ class LogSpool:
             self._changed.notify_all()
 
     def tell_loss(self) -> None:
-        """Report the lines lost since the last report; call it when no more lines come."""
+        """Report the lines lost since the last report; call it after the last line."""
         with self._changed:
             if not self._is_closed:
                 self._tell_loss(is_last=True)
             self._changed.notify_all()
 
     def wait(self, after: int, timeout_s: float) -> bool:
-        """Wait until a line with a number of `after` or more is there, `wake` is called, or `timeout_s` have passed."""
+        """Wait until a line with a number of `after` or more exists, `wake` is called, or `timeout_s` have passed."""
         with self._changed:
             has_come = self._changed.wait_for(lambda: self._end_sequence > after or self._is_woken, timeout_s)
             self._is_woken = False
@@ -148,14 +148,14 @@ class LogSpool:
             self._changed.notify_all()
 
     def read(self, first_sequence: int, *, max_lines: int, max_bytes: int) -> list[LogBlock]:
-        """Return lines from number `first_sequence` on: at least one if there is one, else up to both bounds.
+        """Return lines from number `first_sequence` on, up to both bounds: at least one if it exists.
 
         Args:
             first_sequence: number of the first line.
             max_lines: a block that has more is cut.
             max_bytes: of text; a block is not cut for this.
 
-        Raises: AgentError for a number that has been let go, or when the disk does not give back what it took.
+        Raises: AgentError for a removed number, or if the disk returns fewer bytes than were written.
         """
         if first_sequence != self._cursor.sequence:
             self._cursor = _Cursor(sequence=first_sequence)
@@ -194,10 +194,10 @@ class LogSpool:
             self._changed.notify_all()
 
     def _tell_loss(self, *, is_last: bool) -> None:
-        """Write the sentence about lost lines before the next ones come in.
+        """Write the sentence about lost lines before the next lines.
 
         Args:
-            is_last: whether it has to stand here, even if the next lines of the program will be lost as well.
+            is_last: whether it must be written now, even if the program's next lines will be lost as well.
         """
         sentence = self._loss.sentence()
         if sentence is None:
@@ -213,7 +213,7 @@ class LogSpool:
         return self._refused_at_s is not None and self._clock.monotonic() - self._refused_at_s < REFUSAL_S
 
     def _write(self, block: bytes, num_lines: int, *, is_own: bool) -> str:
-        """Write a block; return why it is refused, empty if it is not."""
+        """Write a block; return why it is refused, empty if it is written."""
         if self._max_bytes and self._held_bytes + len(block) > self._max_bytes + is_own * OWN_BYTES:
             return f"the spool was full (setting log_spool_max_bytes: {self._max_bytes}); the service took no lines"
         if refusal := self._write_to_disk(block, num_lines):
@@ -226,7 +226,7 @@ class LogSpool:
         return ""
 
     def _write_to_disk(self, block: bytes, num_lines: int) -> str:
-        """Write a block to a file; return why the disk does not take it, empty if it does."""
+        """Write a block to a file; return the disk's error, empty without one."""
         if self._disk_refused is not None and self._clock.monotonic() - self._disk_refused[0] < REFUSAL_S:
             return self._disk_refused[1]
         try:
@@ -280,7 +280,7 @@ class LogSpool:
             cursor.segment, cursor.offset, at = segment, 0, segment.first_sequence
         while not cursor.unread:
             blocks, cursor.offset = segment.read(cursor.offset, size_bytes)
-            for block in blocks:  # those before the line that is wanted: the service asked for lines again; rare
+            for block in blocks:  # skip lines before the wanted one; rare: the service has asked for lines again
                 num_lines = block.num_lines if at < cursor.sequence else 0
                 if at + num_lines > cursor.sequence or not num_lines:
                     wanted = _cut(block, cursor.sequence - at)[1] if at < cursor.sequence else block

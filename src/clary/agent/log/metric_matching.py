@@ -1,4 +1,4 @@
-"""The process that matches log lines against metric definitions, so that a bad pattern harms nothing but itself.
+"""The process that matches log lines against metric definitions, so that a bad pattern affects only itself.
 
 Where: `metrics` starts it as a plain script, without the package: `python -I -S metric_matching.py`. One JSON line in,
 one JSON line out: `[pattern, ...]` first, answered by `[error or null, ...]`; then `[text, ...]` for each batch,
@@ -6,7 +6,7 @@ answered by `[[text index, pattern index, value], ...]` and the indices of patte
 tried: `{"found": ..., "slow": [...]}`.
 
 A regular expression can take years on a short line, and it holds the interpreter's lock while it does. Only a signal in
-the main thread breaks it off, and only a process of its own can give its main thread away.
+the main thread can interrupt it, and only a separate process has a main thread free for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TookTooLong(Exception):
 
 def main() -> None:
     """Answer batches until the input ends."""
-    # Some schedulers signal every process of a step: the last lines must still pass here.
+    # Some schedulers signal every process of a step: the last lines must still be matched.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, _interrupt)

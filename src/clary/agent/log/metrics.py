@@ -1,8 +1,9 @@
 """Metric definitions of a job, applied to its log lines.
 
 Where: `log_shipper` passes every line through `MetricFinder.find` on its way to the service. Group 1 of a definition's
-regular expression is the value; what is no finite number is ignored, as are lines without a match. The matching runs in
-a process of its own (`metric_matching`), because a regular expression cannot be stopped from another thread.
+regular expression is the value; values that are no finite numbers are ignored, as are lines without a match. The
+matching runs in a process of its own (`metric_matching`), because a regular expression cannot be stopped from another
+thread.
 Source: AlgorithmSpecification.MetricDefinitions (AWS API reference).
 """
 
@@ -25,7 +26,7 @@ from clary.agent.log.metric_matching import MATCH_LIMIT_S
 from clary.contract.agent_protocol import LogBlock, MetricValue
 from clary.contract.launch_plan import MetricDefinition
 
-MATCHED_CHARACTERS = 4096  # of each line; a metric further to the right is not found
+MATCHED_CHARACTERS = 4096  # searched in each line; a metric further to the right is not found
 START_LIMIT_S = 10.0  # for the matching process to start, on a busy machine
 _SCRIPT = Path(__file__).with_name("metric_matching.py")
 _READ_BYTES = 65536
@@ -35,8 +36,8 @@ class MetricFinder:
     """Finds metric values in lines; used by one thread.
 
     Args:
-        definitions: what to look for; with none, no process is started and lines pass unchanged.
-        on_note: told once, in a sentence, about each definition that is not used, or not any more.
+        definitions: the metrics to find; without any, no process is started and lines pass unchanged.
+        on_note: called once, with a sentence, for each definition that is not used, or no longer used.
     """
 
     def __init__(self, definitions: Sequence[MetricDefinition], *, on_note: Callable[[str], None]) -> None:
@@ -76,7 +77,7 @@ class MetricFinder:
     def _ask(self, texts: list[str]) -> Any:
         if self._process is None:
             self._start()
-        # Each pattern is given up after its first slow line, so that this is the longest that a batch can take.
+        # Each pattern is given up after its first slow line, so this is the longest time for a batch.
         return self._exchange(texts, START_LIMIT_S + MATCH_LIMIT_S * (len(self._definitions) + 1))
 
     def _start(self) -> None:
@@ -96,7 +97,7 @@ class MetricFinder:
                 self._on_note(f"metric {definition.name!r} is not looked for: {definition.regex!r}: {error}")
 
     def _exchange(self, request: Any, limit_s: float) -> Any:
-        """Write one line and read one; the other side reads all of it before it answers, so neither waits in vain."""
+        """Write one line and read one; the other side reads the whole line before it answers, so neither blocks."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None

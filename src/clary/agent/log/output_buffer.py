@@ -1,13 +1,13 @@
-"""Output of the program in memory, between the thread that reads its pipes and the one that writes the log to disk.
+"""Output of the program in memory, between the thread that reads its pipes and the thread that writes the log to disk.
 
-Where: `host_log` puts in what `clary.agent.host` read and what the supervisor says; a thread of its own passes both on
-to `log_intake`, in order. A disk can hold up a write for seconds (many dirty pages, a network that is away, a medium
-that dies), and nobody who prints may wait for it: what comes meanwhile stays here, up to `BUFFER_BYTES`.
+Where: `host_log` puts in the output that `clary.agent.host` has read, and the supervisor's sentences; a thread of its
+own passes both on to `log_intake`, in order. A disk can block a write for seconds (many dirty pages, an unreachable
+network, a failing medium), and no printing process may wait for it: output stays here meanwhile, up to `BUFFER_BYTES`.
 
-[Note: who waits when the buffer is full]
-Either lines come faster than this machine's processors turn them into a log: then the reader waits until there is room,
-which slows down the program as any pipe does, for moments, and loses nothing. Or a disk hangs: then the reader waits
-for `STUCK_S` once and drops what comes until there is room again. The kernel knows which of the two it is.
+[Note: who waits when the buffer is full] There are two cases. If lines come faster than this machine's processors turn
+them into a log, the reader waits until there is room, which slows down the program briefly, as any pipe does, and loses
+no output. If a disk hangs, the reader waits for `STUCK_S` once and drops output until there is room again. The kernel's
+state of the thread shows which case it is.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from clary.agent.log.log_loss import LogLoss
 
 BUFFER_BYTES = 32 * 1024 * 1024
 STUCK_S = 0.005  # longest time that a disk may hang before output is dropped; a program may wait for 10 ms in all
-# time that the writer to disk waits for more output; it costs as much to wake up for a line as for many
+# time that the writer to disk waits for more output; a wake-up for one line costs as much as for many
 GATHER_S = 0.05
-GATHER_BYTES = 256 * 1024  # that need no waiting, and are passed on together
-BUSY_S = 1.0  # the same for processors, which are shared with whatever else runs here
+GATHER_BYTES = 256 * 1024  # so much output is passed on together, without waiting
+BUSY_S = 1.0  # longest wait for processors, which other programs share
 _UNINTERRUPTIBLE = "D"  # state of a thread that waits for a disk, proc(5)
 _OVERHEAD_BYTES = 256  # of memory for each item
 
@@ -46,7 +46,7 @@ class _Output:
 
 @dataclass(frozen=True)
 class _Act:
-    """Anything else that has its place between output."""
+    """A call at its place between output."""
 
     do: Callable[[], None]
     size_bytes: int
@@ -59,10 +59,10 @@ class OutputTaker(Protocol):
         """Take bytes of one stream, in order; empty bytes end it."""
 
     def on_gap(self, key: Hashable, sentence: str) -> None:
-        """Take note that output of one stream is missing here."""
+        """Record that output of one stream is missing here."""
 
     def say(self, *sentences: str) -> None:
-        """Take lines of the agent's own."""
+        """Take the agent's own lines."""
 
 
 class OutputBuffer:
@@ -85,15 +85,15 @@ class OutputBuffer:
         self._max_bytes = max_bytes
         self._is_stuck = is_stuck or _waits_for_disk
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)  # something was passed on
-        self._wanted = threading.Condition(self._lock)  # the thread has something to do
+        self._changed = threading.Condition(self._lock)  # signalled when an item was passed on
+        self._wanted = threading.Condition(self._lock)  # signalled when the thread has work
         self._items: deque[_Output | _Act] = deque()
         self._held_bytes = 0
-        self._is_urgent = False  # whether somebody waits for what is held
+        self._is_urgent = False  # whether a thread waits for the held output
         self._num_put = 0
         self._num_passed = 0
         self._losses: dict[Hashable, LogLoss] = {}
-        self._is_dropping = False  # whether waiting has been in vain, and there was no room since
+        self._is_dropping = False  # whether a wait has failed, with no room since
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="log-intake", daemon=True)
         self._thread.start()
@@ -118,7 +118,7 @@ class OutputBuffer:
                 self._put_act(lambda: self._taker.on_output(key, b""), 0)
 
     def say(self, *sentences: str) -> None:
-        """Take lines of the agent's own, behind the output so far."""
+        """Take the agent's own lines, after the output so far."""
         with self._changed:
             self._put_act(lambda: self._taker.say(*sentences), sum(map(len, sentences)))
 
@@ -144,7 +144,7 @@ class OutputBuffer:
         return not self._items or self._held_bytes + size_bytes <= self._max_bytes
 
     def _wait_for_room(self, size_bytes: int) -> bool:
-        """Return whether room came."""
+        """Wait for room; return whether there is room now."""
         if self._is_dropping:
             return False
         started_s = time.monotonic()
@@ -198,7 +198,7 @@ class OutputBuffer:
             with self._lock:
                 self._held_bytes -= item.size_bytes
                 self._num_passed += 1
-                # Half of it: a full buffer that lets in one piece at a time would have a gap behind each.
+                # Half of it: a full buffer with room for one piece at a time would have a gap after each.
                 self._is_dropping = self._is_dropping and self._held_bytes > self._max_bytes // 2
                 self._changed.notify_all()
 

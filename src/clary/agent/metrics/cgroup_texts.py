@@ -18,12 +18,12 @@ class Throttling:
     """Counters of a cgroup whose processor time is bounded."""
 
     num_periods: int
-    num_throttled: int  # periods in which it used up what it may
-    throttled_s: float  # of all processors together
+    num_throttled: int  # periods in which it used up its quota
+    throttled_s: float  # summed over all processors
 
 
 def parse_flat(text: bytes) -> dict[bytes, int]:
-    """Return the numbers of a file of lines `name number`; lines of another kind are left out."""
+    """Return the numbers of a file of lines `name number`; other lines are left out."""
     values = {}
     for line in text.splitlines():
         words = line.split()
@@ -33,12 +33,12 @@ def parse_flat(text: bytes) -> dict[bytes, int]:
 
 
 def cpu_seconds(*, version: int, cpu_stat: bytes | None, cpuacct_usage: bytes | None) -> float | None:
-    """Return the processor time used; None where the files do not say.
+    """Return the processor time used; None if the files do not have it.
 
     Args:
         version: of the cgroup, 1 or 2.
-        cpu_stat: text of cpu.stat, which tells it in version 2; None if it was not read.
-        cpuacct_usage: text of cpuacct.usage, which tells it in version 1; None if it was not read.
+        cpu_stat: text of cpu.stat, which has it in version 2; None if it was not read.
+        cpuacct_usage: text of cpuacct.usage, which has it in version 1; None if it was not read.
     """
     if version == 2:
         usage_us = parse_flat(cpu_stat or b"").get(b"usage_usec")
@@ -49,7 +49,7 @@ def cpu_seconds(*, version: int, cpu_stat: bytes | None, cpuacct_usage: bytes | 
 
 
 def throttling(cpu_stat: bytes | None) -> Throttling | None:
-    """Return how often processor time was refused; None where it is not bounded (version 2 says nothing then)."""
+    """Return how often processor time was refused; None without a bound (version 2 then has no counters)."""
     values = parse_flat(cpu_stat or b"")
     if b"nr_periods" not in values or b"nr_throttled" not in values:
         return None
@@ -58,11 +58,11 @@ def throttling(cpu_stat: bytes | None) -> Throttling | None:
 
 
 def memory_in_use(usage: bytes | None, memory_stat: bytes | None) -> int | None:
-    """Return the memory that could not be given back at once: all but file pages that were not used lately."""
+    """Return the memory that cannot be freed at once: all except file pages that were not used lately."""
     if usage is None or not usage.strip().isdigit():
         return None
     values = parse_flat(memory_stat or b"")
-    # Version 1 counts a cgroup's own pages without, and its whole tree with "total_".
+    # Version 1 has a cgroup's own pages without "total_", and its whole tree's with "total_".
     idle_file = values.get(b"total_inactive_file", values.get(b"inactive_file", 0))
     return max(0, int(usage) - idle_file)
 

@@ -1,8 +1,8 @@
 """`host/network_rtt_ms` and `host/network_resent_percent`: how a job's own connections fare, as the kernel counts.
 
 Where: `host_metrics` makes one when the program of a job with several hosts has started, on hosts with a network of
-their own. Connections of ranks are borrowed (`pidfd_getfd`), asked for their TCP_INFO and closed at once, so nothing is
-sent and nothing is measured that the job does not do anyway.
+their own. Connections of ranks are borrowed (`pidfd_getfd`), asked for their TCP_INFO and closed at once, so no packet
+is sent, and only the job's own traffic is measured.
 
 The round trip is that to the nearest other host, which is the least of all connections: acknowledgements may be held
 back on some of them, and a single slow host must not make all the others look slow.
@@ -22,12 +22,12 @@ from clary.agent.metrics.sources import PERCENT, Slowly, Values
 from clary.base.processes import live_descendants
 
 INTERVAL_S = 5.0
-MAX_CONNECTIONS = 256  # asked in one look
+MAX_CONNECTIONS = 256  # connections asked per look
 _PIDFD_GETFD = 438  # the same number on every architecture
 _INFO_BYTES = 256
 # Places in tcp_info: milliseconds, microseconds, counters of segments.
 _LAST_SENT, _RTT, _RESENT, _SENT = 44, 68, 100, 136
-_MOST_IDLE_MS = 10_000  # what was sent longer ago says nothing of now
+_MOST_IDLE_MS = 10_000  # older segments do not show the present state
 _US_PER_MS = 1000.0
 
 
@@ -35,7 +35,7 @@ class Connection(NamedTuple):
     """One connection to another host at one moment."""
 
     inode: int
-    rtt_ms: float | None  # None for one that has sent nothing lately
+    rtt_ms: float | None  # None without recently sent segments
     num_resent: int  # segments, since it was opened
     num_sent: int
 
@@ -55,13 +55,13 @@ class ConnectionSource:
         self._library = ctypes.CDLL(None, use_errno=True)
 
     def read(self, now_s: float) -> Values:
-        """Return the values at a monotonic time; those of the last look between looks."""
+        """Return the values at a monotonic time; between looks, the values of the last one."""
         if self._slowly.is_due(now_s):
             self._values = self._measured()
         return self._values
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the source holds no files."""
 
     def _measured(self) -> Values:
         found: dict[int, Connection] = {}
@@ -110,7 +110,7 @@ class ConnectionSource:
         with socket.socket(fileno=descriptor) as borrowed:
             if borrowed.type != socket.SOCK_STREAM or borrowed.family not in (socket.AF_INET, socket.AF_INET6):
                 return None
-            if borrowed.getpeername()[0] == borrowed.getsockname()[0]:  # it stays on this host
+            if borrowed.getpeername()[0] == borrowed.getsockname()[0]:  # the connection stays on this host
                 return None
             info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         return connection_of(int(target[len("socket:[") : -1]), info)

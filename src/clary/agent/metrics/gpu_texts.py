@@ -1,6 +1,6 @@
 """Parsing of nvidia-smi's output and of the kernel's log on GPUs. Pure.
 
-Where: `gpu_source` reads both. No GPU was at hand: the form of the lines is that of NVIDIA's documentation and of
+Where: `gpu_source` reads both. No GPU was available: the form of the lines comes from NVIDIA's documentation and
 recorded output of others.
 Source: `nvidia-smi --help-query-gpu`; NVML's nvmlClocksEventReasons (nvmlClocksThrottleReasons
 before driver 535); "XID Errors" of NVIDIA's documentation.
@@ -24,15 +24,15 @@ QUERY = (
     "clocks_event_reasons.active",
     "ecc.errors.uncorrected.volatile.total",
 )
-# What drivers before 535 know it by; one that does not know a name says nothing at all.
+# Names for drivers before 535; a driver that does not know a name prints no values at all.
 OLDER_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
 _MIB = 1024 * 1024
-# Of the reasons: slowdown by hardware, by heat (software, hardware), power brake. The power limit is told apart: a GPU
-# that is kept busy is at it as a rule. Idleness, set clocks and the boost of a group of GPUs are no throttling.
+# Of the reasons: slowdown by hardware, by heat (software, hardware), power brake. The power limit is a separate reason:
+# a busy GPU usually reaches it. Idleness, set clocks and the boost of a group of GPUs are no throttling.
 _THROTTLING_BITS = 0x8 | 0x20 | 0x40 | 0x80
 _POWER_CAP_BIT = 0x4
 # `3,17,4711,-;NVRM: Xid (PCI:0000:65:00): 79, ...`. The first number is 8 * facility + level; the kernel's own facility
-# is 0, and it gives no program that one.
+# is 0, which no program can use.
 _XID = re.compile(r"[0-7],[^;]*;NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})[^)]*\): (\d{1,4})\b")
 
 
@@ -40,9 +40,9 @@ _XID = re.compile(r"[0-7],[^;]*;NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}
 class GpuReading:
     """One GPU at one moment."""
 
-    index: int  # as the driver counts
+    index: int  # in the driver's order
     bus: str  # as `bus_of` writes it
-    values: dict[str, float]  # quantity -> value; what the GPU does not have is not there
+    values: dict[str, float]  # quantity -> value; only those that the GPU has
 
 
 def parse_gpu_line(line: str) -> GpuReading | None:
@@ -76,7 +76,7 @@ def parse_gpu_line(line: str) -> GpuReading | None:
 def parse_xid(record: str) -> tuple[str, int] | None:
     """Return bus and code of a record of the kernel's log that reports an Xid.
 
-    None for any other, and for one that a program has written there.
+    None for any other record, and for one that a program has written.
     """
     found = _XID.match(record)
     return None if found is None else (bus_of(found[1]), int(found[2]))

@@ -1,11 +1,11 @@
-"""How much counters of processes have grown from one look to the next, though processes come and go. Pure.
+"""Growth of processes' counters from one look to the next, while processes start and end. Pure.
 
 Where: `program_source` makes rates of it.
 
 Processor time and bytes of a process that has ended are added by the kernel to those of the process that waits for it,
 so that a plain sum would count them twice: once while it lived, once again above it. If no process waits for it, they
-vanish, so that a plain sum would fall. Therefore what a process had before it ended is taken off the growth of those
-above it: the nearest first, as far as each has grown, because an orphan is waited for by a process further up.
+vanish, so that a plain sum would fall. Therefore the counts of an ended process are subtracted from the growth of its
+ancestors: the nearest first, up to the growth of each, because a process further up waits for an orphan.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 
 class Count(NamedTuple):
-    """A process's counters, those of children that it has waited for included."""
+    """A process's counters, including those of children that it has waited for."""
 
     parent: int
-    started_at: int  # with the pid it names a process for good
+    started_at: int  # with the pid it identifies a process
     values: tuple[float, ...]
 
 
 def growth(before: Mapping[int, Count], after: Mapping[int, Count]) -> dict[int, tuple[float, ...]]:
     """Return pid -> growth of each counter of a process, without inherited counts; never negative.
 
-    A process that was not there before has grown from nothing. What one has done between `before` and its end counts
-    at the process that has waited for it, if that is among these, and is lost otherwise.
+    The growth of a new process starts at zero. The growth of a process between `before` and its end counts for the
+    process that has waited for it, if `after` has that, and is lost otherwise.
     """
     grown = {pid: list(_raw_growth(count, before.get(pid))) for pid, count in after.items()}
     for pid, gone in before.items():
@@ -56,9 +56,9 @@ def _is_there(pid: int, count: Count, others: Mapping[int, Count]) -> bool:
 
 
 def _living_above(gone: Count, before: Mapping[int, Count], after: Mapping[int, Count]) -> Iterator[int]:
-    """Give the processes above one that has ended which still live, the nearest first."""
+    """Yield the living ancestors of an ended process, the nearest first."""
     pid = gone.parent
-    for _ in range(len(before)):  # parents cannot lead in a circle, but what was read one by one might
+    for _ in range(len(before)):  # parents form no circle, but entries read at different times might
         above = before.get(pid)
         if above is None:
             return

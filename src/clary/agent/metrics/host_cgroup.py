@@ -1,7 +1,7 @@
 """The counters of the cgroup that a host's processes are in, found from the outside.
 
-Where: `program_source` asks for it when the program starts. A host without a cgroup of its own shares the agent's;
-whose numbers those are cannot be said, so nothing is read there.
+Where: `program_source` asks for it when the program starts. A host without a cgroup of its own shares the agent's,
+whose counters include other processes, so it is not read.
 """
 
 from __future__ import annotations
@@ -57,25 +57,25 @@ class HostCgroupCounters:
         self._limit = file("memory", _LIMIT)
         self._oom = file("memory", _OOM)
         self._memory_stat = file("memory", {1: "memory.stat", 2: "memory.stat"})
-        # The controllers that hosts are always put under; any hierarchy lists all of their processes.
+        # Every host is in the hierarchies of these controllers; each lists all of its processes.
         listing = next((places[name] for name in ("pids", "memory", "cpu") if name in places), None)
         self._procs = None if listing is None else os.path.join(listing.own, "cgroup.procs")
         self._stat_text: bytes | None = None
 
     @property
     def lists_processes(self) -> bool:
-        """Whether `pids` can be asked."""
+        """Whether `pids` can list processes."""
         return self._procs is not None
 
     def pids(self) -> Iterable[int] | None:
-        """Return the processes in it; None when it cannot be read."""
+        """Return the pids in the cgroup; None if it cannot be read."""
         text = read_list(self._procs) if self._procs is not None else None
         return None if text is None else [int(word) for word in text.split()]
 
     def read(self, *, looks_closely: bool) -> CgroupReading:
         """Return the counters; the share of idle file pages is read anew only if `looks_closely`."""
         if looks_closely or self._stat_text is None:
-            # The dear one: the kernel sums up every processor's part for it.
+            # The expensive file: the kernel sums up every processor's part for it.
             self._stat_text = _read(self._memory_stat)
         cpu_stat = _read(self._cpu_stat)
         return CgroupReading(

@@ -1,8 +1,7 @@
 """Measurements of one host, from its preparation to its end, and their way to the service.
 
-Where: `program_companions` starts it, tells it of the program, waits a moment for its last rows before a phase that can
-make the job terminal, and closes it. Nothing in here raises into the host's life or keeps it waiting beyond that
-moment.
+Where: `program_companions` starts it, passes it the program, waits briefly for its last rows before a phase that can
+make the job terminal, and closes it. Its errors do not affect the host, which never waits for it beyond that time.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.step_records import FOLDER as STEPS_FOLDER
 
 LAST_ROWS_S = 1.0  # longest time that the end of a program waits for its last rows
-UPLOAD_ROWS_S = 0.3  # the same of an upload, whose rows are worth less
+UPLOAD_ROWS_S = 0.3  # longest such wait of an upload, whose rows are worth less
 _JOIN_S = 5.0
 _NUMBER_OF_PHASE = {phase: float(number) for number, phase in enumerate(HostPhase)}
 
@@ -41,10 +40,10 @@ class HostMetrics(Companion):
     """Measures one host of one attempt; methods belong to the supervisor's thread.
 
     Args:
-        plan: says how often; 0 measures nothing.
+        plan: has the interval; 0 measures nothing.
         host: name of this host.
-        board: knows the phase, which is `host/phase` of each row: its place in `HostPhase`, 1 for preparing.
-        service: where rows go.
+        board: has the phase, which is `host/phase` of each row: its place in `HostPhase`, 1 for preparing.
+        service: receives the rows.
         clock: gives rows their times.
     """
 
@@ -63,13 +62,13 @@ class HostMetrics(Companion):
         self._end_row = 0
 
     def start(self) -> None:
-        """Begin to measure, where that is wanted."""
+        """Begin to measure, unless the interval is 0."""
         interval_s = self._plan.metrics_interval_s
         if interval_s <= 0:
             return
         try:
             folder = Path(self._plan.work_folder) / self._host.name
-            # What stands by has its /opt/ml elsewhere on the same disk.
+            # A standby host has its /opt/ml elsewhere on the same disk.
             sources: list[Source] = [AgentSource(), MachineSource(), DiskSource((folder / "ml", folder))]
             if self._xids is not None and shutil.which("nvidia-smi") is not None:
                 gpus = self._host.resources.gpu_indices
@@ -85,12 +84,12 @@ class HostMetrics(Companion):
             self.abort()
 
     def measure_every(self, interval_s: float) -> None:
-        """Measure so often from now on, if at all; from any thread, harmless when repeated."""
+        """Measure with this interval from now on, if at all; from any thread, also repeatedly."""
         if self._sampling is not None:
             self._sampling.measure_every(interval_s)
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Measure the program too, where its first process is known."""
+        """Measure the program too, if its first process is known."""
         first_pid, ranks = program.init_pid, program.ranks_by_pid()
         if self._sampling is None or first_pid is None:
             return
@@ -101,7 +100,7 @@ class HostMetrics(Companion):
             self._sampling.add(lambda: ConnectionSource(first_pid))
 
     def ended(self) -> None:
-        """Measure no program any more."""
+        """Stop measuring the program."""
         if self._sampling is not None:
             for kind in (ProgramSource, StepSource, ConnectionSource):
                 self._sampling.remove(kind)
@@ -126,12 +125,12 @@ class HostMetrics(Companion):
             self._shipper.flush()
 
     def wait_flushed(self, is_vain: Callable[[], bool]) -> None:
-        """Wait until they are sent."""
+        """Wait until the rows are sent."""
         if self._shipper is not None:
             self._shipper.wait_sent(self._end_row, self._flushed_by_s - time.monotonic(), is_vain=is_vain)
 
     def abort(self) -> None:
-        """Measure and send no more; returns at once, harmless when repeated."""
+        """Stop measuring and sending; returns at once; a second call does nothing."""
         if self._sampling is not None:
             self._sampling.abort()
         if self._shipper is not None:

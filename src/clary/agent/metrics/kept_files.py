@@ -1,7 +1,7 @@
-"""Small kernel files that are read again and again, kept open where that is allowed.
+"""Small kernel files that are read repeatedly, kept open within a budget.
 
-Where: every source. Reading an open file again costs a third of opening it, and an open file of /proc/PID stands for
-that very process: once it has ended, reading fails, even if another process has been given its number.
+Where: every source. Reading an open file again costs a third of opening it, and an open file of /proc/PID belongs to
+that very process: after its end reading fails, even if another process has its number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import os
 
 _READ_BYTES = 16 * 1024
-_MAX_BYTES = 4 * 1024 * 1024  # of a file that is read in pieces
+_MAX_BYTES = 4 * 1024 * 1024  # per read of a file that is read in pieces
 
 
 class OpenFiles:

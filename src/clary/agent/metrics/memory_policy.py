@@ -1,8 +1,8 @@
-"""Times of looks at the memory of a host without a cgroup limit, and words on its excess. Pure.
+"""Times of looks at the memory of a host without a cgroup limit, and the message on its excess. Pure.
 
-Where: `memory_watch` looks. A look is cheap or exact: the cheap one adds up what processes have resident, which counts
-shared pages once for each of them and so never too little; only where that comes near the limit are the pages told
-apart, which costs a walk through page tables.
+Where: `memory_watch` looks. A look is cheap or exact: the cheap one sums the resident memory of processes, which counts
+shared pages once per process and so never too little; only near the limit an exact look separates shared pages, which
+costs a walk through page tables.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 GIB = 1024**3
 
-ROUGH_SHARE = 0.8  # of the limit: a cheap sum below it needs no exact one
+ROUGH_SHARE = 0.8  # of the limit: below it the cheap sum suffices
 # Faster than two processors fill fresh pages: between two readings no host exceeds the limit by much.
 FASTEST_BYTES_PER_S = 8 * GIB
 SHORTEST_PAUSE_S = 0.01
@@ -32,7 +32,7 @@ class ProcessUse(NamedTuple):
 
 
 def needs_exact(rough_bytes: int, limit_bytes: int) -> bool:
-    """Whether the cheap sum is so near the limit that shared pages must be counted once, which costs more."""
+    """Whether the cheap sum is so near the limit that an exact look is needed, which costs more."""
     return rough_bytes > limit_bytes * ROUGH_SHARE
 
 
@@ -50,14 +50,14 @@ def pause_s(used_bytes: int, limit_bytes: int, *, cost_s: float) -> float:
 
 
 def excess_in_words(host: str, used_bytes: int, limit_bytes: int, uses: Sequence[ProcessUse], *, advice: str) -> str:
-    """Say that a host used more than its limit and was ended for it, with its largest processes and advice.
+    """Return the message that a host exceeded its limit and was ended, with its largest processes and advice.
 
     Args:
         host: name.
         used_bytes: of the last look.
         limit_bytes: of the host.
         uses: in any order; the `MAX_NAMED` largest are named, the others summed up.
-        advice: for the user; empty for a general one.
+        advice: for the user; empty for general advice.
     """
     largest = sorted(uses, key=lambda use: use.memory_bytes, reverse=True)
     named = [_in_words(use) for use in largest[:MAX_NAMED]]

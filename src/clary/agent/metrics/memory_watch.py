@@ -1,9 +1,9 @@
-"""Ends a host that uses more memory than it may, where no cgroup can do it.
+"""Ends a host that exceeds its memory limit, where no cgroup can.
 
-Where: whoever starts a program of strangers calls `watch_memory`: the supervisor for the job's program and its rules,
-installations by way of `host_command`. Policy is `memory_policy`'s. What a host uses are the pages that its processes
-have to themselves, shared ones once, swap included, and what lies in its own /dev/shm. Pages of files do not count: the
-kernel takes them back by itself. This is a limit for programs that mean no harm: memory that is held without being
+Where: every part that starts an untrusted program calls `watch_memory`: the supervisor for the job's program and its
+rules, installations through `host_command`. `memory_policy` has the policy. A host's memory is the private pages of its
+processes, their shared pages once, swap included, and the files in its own /dev/shm. Pages of files do not count: the
+kernel frees them by itself. The limit is no defence against malicious programs: memory that is held without being
 mapped (a memfd) is not seen.
 Source: proc(5) for smaps_rollup and statm.
 """
@@ -23,7 +23,7 @@ from clary.agent.metrics.process_table import ProcessTable
 from clary.agent.worker import Worker
 from clary.contract.launch_plan import Isolation
 
-_MAX_OPEN_FILES = 128  # of an agent's 1024; the table of what is measured has most of the others
+_MAX_OPEN_FILES = 128  # of an agent's 1024; the metrics' process table has most of the others
 _KIB = 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _OWN = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
@@ -33,13 +33,13 @@ class MemoryWatch(Worker):
     """Watches the processes of one host until it is closed, or has ended the host.
 
     Args:
-        host: its name, for the words.
+        host: its name, for messages.
         first_pid: first process of the host, as this machine numbers it.
         ranks: pid -> global rank.
-        limit_bytes: what the host may use.
-        advice: what to do on this machine where that is too little.
-        has_own_shared_memory: whether the host's /dev/shm is its own, so that all that lies in it counts.
-        on_excess: called once, from the watch's thread, with what to say; has to end the host.
+        limit_bytes: memory limit of the host.
+        advice: what to do on this machine if the limit is too low.
+        has_own_shared_memory: whether the host's /dev/shm is its own, so that all its files count.
+        on_excess: called once, from the watch's thread, with a message; has to end the host.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class MemoryWatch(Worker):
         has_own_shared_memory: bool,
         on_excess: Callable[[str], None],
     ) -> None:
-        # A program is not ended because nobody can read its memory.
+        # A program is not ended because its memory cannot be read.
         super().__init__(f"clary-memory-{host}", failure=f"memory of {host} is not watched any more")
         self._host = host
         self._limit_bytes = limit_bytes
@@ -92,12 +92,12 @@ class MemoryWatch(Worker):
             uses.append(ProcessUse(pid, _name_of(pid), reading.rank, anonymous + shmem))
         if in_files:
             uses.append(ProcessUse(0, "files in /dev/shm", None, in_files))
-        # Files of /dev/shm that are mapped as well count once.
+        # Files of /dev/shm count once even if they are mapped.
         return own + max(shared, in_files), uses
 
 
 def watch_memory(program: Program, sandbox: Sandbox, on_excess: Callable[[str], None]) -> MemoryWatch | None:
-    """Begin to watch a host's memory where the kernel does not keep its limit; None if it does or without a limit.
+    """Begin to watch a host's memory if the kernel does not enforce its limit; None if it does or without a limit.
 
     Args:
         on_excess: as for `MemoryWatch`.
@@ -135,7 +135,7 @@ def _pages_of(pid: int) -> tuple[int, int]:
     """Return private and shared bytes of a process; (0, 0) of one that has ended."""
     with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
         return parse_own_pages(Path(f"/proc/{pid}/smaps_rollup").read_bytes())
-    # Closed to us, as that of a process that forbids to be traced: what it shares with files is left out.
+    # Unreadable, as for a process that forbids tracing: use its resident pages without those of files.
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path(f"/proc/{pid}/statm").read_bytes().split()
         return (int(fields[1]) - int(fields[2])) * _PAGE_BYTES, 0
@@ -143,7 +143,7 @@ def _pages_of(pid: int) -> tuple[int, int]:
 
 
 def _name_of(pid: int) -> str:
-    # Not the command line: people write secrets into theirs.
+    # Not the command line, which may contain secrets.
     with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
         return file.read().strip()
     return "a process"
@@ -152,7 +152,7 @@ def _name_of(pid: int) -> str:
 def _bytes_in_shared_memory(pids: Iterable[int]) -> int:
     """Return the bytes in the /dev/shm of a host, seen through one of its processes; 0 if no process can be read."""
     for pid in pids:
-        # The first process forbids to be traced, which closes its root to an agent that is not root.
+        # The first process forbids tracing, which closes its root to an agent that is not root.
         with contextlib.suppress(OSError):
             facts = os.statvfs(f"/proc/{pid}/root/dev/shm")
             return (facts.f_blocks - facts.f_bfree) * facts.f_frsize

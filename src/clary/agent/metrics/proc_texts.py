@@ -22,12 +22,12 @@ class ProcessStat(NamedTuple):
     """A line of /proc/PID/stat."""
 
     parent: int
-    cpu_ticks: int  # of its threads, those that have ended included
-    reaped_cpu_ticks: int  # of children that it has waited for, and of theirs
+    cpu_ticks: int  # of its threads, including ended ones
+    reaped_cpu_ticks: int  # of children that it has waited for, and of their children
     num_threads: int
     started_at: int  # clock ticks since the machine started
     memory_pages: int  # resident
-    has_ended: bool  # it only waits to be reaped; its counters still stand
+    has_ended: bool  # it waits to be reaped; its counters are still valid
 
 
 class IoCounters(NamedTuple):
@@ -41,8 +41,8 @@ class CpuTimes(NamedTuple):
     """The machine's processor time since it started, in clock ticks of all processors together."""
 
     busy: int
-    iowait: int  # a processor had nothing to do but a disk had
-    steal: int  # the machine below this virtual one did something else
+    iowait: int  # a processor was idle while a disk was busy
+    steal: int  # the machine below this virtual one ran other work
 
 
 def parse_stat(text: bytes) -> ProcessStat:
@@ -67,7 +67,7 @@ def parse_io(text: bytes) -> IoCounters:
 
 
 def parse_network(text: bytes) -> tuple[int, int]:
-    """Return the bytes that interfaces but loopback have received and sent, of /proc/PID/net/dev."""
+    """Return the bytes that all interfaces except loopback have received and sent, of /proc/PID/net/dev."""
     received = sent = 0
     for line in text.splitlines():
         name, colon, numbers = line.partition(b":")
@@ -95,7 +95,7 @@ def parse_available_memory(text: bytes) -> tuple[int, int]:
 
 
 def parse_environment_rank(text: bytes) -> int | None:
-    """Return the global rank in /proc/PID/environ, as torchrun, mpirun and their kin set it, or None."""
+    """Return the global rank in /proc/PID/environ, as torchrun, mpirun and similar launchers set it, or None."""
     for entry in text.split(b"\0"):
         name, _, value = entry.partition(b"=")
         if name in _RANK_VARIABLES and value.isdigit() and len(value) <= _RANK_DIGITS:

@@ -1,8 +1,8 @@
-"""The processes of a host's program, found cheaply and read again and again.
+"""The processes of a host's program, found cheaply and read repeatedly.
 
-Where: `program_source` makes one when the program starts. Members are listed by the host's cgroup where there is one.
-Without, the machine's process list is gone through, where only numbers that were not there at the last look are opened:
-whoever is no descendant of the first process at birth never becomes one, because the first process adopts orphans.
+Where: `program_source` makes one when the program starts. The host's cgroup, if it has one, lists the members.
+Otherwise the machine's process list is read, and only new numbers are opened: a process that is no descendant of the
+first process at its start never becomes one, because the first process adopts orphans.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from clary.agent.metrics.growth import Count
 from clary.agent.metrics.kept_files import KeptFile, OpenFiles
 from clary.agent.metrics.proc_texts import ProcessStat, parse_environment_rank, parse_io, parse_stat
 
-MAX_OPEN_FILES = 600  # of an agent's 1024: two a process, and the rest of the agent has files too
-MAX_PROCESSES = 4096  # read; a host that has more is not served by numbers
+MAX_OPEN_FILES = 600  # of an agent's 1024: two per process, and the rest of the agent has files too
+MAX_PROCESSES = 4096  # read at most; further processes are not measured
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -28,17 +28,17 @@ class ProcessReading(NamedTuple):
 
     rank: int | None
     memory_bytes: int
-    num_threads: int  # 0 for one that has ended and waits to be reaped
+    num_threads: int  # 0 for an ended process that waits to be reaped
     used: Count
 
 
 class ProcessTable:
-    """Processes below one, that one included.
+    """A process and its descendants.
 
     Args:
         first_pid: first process of the host, as this machine numbers it.
-        ranks: pid -> global rank, of those that the agent itself has started as ranks.
-        members: lists the pids of a cgroup; None where there is none.
+        ranks: pid -> global rank, of processes that the agent itself has started as ranks.
+        members: lists the pids of a cgroup; None without one.
         max_open_files: of /proc that it keeps open at most.
     """
 
@@ -110,9 +110,9 @@ class ProcessTable:
             self._known[pid] = _Process(pid, stat, rank=self._rank_of(pid, stat.parent), budget=self._budget)
 
     def _belongs(self, pid: int, fresh: Mapping[int, ProcessStat]) -> bool | None:
-        """Whether a process that was not there before is the first one or below a known one.
+        """Whether a new process is the first one or a descendant of a known one.
 
-        Returns: None if that cannot be told yet: its parent has ended since, so that another has it now.
+        Returns: None if that is not known yet: its parent has ended since, so it has another one now.
         """
         for _ in range(len(fresh) + 1):
             if pid == self._first_pid or pid in self._known:
@@ -125,7 +125,7 @@ class ProcessTable:
         return None
 
     def _rank_of(self, pid: int, parent: int) -> int | None:
-        """Return the rank that a process is or belongs to, which it keeps; None for launchers and the like."""
+        """Return the rank that a process is or belongs to, which never changes; None for launchers and the like."""
         if (rank := self._ranks.get(pid)) is not None:
             return rank
         above = self._known.get(parent)
@@ -156,7 +156,7 @@ class _Process:
             return None  # another process has its number now
         self.parent = stat.parent
         read_bytes = write_bytes = 0
-        # Another user's processes hide it, and so does a first process that forbids to be traced.
+        # Another user's processes hide it, and so does a first process, which forbids tracing.
         with contextlib.suppress(KeyError, ValueError):
             read_bytes, write_bytes = parse_io(self._io.read() or b"")
         seconds = (stat.cpu_ticks + stat.reaped_cpu_ticks) / _TICKS_PER_S

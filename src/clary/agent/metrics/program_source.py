@@ -1,9 +1,9 @@
 """`host/...` and `rank-N/...`: resources used by a host's program, as a whole and by rank.
 
 Where: `host_metrics` makes one when the program has started. Counters become rates here. Memory of ranks is the sum of
-what each process has resident: pages that processes share count for each, because to tell them apart (PSS) costs a walk
+the resident memory of their processes: shared pages count once per process, because separating them (PSS) costs a walk
 through the page tables of every process. A host's own memory comes from its cgroup, which counts each page once; a host
-without one has the sum too, and the machine's memory as its limit.
+without one has the sum as well, and the machine's memory as its limit.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from clary.agent.metrics.proc_texts import parse_network
 from clary.agent.metrics.process_table import ProcessReading, ProcessTable
 from clary.agent.metrics.sources import PERCENT, Slowly, Values
 
-MAX_RANKS = 64  # of a host that get series of their own: fourteen each, and a batch has room for 1,024
+MAX_RANKS = 64  # ranks of a host with series of their own: fourteen each, and a batch has room for 1,024
 
-_LOOK_LOAD = 0.01  # of one processor, for finding processes; but they are looked for at least once a second
+_LOOK_LOAD = 0.01  # of one processor, for finding processes, which is done at least once a second
 _MAX_LOOK_INTERVAL_S = 1.0
 _MACHINE_MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -35,7 +35,7 @@ class ProgramSource:
         first_pid: first process of the host, as this machine numbers it.
         ranks: pid -> global rank, of processes that the agent has started as ranks; those that the program starts
             itself are known by their environment.
-        has_own_network: whether the host's interfaces are its own; else nothing is said of the network.
+        has_own_network: whether the host's interfaces are its own; otherwise the network is not measured.
     """
 
     def __init__(self, first_pid: int, *, ranks: Mapping[int, int], has_own_network: bool) -> None:
@@ -58,7 +58,7 @@ class ProgramSource:
         if now_s >= self._next_look_s:
             used_s = time.thread_time()
             self._table.look()
-            # A cgroup's list is one small file; the machine's is long where much runs.
+            # A cgroup's list is one small file; the machine's may be long.
             used_s = time.thread_time() - used_s
             self._next_look_s = now_s + min(_MAX_LOOK_INTERVAL_S, used_s / _LOOK_LOAD)
         span_s = now_s - self._at_s if self._at_s is not None else 0.0
@@ -85,7 +85,7 @@ class ProgramSource:
         counts = {pid: reading.used for pid, reading in readings.items()}
         grown = growth(self._counts, counts) if span_s > 0 else {}
         self._counts = counts
-        sums: dict[int | None, _Sums] = {None: _Sums()}  # None: of the whole host
+        sums: dict[int | None, _Sums] = {None: _Sums()}  # None: the whole host
         for pid, reading in readings.items():
             sums[None].add(reading, grown.get(pid))
             rank = reading.rank
@@ -131,7 +131,7 @@ class ProgramSource:
 
 
 def throttled_values(now: Throttling, then: Throttling, span_s: float) -> Values:
-    """Return how much processor time was refused: of periods, and of time, where one processor is 100 percent. Pure.
+    """Return the refused processor time in percent: of periods, and of time with 100 percent per processor. Pure.
 
     Args:
         now: counters of the cgroup.
@@ -141,7 +141,7 @@ def throttled_values(now: Throttling, then: Throttling, span_s: float) -> Values
     num_periods = now.num_periods - then.num_periods
     refused_s = max(0.0, now.throttled_s - then.throttled_s)
     values = {"host/cpu_throttled_time_percent": round(PERCENT * refused_s / span_s, 1)}
-    if num_periods > 0:  # periods pass only while something wants to run
+    if num_periods > 0:  # periods pass only while a process wants to run
         share = max(0, now.num_throttled - then.num_throttled) / num_periods
         values["host/cpu_throttled_percent"] = round(PERCENT * min(1.0, share), 1)
     else:

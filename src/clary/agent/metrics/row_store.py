@@ -1,4 +1,4 @@
-"""Measured rows that the service has not acknowledged yet; `outbox` says how they are numbered and bounded.
+"""Measured rows that the service has not acknowledged yet; `outbox` defines their numbers and bounds.
 
 Where: `sampling` adds from its thread, `shipper` takes batches in its own.
 """
@@ -23,7 +23,7 @@ class Row(NamedTuple):
     """The values of one moment."""
 
     at_ms: int
-    names: tuple[str, ...]  # the same object in every row that has the same series
+    names: tuple[str, ...]  # one object for all rows with the same series
     values: array[float]
 
 

@@ -1,7 +1,7 @@
-"""The thread that measures: asks every source at each beat and appends a row.
+"""The thread that measures: reads every source at each beat and appends a row.
 
-Where: `metrics.host_metrics` starts it with the host's preparation and ends it with the host. A source that breaks
-is left out from then on; nothing that happens here reaches the host's life.
+Where: `metrics.host_metrics` starts it with the host's preparation and ends it with the host. A source that raises is
+left out from then on; no error here affects the host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.agent.metrics.sources import Source, Values
 from clary.agent.worker import Worker
 from clary.base.clock import Clock
 
-MAX_LOAD = 0.04  # of one processor; what costs more is measured less often
+MAX_LOAD = 0.04  # of one processor; measurements that cost more become less frequent
 _JUMP_MS = 1000  # the most that the time of day may be ahead before it is adopted
 
 logger = logging.getLogger(__name__)
@@ -27,11 +27,11 @@ class Sampling(Worker):
     """Measures until it is aborted.
 
     Args:
-        sources: asked in this order; from the thread alone.
-        store: where rows go.
+        sources: read in this order, only from the thread.
+        store: receives the rows.
         clock: gives rows their times.
         interval_s: from one row to the next.
-        marks: returns what else belongs into a row and costs nothing, such as the phase.
+        marks: returns further values of a row at no cost, such as the phase.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Sampling(Worker):
         self._began_ms = _milliseconds(clock)
 
     def add(self, make: Callable[[], Source]) -> None:
-        """Have a source made and asked from the next row on; returns at once."""
+        """Have a source made and read from the next row on; returns at once."""
 
         def change() -> None:
             self._sources.append(make())
@@ -64,7 +64,7 @@ class Sampling(Worker):
         self._change(change)
 
     def remove(self, kind: type) -> None:
-        """Ask sources of a kind no more and close them; returns at once."""
+        """Stop reading sources of a kind and close them; returns at once."""
 
         def change() -> None:
             for source in [source for source in self._sources if isinstance(source, kind)]:
@@ -74,7 +74,7 @@ class Sampling(Worker):
         self._change(change)
 
     def measure_every(self, interval_s: float) -> None:
-        """Have rows follow each other so from now on; returns at once. GPUs are asked as often as before."""
+        """Change the interval between rows; returns at once. GPUs keep their interval."""
         if interval_s != self._interval_s:
             self._interval_s = interval_s
             self.flush()
@@ -111,7 +111,7 @@ class Sampling(Worker):
         for source in tuple(self._sources):
             try:
                 values |= source.read(time.monotonic())
-            except Exception:  # boundary: one source that breaks leaves the others
+            except Exception:  # boundary: an error of one source does not affect the others
                 logger.exception("%s is not read any more", type(source).__name__)
                 self._sources.remove(source)
                 source.close()
@@ -121,14 +121,14 @@ class Sampling(Worker):
         """Return a time of day that never steps back: rows keep their order when the clock is set back."""
         even_ms = self._began_ms + int((self._clock.monotonic() - self._began_s) * 1000)
         now_ms = _milliseconds(self._clock)
-        if now_ms - even_ms > _JUMP_MS:  # set forward, or the machine was asleep
+        if now_ms - even_ms > _JUMP_MS:  # the clock was set forward, or the machine was suspended
             self._began_ms += now_ms - even_ms
             return now_ms
         return even_ms
 
 
 def next_beat_s(beat_s: float, *, now_s: float, interval_s: float) -> float:
-    """Return when the next row is due; beats that were missed are left out. Pure.
+    """Return when the next row is due; missed beats are left out. Pure.
 
     Args:
         beat_s: monotonic time at which the last row was due.

@@ -1,6 +1,7 @@
 """The thread that carries rows to the service.
 
-Where: `metrics.host_metrics` starts it beside `sampling`. A service of an older release, which knows no rows, ends it.
+Where: `metrics.host_metrics` starts it beside `sampling`. A service of an older release, which accepts no rows, ends
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from clary.agent.service_client import AttemptOver, BackOff
 from clary.contract.metric_samples import SampleBatch, SampleReceipt
 
 INTERVAL_S = 5.0
-_MAX_PAUSE_S = 5.0  # between tries while the service is away
+_MAX_PAUSE_S = 5.0  # between tries while the service is unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +33,9 @@ class SampleShipper(Sender):
     """Sends rows in order until it is aborted.
 
     Args:
-        service: where rows go.
-        store: where they come from.
-        on_unwanted: told when there is no use in measuring any more; from the shipper's thread.
+        service: receives the rows.
+        store: source of the rows.
+        on_unwanted: called when measuring has become useless; from the shipper's thread.
         interval_s: from one batch to the next.
     """
 
@@ -53,7 +54,7 @@ class SampleShipper(Sender):
             source=store,
             give_up=store.give_up,
             back_off=BackOff(first_s=0.2, cap_s=_MAX_PAUSE_S),
-            # Hosts of a job begin together and need not post together.
+            # Hosts of a job begin together, but should not post together.
             first_pause_s=interval_s * random.uniform(0.2, 1.0),
         )
         self._service = service

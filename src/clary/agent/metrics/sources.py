@@ -13,33 +13,33 @@ from typing import Protocol
 from clary.agent.metrics.kept_files import KeptFile, OpenFiles, read_list
 from clary.agent.metrics.proc_texts import CpuTimes, parse_available_memory, parse_cpu_times, parse_stat
 
-Values = dict[str, float]  # name of a series -> value; what is not measured is not there
+Values = dict[str, float]  # name of a series -> value; only measured ones
 
 PERCENT = 100.0
-_SLOW_INTERVAL_S = 1.0  # between readings of what changes slowly or is dear
+_SLOW_INTERVAL_S = 1.0  # between readings of values that change slowly or are expensive
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Source(Protocol):
-    """Something that can be measured."""
+    """A source of measured values."""
 
     def read(self, now_s: float) -> Values:
         """Return the values at a monotonic time, with rates since the last call; the first call has no rates."""
 
     def close(self) -> None:
-        """Free its files and processes; harmless when repeated."""
+        """Free its files and processes; a second call does nothing."""
 
 
 class Slowly:
-    """Says when a dear reading is due again."""
+    """Decides when an expensive reading is due again."""
 
     def __init__(self, interval_s: float = _SLOW_INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._next_s: float | None = None
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether it is, and begin to wait anew if so."""
+        """Return whether the reading is due, and restart the interval if so."""
         # A tenth early rather than a whole row late.
         if self._next_s is not None and now_s < self._next_s - self._interval_s / 10:
             return False
@@ -48,14 +48,14 @@ class Slowly:
 
 
 class AgentSource:
-    """`agent/...`: resources used by the agent of this host itself; the only sign of a preparation.
+    """`agent/...`: resources used by the agent of this host itself; the only measurements of a preparation.
 
-    Without its children: the program is one of them, and so are the installers of requirements.
+    Children do not count: the program is one of them, and so are the installers of requirements.
     """
 
     def __init__(self) -> None:
         self._stat = KeptFile("/proc/self/stat", OpenFiles(1))
-        self._last: tuple[float, float] | None = None  # time, seconds of processor time
+        self._last: tuple[float, float] | None = None  # (monotonic time, seconds of processor time)
 
     def read(self, now_s: float) -> Values:
         """Return processor time and memory."""
@@ -77,7 +77,7 @@ class AgentSource:
 
 
 class MachineSource:
-    """`machine/...`: resources used and left on this machine, other jobs included."""
+    """`machine/...`: resources used and available on this machine, other jobs included."""
 
     def __init__(self) -> None:
         self._slowly = Slowly()
@@ -85,13 +85,13 @@ class MachineSource:
         self._values: Values = {}
 
     def read(self, now_s: float) -> Values:
-        """Return processor time, of all processors together, and the memory that is left; once a second."""
+        """Return processor time, of all processors together, and the available memory; once a second."""
         if self._slowly.is_due(now_s):
             self._values = self._measured(now_s)
         return self._values
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the source holds no files."""
 
     def _measured(self, now_s: float) -> Values:
         values: Values = {}
@@ -109,7 +109,7 @@ class MachineSource:
                     ("cpu_iowait", times.iowait, before.iowait),
                     ("cpu_steal", times.steal, before.steal),
                 ):
-                    # The kernel takes idle time back now and then.
+                    # The kernel's count of idle time sometimes falls.
                     values[f"machine/{name}_percent"] = round(max(0, now - then) * per_tick, 1)
             self._last = (now_s, times)
         return values
@@ -119,7 +119,7 @@ class DiskSource:
     """`host/disk_...` of the file system that /opt/ml of a host lies on, and as a rule its /tmp; once a second.
 
     Args:
-        folders: of the host on this machine; the first that is there is looked at.
+        folders: of the host on this machine; the first existing one is used.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -128,13 +128,13 @@ class DiskSource:
         self._values: Values = {}
 
     def read(self, now_s: float) -> Values:
-        """Return how full the disk is, as df says it: space reserved for root does not count in the percentage."""
+        """Return the use of the disk, as df shows it: space reserved for root does not count in the percentage."""
         if self._slowly.is_due(now_s):
             self._values = self._measured()
         return self._values
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the source holds no files."""
 
     def _measured(self) -> Values:
         found = next(filter(None, map(_disk_of, self._folders)), None)
@@ -151,5 +151,5 @@ class DiskSource:
 def _disk_of(folder: Path) -> os.statvfs_result | None:
     try:
         return os.statvfs(folder)
-    except OSError:  # it is not made yet, or is gone
+    except OSError:  # the folder is not made yet, or was removed
         return None

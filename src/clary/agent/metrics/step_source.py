@@ -1,11 +1,11 @@
 """`rank-N/step_s` and its parts: the times of training steps, from files of ranks.
 
 Where: `host_metrics` makes one when the program starts. A value is the mean over the steps that have ended since the
-row before; a row of a time in which no step has ended has `rank-N/steps` alone, the number of steps so far. The first
-step of a process, with all that programs do before it, is counted and is in no mean. `rank-N/step_max_s` is the longest
-of those steps.
+row before; a row without an ended step has only `rank-N/steps`, the number of steps so far. The first step of a
+process, which includes the program's preparations, is counted but is in no mean. `rank-N/step_max_s` is the longest of
+those steps.
 
-Programs write these files and may write anything: what is no row of numbers is left out.
+Programs write these files and may write anything: data other than rows of numbers is left out.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from clary.contract.step_records import (
     read_rows,
 )
 
-_MAX_NAMES = 10_000  # looked at: the folder is the program's
-MAX_FILES = 4 * MAX_RANKS  # kept open; programs that start ranks anew leave some behind
+_MAX_NAMES = 10_000  # listed at most: the program can fill the folder
+MAX_FILES = 4 * MAX_RANKS  # kept open at most; programs that restart ranks leave old files behind
 _ROWS_AT_ONCE = 16
 _DIGITS = 7  # of seconds: tenths of microseconds
 
@@ -42,7 +42,7 @@ class StepSource:
 
     Args:
         home: a folder that the program cannot replace.
-        below: the way from there to the folder in which they appear; the program may put links on it.
+        below: the way from there to the folder of the files; the program may put links on it.
     """
 
     def __init__(self, home: Path, below: Sequence[str] = ()) -> None:
@@ -60,7 +60,7 @@ class StepSource:
         for file in self._files.values():
             rows = file.new_rows()
             known = fresh.get(file.rank)
-            # Of several processes with one rank the one that stepped last is the one that trains.
+            # Of several processes with one rank the process with the latest step is training.
             if known is None or (file.last_s, len(rows)) > (known[0].last_s, len(known[1])):
                 fresh[file.rank] = (file, rows)
         values: Values = {}
@@ -89,7 +89,7 @@ class StepSource:
 class Unfit(Enum):
     """Why a file is not read."""
 
-    STILL = "still"  # its process has made it and not begun it
+    STILL = "still"  # its process has made the file, but not begun to write
     FOR_EVER = "for ever"
 
 
@@ -110,12 +110,12 @@ class _File:
             changed_ns = facts.st_mtime_ns
             if changed_ns == self._changed_ns:
                 return []
-            # One that is shorter than it was is of another program, which has begun anew in the same process.
+            # A file that has shrunk belongs to another program, which has begun anew in the same process.
             is_anew = self.num_steps and facts.st_size < offset_of(self.num_steps) + ROW_BYTES
             rows = self._rows_after(0 if is_anew else self.num_steps)
         except OSError:
             return []
-        # Files' times are coarse: a row may come within the same one.
+        # Files' times are coarse: a later row may have the same time.
         self._changed_ns = changed_ns if not rows else None
         if rows:
             self.num_steps, self.last_s = rows[-1].number, rows[-1].ended_s
@@ -130,7 +130,7 @@ class _File:
             expected = number + 1 + len(rows)
             num_wanted = min(_ROWS_AT_ONCE, NUM_ROWS - (expected - 1) % NUM_ROWS)  # up to the end of the ring
             found = read_rows(os.pread(self._descriptor, num_wanted * ROW_BYTES, offset_of(expected)))
-            if found and found[0].number > expected:  # it has gone round since
+            if found and found[0].number > expected:  # the ring has been overwritten since
                 return self._ring(after=number)
             matching = [row for at, row in enumerate(found) if row.number == expected + at]
             rows += matching

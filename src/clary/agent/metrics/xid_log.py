@@ -1,9 +1,9 @@
 """Errors of a host's GPUs that NVIDIA's driver has written into the kernel's log (Xids).
 
 Where: `metrics.host_metrics` makes one for hosts whose plan gives them GPUs. `gpu_source` looks at each row, and the
-supervisor once more when a program has failed: what the driver said is known before the failure is told.
-The kernel gives the log to root, and to others where `kernel.dmesg_restrict` is 0; without it nothing is seen. An Xid
-names its GPU by its bus: the driver lists buses below /proc in the order in which it counts, nvidia-smi says them too.
+supervisor once more when a program has failed: so the driver's errors are known before the failure is reported.
+Root can read the log, and other users if `kernel.dmesg_restrict` is 0; without access no error is seen. An Xid names
+its GPU by its bus: the driver lists buses below /proc in its own order, and nvidia-smi prints them too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from clary.base.clock import Clock
 from clary.contract.agent_protocol import GpuError
 
 _READ_BYTES = 64 * 1024
-_MAX_RECORDS = 500  # of the kernel's log, taken in one look
-_MAX_CODES = 16  # different ones of a GPU that are kept
+_MAX_RECORDS = 500  # of the kernel's log, read per look
+_MAX_CODES = 16  # different codes kept per GPU
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +30,10 @@ class XidLog:
     """Reads the kernel's log from now on; safe for many threads.
 
     Args:
-        indices: of the host's GPUs, as the driver counts.
+        indices: of the host's GPUs, in the driver's order.
         clock: gives errors their times.
-        kernel_log: where Xids stand.
-        gpus_folder: has an entry a GPU of the machine, named by its bus.
+        kernel_log: file with the Xids.
+        gpus_folder: has one entry per GPU of the machine, named by its bus.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class XidLog:
     ) -> None:
         self._indices = tuple(indices)
         self._clock = clock
-        self._lock = threading.Lock()  # guards all below
+        self._lock = threading.Lock()  # guards all attributes below
         self._looked_at = clock.now()
-        self._buses = dict(enumerate(_listed_buses(gpus_folder)))  # as the driver counts -> bus
-        self._codes: dict[str, dict[int, tuple[datetime, datetime]]] = {}  # bus -> code -> not before, noticed
+        self._buses = dict(enumerate(_listed_buses(gpus_folder)))  # index in the driver's order -> bus
+        self._codes: dict[str, dict[int, tuple[datetime, datetime]]] = {}  # bus -> code -> (earliest, noticed)
         self._last: dict[str, int] = {}  # bus -> the last code
-        self._keeps = False  # the times of what is known already
+        self._keeps = False  # whether times of known errors stay as they are
         self._log = _open_at_end(kernel_log)
 
     @property
@@ -60,7 +60,7 @@ class XidLog:
         return self._log is not None
 
     def name_gpu(self, index: int, bus: str) -> None:
-        """Take note of where a GPU is, as `bus_of` writes it."""
+        """Record the bus of a GPU, in the form of `bus_of`."""
         with self._lock:
             self._buses[index] = bus
 
@@ -87,7 +87,7 @@ class XidLog:
             self._keeps = True
 
     def last_code(self, index: int) -> int:
-        """Return the last Xid of a GPU, as the driver counts, or 0."""
+        """Return the last Xid of the GPU with this index of the driver, or 0."""
         with self._lock:
             return self._last.get(self._buses.get(index, ""), 0)
 
@@ -102,7 +102,7 @@ class XidLog:
         return tuple(sorted(found, key=lambda error: (error.at, error.gpu, error.xid)))
 
     def close(self) -> None:
-        """Stop reading; errors seen so far stay known. Harmless when repeated."""
+        """Stop reading; errors seen so far stay known. A second call does nothing."""
         with self._lock:
             self._close()
 
@@ -140,7 +140,7 @@ def _listed_buses(folder: str) -> list[str]:
 
 
 def _open_at_end(path: str) -> int | None:
-    """Open the kernel's log behind its last record; None where that is not allowed."""
+    """Open the kernel's log after its last record; None without access."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,8 @@
 """Commands of a box: `python node.pyz probe | install | run FOLDER | keep FOLDER`.
 
 Where: `packing` makes the zip; `clary hosts add` sends it over SSH, `clary join` starts it on the box itself. `run` is
-the daemon, `keep` looks after one lease and is started by it. `probe` and `install` read JSON and print one line of it.
+the daemon, `keep` looks after one lease and is started by the daemon. `probe` and `install` read JSON and print one
+line of JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from clary.agent.node.installation import InstallError, install
 from clary.agent.node.keeper import keep_lease
 from clary.agent.node.probing import probe
 
-ANSWER = "CLARY-NODE "  # before the one line of output that counts: shells of users print greetings
+ANSWER = "CLARY-NODE "  # before the line of output that counts: users' shells print greetings
 MAX_REQUEST_BYTES = 1024 * 1024
 EXIT_FAILED, EXIT_USAGE = 1, 2
 

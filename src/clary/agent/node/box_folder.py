@@ -1,13 +1,13 @@
-"""The folder of a box's daemon: its settings, its token, its leases; files that are whole or not there.
+"""The folder of a box's daemon: its settings, its token, its leases; each file is whole or missing.
 
-Where: `installation` fills it, `daemon` and `keeper` live in it. It is closed to all but its owner.
+Where: `installation` fills it, `daemon` and `keeper` live in it. Only its owner may enter it.
 
-    config.json   ca.pem   token        whom the daemon asks, and how it proves itself; the token is of mode 0600
+    config.json   ca.pem token the service that the daemon asks, and the daemon's credentials; the token has mode 0600
     node-DIGEST.pyz                     the daemon
-    lock                                held by the daemon that runs, with its process in it
+    lock                                held by the running daemon, contains its process
     leases/LEASE/...                    see `lease_files`
     boots/DIGEST.py                     boots that the service has sent
-    scratch/                            of hosts, unless the box has another place for it
+    scratch/                            folder for hosts, unless the box has another place for it
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clary.base.errors import ContractError
 from clary.base.plain import from_plain
 from clary.base.whole_files import replace_durably
 
-# Options of Python: only this file's code and the standard library, whatever else is installed there or set.
+# Options of Python: only this file's code and the standard library, despite other packages or variables.
 ISOLATED = ("-I", "-S")
 PRIVATE = 0o700
 SECRET = 0o600
@@ -34,11 +34,11 @@ MAX_FILE_BYTES = 1024 * 1024
 class BoxConfig:
     """Name, service and places of a daemon."""
 
-    name: str  # of the box
+    name: str  # name of the box
     url: str  # https://HOST:PORT of the service
-    machine: str  # digest that tells this machine and user from others
-    scratch: str = ""  # folder for hosts; empty is one within the daemon's
-    restarts: str = ""  # in words: who starts the daemon after a reboot
+    machine: str  # digest that identifies this machine and user
+    scratch: str = ""  # folder for hosts; empty: inside the daemon's folder
+    restarts: str = ""  # in words: what starts the daemon after a reboot
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class BoxFolder:
 
     @property
     def lock(self) -> Path:
-        """The lock of the daemon that runs."""
+        """The lock of the running daemon."""
         return self.root / "lock"
 
     @property
@@ -83,7 +83,7 @@ class BoxFolder:
         return self.root / "boots"
 
     def archive(self, digest: str) -> Path:
-        """The daemon's file of a digest."""
+        """The daemon's file with a digest."""
         return self.root / f"node-{digest}.pyz"
 
     def read_config(self) -> BoxConfig:
@@ -96,7 +96,7 @@ class BoxFolder:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only its owner may enter; refuse a link, and another user's. Raises: OSError."""
+    """Make a folder that only its owner may enter; refuse a link, and another user's folder. Raises: OSError."""
     folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     found = os.lstat(folder)
     if not os.path.isdir(folder) or os.path.islink(folder) or found.st_uid != os.geteuid():

@@ -1,8 +1,8 @@
 """The daemon of a box: asks the service for leases, carries them out, and reports them.
 
-Where: started by `installation`, by systemd or by itself; one for each folder. It dials out and listens nowhere.
-Leases keep running while the service is away. An answer 410 means that the box was removed: it ends all and takes
-itself away.
+Where: `installation`, systemd or an older daemon starts it; one for each folder. It dials out and does not listen.
+Leases keep running while the service is unreachable. An answer 410 means that the box was removed: the daemon ends all
+leases and removes itself.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from clary.contract.box_protocol import BOOT_PATH, LEASES_PATH, POLL_WAIT_S, Box
 
 EXIT_HELD = 3  # another daemon has the folder
 GONE = 410
-MOVING_S = 0.05  # between looks while something begins or ends
+MOVING_S = 0.05  # between looks while leases begin or end
 GPU_LOOK_S = 60.0
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0  # after a question without an answer
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0  # after a request without an answer
 REMOVAL_LIMIT_S = 60.0
 _MAX_LOG_BYTES = 1024 * 1024
 
 
 def run_daemon(root: Path, archive: Path) -> int:
-    """Serve the box of a folder until told to leave; return an exit code.
+    """Serve the box of a folder until a signal or the box's removal; return an exit code.
 
     Args:
         root: the folder.
-        archive: file that this code is in.
+        archive: file with this code.
     """
     folder = BoxFolder(root)
     lock = _lock(folder)
@@ -84,8 +84,8 @@ class Daemon:
 
     Args:
         folder: of the box.
-        archive: file that this code is in.
-    Raises: OSError, ValueError, ContractError for a folder that does not hold what the daemon needs.
+        archive: file with this code.
+    Raises: OSError, ValueError, ContractError for a folder without the daemon's valid files.
     """
 
     def __init__(self, folder: BoxFolder, archive: Path) -> None:
@@ -125,14 +125,14 @@ class Daemon:
             if self._table.is_moving and reports == told:
                 self._rest(MOVING_S)
                 continue
-            is_calm = reports == told and self._line.is_open  # a new connection has more to read than its answer
+            is_calm = reports == told and self._line.is_open  # a new connection gets its first answer at once
             if not self._ask(POLL_WAIT_S if is_calm else 0.0):
                 continue
             told = reports
         _say("leaves; what it has started goes on")
 
     def _ask(self, wait_s: float) -> bool:
-        """Tell how things are, and obey the answer; return whether there was one."""
+        """Report the state, and obey the answer; return whether there was one."""
         self._number += 1
         report = BoxReport(
             run=self._run,
@@ -174,7 +174,7 @@ class Daemon:
         return True
 
     def _wait_after(self, trouble: str) -> None:
-        """Say a trouble once, and wait a while that grows; an end here is noticed meanwhile."""
+        """Report a problem once, and wait, ever longer; ends of leases are noticed meanwhile."""
         if trouble != self._trouble:
             _say(trouble)
         self._trouble = trouble
@@ -219,7 +219,7 @@ class Daemon:
         return path
 
     def _clear_out(self) -> None:
-        """Remove files of other versions, and a log that has grown."""
+        """Remove files of other versions, and empty a log that is too large."""
         for old in self._folder.root.glob("node-*.pyz"):
             if old != self._folder.archive(self._digest):
                 old.unlink(missing_ok=True)

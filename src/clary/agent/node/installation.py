@@ -1,4 +1,4 @@
-"""Puts the daemon onto a box, or a newer one in its place; leases that run stay, the new daemon finds them.
+"""Installs the daemon on a box, or replaces it by a newer one; running leases stay, the new daemon finds them.
 
 Where: `python node.pyz install` over SSH or by `clary join`, with JSON on standard input: name, url, ca_pem, token and
 scratch.
@@ -28,21 +28,21 @@ from clary.base.whole_files import replace_durably
 from clary.contract.box_protocol import BOX_NAME
 
 HOME_NAME = ".clary-node"
-STOP_LIMIT_S = 10.0  # for the old daemon, which leaves within tenths of a second
+STOP_LIMIT_S = 10.0  # for the old daemon, which exits within tenths of a second
 START_LIMIT_S = 15.0
 _LOOK_S = 0.05
 
 
 class InstallError(Exception):
-    """The daemon could not be installed; the words say why, and name the way out."""
+    """The daemon could not be installed; the message has the reason and a remedy."""
 
 
 def install(wanted: Mapping[str, Any], archive: Path) -> dict[str, Any]:
     """Install and start the daemon; return its folder, its digest and its process.
 
     Args:
-        wanted: name, url, ca_pem, token and scratch, texts all of them.
-        archive: file that this code is in.
+        wanted: name, url, ca_pem, token and scratch, all texts.
+        archive: file with this code.
     Raises: InstallError.
     """
     texts = {key: wanted.get(key) for key in ("name", "url", "ca_pem", "token", "scratch")}
@@ -59,7 +59,7 @@ def own_folder(scratch: str) -> Path:
     """Return the folder of this machine's daemon: homes may be shared by many machines.
 
     Args:
-        scratch: folder of the owner's choice, which holds it where the home can not be written.
+        scratch: folder of the owner's choice, which holds it if the home is not writable.
     """
     home = Path(os.path.expanduser("~"))
     base = home if os.access(home, os.W_OK) or not scratch else Path(scratch)
@@ -99,7 +99,7 @@ def _install(asked: Mapping[str, str], archive: Path) -> dict[str, Any]:
 
 
 def _serves_another(folder: BoxFolder, old: BoxConfig, ca_pem: str) -> bool:
-    """Whether the daemon here serves another service that is alive; one that has gone for good is no hindrance."""
+    """Whether the daemon here serves another service that answers; a service that has ended is ignored."""
     try:
         theirs = folder.authority.read_text(encoding="ascii")
     except (OSError, ValueError):
@@ -116,7 +116,7 @@ def _make_scratch(scratch: str) -> str:
 
 
 def _stop(folder: BoxFolder) -> None:
-    """End the daemon that runs; leases keep running."""
+    """End the running daemon; leases keep running."""
     deadline_s = time.monotonic() + STOP_LIMIT_S
     while (running := holder(folder)) is not None:
         left_s = deadline_s - time.monotonic()
@@ -150,7 +150,7 @@ def holder(folder: BoxFolder) -> ProcessId | None:
         known = json.loads(os.pread(descriptor, 4096, 0))
         process = ProcessId(int(known["pid"]), str(known["started"]))
     except (ValueError, KeyError, TypeError):
-        return None  # it has just taken the lock, and writes
+        return None  # a daemon has just taken the lock, and is writing
     finally:
         os.close(descriptor)
     return process if process.is_alive() else None

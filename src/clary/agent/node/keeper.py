@@ -1,8 +1,8 @@
 """Keeps one lease: starts its boot, outlives the daemon, and ends all processes that the boot leaves behind.
 
 Where: the daemon starts it as `python node.pyz keep FOLDER`, in a session of its own. It adopts every orphan of the
-lease (PR_SET_CHILD_SUBREAPER), so nothing escapes it; the boot dies with it (PR_SET_PDEATHSIG), so it can not be lost
-and leave a host behind. It does nothing but wait: all decisions are the daemon's.
+lease (PR_SET_CHILD_SUBREAPER), so no process escapes it; the boot dies with it (PR_SET_PDEATHSIG), so an end of the
+keeper leaves no host behind. It only waits: the daemon makes all decisions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from clary.base.processes import ProcessId
 from clary.contract.box_protocol import MARK
 
 START_FILE = "start.json"  # command of the boot; written by the daemon, no secret
-EXIT_KEPT = 3  # another one keeps this lease, or did
+EXIT_KEPT = 3  # another keeper has, or had, this lease
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.02
 _PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def keep_lease(folder: Path) -> int:
-    """Run the lease of a folder from its beginning to its end, once in its life; return an exit code."""
+    """Run the lease of a folder from its beginning to its end, once per lease; return an exit code."""
     files = LeaseFiles(folder)
     lock = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -39,7 +39,7 @@ def keep_lease(folder: Path) -> int:
     if files.read_keeper() is not None or files.read_record() is None:
         return EXIT_KEPT
     for number in _PASSED_OVER:
-        signal.signal(number, _pass_over)  # a function and not SIG_IGN, which programs would inherit
+        signal.signal(number, _pass_over)  # a function: programs would inherit SIG_IGN
     adopt_orphans()
     command = json.loads((folder / START_FILE).read_text(encoding="utf-8"))["command"]
     files.write_keeper(_kept(os.getpid()))
@@ -54,7 +54,7 @@ def keep_lease(folder: Path) -> int:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """Do nothing: signals to the keeper's session are meant for the agent alone."""
+    """Do nothing: signals to the keeper's session are meant only for the agent."""
 
 
 def _kept(pid: int) -> KeptProcess:
@@ -65,7 +65,7 @@ def _kept(pid: int) -> KeptProcess:
 
 
 def _prepare(command: list[str]) -> tuple[int, int]:
-    """Fork the boot, which waits for one byte before it begins: it is written down first."""
+    """Fork the boot, which waits for one byte before it begins: its process is recorded first."""
     waiting, go = os.pipe()
     parent = os.getpid()
     child = os.fork()
@@ -101,7 +101,7 @@ def _wait(boot: int) -> str:
 
 
 def _end_rest() -> int:
-    """Kill and reap everything below; return how many can not be killed."""
+    """Kill and reap all descendants; return how many can not be killed."""
     me, deadline_s = os.getpid(), time.monotonic() + END_LIMIT_S
     while True:
         found = below(me)
@@ -117,6 +117,6 @@ def _end_rest() -> int:
 
 
 def environment_of(lease: str) -> dict[str, str]:
-    """Return the environment for a keeper and all below it: this process's without SSH's, and with the mark."""
+    """Return the environment for a keeper and its descendants: without SSH's variables, and with the mark."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SSH_", "XDG_SESSION"))}
     return {**kept, MARK: lease}

@@ -1,12 +1,12 @@
 """Files of one lease: its order, its keeper, its boot, its end.
 
 Where: `lease_table` writes the record before anything is started, `keeper` writes the rest. Each file is written once,
-in this order, and tells how far the lease is after any crash:
+in this order, and shows the progress of the lease after any crash:
 
     record.json   lease, tag and index, and the boot of the machine; beside it `proof`, the token that its boot shows
-    keeper.json   the process that keeps it: the lease is never begun again
+    keeper.json   the process that keeps it: the lease is not begun a second time
     boot.json     the process that was started, and becomes the agent
-    ended.json    nothing of it is left, and why
+    ended.json    no process of it is left, and why
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LeaseRecord:
     tag: str
     index: int
     boot: str  # SHA-256 of its boot's source
-    boot_id: str  # of the machine when it was recorded
+    boot_id: str  # boot of the machine when it was recorded
     proof_digest: str
 
 
@@ -49,7 +49,7 @@ class KeptProcess:
 
     @property
     def identity(self) -> ProcessId:
-        """The very process, dead or alive."""
+        """The identity of this process, dead or alive."""
         return ProcessId(self.pid, self.started)
 
 
@@ -76,11 +76,11 @@ class LeaseFiles:
 
     @property
     def notice(self) -> Path:
-        """Says that the agent was signalled."""
+        """Shows that the agent was signalled."""
         return self.folder / "noticed"
 
     def make(self, order: LeaseOrder, boot_id: str) -> LeaseRecord:
-        """Record a lease that is new, with a proof of its own. Raises: OSError; nothing is recorded then.
+        """Record a new lease, with a proof of its own. Raises: OSError; no record is left then.
 
         Args:
             order: of the service.
@@ -110,29 +110,29 @@ class LeaseFiles:
         return record if LEASE_ID.fullmatch(record.lease) else None
 
     def write_keeper(self, process: KeptProcess) -> None:
-        """Name the keeper. Raises: OSError."""
+        """Record the keeper. Raises: OSError."""
         write_json(self.folder / "keeper.json", to_plain(process))
 
     def write_boot(self, process: KeptProcess) -> None:
-        """Name the boot. Raises: OSError."""
+        """Record the boot. Raises: OSError."""
         write_json(self.folder / "boot.json", to_plain(process))
 
     def write_end(self, why: str) -> None:
-        """Say that nothing of the lease is left, unless that was said. Raises: OSError."""
+        """Record that no process of the lease is left, unless that is recorded. Raises: OSError."""
         if self.read_end() is None:
             write_json(self.folder / "ended.json", {"why": why})
         self.proof.unlink(missing_ok=True)
 
     def read_keeper(self) -> KeptProcess | None:
-        """Return the keeper; None before there was one."""
+        """Return the keeper; None before it is recorded."""
         return self._process("keeper.json")
 
     def read_boot(self) -> KeptProcess | None:
-        """Return the boot; None before it was started."""
+        """Return the boot; None before it is recorded."""
         return self._process("boot.json")
 
     def read_end(self) -> str | None:
-        """Return why nothing is left; None while something may be."""
+        """Return why no process is left; None while one may be."""
         try:
             why = read_json(self.folder / "ended.json").get("why")
         except (OSError, ContractError, AttributeError):
@@ -140,9 +140,9 @@ class LeaseFiles:
         return why if isinstance(why, str) else None
 
     def remove(self) -> None:
-        """Forget the lease."""
+        """Remove the lease's folder."""
         with contextlib.suppress(OSError):
-            (self.folder / "record.json").unlink()  # first: half a folder is no lease
+            (self.folder / "record.json").unlink()  # first: a folder without it is no lease
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _process(self, name: str) -> KeptProcess | None:

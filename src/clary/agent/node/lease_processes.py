@@ -1,9 +1,9 @@
 """Finds the processes of a lease, and ends them all.
 
-Where: the keeper ends what its boot leaves behind; the daemon looks once more, and does it alone where a keeper was
-killed. A keeper adopts every orphan below it, so that its descendants are the lease. Without it the lease is what
-carries its mark in the environment, and what is below that; and what the daemon that has started the keeper was given
-by its death. A process without mark and parent is found no more where both were killed.
+Where: the keeper ends what its boot leaves behind; the daemon checks again, and does it alone if a keeper was killed. A
+keeper adopts every orphan below it, so its descendants are the lease. Without a keeper the lease is all processes with
+its mark in the environment and their descendants, and the processes that its daemon adopted at the keeper's death. If
+daemon and keeper were both killed, an orphan without the mark can not be found.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from clary.base.processes import (
 )
 from clary.contract.box_protocol import MARK
 
-END_LIMIT_S = 20.0  # for processes that were killed to be gone; freeing much memory takes seconds
+END_LIMIT_S = 20.0  # for killed processes to end; freeing much memory takes seconds
 _LOOK_S = 0.02
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -35,9 +35,9 @@ def marked(lease: str, known: Iterable[ProcessId] = (), children: Container[int]
 
     Args:
         lease: its id.
-        known: processes that were written down: the keeper, the boot.
-        children: of this process that are its own; others it was given by the death of a keeper, and they belong to a
-            lease. None if this process adopts no orphans.
+        known: recorded processes: the keeper, the boot.
+        children: this process's own children; it adopted others at the death of a keeper, and they belong to a lease.
+            None if this process adopts no orphans.
     """
     entries = read_process_list()
     mark, deadline, me = f"{MARK}={lease}".encode(), exec_deadline(), os.getpid()
@@ -57,7 +57,7 @@ def below(ancestor: int) -> list[ProcessId]:
 
 
 def kill(processes: Iterable[ProcessId]) -> None:
-    """Send SIGKILL to each of these very processes that still exists; other users' are passed over."""
+    """Send SIGKILL to each of these processes that still exists; other users' processes are skipped."""
     for process in processes:
         with contextlib.suppress(OSError):
             descriptor = os.pidfd_open(process.pid)
@@ -75,13 +75,13 @@ def end_marked(
     *,
     limit_s: float = END_LIMIT_S,
 ) -> int:
-    """Kill all of a lease until nothing is left; return how many are left at the limit.
+    """Kill all processes of a lease until none is left; return how many are left at the limit.
 
     Args:
         lease: its id.
-        known: as `marked` takes them.
-        children: the same.
-        limit_s: of waiting.
+        known: as for `marked`.
+        children: as for `marked`.
+        limit_s: longest wait.
     """
     deadline_s = time.monotonic() + limit_s
     known = tuple(known)
@@ -94,7 +94,7 @@ def end_marked(
 
 
 def adopt_orphans() -> None:
-    """Have orphans below this process become its children. Raises: OSError."""
+    """Make this process adopt orphans among its descendants. Raises: OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         number = ctypes.get_errno()

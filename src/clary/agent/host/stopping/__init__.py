@@ -1,1 +1,1 @@
-"""How the processes of a host are found, told to end, and ended."""
+"""How the processes of a host are found, signalled and ended."""

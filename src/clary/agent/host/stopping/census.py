@@ -1,8 +1,9 @@
-"""Every live process of a program: counted, signalled once each, killed.
+"""All live processes of a program: counted, signalled once each, killed.
 
 Where: the keeper of a host asks for it. In a PID namespace the kernel does it in one step: kill(-1) from the first
-process reaches each process once, and a fork that is under way as well. Plain processes, and those of a namespace where
-some are spared, are found by walking down from the keeper, which is the parent of every orphan among its descendants.
+process reaches each process once, and a fork that is under way as well. Plain processes, and processes of a namespace
+where some are spared, are found by walking down from the keeper, which becomes the parent of every orphan among its
+descendants.
 """
 
 from __future__ import annotations
@@ -17,32 +18,32 @@ from typing import Protocol
 from clary.agent.host.stopping.shared_memory import ProgramMemory
 from clary.base.processes import ProcessEntry, live_descendants, read_entry
 
-LOOK_INTERVAL_S = 2.0  # at what plain processes have in shared memory; one look reads the machine's process list
-_KILL_LIMIT_S = 3.0  # after that what is left cannot be killed: it hangs in the kernel
+LOOK_INTERVAL_S = 2.0  # between looks at shared memory of plain processes; one look reads the machine's process list
+_KILL_LIMIT_S = 3.0  # after that the remaining processes hang in the kernel
 _KILL_PAUSE_S = 0.002
 
 
 class Census(Protocol):
-    """Reaches all processes of a program, and nothing else."""
+    """Reaches all processes of a program, and no others."""
 
     def live(self) -> dict[int, ProcessEntry]:
         """Return the live processes by the pids that the caller can signal; empty where /proc has other numbers."""
 
     def may_hold(self, pid: int) -> bool:
-        """Whether the sender of a signal, by its pid as the caller counts, may be a process of the program."""
+        """Whether the sender of a signal, by its pid in the caller's namespace, may be a process of the program."""
 
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
         """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
 
     def kill_all(self) -> None:
-        """End every process for certain; their exits remain to be reaped."""
+        """Kill every process; their exits remain to be reaped."""
 
     @property
     def look_interval_s(self) -> float | None:
-        """How often `look` wants to be called; None for never."""
+        """Seconds between calls of `look`; None for none."""
 
     def look(self) -> None:
-        """Record the things that the program would leave behind if it ended now."""
+        """Record the leftovers that the program would have if it ended now."""
 
 
 class NamespaceCensus:
@@ -59,7 +60,7 @@ class NamespaceCensus:
         return _own_pid_in_proc() == os.getpid()
 
     def keep(self, pid: int) -> None:
-        """Leave one process out from now on: it is none of the program's, and outlives it.
+        """Leave one process out from now on: it does not belong to the program, and outlives it.
 
         Signals to all reach it, except for SIGKILL, so it has to block them.
         """
@@ -69,7 +70,7 @@ class NamespaceCensus:
         """Record nothing: leftovers of the program vanish with its namespaces."""
 
     def live(self) -> dict[int, ProcessEntry]:
-        """Return the live processes; an empty dict where /proc is the machine's and numbers them otherwise."""
+        """Return the live processes; an empty dict if /proc is the machine's, with other numbers."""
         return self._descendants() if self.can_keep else {}
 
     def may_hold(self, pid: int) -> bool:
@@ -85,7 +86,7 @@ class NamespaceCensus:
         return num_alive
 
     def kill_all(self) -> None:
-        """End every process for certain; their exits remain to be reaped."""
+        """Kill every process; their exits remain to be reaped."""
         if self._kept_pid is None:
             _signal(-1, signal.SIGKILL)
         else:
@@ -107,7 +108,7 @@ class DescendantCensus:
         self._memory = ProgramMemory()
 
     def look(self) -> None:
-        """Take note of the shared memory that the program would leave behind if it ended now."""
+        """Record the shared memory that the program would leave behind if it ended now."""
         self._memory.look(live_descendants(os.getpid()))
 
     def live(self) -> dict[int, ProcessEntry]:
@@ -115,9 +116,9 @@ class DescendantCensus:
         return live_descendants(os.getpid())
 
     def may_hold(self, pid: int) -> bool:
-        """Whether the sender of a signal may be a process of the program; one that has ended by now may."""
+        """Whether the sender of a signal may be a process of the program; True if it has ended by now."""
         if pid == 0:
-            return False  # beyond this process's PID namespace
+            return False  # outside of this process's PID namespace
         entry = read_entry(pid)
         return entry is None or entry.has_ended or pid in live_descendants(os.getpid())
 
@@ -126,16 +127,16 @@ class DescendantCensus:
         return _signal_each(signal_number, spare, self.live)
 
     def kill_all(self) -> None:
-        """End every process for certain; their exits remain to be reaped.
+        """Kill every process; their exits remain to be reaped.
 
-        Takes their shared memory away after.
+        Then remove their shared memory.
         """
         _kill_each(self.live, when_stopped=self.look)
         self._memory.remove_unused()
 
 
 def _kill_each(descendants: Callable[[], dict[int, ProcessEntry]], when_stopped: Callable[[], object] = int) -> None:
-    """Kill all that `descendants` finds; stops all of them first, so that none can fork ahead of the killing."""
+    """Kill all that `descendants` finds; stop all of them first, so that none can fork meanwhile."""
     deadline = time.monotonic() + _KILL_LIMIT_S
     stopped: set[tuple[int, int]] = set()
     while time.monotonic() < deadline:
@@ -152,13 +153,11 @@ def _kill_each(descendants: Callable[[], dict[int, ProcessEntry]], when_stopped:
         time.sleep(_KILL_PAUSE_S)
 
 
-def _signal_each(
-    signal_number: int, spare: Collection[int], descendants: Callable[[], dict[int, ProcessEntry]]
-) -> int:
+def _signal_each(signal_number: int, spare: Collection[int], descendants: Callable[[], dict[int, ProcessEntry]]) -> int:
     """Signal each live descendant once, but not those in `spare`; returns how many descendants are alive.
 
-    Scans until a scan finds nobody new, because processes may fork while they are being signalled. Processes that
-    started after the call are left out: those are what a handler of the signal starts for its own cleaning up.
+    Scans until a scan finds no new process, because processes may fork while they are being signalled. Processes that
+    started after the call are left out: handlers of the signal start them to clean up.
     """
     newest = _ticks_now()
     seen: set[tuple[int, int]] = set()
@@ -177,7 +176,7 @@ def _signal_each(
 
 
 def _own_pid_in_proc() -> int:
-    """Return the caller's number in /proc, which is not its own where /proc is the machine's."""
+    """Return the caller's number in /proc, which differs from its own if /proc is the machine's."""
     return int(os.readlink("/proc/self"))
 
 
@@ -186,6 +185,6 @@ def _ticks_now() -> int:
 
 
 def _signal(pid: int, signal_number: int) -> None:
-    # Ended meanwhile, or runs as another user by a set-user-id program: out of reach of a plain process.
+    # Ended meanwhile, or runs as another user by a set-user-id program, which a plain process cannot signal.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal_number)

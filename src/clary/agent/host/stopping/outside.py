@@ -1,8 +1,9 @@
-"""SIGTERM that comes from outside of a host, as its first process hears it.
+"""SIGTERM that comes from outside of a host, as its first process receives it.
 
 Where: the keeper asks while a program runs. A scheduler that ends a step, or an init system that ends a unit, signals
-each of its processes: the agent, the first process, and the program. What the first process hears tells that the
-program has had its signal. Programs can signal it as well, which tells nothing: the kernel says who has sent a signal.
+each of its processes: the agent, the first process, and the program. A signal to the first process shows that the
+program has received its signal. Programs can signal the first process as well, which shows nothing; the kernel reports
+the sender of a signal.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from clary.agent.host import kernel
 
 
 class OutsideSignals:
-    """Takes SIGTERM in place of this process, which no such signal ends any more.
+    """Receives SIGTERM for this process, which the signal no longer ends.
 
     Args:
-        may_be_program: whether the process with this pid, as this process counts, may belong to the program.
-    Raises: OSError: signals cannot be read; they are ignored then, as before.
+        may_be_program: whether the process with this pid, in this process's namespace, may belong to the program.
+    Raises: OSError: signals cannot be read; they are then ignored, as before.
     """
 
     def __init__(self, may_be_program: Callable[[int], bool]) -> None:
         self._may_be_program = may_be_program
         self._descriptor = kernel.open_signals(signal.SIGTERM)
-        # From here on they wait to be read. Whoever is spawned unblocks them.
+        # From here on signals wait to be read. Spawned processes unblock them.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
 
     def fileno(self) -> int:
@@ -33,11 +34,11 @@ class OutsideSignals:
         return self._descriptor
 
     def close(self) -> None:
-        """Stop listening; signals go on waiting."""
+        """Stop listening; signals stay pending."""
         os.close(self._descriptor)
 
     def take(self) -> bool:
-        """Take all signals that are there; return whether one of them came from outside."""
+        """Take all pending signals; return whether one of them came from outside."""
         return any(not self._may_be_program(sender) for sender in self._senders())
 
     def _senders(self) -> list[int]:

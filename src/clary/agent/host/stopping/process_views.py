@@ -1,7 +1,7 @@
 """Signals and pipes of the processes of a program, read from /proc.
 
-Where: the keeper reads it when a stop comes. What cannot be read, because the process is another user's or has ended,
-counts as a process that has no pipes.
+Where: the keeper reads it when a stop comes. A process that cannot be read, because it is another user's or has ended,
+counts as one without pipes.
 Source: proc(5): SigBlk, SigIgn, SigCgt of /proc/PID/status; the mode of a link in /proc/PID/fd is how it was opened.
 """
 

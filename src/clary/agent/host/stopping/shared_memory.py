@@ -1,11 +1,11 @@
-"""Shared memory that a program of plain processes leaves on the machine: seen while it lives, removed when it is gone.
+"""Shared memory that plain processes leave on the machine: recorded while they live, removed after their end.
 
-Where: `census.DescendantCensus` looks now and then and at the end. Hosts with namespaces need none of this: /dev/shm
-and the System V objects of a host vanish with it. Plain processes share the machine's, and nothing there says who made
-what; so a segment counts as the program's only if it was not there when the program started and one of its processes
-had it mapped for writing, or made it. It is removed only if nobody uses it any more. Segments that a process makes and
-leaves between two looks are not seen; `clary doctor` lists what nobody uses.
-Uses little, because the first process of a host imports it.
+Where: `census.DescendantCensus` looks now and then and at the end. Hosts with namespaces do not need this: /dev/shm and
+the System V objects of a host vanish with it. Plain processes share the machine's /dev/shm, where segments do not show
+their maker; so a segment counts as the program's only if it did not exist when the program started and one of its
+processes had it mapped for writing, or made it. It is removed only if no process uses it any more. Segments that a
+process makes and leaves between two looks are not seen; `clary doctor` lists unused ones. It imports little, because
+the first process of a host imports it.
 Source: shm_overview(7), sysvipc(7), proc(5) for /proc/PID/maps.
 """
 
@@ -36,7 +36,7 @@ class ProgramMemory:
         self._ipc_table = ipc_table
         self._strangers = {identity for name in _names_in(folder) if (identity := _identity(f"{folder}/{name}"))}
         self._named: dict[str, _Identity] = {}
-        self._numbered: dict[int, str] = {}  # id of a System V segment -> time of its last change, which tells it
+        self._numbered: dict[int, str] = {}  # id of a System V segment -> time of its last change, which identifies it
 
     def look(self, pids: Iterable[int]) -> None:
         """Record the shared memory that these processes of the program use now."""
@@ -51,12 +51,12 @@ class ProgramMemory:
                 self._numbered[number] = row["ctime"]
 
     def remove_unused(self) -> list[str]:
-        """Remove recorded shared memory that nobody uses; returns the names."""
+        """Remove recorded shared memory that no process uses; return the names."""
         removed = []
         used = self._used_by_anybody() if self._named else set()
         for path, identity in self._named.items():
             if path not in used and _identity(path) == identity:
-                with contextlib.suppress(OSError):  # another user's, or somebody was faster
+                with contextlib.suppress(OSError):  # another user's, or removed meanwhile
                     os.unlink(path)
                     removed.append(path)
         segments = self._segments() if self._numbered else {}

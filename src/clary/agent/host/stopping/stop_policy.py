@@ -1,4 +1,4 @@
-"""The time at which each process of a program hears SIGTERM, and the reason: a pure decision.
+"""The time at which each process of a program gets SIGTERM, and the reason: a pure decision.
 
 Where: the keeper asks when the agent signals SIGTERM. If three kinds of processes died of the signal at once, the last
 output of ranks would be lost, or ranks would be killed while they save their state:
@@ -6,11 +6,11 @@ output of ranks would be lost, or ranks would be killed while they save their st
 - a process that reads a rank's output through a pipe and has no handler: SDK v3's driver, AWS's toolkit, `tee`. It gets
   the signal when the writers of the pipe have ended.
 - an MPI launcher and its daemons: they pass the signal on, a second time for the ranks, and kill them soon after. They
-  hear nothing; they end with the ranks.
+  get no signal; they end with the ranks.
 - the ssh connection under which such a daemon runs.
 
-A scheduler that signals every process of a step does not follow these rules. Those of the three that do not block the
-signal end at once then, and the output and the ranks are lost. The shim around mpirun blocks it.
+A scheduler that signals every process of a step does not follow these rules. Then processes of the three kinds that do
+not block the signal end at once, and the output and the ranks are lost. The shim around mpirun blocks it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dataclasses import dataclass
 _MPI_LAUNCHERS = frozenset(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"))
 _MPI_DAEMONS = frozenset(("hydra_pmi_proxy", "orted", "prted"))
 _SSH_CLIENT, _SSH_SERVER = "ssh", "sshd"
-# A shell that waits for $(...) would go on with the next command of its script.
+# A shell that waits for $(...) would continue with the next command of its script.
 _SHELLS = frozenset(("ash", "bash", "busybox", "dash", "ksh", "sh", "zsh"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessView:
-    """The facts about one process that decide when it hears SIGTERM.
+    """The facts about one process that decide when it gets SIGTERM.
 
     Attributes:
         pid: process id.
@@ -35,8 +35,8 @@ class ProcessView:
         name: command name as the kernel has it, 15 bytes at most.
         dies_of_sigterm: whether it neither handles nor ignores nor blocks SIGTERM.
         reads: inodes of the pipes that it can read and not write.
-        prints_to: inodes of the pipes that are its standard output or error. Other pipes do not count: by pipes between
-            its processes a pool notices an end, and starts the process again.
+        prints_to: inodes of the pipes that are its standard output or error. Other pipes do not count: a pool notices
+            by pipes between its processes that one has ended, and restarts it.
     """
 
     pid: int
@@ -49,11 +49,11 @@ class ProcessView:
 
 @dataclass(frozen=True)
 class Deferral:
-    """Why a process does not hear SIGTERM at once.
+    """Why a process does not get SIGTERM at once.
 
     Attributes:
         until: processes that must end first; None if it never gets the signal, because it ends by itself.
-        reason: for people.
+        reason: for users.
     """
 
     until: frozenset[int] | None
@@ -61,7 +61,7 @@ class Deferral:
 
 
 def decide_deferrals(processes: Sequence[ProcessView]) -> dict[int, Deferral]:
-    """Return pid -> deferral of the processes that do not hear SIGTERM at once; all others do."""
+    """Return pid -> deferral of the processes that do not get SIGTERM at once; all others do."""
     by_pid = {process.pid: process for process in processes}
     carriers = _carriers(by_pid)
     readers = {
@@ -96,13 +96,13 @@ def _carriers(by_pid: Mapping[int, ProcessView]) -> dict[int, str]:
 
 
 def _within_session(ancestors: Sequence[ProcessView]) -> Sequence[ProcessView]:
-    """Return the ancestors that belong to one ssh session: those below the server that listens, if there is one."""
+    """Return the ancestors that belong to one ssh session: those below the listening server, if there is one."""
     servers = [index for index, above in enumerate(ancestors) if above.name.startswith(_SSH_SERVER)]
     return ancestors[: servers[-1]] if servers else ()
 
 
 def _writers(reader: ProcessView, by_pid: Mapping[int, ProcessView]) -> frozenset[int]:
-    """Return the processes that print into a pipe of `reader`, without its ancestors: outliving them helps nobody."""
+    """Return the processes that print into a pipe of `reader`, without its ancestors, which it need not outlive."""
     above = {ancestor.pid for ancestor in _ancestors(reader, by_pid)}
     return frozenset(
         other.pid

@@ -1,4 +1,4 @@
-"""SIGTERM to a program: at once to almost every process, later to readers of other processes' last words.
+"""SIGTERM to a program: at once to almost every process, later to readers of other processes' last output.
 
 Where: the keeper sends it through here when the agent ends a program. `stop_policy` decides which process gets it when.
 If a scheduler outside has already sent SIGTERM to every process of the host, no process gets a second one.
@@ -18,7 +18,7 @@ from clary.agent.host.stopping.stop_policy import decide_deferrals
 from clary.base.processes import read_entry
 
 POLL_S = 0.05  # between two looks at whether the writers have ended
-DRAIN_S = 1.0  # for a reader to pass on what is still in its pipe, once nobody writes to it any more
+DRAIN_S = 1.0  # for a reader to pass on the rest of its pipe, once no process writes to it any more
 
 _Identity = tuple[int, int]  # pid and start time, so that a reused pid is never signalled
 
@@ -46,7 +46,7 @@ class StopSignals:
 
     @property
     def poll_s(self) -> float | None:
-        """Seconds after which `send_late` wants to be called again; None if it has nothing to do."""
+        """Seconds until the next call of `send_late`; None if it has nothing to do."""
         return POLL_S if self._late else None
 
     @property

@@ -1,4 +1,4 @@
-"""deepspeed, with the ranks of a job's hosts: each host that calls it starts its own, without ssh or pdsh.
+"""deepspeed, with the ranks of a job's hosts: each host that calls it starts its own ranks, without ssh or pdsh.
 
     clary_deepspeed.py OPTIONS... train.py ARGUMENTS...       in place of `deepspeed`
     clary_deepspeed.py --clary-rank FORM train.py ARGUMENTS...   one rank, as DeepSpeed's launcher of a host starts it
@@ -6,7 +6,7 @@
 Where: `bin/deepspeed` stands first in PATH of a job. DeepSpeed's own launcher knows this machine, or hosts of a
 hostfile that it reaches by ssh; a job has hosts, each of which runs the program's command. The command line is read by
 DeepSpeed's own parser, and DeepSpeed's own launcher of one host starts the ranks, each through `clary_rank`.
-Command lines that ask for another way of starting stay as they are, and the real deepspeed runs: those with a hostfile,
+Command lines that ask for another start method stay unchanged, and the real deepspeed runs: those with a hostfile,
 `localhost` in --include or --exclude, --launcher, --force_multi, --no_ssh or --autotuning.
 It runs in the user's environment: Python 3.8 or later, the standard library and deepspeed, nothing of clary.
 Source: DeepSpeed 0.19 `launcher.runner` (options), `launcher.launch` (ranks of one host).
@@ -28,11 +28,11 @@ RANK_ROLE = "--clary-rank"
 _LAUNCH = "deepspeed.launcher.launch"
 _FOLDER = os.path.dirname(os.path.realpath(__file__))
 _NOT_FOUND_CODE = 127
-_OWN_WAYS = ("launcher_args", "force_multi", "no_ssh", "autotuning", "ssh_port", "venv_script")  # of starting ranks
+_OWN_WAYS = ("launcher_args", "force_multi", "no_ssh", "autotuning", "ssh_port", "venv_script")  # for starting ranks
 
 
 class NotOursError(Exception):
-    """The command line asks for something that the real deepspeed does."""
+    """The real deepspeed has to handle the command line."""
 
 
 class CommandError(Exception):
@@ -52,7 +52,7 @@ def main() -> None:
         command = command_of(arguments, importlib.import_module("deepspeed.launcher.runner"), told)
     except CommandError as error:
         sys.exit(f"deepspeed: {error}")
-    except (NotOursError, SystemExit):  # --help, and what DeepSpeed's parser refuses, are the real one's to tell
+    except (NotOursError, SystemExit):  # the real deepspeed prints --help and the errors of its parser
         _run_real(arguments)
     except Exception as error:  # noqa: BLE001 - a version of DeepSpeed that this does not know
         if len(told["hosts"]) > 1:  # DeepSpeed's own launcher would train on each host alone
@@ -67,11 +67,11 @@ def main() -> None:
 
 
 def command_of(arguments: list[str], runner: Any, told: dict[str, Any]) -> list[str] | None:
-    """Return the command that starts the ranks of this host; None where the command line leaves this host out.
+    """Return the command that starts the ranks of this host; None if the command line leaves this host out.
 
     Args:
         runner: the module `deepspeed.launcher.runner`.
-        told: what CLARY_HOST_LIST says.
+        told: content of CLARY_HOST_LIST.
 
     Raises: NotOursError; CommandError; what DeepSpeed's parser raises.
     """
@@ -111,7 +111,7 @@ def command_of(arguments: list[str], runner: Any, told: dict[str, Any]) -> list[
 
 
 def _passed_on(parsed: Any, defaults: Any) -> list[str]:
-    """Return the options that DeepSpeed's launcher of one host has too, as far as they were given."""
+    """Return the given options that DeepSpeed's launcher of one host has too."""
     options = [f"--{name}" for name in ("bind_cores_to_rank", "quiet") if getattr(parsed, name, False)]
     for name in ("bind_core_list", "enable_each_rank_log", "log_level"):
         value = getattr(parsed, name, None)
@@ -132,7 +132,7 @@ def _parse_quietly(arguments: list[str], runner: Any) -> Any:
 
 
 def _be_rank(form: str, program: list[str]) -> NoReturn:
-    """Run a rank's program in this process's place, with the argument --local_rank as DeepSpeed gives it."""
+    """Replace this process by a rank's program, with the argument --local_rank as DeepSpeed gives it."""
     kind, _, local_rank = form.partition(",")
     given = [f"--local_rank={os.environ['LOCAL_RANK']}"] if local_rank == "local_rank" else []
     words = [*(["-m"] if kind == "module" else []), program[0], *given, *program[1:]]

@@ -1,13 +1,13 @@
 """Tells jax which process of a job it is in, for `jax.distributed.initialize()` without arguments.
 
-Where: `clary_rank` calls `install` before it runs a program, and `part_from_peers` when one has failed. jax reads the
-coordinator's address from the environment, and the number of processes from the kinds of cluster that it knows alone.
-When jax is imported, a class of ours becomes the first of these. It comes before those of Open MPI, Slurm and
-Kubernetes, whose variables may be those of a cluster that the job's hosts lie on. A program without jax sees nothing of
-it, and arguments of `initialize` win.
-The coordinator accepts every client without a proof. By itself it listens on every address of the machine; where its
-own one is loopback, as for hosts that share a machine's network, it listens there alone.
-It runs in the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
+Where: `clary_rank` calls `install` before it runs a program, and `part_from_peers` when a program has failed. jax reads
+the coordinator's address from the environment, but the number of processes only from the kinds of cluster that it
+knows. When jax is imported, a class of ours becomes the first of these. It comes before those of Open MPI, Slurm and
+Kubernetes, whose variables may be those of a cluster that the job's hosts lie on. A program without jax is not
+affected, and arguments of `initialize` take precedence. The coordinator accepts every client without authentication. By
+default it listens on every address of the machine; if its own address is loopback, as for hosts that share a machine's
+network, it listens only there. It runs in the user's environment: Python 3.8 or later, the standard library only,
+nothing of clary.
 Source: `_src/clusters/cluster.py` of jax 0.4.20, 0.4.38 and 0.10.2, which asks subclasses of `ClusterEnv` in the order
 of a list.
 """
@@ -28,8 +28,8 @@ _ADDRESS = "JAX_COORDINATOR_ADDRESS"
 _BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"  # jax reads it after it has asked its clusters
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _LAST_PORT = 65535
-# Number of processes and own number, as torchrun, mpirun and the job's launcher name them. A rank that somebody starts
-# inside of a host's process inherits the launcher's, so these come last.
+# Number of processes and own number, as torchrun, mpirun and the job's launcher name them. A rank that is started
+# inside of a host's process inherits the launcher's variables, so these come last.
 _NUMBERS = (
     ("WORLD_SIZE", "RANK"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -42,7 +42,7 @@ _LOCAL_NUMBERS = (
 
 
 def install() -> None:
-    """Have jax told when it is imported, or at once where it is there already. Harmless when repeated."""
+    """Register our class when jax is imported, or at once if it is loaded; a second call does nothing."""
     module = sys.modules.get(_MODULE)
     if module is not None:
         register(module)
@@ -51,7 +51,7 @@ def install() -> None:
 
 
 class JaxFinder(MetaPathFinder):
-    """Sees jax's clusters being imported, once, and leaves everything else to others."""
+    """Intercepts the import of jax's clusters, once, and leaves other modules to other finders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -70,7 +70,7 @@ class JaxFinder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads as another does, puts that one in its place again, and registers the class."""
+    """Loads by another loader, puts that loader back in its place, and registers the class."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -89,19 +89,19 @@ class _Loader(Loader):
 def register(clusters: types.ModuleType) -> None:
     """Put a class of ours before the kinds of cluster that jax knows.
 
-    A jax that keeps them in another way stays as it is, and its log says so: a program without `initialize` works.
+    A jax with another list of clusters stays as it is, and its log reports it: a program without `initialize` works.
 
     Args:
         clusters: jax's module.
     """
     try:
         base = clusters.ClusterEnv
-        kinds = base._cluster_types  # the list that jax goes through; it has no public name
+        kinds = base._cluster_types  # the list that jax tries in order; it has no public name
         if any(kind.__name__ == "ClaryCluster" for kind in kinds):
             return
         own = type("ClaryCluster", (base,), {"name": "clary", "opt_in_only_method": False, **_answers()})
         if own in kinds:
-            kinds.remove(own)  # a subclass has put itself last
+            kinds.remove(own)  # a new subclass puts itself last
         kinds.insert(0, own)
         _keep_coordinator_on_loopback(base)
     except Exception as error:  # noqa: BLE001 - boundary: somebody else's module
@@ -113,9 +113,9 @@ def register(clusters: types.ModuleType) -> None:
 
 
 def _keep_coordinator_on_loopback(base: Any) -> None:
-    """Have jax's coordinator listen on loopback alone where its address is one."""
+    """Have jax's coordinator listen only on loopback if its address is loopback."""
     ask = base.auto_detect_unset_distributed_params
-    told: list[str] = []  # by us: a second `initialize` may name another address
+    told: list[str] = []  # addresses set here: a second `initialize` may name another one
 
     def ask_and_bind(*arguments: object, **options: object) -> Any:
         found = ask(*arguments, **options)
@@ -130,22 +130,22 @@ def _keep_coordinator_on_loopback(base: Any) -> None:
 
 
 def part_from_peers() -> bool:
-    """Have a process of jax that has failed end without its peers; return whether it was connected to them.
+    """Let a failed process of jax end without its peers; return whether it was connected to them.
 
     The peers wait inside of a sum for this process. jax waits for the peers, up to 300 s, in a function of `atexit` and
-    again when the interpreter destroys its client. Nobody learns of the failure meanwhile.
+    again when the interpreter destroys its client. Meanwhile the failure would stay unknown.
     """
     try:
         if sys.modules["jax._src.distributed"].global_state.client is None:
             return False
         atexit.unregister(sys.modules["jax._src.api"].clean_up)
-    except (KeyError, AttributeError):  # no jax, or one that keeps these in another place
+    except (KeyError, AttributeError):  # no jax, or another version of it
         return False
     return True
 
 
 def coordinator_address() -> str | None:
-    """Return host:port of jax's coordinator; below a torchrun, the port after its store's; None if nothing tells it."""
+    """Return host:port of jax's coordinator; below a torchrun, the port after its store's; None if unknown."""
     address = os.environ.get(_ADDRESS)
     if address:
         return address
@@ -156,7 +156,7 @@ def coordinator_address() -> str | None:
 
 
 def process_numbers() -> tuple[int, int] | None:
-    """Return the number of processes and the number of this one; None if nothing tells them."""
+    """Return the number of processes and this process's number; None if unknown."""
     return _first_pair(_NUMBERS)
 
 

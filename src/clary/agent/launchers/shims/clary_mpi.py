@@ -1,14 +1,15 @@
 """Open MPI across hosts without ssh: mpirun on the first host starts its daemons on the others through here.
 
-    clary_mpi.py serve ADDRESS:PORT      on every other host: runs what mpirun asks for, until the leader is done
-    clary_mpi.py lead MPIRUN...          on the first host: waits for the servers, runs mpirun, tells them its end
+    clary_mpi.py serve ADDRESS:PORT      on every other host: runs mpirun's commands, until the leader has finished
+    clary_mpi.py lead MPIRUN...          on the first host: waits for the servers, runs mpirun, tells them when it has
+                                         ended
     clary_mpi.py rsh [-x] HOST COMMAND   in place of ssh: mpirun calls it (`bin/clary-mpi-rsh`)
 
-Where: the mpi launcher starts `serve` and `lead`. CLARY_MPI_SECRET holds what the hosts of the attempt share,
-CLARY_MPI_PEERS a JSON object: host name -> [address, port].
-Both sides of a connection prove that they know the secret (HMAC over the other's nonce). Then the client sends one line
-of JSON. A command's output and exit code come back as frames: kind (1 byte), length (4 bytes, big endian), content.
-It runs in the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
+Where: the mpi launcher starts `serve` and `lead`. CLARY_MPI_SECRET holds the secret of the attempt's hosts,
+CLARY_MPI_PEERS a JSON object: host name -> [address, port]. Both sides of a connection prove that they know the secret
+(HMAC over the other's nonce). Then the client sends one line of JSON. A command's output and exit code come back as
+frames: kind (1 byte), length (4 bytes, big endian), content. It runs in the user's environment: Python 3.8 or later,
+the standard library only, nothing of clary.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from typing import Any, BinaryIO
 LEADER_WAIT_S = 300.0  # for the leader to call; hosts of a job start within seconds of each other
 CONNECT_WAIT_S = 300.0  # for a server to listen
 HANDSHAKE_S = 30.0
-END_WAIT_S = 20.0  # for daemons to go after mpirun has ended
+END_WAIT_S = 20.0  # for daemons to end after mpirun has ended
 _POLL_S = 0.1
 _NONCE_BYTES = 16
 _MAX_LINE_BYTES = 1 << 20
-_MAX_PROOF_BYTES = 128  # of a line of somebody who has proved nothing yet; nonces and proofs have 32 and 64
+_MAX_PROOF_BYTES = 128  # of a line of an unauthenticated peer; nonces and proofs have 32 and 64
 _CHUNK_BYTES = 1 << 16
 _OUT, _ERR, _EXIT = 1, 2, 3
 _HEADER = struct.Struct(">BI")
 _CODE = struct.Struct(">i")
-_SHELL = "/bin/bash"  # keeps signals blocked, which dash does not; see _leave_signals_to_ranks
+_SHELL = "/bin/bash"  # keeps signals blocked, unlike dash; see _leave_signals_to_ranks
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_CANNOT_REACH_CODE = 255  # as ssh
+_CANNOT_REACH_CODE = 255  # the exit code that ssh has
 _STAT_PARENT_FIELD = 1  # of /proc/PID/stat, counted behind the command's closing bracket
 
 
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 class Server:
-    """Runs commands for mpirun until the leader says that it has ended, or is gone.
+    """Runs commands for mpirun until the leader reports its end or disconnects.
 
     SIGTERM and SIGINT are left to the ranks, see `_leave_signals_to_ranks`.
     """
@@ -82,15 +83,15 @@ class Server:
         return int(self._listener.getsockname()[1])
 
     def run(self) -> int:
-        """Serve; returns 0 if the leader said that it was done, 1 if it never came or broke off."""
+        """Serve; return 0 if the leader reported its end, 1 if it never connected or disconnected."""
         _leave_signals_to_ranks()
-        # Daemons that mpirun puts in the background become this process's children and can be ended by it.
+        # Daemons that mpirun puts in the background become children of this process, which can end them.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
         if not self._is_led.wait(LEADER_WAIT_S):
             print(f"clary-mpi: the first host did not call within {LEADER_WAIT_S:.0f} s", file=sys.stderr)
         else:
-            self._end.wait()  # the leader's connection ends with it: no deadline of our own
+            self._end.wait()  # the connection ends with the leader: it needs no deadline
         self._listener.close()
         _end_descendants(END_WAIT_S if self._code == 0 else 0.0)
         return self._code
@@ -152,7 +153,7 @@ class Server:
                 connection.sendall(_HEADER.pack(_EXIT, _CODE.size) + _CODE.pack(code))
                 connection.shutdown(socket.SHUT_WR)
             except OSError:
-                pass  # mpirun is gone; the leader's connection says what that means
+                pass  # mpirun has ended; the leader's connection reports how
 
 
 def lead(command: list[str], *, peers: dict[str, tuple[str, int]], secret: bytes) -> int:
@@ -176,21 +177,21 @@ def lead(command: list[str], *, peers: dict[str, tuple[str, int]], secret: bytes
             connection.sendall(b'{"done": %d}\n' % code)
             connection.close()
         except OSError:
-            pass  # that host is gone already
+            pass  # that host has ended already
     return code if code >= 0 else 128 - code
 
 
 def _leave_signals_to_ranks() -> None:
     """Block SIGTERM and SIGINT here and in child processes: mpirun and its daemons.
 
-    A stop reaches every process of the job at once. mpirun would end the job on it without waiting for ranks that save
+    A stop reaches every process of the job at once. mpirun would then end the job without waiting for ranks that save
     their state; its daemons unblock all signals of the ranks that they start, so ranks still get them.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
 
 def rsh(arguments: list[str], *, peers: dict[str, tuple[str, int]], secret: bytes) -> int:
-    """Run a command on a host, as ssh would: output here, its exit code returned.
+    """Run a command on a host, as ssh would: print its output here, return its exit code.
 
     Args:
         arguments: ssh's: options, which are ignored, the host, the words of the command.
@@ -198,7 +199,7 @@ def rsh(arguments: list[str], *, peers: dict[str, tuple[str, int]], secret: byte
         secret: of the attempt.
     Raises: as `connect`.
     """
-    _leave_signals_to_ranks()  # mpirun has unblocked them, and the command must outlive them
+    _leave_signals_to_ranks()  # mpirun has unblocked the signals, and the command must outlive them
     while arguments and arguments[0].startswith("-"):
         arguments = arguments[1:]
     if len(arguments) < 2 or arguments[0] not in peers:
@@ -212,13 +213,13 @@ def rsh(arguments: list[str], *, peers: dict[str, tuple[str, int]], secret: byte
 
 
 def connect(name: str, place: tuple[str, int], secret: bytes) -> tuple[socket.socket, BinaryIO]:
-    """Connect to a host's server, which may still be on its way; return the connection and the stream to read from it.
+    """Connect to a host's server, which may still be starting; return the connection and the stream to read from it.
 
     Args:
         name: of the host, for messages.
         place: address and port.
         secret: of the attempt.
-    Raises: SystemExit with what went wrong after `CONNECT_WAIT_S`, or at once where the secret is refused.
+    Raises: SystemExit with the error after `CONNECT_WAIT_S`, or at once if the secret is refused.
     """
     deadline_s = time.monotonic() + CONNECT_WAIT_S
     while True:
@@ -234,10 +235,10 @@ def connect(name: str, place: tuple[str, int], secret: bytes) -> tuple[socket.so
 
 
 def greet(connection: socket.socket, secret: bytes, *, role: str) -> BinaryIO:
-    """Prove to the other side that we know the secret, and have it prove the same; returns the stream to read.
+    """Prove to the other side that we know the secret, and check its proof; return the stream to read.
 
     Args:
-        connection: just made; has no timeout after success.
+        connection: a new one; has no timeout after success.
         secret: of the attempt.
         role: of this side, `client` or `server`.
     Raises: HandshakeError, OSError.
@@ -302,7 +303,7 @@ def _relay(stream: BinaryIO) -> int:
 
 
 def _end_descendants(wait_s: float) -> None:
-    """Give descendants `wait_s` to go by themselves, then kill them; daemons of mpirun go in milliseconds."""
+    """Give descendants `wait_s` to end by themselves, then kill them; daemons of mpirun end in milliseconds."""
     deadline_s = time.monotonic() + wait_s
     while True:
         pids = _descendants()

@@ -5,9 +5,9 @@
 Where: the parameter_server launcher starts it. For TensorFlow with TF_CONFIG, CLARY_PS_TASK (the server's index) and
 CLARY_PS_MASTER (host:port of the master; empty on the master's own host). A server never ends by itself: it is ended
 when the worker has ended on the master's host, and elsewhere when the worker has ended and the master's port is closed.
-For MXNet with the worker's DMLC_* variables and CLARY_PS_ROLES, what else runs here: importing mxnet is a server's or a
-scheduler's whole life. These are ended with the worker.
-It runs in the user's environment: Python 3.8 or later, the standard library and the framework, nothing of clary.
+For MXNet with the worker's DMLC_* variables and CLARY_PS_ROLES, the other roles here: `import mxnet` runs a server or a
+scheduler until its end. They are ended with the worker. It runs in the user's environment: Python 3.8 or later, the
+standard library and the framework, nothing of clary.
 Source: sagemaker-tensorflow-training `training._run_ps`, `_wait_until_master_is_down`; sagemaker-mxnet-training
 `training._run_mxnet_process`.
 """
@@ -40,7 +40,7 @@ server_class(cluster_spec, job_name="ps", task_index=int(os.environ["CLARY_PS_TA
 def main() -> int:
     """Run server and worker; returns the worker's exit code, a signal's number below 0; 1 if a server fails first."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # worker and server get it themselves
+        signal.signal(number, lambda *_: None)  # worker and server get the signal themselves
     servers: list[subprocess.Popen[bytes]] = []
     try:
         for program, variables in _servers():
@@ -75,7 +75,7 @@ def _servers() -> list[tuple[str, dict[str, str]]]:
 
 
 def _wait_for_end_of(master: str) -> None:
-    """Wait until no process listens at `master`; the job's own time limit ends it otherwise."""
+    """Wait until no process listens at `master`; otherwise the job's own time limit ends it."""
     host, _, port = master.rpartition(":")
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Run one rank of a training program as `__main__`, and leave without the interpreter's own teardown.
+"""Run one rank of a training program as `__main__`, and exit without the interpreter's own teardown.
 
     python clary_rank.py train.py ARGUMENTS...
     python clary_rank.py -m package.module ARGUMENTS...
@@ -9,11 +9,11 @@ environment: Python 3.8 or later, the standard library only, nothing of clary.
 [Note: why the teardown is skipped]
 A thread of torch's gloo takes the interpreter's lock while `Py_FinalizeEx` runs, is ended by a forced unwind through
 C++ code that may not throw, and so turns a finished training into an abort (exit -6, "terminate called without an
-active exception"; torch 2.13 on Python 3.11, some per cent of runs with several process groups). So where torch is
-loaded, everything that a program can expect of its end is done here in Python's own order - traceback, non-daemon
-threads, atexit, process group, MPI, buffers - and the process leaves by `os._exit`. Programs without torch end as ever.
-An abort before that point is the program's own and is not touched. Can go when torch joins those threads.
-A program of jax or MXNet that fails while it is connected to its peers leaves so too: see `_would_wait_for_peers`.
+active exception"; torch 2.13 on Python 3.11, some per cent of runs with several process groups). So if torch is loaded,
+every step that a program can expect at its end is done here in Python's own order - traceback, non-daemon threads,
+atexit, process group, MPI, buffers - and the process exits by `os._exit`. Programs without torch end as usual. An abort
+before that point is the program's own and is not touched. This can be removed when torch joins those threads. A program
+of jax or MXNet that fails while it is connected to its peers exits in the same way: see `_would_wait_for_peers`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ import types
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 
-ERRORS_VARIABLE = "CLARY_ERRORS_FOLDER"  # where a rank leaves what ended it, for the agent to find the first cause
+ERRORS_VARIABLE = "CLARY_ERRORS_FOLDER"  # a rank's record of its fatal error, for the agent to find the first cause
 MAX_ERROR_CHARACTERS = 800
-DESTROY_TIMEOUT_S = 10.0  # for the process group; peers may be gone and never answer
-# What a user can do about "operator torchvision::nms does not exist", which tells of an installation and not of nms.
+DESTROY_TIMEOUT_S = 10.0  # for the process group; peers may have ended and never answer
+# Advice on "operator torchvision::nms does not exist", which is a fault of the installation and not of nms.
 _TORCHVISION = (
     "torchvision's compiled part does not load beside this torch: their versions differ, or one is built for GPUs and "
     "the other for CPUs; install both from one index, on a machine without a GPU by: pip install torch torchvision "
@@ -48,14 +48,14 @@ _OF_MPIRUN = {
     "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
     "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
 }
-_CANNOT_OPEN_CODE = 2  # of `python missing.py`
+_CANNOT_OPEN_CODE = 2  # exit code of `python missing.py`
 _INTERRUPTED_CODE = 128 + signal.SIGINT
-_FLUSH_FAILED_CODE = 120  # of a Python that cannot write the rest of its output
+_FLUSH_FAILED_CODE = 120  # exit code of a Python that cannot write the rest of its output
 _OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 def main() -> None:
-    """Run the program that the command line names; never returns where torch is loaded."""
+    """Run the program that the command line names; never returns if torch is loaded."""
     arguments = sys.argv[1:]
     is_module = arguments[:1] == ["-m"]
     if len(arguments) < 1 + is_module:
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _take_rank_of_mpirun() -> None:
-    """Set torch's variables where mpirun has started this rank, which sets names of its own alone; MASTER_* are set."""
+    """Set torch's variables if mpirun has started this rank, which sets only names of its own; MASTER_* are set."""
     told = {name: os.environ.get(source) for name, source in _OF_MPIRUN.items()}
     if "RANK" in os.environ or None in told.values():
         return
@@ -90,15 +90,15 @@ def _take_rank_of_mpirun() -> None:
 
 
 def _prepare_jax() -> None:
-    """Have jax told which process this is, if the program imports it."""
+    """Give jax the number of this process, if the program imports jax."""
     try:
-        importlib.import_module("clary_jax").install()  # beside this file, whose folder is on the path
+        importlib.import_module("clary_jax").install()  # it lies beside this file, whose folder is on the path
     except ImportError:
         return  # a copy of this file alone; jax then needs its arguments
 
 
 def _would_wait_for_peers() -> bool:
-    """Return whether the teardown of this process, which has failed, would wait for peers that wait for it in a sum.
+    """Return whether the teardown of this failed process would wait for peers that wait for it in a sum.
 
     A worker of MXNet with parameter servers meets all others when its store is destroyed.
     """
@@ -120,7 +120,7 @@ def _new_main() -> types.ModuleType:
 def _run_script(script: str, arguments: list[str]) -> None:
     path = os.path.abspath(script)
     sys.argv = [script, *arguments]
-    if not getattr(sys.flags, "safe_path", False):  # with it, python puts no folder of a script in front
+    if not getattr(sys.flags, "safe_path", False):  # with it, python puts no script's folder in front
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     if os.path.isdir(path):
         runpy.run_path(script, run_name="__main__")
@@ -146,7 +146,7 @@ def _run_module(name: str, arguments: list[str]) -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd()
     _new_main()
-    run = getattr(runpy, "_run_module_as_main", None)  # what `python -m` itself calls
+    run = getattr(runpy, "_run_module_as_main", None)  # the function that `python -m` itself calls
     if run is None:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
@@ -199,7 +199,7 @@ def _show(error: BaseException) -> int:
 def _leave_word(name: str, message: str) -> None:
     """Record the error that ended this rank, and its time.
 
-    Peers fail within milliseconds, and logs do not tell which rank failed first.
+    Peers fail within milliseconds, and logs do not show which rank failed first.
     """
     folder = os.environ.get(ERRORS_VARIABLE)
     if not folder:
@@ -214,7 +214,7 @@ def _leave_word(name: str, message: str) -> None:
             json.dump(record, file)
         os.replace(path + ".part", path)
     except OSError:
-        pass  # a full disk, for one: the traceback in the log has to do
+        pass  # for example a full disk: the traceback in the log has to suffice
 
 
 def _leave(code: int, is_interrupted: bool) -> None:
@@ -282,14 +282,14 @@ def _abort_mpi(code: int) -> None:
 
 
 def _finalize_mpi() -> None:
-    """Finalize MPI, which the skipped teardown would do; mpirun takes a rank without it for a failed one."""
+    """Finalize MPI, which the skipped teardown would do; mpirun takes a rank without it for failed."""
     module = _mpi()
     if module is not None:
         _finish(module.Finalize)
 
 
 def _flush(stream: object) -> bool:
-    """Flush; whether nothing was lost."""
+    """Flush; return whether no output was lost."""
     if stream is None or getattr(stream, "closed", False):
         return True
     try:

@@ -2,10 +2,10 @@
 
 Where: `bin/torchrun` stands first in PATH of a job, so that launchers which call torchrun by name (SDK v3's driver,
 AWS's toolkit, users' scripts) get ranks that end cleanly; see the note in `clary_rank`. The command line is read by
-torch's own parser. Whatever cannot be read stays as it is: the real torchrun then runs, unchanged.
-Once a stop is announced, ranks are left alone: they have had their SIGTERM, and torchrun would send a second one and
-kill them after 30 s. Where a scheduler signals every process itself, the announcement comes moments after the signal.
-It runs in the user's environment: Python 3.8 or later, the standard library and torch, nothing of clary.
+torch's own parser. If it cannot be read, the real torchrun runs with it, unchanged. Once a stop is announced, ranks are
+not signalled: they have received SIGTERM, and torchrun would send a second one and kill them after 30 s. If a scheduler
+signals every process itself, the announcement comes moments after the signal. It runs in the user's environment: Python
+3.8 or later, the standard library and torch, nothing of clary.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import sys
 import time
 from collections.abc import Iterable
 
-NOTICE_VARIABLE = "CLARY_STOP_NOTICE"  # path of a file that is there once a stop was ordered
+NOTICE_VARIABLE = "CLARY_STOP_NOTICE"  # path of a file that exists once a stop was ordered
 _POLL_S = 0.02
-_NOTICE_WAIT_S = 1.0  # from a scheduler's SIGTERM to the notice that the agent leaves on it
-_SIGNAL_BASE = 128  # a shell's exit code of a process that a signal ended: this and the signal's number
+_NOTICE_WAIT_S = 1.0  # from a scheduler's SIGTERM to the agent's notice
+_SIGNAL_BASE = 128  # a shell's exit code of a signalled process: this plus the signal's number
 _FOLDER = os.path.dirname(os.path.realpath(__file__))
 _NOT_FOUND_CODE = 127
 
 
 def main() -> None:
-    """Run torchrun with the command line of this process; never returns where the real one takes over."""
+    """Run torchrun with the command line of this process; never returns if the real torchrun takes over."""
     arguments = sys.argv[1:]
     try:
         run = importlib.import_module("torch.distributed.run")
@@ -40,14 +40,14 @@ def main() -> None:
     leave_ranks_alone_at_stop()
     try:
         run.main(rewritten)
-    except Exception as error:  # one kind of it, which only torch can name
+    except Exception as error:  # a kind of failure that only torch can name
         if stop_deadline_s() is None or type(error).__name__ != "SignalException":
             raise
         sys.exit(_SIGNAL_BASE + error.sigval)  # type: ignore[attr-defined]
 
 
 def leave_ranks_alone_at_stop() -> None:
-    """Have torchrun wait for its ranks to end by themselves before it ends them, while a stop is on.
+    """Have torchrun wait, during a stop, for its ranks to end by themselves before it ends them.
 
     Source: `PContext.close` of torch.distributed.elastic, through which every version ends its ranks.
     """
@@ -55,7 +55,7 @@ def leave_ranks_alone_at_stop() -> None:
         context = importlib.import_module("torch.distributed.elastic.multiprocessing.api").PContext
         close = context.close
     except (ImportError, AttributeError):
-        return  # a torch that ends its ranks in another way does so as ever
+        return  # a torch that ends its ranks in another way stays unchanged
 
     def close_after_ranks(self: object, *arguments: object, **options: object) -> object:
         if type(sys.exc_info()[1]).__name__ == "SignalException":
@@ -74,7 +74,7 @@ def wait_for_notice() -> None:
 
 
 def wait_for_ranks(pids: Iterable[int]) -> None:
-    """Wait until these children have ended, or until the agent kills them anyway; at once where no stop is on."""
+    """Wait until these children have ended, or until the agent kills them anyway; at once without a stop."""
     deadline_s = stop_deadline_s()
     left = list(pids)
     while left and deadline_s is not None and time.monotonic() < deadline_s:
@@ -103,7 +103,7 @@ def _is_running(pid: int) -> bool:
 def rewrite(arguments: list[str], run: object) -> list[str]:
     """Return torchrun's arguments with the program behind `clary_rank`.
 
-    Programs that are no Python programs (--no-python) or run by runpy already (--run-path) stay as they are.
+    Other programs than Python's (--no-python), and those that runpy runs already (--run-path), stay unchanged.
     Raises: ValueError if options and program cannot be distinguished.
     """
     parsed = _parse_quietly(arguments, run)
