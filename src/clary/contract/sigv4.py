@@ -92,7 +92,7 @@ class PresignedAuthorization:
     amz_date: str  # YYYYMMDDTHHMMSSZ
     expires_s: int
     unsigned_query: str  # the query without X-Amz-Signature, as it was signed
-    session_token: str  # empty for keys that have none
+    session_token: str  # empty for keys without a token
     payload_hash: str  # X-Amz-Content-Sha256, UNSIGNED-PAYLOAD if the URL names none
 
 
@@ -148,7 +148,7 @@ def parse_presigned(query: str) -> PresignedAuthorization | None:
 def parse_date(amz_date: str) -> datetime:
     """Read a SigV4 time (`YYYYMMDDTHHMMSSZ`) as an aware datetime.
 
-    Raises: ContractError if it is anything else.
+    Raises: ContractError for any other text.
     """
     if len(amz_date) == 16 and amz_date.isascii() and amz_date[8] == "T" and amz_date[15] == "Z":
         digits = amz_date[:8] + amz_date[9:15]
@@ -187,8 +187,8 @@ def canonical_request(
         signed_headers: lower-case names in the order of the Authorization header.
         payload_hash: hexadecimal SHA-256 of the body, or one of S3's words for bodies that are not hashed.
         service: name in the credential scope; `s3` signs the path as it is ([Note: path]).
-        normalize: decode and encode path and query again, for clients that sign the canonical form of what they
-            send in another form (a raw `*` or `+`, lower-case percent-encoding).
+        normalize: decode and encode path and query again, for clients that send another form than the canonical form
+            that they sign (a raw `*` or `+`, lower-case percent-encoding).
     """
     path = request.raw_path or "/"
     if service == "s3":
@@ -235,7 +235,7 @@ def string_to_sign(canonical: str, *, amz_date: str, scope: str) -> str:
     """Return the text whose HMAC is the signature.
 
     Args:
-        canonical: what `canonical_request` returned.
+        canonical: result of `canonical_request`.
         amz_date: time of the request, YYYYMMDDTHHMMSSZ.
         scope: `<date>/<region>/<service>/aws4_request`.
     """
@@ -353,7 +353,7 @@ def chunk_signature(key: bytes, *, previous: str, chunk_hash: str, amz_date: str
     """Return the signature of one chunk of a STREAMING-AWS4-HMAC-SHA256-PAYLOAD body.
 
     Args:
-        key: what `signing_key` returned.
+        key: result of `signing_key`.
         previous: signature of the chunk before, or of the request's headers (the seed) for the first one.
         chunk_hash: hexadecimal SHA-256 of the chunk's data; `EMPTY_HASH` for the last one.
     """

@@ -119,7 +119,7 @@ class ProcessDump:
     sockets: tuple[SocketState, ...]
     error: str = ""  # reason why the stacks are missing
     runnable_s: float = 0.0  # time that its busiest thread, or a descendant's, ran or waited for a processor
-    collectives: tuple[CollectiveGroup, ...] = ()  # empty where nothing is recorded
+    collectives: tuple[CollectiveGroup, ...] = ()  # empty without records
     num_groups_left_out: int = 0  # groups that found no room in the record
 
 

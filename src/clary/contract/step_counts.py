@@ -3,7 +3,7 @@
 Where: a hook (`train.debugger.capture.step_counting`) writes one file a process into the folder that `FOLDER_VARIABLE`
 names, a row for each step that begins; `agent.checkpoints.step_counts` reads it when it takes a set of checkpoints, and
 the manifest of the set keeps the row that was the last when its newest file was written. A restore writes the counts of
-the restored sets into `RESTORED_FILE` of the same folder. The folder of checkpoints holds nothing of this, because
+the restored sets into `RESTORED_FILE` of the same folder. The folder of checkpoints holds no file of counts, because
 scripts list it.
 
     0      magic, worker, start of the process, its counts before the first row
@@ -25,7 +25,7 @@ FOLDER_VARIABLE = "CLARY_STEP_COUNTS_FOLDER"  # set where a job has checkpoints
 ENDING = ".counts"  # of a file's name, WORKER-PROCESS.counts
 RESTORED_FILE = "restored.json"  # a RestoredCounts; absent if no counts are known
 
-NUM_ROWS = 4096  # of a process: 40 s at a hundred steps a second; checkpoints are looked at every 5 s
+NUM_ROWS = 4096  # of a process: 40 s at a hundred steps a second; checkpoints are read every 5 s
 HEADER_BYTES = 128
 MAX_COUNT = 1 << 53  # numbers of JSON are exact up to here
 _MAGIC = b"CLARYSC1"

@@ -20,7 +20,7 @@ FOLDER_VARIABLE = "CLARY_STEPS_FOLDER"
 SWITCH_VARIABLE = "CLARY_STEPS"  # 0: nothing is recorded
 ENDING = ".steps"  # of a file's name, RANK-PROCESS.steps
 
-NUM_ROWS = 512  # of a process: enough for a thousand steps a second at two looks a second
+NUM_ROWS = 512  # of a process: enough for a thousand steps a second at two reads a second
 HEADER_BYTES = 64
 _MAGIC = b"CLARYST1"
 _HEADER = struct.Struct("<8sqq")
@@ -39,7 +39,7 @@ class StepRow(NamedTuple):
         step_s: from the end of the step before to the end of this one.
         data_wait_s: waiting for batches of a DataLoader.
         forward_s: from a batch to its backward pass.
-        backward_s: in backward passes, less what of them was communication.
+        backward_s: in backward passes, less their communication.
         communication_s: blocked in collectives, in any part of the step.
         optimizer_s: in the optimizer's step.
     """
@@ -63,7 +63,7 @@ def pack_header(rank: int, process: int) -> bytes:
 
 
 def read_header(data: bytes) -> int | None:
-    """Return the rank of a file, or None if it is not a file of steps."""
+    """Return the rank of a file, or None for another file."""
     if len(data) < HEADER_BYTES:
         return None
     magic, rank, _ = _HEADER.unpack_from(data)

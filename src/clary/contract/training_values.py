@@ -36,7 +36,7 @@ class Finding:
     """One value, with its step and its time.
 
     Attributes:
-        kind: what it is.
+        kind: of the finding.
         name: of the metric, or tag.
         at_ms: milliseconds since 1970, as the program wrote them.
         step: of the training; None if the program gave no step.

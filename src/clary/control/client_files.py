@@ -53,7 +53,7 @@ def client_variables(
         "AWS_SECRET_ACCESS_KEY": credentials.secret_access_key,
         "AWS_DEFAULT_REGION": settings.region,
         "AWS_REGION": settings.region,
-        # Without it the SDKs ask a cloud metadata address for keys when they find none.
+        # Without it the SDKs ask a cloud metadata address for keys when they find no keys.
         "AWS_EC2_METADATA_DISABLED": "true",
         "SAGEMAKER_USER_CONFIG_OVERRIDE": str(client_folder / SAGEMAKER_CONFIG),
     }

@@ -25,7 +25,7 @@ def why_full(place: Path) -> str:
     """Return the message that the disk of a folder is full; empty if it is not, or if the folder cannot be read.
 
     Args:
-        place: a folder, or one that is to be made; the nearest parent that exists is looked at.
+        place: a folder, or one that is to be made; the nearest parent that exists is checked.
     """
     existing = next((path for path in (place, *place.parents) if path.exists()), Path("/"))
     try:

@@ -80,7 +80,7 @@ def examine(dumps: Mapping[str, HostDump], *, hosts: Sequence[str], num_ranks: i
     """Group the ranks and name the suspects.
 
     Args:
-        dumps: by host, of those that have answered.
+        dumps: by host, of the hosts that have answered.
         hosts: all hosts of the job.
         num_ranks: of the job; 0 where that is not known.
         is_final: whether hosts without an answer had enough time for one.
@@ -268,7 +268,7 @@ def _place_of_group(group: Group, processes: Mapping[tuple[str, int], ProcessDum
 
 
 def _workers(process: ProcessDump, dump: HostDump) -> str:
-    """Say where the workers of a rank's data loader stand."""
+    """Return a sentence on the places of a rank's data loading workers."""
     children = [child for child in dump.processes if child.parent == process.pid and main_thread(child).frames]
     places = sorted({place_of(child) for child in children})
     if not children:

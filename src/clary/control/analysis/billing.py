@@ -49,7 +49,7 @@ def bill(job: TrainingJob, price: JobPrice, *, now: datetime) -> Bill | None:
     """Return time and money up to `now`, or to the job's end; None while no host has begun to download.
 
     Args:
-        job: whose transitions say how long it trained.
+        job: its transitions show the training time.
         price: of all its hosts.
         now: end of the time while the job runs.
     """

@@ -40,8 +40,8 @@ class RankCall:
         rank: None if unknown.
         pid: 0 of a process that has ended.
         call: that it waits in, else its newest; None if it has entered none.
-        is_behind: whether others of the group have entered more.
-        differs: whether it is another operation than most others have under that number.
+        is_behind: whether other ranks of the group have entered more operations.
+        differs: whether most other ranks have another operation under that number.
     """
 
     host: str
@@ -322,7 +322,7 @@ def _about(tables: Sequence[_Table], ranks: Iterable[_Rank]) -> dict[int, str]:
 def _cleared(tables: Sequence[_Table], disagreements: Iterable[Disagreement], crossing: set[int]) -> frozenset[int]:
     waits = _waits(tables)
     waited_for = {other for _, behind in waits.values() for other in behind}
-    # A rank that called another operation explains no others, and is not cleared itself if no operation has a majority.
+    # A rank with another operation does not explain waits, and is not cleared if no operation has a majority.
     if not waited_for or any(not found.odd for found in disagreements):
         return frozenset()
     odd = {rank for found in disagreements for rank in found.odd}

@@ -32,7 +32,7 @@ class Ledger:
     goodput: float  # productive time over all time of all hosts, 0 to 1
     num_attempts: int  # that were begun
     num_reclaimed: int  # of those, ended because their capacity was taken back
-    num_restarted: int  # of those, ended by a failure that was tried again
+    num_restarted: int  # of those, ended by a failure that was retried
 
 
 def ledger(job: TrainingJob, *, now: datetime) -> Ledger:

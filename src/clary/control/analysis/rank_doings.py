@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from clary.contract.stack_dumps import MAX_FRAMES, CollectiveCall, Frame, ProcessDump, ThreadStack
 
-# Files whose innermost call waits for other ranks. Others of torch.distributed are on the stacks of programs that
+# Files whose innermost call waits for other ranks. Other files of torch.distributed are on the stacks of programs that
 # compute: elastic's `record`, FSDP, tensor parallelism, checkpoints.
 _COLLECTIVE_FILES = (
     "torch/distributed/distributed_c10d.py",
@@ -38,10 +38,10 @@ _GPU_LIBRARIES = ("libcudart", "libcuda.so", "libamdhip64")
 # In names of the NVIDIA driver's functions in the kernel, where a process waits for a driver in trouble.
 _GPU_WAITS = ("nvidia_", "uvm_", "os_acquire_", "rm_ioctl", "_nv")
 _ENGINE_CODE = "torch::autograd::"  # in native functions of a thread that computes a backward pass
-_ENGINE_RESTS = "ReadyQueue::pop"  # in such a thread while it has nothing to do
+_ENGINE_RESTS = "ReadyQueue::pop"  # in such a thread while it has no work
 _THREAD_STARTER = "_bootstrap"  # outermost call of threads that Python has started
 _BETWEEN = ("threading.py", "selectors.py", "socket.py", "queue.py")  # innermost files of waits in the libraries above
-_BACKWARD = "_engine_run_backward"  # torch/autograd/graph.py; what it calls is native
+_BACKWARD = "_engine_run_backward"  # torch/autograd/graph.py; its callees are native
 _WRAPPERS = frozenset({"wrapper", "inner", "_wrap", "wait", "synchronize"})  # functions that only call another
 _LOADER_FILES = ("torch/utils/data/",)
 _LOADER_WAITS = ("torch/utils/data/", "multiprocessing/connection.py", "multiprocessing/queues.py", *_BETWEEN)
@@ -120,7 +120,7 @@ def doing_of(process: ProcessDump) -> Doing:
 
 
 def place_of(process: ProcessDump) -> str:
-    """Say where in the user's own code a process stands: `step (train.py:31)`."""
+    """Return the place of a process in the user's own code: `step (train.py:31)`."""
     frames = python_calls(standing_calls(process))
     script = next((frame.file for frame in frames if frame.function == "<module>"), "")
     frame = next((frame for frame in frames if frame.file == script), frames[0] if frames else None)
@@ -169,13 +169,13 @@ def _sleeps_in_backward(process: ProcessDump, frames: Sequence[Frame]) -> bool:
 
 
 def main_thread(process: ProcessDump) -> ThreadStack:
-    """Return a process's main thread; one without calls if it could not be looked at."""
+    """Return a process's main thread; a thread without calls if its stack could not be read."""
     empty = ThreadStack(thread=0, name="", is_main=True, frames=())
     return next((thread for thread in process.threads if thread.is_main), empty)
 
 
 def standing_calls(process: ProcessDump) -> tuple[Frame, ...]:
-    """Return the calls that say where a process stands: of its main thread, inside them those of its backward pass.
+    """Return the calls that show a process's place: of its main thread, and inside them the calls of its backward pass.
 
     A backward pass on a GPU is computed by a thread of torch while the main thread sleeps; its nodes and hooks may be
     Python, such as the recomputation of activation checkpoints.
@@ -189,7 +189,7 @@ def standing_calls(process: ProcessDump) -> tuple[Frame, ...]:
 
 
 def _computes_backward(frames: Sequence[Frame]) -> bool:
-    """Whether a thread is one of torch's that compute backward passes, and has something to do."""
+    """Whether a thread of torch computes backward passes, and has work."""
     calls = python_calls(frames)
     if any(_ENGINE_RESTS in frame.function for frame in _native(frames)):
         return False

@@ -1,16 +1,16 @@
-"""Which rank the others wait for, and why: compute, input or network. Pure.
+"""The rank that the others wait for, and the reason: compute, input or network. Pure.
 
-Where: `server.pages.stragglers_page` gathers what hosts measured (`agent.metrics.step_source`) and asks.
+Where: `server.pages.stragglers_page` gathers the hosts' measurements (`agent.metrics.step_source`) and calls it.
 
 [Note: who is slow]
 Ranks that train together have steps of one length: a slow rank works longer, and the others wait in collectives for the
 difference. So each rank's own time is compared, its step less its communication. The slowest is a straggler if it works
-a tenth of a step longer than the others, and did so for most of the time that is looked at.
+a tenth of a step longer than the others, and did so for most of the examined time.
 
-    compute   its passes, optimizer or anything else takes longer, or its host is refused processor time
+    compute   its passes, optimizer or other work takes longer, or its host is refused processor time
     input     most of the difference is waiting for batches
     network   all work equally long and much of each step is communication, which is slow at one host: its round trips
-              take far longer than those of the others, or much of what it sends gets lost
+              take far longer than those of the others, or much of its traffic gets lost
 
 Uniform slowness accuses no rank, and neither does communication that is merely long.
 """
@@ -24,7 +24,7 @@ from enum import StrEnum
 
 LEAST_SHARE = 0.1  # of a step, by which a straggler works longer than the others
 CLEAR_SHARE = 0.2
-MOST_STEPS_APART = 1.5  # how much longer the steps of one rank are on average than those of others that it trains with
+MOST_STEPS_APART = 1.5  # largest ratio of a rank's mean step to the median of the others
 LEAST_MOMENTS = 3  # that at least two ranks were measured at
 LEAST_VOTES, CLEAR_VOTES = 2 / 3, 0.9  # of the moments, at which a straggler was slow by half of LEAST_SHARE
 REFUSED_PERCENT = 20.0  # of a processor, more than the others' hosts are refused
@@ -93,7 +93,7 @@ class RankSteps:
     moments: Mapping[int, StepTimes]
 
     def usual(self) -> StepTimes:
-        """Return the medians of the moments, so that a checkpoint now and then weighs nothing."""
+        """Return the medians of the moments, so that occasional checkpoints do not count."""
         times = list(self.moments.values())
         medians = {name: statistics.median(getattr(item, name) for item in times) for name in ("step_s", *PARTS)}
         return StepTimes(**medians)
@@ -170,8 +170,8 @@ def judge(ranks: Sequence[RankSteps], hosts: Mapping[str, HostFacts], *, has_gpu
 
     Args:
         ranks: all ranks of a job; those without steps are left out.
-        hosts: what was measured of their hosts.
-        has_gpus: whether ranks compute on GPUs; a rank's own times do not show then that it waits for others.
+        hosts: measurements of their hosts.
+        has_gpus: whether ranks compute on GPUs; then a rank's own times do not show its waits for others.
     """
     ranks = [item for item in ranks if len(item.moments) >= LEAST_MOMENTS]
     if len(ranks) < 2:
@@ -304,7 +304,7 @@ def _votes(slow: RankSteps, others: Sequence[RankSteps]) -> float:
 
 
 def _more_refused(host: str, others: Collection[str], hosts: Mapping[str, HostFacts]) -> str | None:
-    """Say that a host is refused far more processor time than others; None if it is not."""
+    """Return the sentence that a host is refused far more processor time than others; None if it is not."""
     its = hosts.get(host, HostFacts()).refused_percent
     if its is None:
         return None

@@ -1,6 +1,6 @@
 """Timeline of each host's activity, from the job's creation to its end, without gaps. Pure.
 
-Where: the ledger adds the stretches up. Rows of SecondaryStatusTransitions say what the job as a whole was doing; facts
+Where: the ledger adds the stretches up. Rows of SecondaryStatusTransitions show the state of the job as a whole; facts
 of each host (timings of its preparation, its connections to the master port, ends of its processes, its newest
 checkpoint) say how it spent such a row. Time that the facts do not explain stays with the row: a stretch is never
 computed from two clocks, and never negative.
@@ -35,7 +35,7 @@ class TimePart(StrEnum):
     LOST_TO_STOP = "lost_to_stop"  # the program ran, the job was stopped, and no model or checkpoint holds its work
     STALLED = "stalled"  # a part of the job had failed, and the rest still ran
     CHECKPOINTING = "checkpointing"  # the program had ended, its last checkpoints were being stored
-    STOPPING = "stopping"  # from the order to stop until everything has ended
+    STOPPING = "stopping"  # from the order to stop until all processes have ended
     UPLOADING = "uploading"  # model and output
     IDLE_WAITING = "idle_waiting"  # the host had done its part, others had not
 
@@ -59,7 +59,7 @@ class _Attempt:
     """Facts of one attempt that the cut needs."""
 
     facts: Mapping[str, HostFacts]  # of each host, at its end or now
-    ended_at: datetime | None = None  # when an attempt that ended early was gone
+    ended_at: datetime | None = None  # when the hosts of an attempt that ended early were released
     loss: TimePart | None = None  # use of the time that no checkpoint holds; None: all work is kept
 
 
@@ -134,7 +134,7 @@ def _host_names(job: TrainingJob, attempts: list[_Attempt]) -> list[str]:
 
 
 def _pieces(job: TrainingJob, attempts: list[_Attempt], end: datetime) -> Iterator[_Piece]:
-    """Yield the job's time, cut at its rows and where an attempt that ended early was gone."""
+    """Yield the job's time, cut at its rows and at the release of attempts that ended early."""
     start = job.created_at
     for index, (row, number) in enumerate(zip(job.transitions, attempts_of_rows(job.transitions), strict=True)):
         following = job.transitions[index + 1] if index + 1 < len(job.transitions) else None
@@ -234,7 +234,7 @@ def _uploading(name: str, facts: HostFacts | None, piece: _Piece) -> Iterator[St
 
 
 def _after_program(facts: HostFacts | None, piece: _Piece) -> Iterator[tuple[datetime, TimePart]]:
-    """Yield until when a host whose program has ended stored checkpoints, and until when it waited for the others."""
+    """Yield the ends of storing checkpoints and of waiting for the others, for a host whose program has ended."""
     done_at = _done_at(facts)
     if done_at is None:
         return
@@ -302,7 +302,7 @@ def _done_at(facts: HostFacts | None) -> datetime | None:
 
 
 def _met_at(facts: HostFacts | None, attempt: _Attempt, *, began_at: datetime, until: datetime) -> datetime | None:
-    """Return when the last host of an attempt had found the others, `_NEVER` while one is missing.
+    """Return when the last host of an attempt had found the others, `_NEVER` while a host is missing.
 
     Args:
         facts: of the host in question.

@@ -13,7 +13,7 @@ import ipaddress
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Nothing is ever connected to these, whatever the settings say: clouds hand out the machine's credentials there, or
+# These are never connected to, under any settings: clouds hand out the machine's credentials there, or
 # they name no single machine.
 NEVER: tuple[Network, ...] = tuple(
     ipaddress.ip_network(text)
@@ -34,7 +34,8 @@ NEVER: tuple[Network, ...] = tuple(
         "ff00::/8",
     )
 )
-# No part of the internet, although `is_global` of some releases of Python says so; most are private or name a tunnel.
+# No part of the internet, although `is_global` of some releases of Python is true for them; most are private or name a
+# tunnel.
 _NOT_INTERNET: tuple[Network, ...] = tuple(
     ipaddress.ip_network(text)
     for text in (

@@ -63,7 +63,7 @@ def is_name(text: str) -> bool:
 
 
 def literal(text: str) -> Address | None:
-    """Return the address that a text of a client spells the usual way; None for anything else."""
+    """Return the address that a text of a client spells the usual way; None for any other text."""
     try:
         return plain(text) if "%" not in text else None
     except ValueError:

@@ -18,7 +18,7 @@ _CONNECT = re.compile(rf"CONNECT {_HOST}:([0-9]{{1,5}}) HTTP/1\.[01]")
 _ABSOLUTE = re.compile(
     rf"([A-Z]{{1,20}}) [Hh][Tt][Tt][Pp]://{_HOST}(?::([0-9]{{1,5}}))?([/?][\x21-\x7e]*)? HTTP/1\.[01]"
 )
-# No pattern has two ways to match the same blanks: a head of nothing else would take hours (docs/adr/0049).
+# No pattern has two ways to match the same blanks: a head of blanks would take hours (docs/adr/0049).
 _FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
 _STATUS_LINE = re.compile(r"HTTP/1\.[01] ([1-9][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
 # Headers of one hop, which are not forwarded; the connection to the target is announced to end after the answer.
@@ -98,7 +98,7 @@ def answer_head(head: bytes) -> tuple[int, bytes]:
 
 
 def body_length(asked: Asked) -> int | None:
-    """Return how many bytes follow the head of a request; None for a body in chunks.
+    """Return the number of bytes behind the head of a request; None for a body in chunks.
 
     Raises: BadHead for an ambiguous length, which another server could read differently.
     """

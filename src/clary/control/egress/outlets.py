@@ -17,7 +17,7 @@ from clary.control.egress.addresses import Address, is_internet, plain
 from clary.control.egress.entries import Reachable
 from clary.control.egress.policy import EgressPolicy
 
-RESOLVE_TIMEOUT_S = 3.0  # for all names together; a job starts without those that take longer
+RESOLVE_TIMEOUT_S = 3.0  # for all names together; a job starts without names that take longer
 MAX_THREADS = 16
 _WEB_PORTS = (80, 443)
 

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def index_entries(environ: Mapping[str, str]) -> tuple[Reachable, ...]:
-    """Return one entry for each place that pip or uv would look at, run with these variables."""
+    """Return an entry for each place that pip or uv would search with these variables."""
     entries = {}
     for url in _urls(environ):
         try:

@@ -1,12 +1,12 @@
 """Targets that programs may be connected to. Pure: names were resolved before, once, and are not resolved again.
 
 Where: `connect_proxy` asks before it resolves a name (`may_ask`) and judges every address that the name has (`judge`)
-before it opens a connection; `outlets` judges what hosts reach without a proxy. A refusal does not reveal whether the
-target listens, because the proxy has not connected to it.
+before it opens a connection; `outlets` judges places that hosts reach without a proxy. A refusal does not reveal
+whether the target listens, because the proxy has not connected to it.
 
     an entry of `reachable_networks` covers it    -> connected; of this machine only by a port of the entry's own
     an address of the internet, port 443          -> connected where setting `internet` is on
-    pypi.org and where its files lie, port 443    -> the same, wherever DNS says that they are, but not on this machine
+    pypi.org and where its files lie, port 443    -> the same, at any address that DNS returns, but not on this machine
     everything else                               -> refused
 """
 
@@ -56,7 +56,7 @@ class EgressPolicy:
     def may_ask(self, name: str, port: int, *, is_plain_http: bool = False) -> Decision:
         """Decide before a name is looked up whether any of its addresses could be allowed.
 
-        Where there is no internet, names that no entry lists are not even looked up: DNS would be a way out.
+        Without the internet, names that no entry lists are not even looked up: DNS queries could carry data out.
 
         Args:
             name: a name or an address, as the program wrote it.
@@ -84,7 +84,7 @@ class EgressPolicy:
         is_own: Callable[[Address], bool],
         is_plain_http: bool = False,
     ) -> Decision:
-        """Decide on a target by all its addresses: one that is not allowed refuses it as a whole.
+        """Decide on a target by all its addresses: a single forbidden address refuses the target.
 
         Args:
             name: as the client gave it, in lower case.

@@ -1,10 +1,10 @@
 """Choice of the Python environment that stands for a container image.
 
 Where: CreateTrainingJob resolves the image to refuse unknown ones at once; the planner resolves it again for the plan.
-There are no containers: an image is mapped by its `repo:tag`, the registry is ignored, because it only says account
+There are no containers: an image is mapped by its `repo:tag`, the registry is ignored, because it only names account
 and region. First the patterns of setting `images` (most specific first), then the rules for AWS's own images: the
 environment whose framework and Python have the versions of the tag stands for them, else the default environment if
-that has their framework. Everything else is refused with the lines to add.
+that has their framework. Every other image is refused with the lines to add.
 
 Pure but for the `Probe` that it is given.
 """
@@ -79,7 +79,7 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
         image: as the request names it.
         settings: whose `images` patterns and environments come first.
         probe: knows the interpreters of this machine.
-    Raises: WireError ValidationException with the lines to add to settings.toml, if nothing stands for it.
+    Raises: WireError ValidationException with the lines to add to settings.toml, if no environment stands for it.
     """
     name = parse_image(image)
     pattern = _best_pattern(image, name, settings.images)
@@ -125,7 +125,7 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
 def default_python(settings: Settings, probe: Probe) -> str | None:
     """Return the interpreter of the default environment, or None if no Python here has torch.
 
-    What settings name is taken as it stands; otherwise the first candidate with torch.
+    An interpreter that settings name is taken without a check; otherwise the first candidate with torch.
     """
     named = settings.environments.get(DEFAULT_ENVIRONMENT) or settings.default_python
     if named:

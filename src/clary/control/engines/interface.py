@@ -1,8 +1,8 @@
 """The interface of engines: give hosts to an attempt of a job, start agents on them, take them back.
 
-Where: the reconciler drives it with launch plans; nothing above knows which engine it is. Engines decide nothing about
-jobs. Every method may be called again with the same arguments, after a crash of the service too; a repeated call
-changes nothing that is done already.
+Where: the reconciler drives it with launch plans; the code above is the same for every engine. Engines make no
+decisions about jobs. Every method may be called again with the same arguments, after a crash of the service too; a
+repeated call changes nothing that is done already.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Released:
 
 @dataclass(frozen=True, kw_only=True)
 class CutOff:
-    """The facts of a host whose network is gone."""
+    """The facts of a host that has lost its network."""
 
     why: str  # in words
     last_well_at: datetime | None = None  # when its link certainly worked; None if unknown
@@ -55,23 +55,23 @@ class HostState:
     is_alive: bool  # whether its agent runs, or may run; false if it was never started
     why_dead: str = ""  # reason, if the engine knows more than that its agent has ended
     capacity_ends: CapacityEnds | None = None  # set if the engine takes the host back
-    cut_off: CutOff | None = None  # the host's network is gone, though its agent may still report
+    cut_off: CutOff | None = None  # set if the host has lost its network, though its agent may still report
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """All that an engine has."""
+    """The resources and the isolation of an engine."""
 
     machine: Machine  # to divide among hosts; for an engine of many nodes their sum, for pages
     isolation: Isolation  # the best that hosts have
-    gaps: tuple[str, ...] = ()  # sentences on everything that is not isolated
+    gaps: tuple[str, ...] = ()  # sentences on all resources that are not isolated
 
 
 class Engine(Protocol):
     """A source of hosts.
 
-    Raises: EngineError from every method; its message names the missing resource and the remedy. `retryable` tells
-    whether the same call can succeed later.
+    Raises: EngineError from every method; its message names the missing resource and the remedy. `retryable` is set if
+        the same call can succeed later.
     """
 
     def capacity(self) -> Capacity:
@@ -80,8 +80,8 @@ class Engine(Protocol):
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
         """Build the pool's network and return the plan with network, addresses and work folder filled in.
 
-        Nothing that runs code of a user is started. State after failure: all parts that were made stay until they are
-        released.
+        No process that runs code of a user is started. State after failure: all parts that were made stay until they
+        are released.
         """
 
     async def start_agents(self, plan: LaunchPlan) -> None:

@@ -21,7 +21,7 @@ Holds = Callable[[R], bool]
 
 
 def holds(condition: syntax.Condition, resolve: Resolve[R]) -> Holds[R]:
-    """Return the function that tells whether a condition holds.
+    """Return the function that decides whether a condition holds.
 
     Args:
         condition: of a filter.

@@ -9,7 +9,7 @@ class MalformedQuery(ClaryError):
     """A query with a syntax error, or with a feature that is not offered.
 
     Args:
-        message: says what was expected.
+        message: names the expected syntax.
         start: number of the first character that is wrong, from 0.
         end: number of the character behind the last one.
     """

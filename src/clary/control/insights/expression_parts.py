@@ -1,6 +1,6 @@
 """A regular expression as numbered places, with the places that characters lead to.
 
-Where: `automaton` runs them. The tree is the one that `re` compiles from; a place is a bit of an integer, so that a set
+Where: `automaton` runs them. The tree is the same that `re` compiles; a place is a bit of an integer, so that a set
 of places is one number.
 """
 

@@ -126,7 +126,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class Display:
-    """Show these and nothing else."""
+    """Show only these items."""
 
     items: tuple[Item, ...]
     place: Place

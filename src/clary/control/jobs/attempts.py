@@ -70,7 +70,7 @@ def will_be_retried(job: TrainingJob) -> bool:
 
 
 def awaits_evidence(job: TrainingJob) -> bool:
-    """Whether the attempt has failed and is over, and its hosts wait for late evidence of the cause."""
+    """Whether the attempt has failed and ended, and its hosts wait for late evidence of the cause."""
     is_over = not any(record.facts.phase.may_run for record in job.hosts.values())
     is_open = not job.is_terminal and job.ending is None and not host_orders.is_uploading(job)
     return is_over and is_open and bool(retries.why_wait(job))

@@ -1,6 +1,6 @@
 """Events that are due for a job at a given moment. Pure.
 
-Where: the reconciler asks on every pass and applies the event that comes back.
+Where: the reconciler asks on every pass and applies the event that is returned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.status_rows import seconds_in, since
 from clary.control.jobs.training_job import EndCause, TrainingJob
 
-# From the end of the grace period to the report that the program is gone: killing takes moments, a core dump longer.
+# From the end of the grace period to the report that the program has ended: killing takes moments, a core dump longer.
 KILL_ALLOWANCE_S = 60.0
 # From the cut of a link until it is known, besides the delay of frames: the watch's `CUT_OFF_AFTER_S`, and a delay of
 # the watch and the next pass on a busy machine.

@@ -64,7 +64,7 @@ class HostReported:
 
 @dataclass(frozen=True, kw_only=True)
 class HostLost:
-    """A host is gone: its agent died or has been silent for too long."""
+    """A host is lost: its agent died or has been silent for too long."""
 
     host: str
     why: str

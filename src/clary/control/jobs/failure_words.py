@@ -3,11 +3,11 @@
 Where: `first_cause` weighs every moment of a failing job by its words, `verdicts` asks whether the code itself has
 failed.
 
-A program may write anything into its messages: a ValueError that names NCCL is still about the value. So a
-class that says for certain that the code itself has failed decides first, then the classes of broken connections, and
-the texts of messages count only as torch, jax, gloo, NCCL, Horovod and Open MPI really print them.
+A program may write anything into its messages: a ValueError that names NCCL is still about the value. So a class that
+proves a failure of the code itself decides first, then the classes of broken connections, and the texts of messages
+count only as torch, jax, gloo, NCCL, Horovod and Open MPI really print them.
 Source: texts of torch 2.13 (gloo/transport/tcp/pair.cc, unbound_buffer.cc; ProcessGroupNCCL.cpp), NCCL 2.14 to 2.28
-as told in NVIDIA/nccl issues 795, 1141, 1514, 2076, Horovod issues 410 and 1421; jax 0.10.2 with gloo on CPUs.
+from NVIDIA/nccl issues 795, 1141, 1514, 2076, Horovod issues 410 and 1421; jax 0.10.2 with gloo on CPUs.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ When one rank of a gang dies, the others follow: connections break, launchers re
 ends the remaining processes. So moments have a weight, and the earliest of the lightest weight is the cause:
 
     own      a process's own exception, death by signal, exit code; a full disk, a memory limit, a lost host
-    effect   an exception that says that a peer or a connection is gone
-    wrapper  a launcher that says that its child has failed, or ends with an error after one of its ranks has reported
+    effect   an exception that reports a lost peer or connection
+    wrapper  a launcher that reports the failure of its child, or ends with an error after one of its ranks has reported
     the reason
 
 Some ends are noticed late: a host is lost when it has been silent for a while, a killed rank is reaped when its memory

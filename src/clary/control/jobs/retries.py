@@ -31,7 +31,7 @@ class RetryDecision:
 
 
 def decide(job: TrainingJob) -> RetryDecision:
-    """Decide on a job whose attempt has failed; `job.failure` says why."""
+    """Decide on a job whose attempt has failed; `job.failure` has the reason."""
     failure, rule = job.failure, job.restart_rule
     if failure is None:
         return RetryDecision(is_retried=False, reason="nothing has failed")

@@ -25,9 +25,9 @@ class EndCause(StrEnum):
     SUCCESS = "success"  # every process of every host ended with 0
     FAILURE = "failure"  # a program, host or transfer failed
     STOP_REQUESTED = "stop_requested"  # StopTrainingJob
-    MAX_RUNTIME = "max_runtime"  # StoppingCondition.MaxRuntimeInSeconds is over
-    MAX_WAIT = "max_wait"  # StoppingCondition.MaxWaitTimeInSeconds is over
-    MAX_PENDING = "max_pending"  # StoppingCondition.MaxPendingTimeInSeconds is over
+    MAX_RUNTIME = "max_runtime"  # StoppingCondition.MaxRuntimeInSeconds has passed
+    MAX_WAIT = "max_wait"  # StoppingCondition.MaxWaitTimeInSeconds has passed
+    MAX_PENDING = "max_pending"  # StoppingCondition.MaxPendingTimeInSeconds has passed
     RULE = "rule"  # a rule has found an issue, and its action is to stop the training
 
 
@@ -209,10 +209,10 @@ class TrainingJob:
     emulation: tuple[str, ...] = ()  # likewise, under a heading of its own: differences of this machine from AWS's
     pending_reason: str = ""  # reason for a wait, in words
     model_artifacts_uri: str | None = None  # set when uploaded
-    is_released: bool = True  # false while an attempt's hosts may still exist, those of a warm pool included
+    is_released: bool = True  # false while an attempt's hosts may still exist, hosts of a warm pool included
     pool: str = ""  # warm pool that the job holds; empty once another job holds it, or it has ended
     pool_gpus: tuple[int, ...] = ()  # GPUs of the machine that stay with the pool between two attempts
-    warm_pool: WarmPool | None = None  # None for a job that never ran on one
+    warm_pool: WarmPool | None = None  # None for a job that never ran on a warm pool
 
     def now(self, clock: Clock) -> datetime:
         """Return the present by the job's clock, which no step of the wall clock changes."""

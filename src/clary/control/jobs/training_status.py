@@ -105,7 +105,7 @@ def of_hosts(said: Mapping[str, TrainingProgress], hosts: Sequence[str]) -> Trai
 
 
 def progress_facts(progress: TrainingProgress | None, *, now: datetime, is_over: bool) -> dict[str, Any] | None:
-    """Return progress in the form that clients show to people; None while nothing is known.
+    """Return progress in the form that clients show to people; None while unknown.
 
     Args:
         progress: as last reported.

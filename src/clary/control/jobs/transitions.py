@@ -44,7 +44,7 @@ def apply(job: TrainingJob, event: events.Event, *, now: datetime) -> TrainingJo
 
     Args:
         job: the record as it stands.
-        event: what happened.
+        event: to apply.
         now: time of the event, aware, in UTC. If it is earlier than the last transition, the time of that transition is
             used.
     """

@@ -1,6 +1,6 @@
 """Rules of CreateTrainingJob that the service model lacks. Pure.
 
-Where: `services.sagemaker.training_jobs` calls `check` after the wire has validated shapes, before anything is stored.
+Where: `services.sagemaker.training_jobs` calls `check` after the wire has validated shapes, before the job is stored.
 Each rule refuses with the code and, if known, the message of the real service.
 """
 

@@ -121,7 +121,7 @@ def with_token(find_secret: FindSecret, token: str, temporary: TemporaryKeys | N
 
     Args:
         find_secret: knows the owner's key and the keys of jobs.
-        token: session token of the request; empty if it has none.
+        token: session token of the request; empty without one.
         temporary: verifies keys with a session token; None refuses every token.
         now: aware time of day.
     """

@@ -238,7 +238,7 @@ def _entry(
 
 
 def why_incomplete(checkpoints: CheckpointSet, sizes: Mapping[str, int]) -> str:
-    """Return how many files of a set are gone or have another size, or an empty string. Pure."""
+    """Return the numbers of a set's files that are missing or have another size, in words, or an empty string. Pure."""
     num_gone = sum(file.key not in sizes for file in checkpoints.files)
     num_other = sum(sizes.get(file.key, file.size_bytes) != file.size_bytes for file in checkpoints.files)
     parts = [f"{num_gone} gone"] if num_gone else []

@@ -1,10 +1,10 @@
 """Headers of S3's server-side encryption, in front of a store that has no keys.
 
 Where: `front` asks for each request to the embedded store. Pure.
-S3 encrypts every object, by AES256 unless a request or the bucket says otherwise, and names it in its answers; clients
-send `aws:kms` with every upload and some compare the answer. Here the requested encryption is kept with the object and
-returned, and nothing is encrypted: the disk may be encrypted instead (docs/s3.md). A request with an encryption key of
-its own is refused.
+S3 encrypts every object, by AES256 unless a request or the bucket names another, and reports the encryption in its
+answers; clients send `aws:kms` with every upload and some compare the answer. Here the requested encryption is kept
+with the object and returned, and nothing is encrypted: the disk may be encrypted instead (docs/s3.md). A request with
+an encryption key of its own is refused.
 Source: Amazon S3 API reference, PutObject, CopyObject, HeadObject, GetBucketEncryption.
 """
 

@@ -28,7 +28,7 @@ class ObjectLookup:
     async def has_bucket(self, bucket: str) -> bool:
         """Return whether a bucket exists.
 
-        Raises: ObjectStoreError if the store does not answer or refuses to say.
+        Raises: ObjectStoreError if the store does not answer or refuses.
         """
         if self._remembers(bucket, _BUCKET):
             return True
@@ -52,7 +52,7 @@ class ObjectLookup:
     async def has_objects(self, bucket: str, prefix: str) -> bool:
         """Return whether any key of the bucket starts with the prefix; False for a bucket that does not exist.
 
-        Raises: ObjectStoreError if the store does not answer or refuses to say.
+        Raises: ObjectStoreError if the store does not answer or refuses.
         """
         if self._remembers(bucket, prefix):
             return True

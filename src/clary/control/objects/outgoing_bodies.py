@@ -49,7 +49,7 @@ async def choose_body(
     Args:
         request: the client's, its body unread.
         headers: that go to the store, lower-case names, without content-length.
-        caller: `payload_hash` and `seed` say how the signature covers the body.
+        caller: with `payload_hash` and `seed`, the signature's coverage of the body.
         body: of the request; remembers its first error.
     Raises: WireError InvalidArgument, InvalidRequest, MissingContentLength, XAmzContentSHA256Mismatch, IncompleteBody.
     """

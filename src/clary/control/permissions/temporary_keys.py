@@ -1,7 +1,7 @@
 """Expiring keys that STS makes for the owner; a key is verified by its own content.
 
 Where: `services.sts` makes them; verifiers of signatures ask here if a request has a session token. Pure but for
-the random name of a new key. Nothing is kept: token and secret are derived from the key's name, its end and the
+the random name of a new key. No key is stored: token and secret are derived from the key's name, its end and the
 service's master key, so that a key is valid after a restart, until its end, and only together with its token. Temporary
 keys open what the owner's key opens, but make no other keys.
 """

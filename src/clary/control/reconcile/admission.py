@@ -170,7 +170,7 @@ class Admission:
         return [self.holding(job) for job in (*self._hub.active_jobs(), *returning)]
 
     def holding(self, job: TrainingJob) -> Holding:
-        """Return the number of hosts, the GPUs and the memory that a job holds; if it waits, those of its own pool."""
+        """Return the number of hosts, the GPUs and the memory that a job holds; if it waits, its own pool's."""
         request = JobRequest(job.request)
         return Holding(
             job_name=job.name,

@@ -105,7 +105,7 @@ class BoxDesk:
             name: of the box, which was authorized.
             report: of its daemon.
             remote: address that it came from.
-        Raises: WireError 400 for a report that can not be, 410 for a removed box of which nothing is left.
+        Raises: WireError 400 for an impossible report, 410 for a removed box.
         """
         _check_report(report)
         presence = self._book.presence

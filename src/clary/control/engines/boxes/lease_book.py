@@ -155,7 +155,7 @@ class LeaseBook:
 
         Args:
             tag: of the allocation; an unknown tag is ignored.
-            index: of the host; None is the whole allocation.
+            index: of the host; None for the whole allocation.
         """
         allocation = self.ledger.allocations.get(tag)
         if allocation is None:
@@ -186,7 +186,7 @@ class LeaseBook:
         self.presence.change(box)
 
     async def end_leases_of(self, box: str, why: str) -> None:
-        """End everything on a box that is removed.
+        """End all leases on a box that is removed.
 
         Args:
             box: its name.
@@ -197,7 +197,7 @@ class LeaseBook:
         self.presence.change(box)
 
     async def give_up_leases_of(self, box: str, why: str) -> None:
-        """Record everything on a box as ended without the box's confirmation.
+        """Record all leases on a box as ended, without the box's confirmation.
 
         Args:
             box: its name; its owner declares it lost for good.

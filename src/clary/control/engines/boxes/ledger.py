@@ -1,9 +1,9 @@
 """Keeps boxes, allocations and tokens in small files: a change is on disk before it takes effect.
 
 Where: `scheduler` holds one, below `<state folder>/boxes/`. Each document is a file of mode 0600, replaced in one
-step, so a service that is killed at any moment finds all of the last change or nothing of it. A change whose file could
-not be written is not made in memory either. A change is never cancelled halfway (`LeaseBook.change`): otherwise disk
-and memory would differ.
+step, so a service that is killed at any moment finds the last change either whole or not at all. A change whose file
+could not be written is not made in memory either. A change is never cancelled halfway (`LeaseBook.change`): otherwise
+disk and memory would differ.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Where: `scheduler` asks after every change, stores the result, and reports to waiting jobs why they wait.
 
-All hosts of a request are placed together or none. A request that waits keeps the boxes that it could use from those
-that came later; they may have all others.
+All hosts of a request are placed together or none. A waiting request keeps the boxes that it could use from later
+requests, which may get all other boxes.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def gives_way(
 
 
 def why_waiting(hosts: Sequence[HostWish], boxes: Sequence[BoxView], free: Mapping[str, BoxView]) -> str:
-    """Say why hosts wait.
+    """Return the reason why hosts wait.
 
     Args:
         hosts: of one request.

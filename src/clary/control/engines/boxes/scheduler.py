@@ -1,6 +1,6 @@
 """Lends hosts on boxes: the `ClusterScheduler` over leases of whole boxes.
 
-Where: `cluster_engine` asks it; the routes of the service hand what boxes and their owner say to its `desk`.
+Where: `cluster_engine` asks it; the routes of the service pass requests of boxes and their owner to its `desk`.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class BoxesScheduler:
         return ended
 
     async def end(self, tag: str) -> Ended:
-        """End an allocation; `allocations` says when it is gone."""
+        """End an allocation; `allocations` shows when it has ended."""
         await self._book.change(lambda: self._book.end(tag))
         return self._ended(tag, None)
 

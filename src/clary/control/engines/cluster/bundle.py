@@ -1,7 +1,7 @@
 """Packs the agent for other machines: one zip archive, named by its SHA-256.
 
 Where: `cluster_engine` makes it once; boots fetch it by its digest and unpack it once a node. It holds the agent and
-what the agent needs, the training library with its compiled core, and nothing of the service. Bytecode that is up to
+what the agent needs, the training library with its compiled core, and no part of the service. Bytecode that is up to
 date goes along, so that no agent compiles what it imports; nodes with another Python ignore it.
 Source: PEP 552, on bytecode that is used without a check of the source.
 """
@@ -36,7 +36,7 @@ def make_bundle(package: Path | None = None) -> Bundle:
     """Return the bundle of this release; reads some hundred files.
 
     Args:
-        package: folder of the package `clary`; None is the one that runs.
+        package: folder of the package `clary`; None for the running one.
     """
     folder = Path(clary.__file__).parent if package is None else package
     paths = [folder / "__init__.py"]

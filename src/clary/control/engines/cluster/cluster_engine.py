@@ -58,7 +58,7 @@ class ClusterEngine:
         clock: for waits.
         bundle: the agent's.
         boot: starts on each node.
-        needs_namespaces: whether nodes that allow none are refused.
+        needs_namespaces: whether nodes without namespaces are refused.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ClusterEngine:
             _log.warning("%s does not tell its nodes: %s", self.scheduler.name, error.message)
 
     def capacity(self) -> Capacity:
-        """Return all nodes as one machine, and the best isolation; each node tells its own when it enrols."""
+        """Return all nodes as one machine, and the best isolation; each node reports its own when it enrols."""
         machine = Machine(
             num_cpus=sum(kind.num_cpus * kind.num_nodes for kind in self.kinds),
             memory_bytes=sum(kind.memory_bytes * kind.num_nodes for kind in self.kinds),
@@ -131,7 +131,7 @@ class ClusterEngine:
         """Request the hosts of a pool that no node holds; returns at once.
 
         If the scheduler's list holds all hosts already, it is asked again only after ASK_AGAIN_S. Many jobs
-        may wait, and each question is a look at the whole queue.
+        may wait, and each question reads the whole queue.
 
         Raises: EngineError; not retryable if boots of a host have ended MOST_FAILURES times before they had enrolled.
         """
@@ -254,7 +254,7 @@ class ClusterEngine:
         return Released()
 
     async def end(self, pool: str) -> Released:
-        """End an allocation and refuse its boots; waits a moment for it to be gone. Raises: EngineError."""
+        """End an allocation and refuse its boots; waits a moment for its end. Raises: EngineError."""
         self.enrolments.forget(pool)
         self._forget_failures(pool)
         ended = await self.scheduler.end(pool)

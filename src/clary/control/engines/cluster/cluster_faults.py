@@ -35,7 +35,7 @@ class ClusterFaults:
         return _WHY
 
     async def kill_host(self, plan: LaunchPlan, host: str) -> None:
-        """Kill everything on a host at once; raises EngineError."""
+        """Kill all processes of a host at once; raises EngineError."""
         await self._engine.end_host(plan, host)
 
     async def kill_rank(self, plan: LaunchPlan, rank: int) -> None:
@@ -71,7 +71,7 @@ class ClusterFaults:
         _refuse(plan, f"the link of {host}, {rate_mbit_s} Mbit/s")
 
     async def records(self, job_name: str, attempt: int) -> list[dict[str, Any]]:
-        """Return nothing: the records of programs stay on their nodes, and go with them."""
+        """Return nothing: the records of programs stay on their nodes."""
         del job_name, attempt
         return []
 

@@ -128,8 +128,8 @@ class Boot:
 class ClusterScheduler(Protocol):
     """A source of hosts on other machines.
 
-    Raises: EngineError from every method; its message names the program, the problem and the remedy. `retryable` tells
-    whether the same call can succeed later.
+    Raises: EngineError from every method; its message names the program, the problem and the remedy. `retryable` is set
+        if the same call can succeed later.
     """
 
     @property
@@ -153,7 +153,7 @@ class ClusterScheduler(Protocol):
         """
 
     async def allocations(self) -> Mapping[str, Allocation]:
-        """Return tag -> allocation for everything that carries this service's mark.
+        """Return tag -> allocation for all allocations with this service's mark.
 
         Raises: EngineError, retryable, while the scheduler does not answer: the state is unknown then, and no host
             counts as lost.
@@ -170,7 +170,7 @@ class ClusterScheduler(Protocol):
         """End one host: its boot, its agent and all their processes."""
 
     async def end(self, tag: str) -> Ended:
-        """End an allocation; `allocations` says when it is gone."""
+        """End an allocation; `allocations` shows when it has ended."""
 
     def why_not_proved(self, tag: str, index: int, proof: str) -> str:
         """Return the reason why a boot's proof is not accepted; empty if it is.

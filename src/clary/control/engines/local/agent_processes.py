@@ -101,7 +101,7 @@ def tail(path: Path) -> str:
 
 
 def last_words(path: Path) -> str:
-    """Return the end of a log for an error message; for an empty log say so, and whether its disk is full."""
+    """Return the end of a log for an error message; for an empty log that fact, and whether its disk is full."""
     said = tail(path)
     if said:
         return said

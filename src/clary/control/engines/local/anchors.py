@@ -1,7 +1,7 @@
 """Start and find the anchor of a job's network.
 
 Where: `LocalEngine.launch`, in a thread. The anchor itself is `fabric`; it holds a lock on its folder, so two services,
-or one that was killed and started again, never make two networks for one attempt.
+or a service that was killed and started again, never make two networks for one attempt.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _of_released(folder: Path) -> list[str]:
 
 
 def _plain_attempt(folder: Path) -> tuple[str, float, float] | None:
-    """Return name, start and end of an ended attempt whose hosts were plain processes; None for any other."""
+    """Return name, start and end of an ended attempt whose hosts were plain processes; None for any other folder."""
     released = folder / RELEASED_FILE
     try:
         record = attempt_record.read_record(folder)

@@ -29,7 +29,7 @@ class AttemptRecord:
     """A pool's processes on this machine, or the pool on whose hosts an attempt runs."""
 
     boot_id: str
-    mark: str  # value of MARK_VARIABLE in the environment of everything that the engine starts for the pool
+    mark: str  # value of MARK_VARIABLE in the environment of every process that the engine starts for the pool
     agents: Mapping[str, ProcessId] = field(default_factory=dict)  # host name -> its agent
     may_have_unknown_agents: bool = False  # set while agents are being started
     master_port: int | None = None  # of an attempt without isolation

@@ -1,6 +1,6 @@
 """Hosts on this machine: one network per pool, one agent process per host.
 
-Where: the reconciler calls it through `engines.interface.Engine`. Everything that it starts outlives the service and
+Where: the reconciler calls it through `engines.interface.Engine`. Every process that it starts outlives the service and
 is recorded in the pool's folder first, so that the next service finds and, in the end, ends it:
 
     <home>/jobs/<pool>/1/   engine.json  network.json  network-ready.json  anchor.log  released
@@ -398,7 +398,7 @@ def _forget(job_folder: Path) -> None:
 
 
 def _require_space(folder: Path) -> None:
-    """Refuse to start hosts on a full disk: their agents could not even say why they fail."""
+    """Refuse to start hosts on a full disk: their agents could not even report why they fail."""
     if why := full_disks.why_full(folder):
         raise EngineError(f"{FULL_DISK}: {why}", retryable=True)
 

@@ -1,4 +1,4 @@
-"""End exactly the processes of an attempt, and know that they are gone.
+"""End exactly the processes of an attempt, and verify their end.
 
 Where: `attempt_processes`, and `LocalEngine.release` for the anchor. A process counts only with the start time that was
 recorded with its pid (`base.processes`); a pid that was reused by another process is never signalled. All of this
@@ -80,7 +80,7 @@ def in_cgroups(folders: Iterable[str]) -> list[ProcessId]:
 
 
 def with_variable(name: str, value: str) -> list[ProcessId]:
-    """Return the processes that were started with this environment variable; only those of the own user can be seen."""
+    """Return the processes that were started with this environment variable; only the user's own are readable."""
     wanted = f"{name}={value}".encode()
     found = []
     deadline = exec_deadline()

@@ -30,7 +30,7 @@ class Kind(StrEnum):
     FOLDER = "folder"
 
 
-# Innermost first: a process holds mounts and memory, which vanish or can be removed when it has gone.
+# Innermost first: a process holds mounts and memory, which vanish or can be removed after its end.
 _ORDER = {kind: place for place, kind in enumerate(Kind)}
 
 

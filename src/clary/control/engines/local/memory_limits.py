@@ -1,6 +1,6 @@
 """The keeper of hosts' memory limits on this machine, in a sentence.
 
-Where: the service asks once when it starts, so that `clary up` and `clary doctor` can say it before the first job. The
+Where: the service asks once when it starts, so that `clary up` and `clary doctor` can show it before the first job. The
 answer is the agent's own (`clary.agent.host.limits.memory_support`), which tries to set a limit.
 """
 

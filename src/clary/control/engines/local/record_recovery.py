@@ -2,7 +2,7 @@
 
 Where: `LocalEngine`, before it works on an attempt. An agent's output goes to `agent.log` of its host's folder, and the
 kernel tells where a descriptor of a process points, even if the file has been deleted since: that identifies the
-agent's host for certain. Its environment has the mark of everything that was started for the attempt.
+agent's host for certain. Its environment has the mark that all processes of the attempt have.
 """
 
 from __future__ import annotations

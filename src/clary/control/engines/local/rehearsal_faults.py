@@ -64,7 +64,7 @@ class LocalFaults:
         )
 
     async def kill_host(self, plan: LaunchPlan, host: str) -> None:
-        """Kill everything on a host at once; raises EngineError."""
+        """Kill all processes of a host at once; raises EngineError."""
         await self._engine.end_host(plan, host)
 
     async def kill_rank(self, plan: LaunchPlan, rank: int) -> None:

@@ -1,7 +1,7 @@
 """Keeps facts that Slurm reports only once, or never: steps that were seen, nodes of hosts, jobs that were ended.
 
-Where: `scheduler` notes each look at the queue here; `views` reads it. Slurm forgets a step when it ends, takes a
-failed node out of its job's list, and shows a job that is being cancelled as one that completes. Jobs that this service
+Where: `scheduler` passes each snapshot of the queue here; `views` reads it. Slurm forgets a step when it ends, takes a
+failed node out of its job's list, and shows a job that is being cancelled as completing. Jobs that this service
 has ended, and hosts that it has given up because their nodes did not end them, are noted in files too, one each: after
 a restart no user is blamed for their end, and hosts on other nodes are not taken for duplicates:
 
@@ -62,7 +62,7 @@ class Memory:
         return self._jobs.setdefault(job_id, JobMemory())
 
     def note(self, snapshot: Snapshot) -> None:
-        """Add the facts of a look at the queue, and drop jobs that Slurm has forgotten."""
+        """Add the facts of a snapshot of the queue, and drop jobs that Slurm has forgotten."""
         listed = {job.job_id: job for job in snapshot.jobs}
         self._jobs = {job_id: facts for job_id, facts in self._jobs.items() if job_id in listed}
         for job in snapshot.jobs:

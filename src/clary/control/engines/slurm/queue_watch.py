@@ -54,7 +54,7 @@ class QueueWatch:
         programs: of Slurm.
         clock: for the age of answers.
         mark: of the service's jobs.
-        uid: of the user who runs it.
+        uid: of the service's user.
     """
 
     def __init__(self, programs: SlurmPrograms, clock: Clock, *, mark: str, uid: int) -> None:

@@ -140,7 +140,7 @@ class SlurmScheduler:
         self._boot = boot
 
     async def close(self) -> None:
-        """Do nothing: no program of it runs between questions, and jobs stay."""
+        """Do nothing: no program of Slurm runs between calls, and jobs stay."""
 
     async def capacity(self) -> list[NodeKind]:
         """Return the kinds of nodes, the smallest first. Raises: EngineError."""

@@ -1,7 +1,7 @@
 """Turns rows of the queue into allocations: members, notices, and words for people. Pure.
 
-Where: `scheduler.allocations` returns these. An allocation may have several jobs: the one that was asked for
-first, and one more for each host that was lost since.
+Where: `scheduler.allocations` returns these. An allocation may have several jobs: the first job, and one more for each
+host that was lost since.
 """
 
 from __future__ import annotations

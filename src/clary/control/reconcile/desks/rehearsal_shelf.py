@@ -91,7 +91,7 @@ class RehearsalShelf:
         return self._folder / job_name / str(number)
 
     async def write(self, kept: KeptRehearsal) -> None:
-        """Store a rehearsal's record, and its certificate if it is over and has one.
+        """Store a rehearsal's record, and its certificate if it has ended with one.
 
         Raises: JobNotFound for a job that was deleted.
         """

@@ -8,11 +8,11 @@ network with one host, prints the result as JSON on stdout, and exits. Standard 
     eth0 10.77.0.1 --TAP---> tap_switch, a child process <--TAP-- eth0 10.77.0.2        links with delay or loss
     127.0.0.1:4570 --relay--> the service, from the anchor's own namespace
 
-No host has a route to anything but its job's hosts. Nothing is made in the machine's namespace and nothing in
-/run/netns: others join through /proc/ANCHOR/fd/N, so when the anchor ends, by itself or killed, the whole network
-vanishes. Without root the anchor is root of a user namespace of its own. As root it makes one for the programs, to
-which their networks belong, and stays outside. It outlives the service, and ends when the file `released` appears in
-its folder or the folder vanishes.
+No host has a route to anything but its job's hosts. The machine's namespace and /run/netns are left unchanged: others
+join through /proc/ANCHOR/fd/N, so when the anchor ends, by itself or killed, the whole network vanishes. Without root
+the anchor is root of a user namespace of its own. As root it makes one for the programs, to which their networks
+belong, and stays outside. It outlives the service, and ends when the file `released` appears in its folder or the
+folder vanishes.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _SwitchChild:
 
 
 def _open_descriptors() -> set[int]:
-    """Return this process's descriptors; the one that listed them is closed by then and left out."""
+    """Return this process's descriptors; the descriptor that was used to list them is left out."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
