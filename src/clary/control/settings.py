@@ -1,7 +1,7 @@
 """Settings of the service: each declared once, read from `settings.toml` and `CLARY_*` variables.
 
-Where: `clary up` and every command load them; nothing below the server reads the environment. The environment wins
-over the file, the file over the defaults. `docs/settings.md` is checked against `FIELDS` by a test.
+Where: `clary up` and every command load them; no module below the server reads the environment. The environment
+overrides the file, the file overrides the defaults. A test compares `docs/settings.md` with `FIELDS`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clary.control.type_overrides import OVERRIDES, check_override
 SETTINGS_FILE = "settings.toml"
 MAX_PORT = 65535
 OWN_REGION, ANY_REGION = "own", "any"
-_NEAR = 0.85  # of two names that are taken for one and a slip, as difflib counts
+_NEAR = 0.85  # similarity in difflib's measure from which on a name counts as a misspelt one
 WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -49,7 +49,7 @@ def _table(help_text: str, value_type: type) -> Any:
 
 
 def _texts(help_text: str, check: Callable[[str], Any]) -> Any:
-    """Declare a list of texts; `check` raises ValueError for one that can not be."""
+    """Declare a list of texts; `check` raises ValueError for an invalid one."""
     return field(default=(), metadata={"help": help_text, "check": check})
 
 
@@ -59,20 +59,20 @@ def _port(default: int, help_text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that can be set; durations in seconds, sizes in bytes."""
+    """All settings; durations in seconds, sizes in bytes."""
 
     home: str = _setting("~/.clary", "state folder: database, objects, logs, keys, caches; only by the variable")
     host: str = _setting("127.0.0.1", "address on which the service listens", pattern=r"\S+")
     port: int = _port(4570, "port of the service; 0 takes a free one")
     host_names: str = _setting(
         "",
-        "further names under which clients reach the service, with commas between, `*.` in front for all below one; "
-        "requests under other names than these, localhost, `host`, this machine's and AWS's are refused",
+        "further names under which clients reach the service, separated by commas; `*.` in front includes all names "
+        "below; requests under names other than these, localhost, `host`, this machine's and AWS's are refused",
         pattern=r"[A-Za-z0-9.,*_ -]*",
     )
     engine: str = _setting(
         "local",
-        "local, slurm or boxes: where hosts come from: this machine, a Slurm cluster whose login node this is, or the "
+        "local, slurm or boxes: source of hosts: this machine, a Slurm cluster whose login node this is, or the "
         "machines that `clary hosts add` knows",
         pattern="local|slurm|boxes",
     )
@@ -84,8 +84,8 @@ class Settings:
     )
     node_scratch: str = _setting(
         "",
-        "folder of every node of a Slurm cluster for what a host needs while it lives; empty: SLURM_TMPDIR, TMPDIR or "
-        "/tmp, as there is; of no effect with other engines",
+        "folder on every node of a Slurm cluster for the files of running hosts; empty: the first of SLURM_TMPDIR, "
+        "TMPDIR and /tmp that is set; of no effect with other engines",
         pattern="(/.*)?",
     )
     node_python: str = _setting(
@@ -99,7 +99,7 @@ class Settings:
     )
     s3_regions: str = _setting(
         OWN_REGION,
-        "own or any: which regions signatures of S3 requests may name; own: `region` alone, others are refused as by "
+        "own or any: regions that signatures of S3 requests may name; own: only `region`, others are refused as by "
         "AWS, with the right one in the answer",
         pattern=f"{OWN_REGION}|{ANY_REGION}",
     )
@@ -122,21 +122,21 @@ class Settings:
     )
     job_api_access: str = _setting(
         OWN,
-        "own or full: what the key of a job's programs opens; own: what the job's request names in S3, its own "
-        "outputs, logs and runs, and no other job; full: everything that the owner's key opens",
+        "own or full: access of the key of a job's programs; own: the places in S3 that the job's request names, its "
+        "own outputs, logs and runs, and no other job; full: the access of the owner's key",
         pattern=f"{OWN}|{FULL}",
     )
     machine_is_trusted: bool = _setting(
         False,
-        "accept requests that ask for encryption which is not done (KmsKeyId, VolumeKmsKeyId, "
-        "EnableInterContainerTrafficEncryption) with a warning, because this machine and its disk are trusted, or the "
-        "disk is encrypted below; with engines slurm and boxes also the nodes, their disks and the network between "
-        "them; they are refused otherwise",
+        "accept requests for encryption that the service does not do (KmsKeyId, VolumeKmsKeyId, "
+        "EnableInterContainerTrafficEncryption), with a warning, because this machine and its disk are trusted, or the "
+        "disk itself is encrypted; with engines slurm and boxes also the nodes, their disks and the network between "
+        "them; false refuses such requests",
     )
     reachable_networks: tuple[str, ...] = _texts(
         "services of your own network that programs may reach, such as a package registry, MLflow or a database: "
         '"10.1.0.0/16" (every TCP port), "192.168.7.20:5432", "registry.lan:8080"; of this machine only an address '
-        'with a port, "127.0.0.1:8088", that is none of Clary\'s own; not in force with EnableNetworkIsolation',
+        'with a port, "127.0.0.1:8088", that is not one of Clary\'s own; of no effect with EnableNetworkIsolation',
         parse_entry,
     )
     s3_endpoint_url: str = _setting(
@@ -144,32 +144,34 @@ class Settings:
     )
     s3_access_key_id: str = _setting("", "key of that object store")
     s3_secret_access_key: str = _setting("", "secret of that object store", is_secret=True)
-    clock_skew_s: float = _setting(300.0, "how far a signature's time may be off", least=0)
+    clock_skew_s: float = _setting(
+        300.0, "largest difference between a signature's time and the service's clock", least=0
+    )
     max_body_bytes: int = _setting(
         8 * 1024 * 1024, "largest body of an API request; S3 objects are not limited", least=1
     )
     body_budget_bytes: int = _setting(
         64 * 1024 * 1024,
-        "bytes of API requests' bodies that are held at once, besides the first 64 KiB of each; one client has half of "
-        "it at most; further requests are answered with 503 and may be repeated",
+        "bytes of API requests' bodies that are held at once, besides the first 64 KiB of each; one client gets at "
+        "most half; further requests are answered with 503 and may be repeated",
         least=1,
     )
     max_connections: int = _setting(
         2048,
-        "connections that are open at once; half are kept for this machine's own address, and another address has a "
-        "quarter at most; lowered to what open files allow",
+        "connections that are open at once; half are reserved for this machine's own address, and another address "
+        "gets at most a quarter; lowered to fit the limit of open files",
         least=4,
     )
     isolation: str = _setting(
         "auto",
-        "auto, namespaces or processes: how hosts are kept apart; on other machines each node finds out, and "
-        "`namespaces` refuses nodes without",
+        "auto, namespaces or processes: how hosts are isolated; on other machines each node decides for itself, and "
+        "`namespaces` refuses nodes without them",
         pattern="auto|namespaces|processes",
     )
     machine_view: str = _setting(
         "system",
-        "system or whole: whether hosts show the machine's system folders, software below /opt, the interpreter and "
-        "visible_folders, or every folder of it",
+        "system or whole: folders of the machine that hosts show: its system folders, software below /opt, the "
+        "interpreter and visible_folders, or all folders",
         pattern="system|whole",
     )
     visible_folders: str = _setting(
@@ -179,21 +181,23 @@ class Settings:
     )
     max_hosts: int = _setting(0, "hosts that may run at once on this machine; 0 is twice the CPUs, at least 4", least=0)
     max_runtime_s: int = _setting(
-        28 * 86_400, "the most that a job's MaxRuntimeInSeconds may say; SageMaker's own is 28 days", least=1
+        28 * 86_400, "largest MaxRuntimeInSeconds of a job; SageMaker's own limit is 28 days", least=1
     )
     warm_pool_max_hosts: int = _setting(
-        0, "hosts that one job may have kept after its end (KeepAlivePeriodInSeconds); 0 is as many as it has", least=0
+        0, "hosts of one job that may be kept after its end (KeepAlivePeriodInSeconds); 0 allows all of them", least=0
     )
     standby_hosts: bool = _setting(
-        True, "have an interpreter with torch imported stand by on hosts that wait for a job, to become its ranks"
+        True, "keep an interpreter with torch imported ready on hosts that wait for a job, to become its ranks"
     )
     memory_per_host_bytes: int = _setting(
-        0, "most memory that a host may use; 0 is what its instance type has, as far as this machine has it", least=0
+        0,
+        "most memory that a host may use; 0 is the memory of its instance type, as far as this machine has it",
+        least=0,
     )
     memory_overcommit: float = _setting(
         1.0,
-        "how many times this machine's memory, less a reserve for the system, the limits of hosts that run at once may "
-        "add up to; a job waits while its own do not fit",
+        "largest sum of the memory limits of running hosts, as a multiple of this machine's memory less a reserve for "
+        "the system; a job waits while its hosts do not fit",
         least=1,
         most=1000,
     )
@@ -202,9 +206,9 @@ class Settings:
     stop_grace_s: float = _setting(120.0, "from SIGTERM to SIGKILL", least=0)
     host_timeout_s: float = _setting(
         3.0,
-        "silence after which a host of a running job is lost: three heartbeats, and 15 s at least with an engine of "
-        "other machines; a third of it, 3 s at least, where another host's program has failed by a broken connection; "
-        "time in which the service itself was held up, or a report was being stored, does not count",
+        "silence after which a host of a running job is lost: three heartbeats, and at least 15 s with an engine of "
+        "other machines; a third of it, at least 3 s, if another host's program has failed by a broken connection; "
+        "time in which the service itself was blocked, or a report was being stored, does not count",
         least=1,
     )
     launch_timeout_s: float = _setting(120.0, "time for a launched host's agent to report", least=1)
@@ -216,10 +220,10 @@ class Settings:
         most=100,
     )
     restart_programs: bool = _setting(
-        False, "count failures of the program that a retry can help, such as a rank killed from outside, as such faults"
+        False, "try again also after failures of the program that a retry may cure, such as a rank killed from outside"
     )
     spot_schedule_file: str = _setting(
-        "", "file that says how many hosts of spot capacity there are at which second; empty: as many as fit"
+        "", "file with the number of hosts of spot capacity over time, in seconds; empty: as many as fit"
     )
     spot_time_scale: float = _setting(
         1.0,
@@ -227,11 +231,11 @@ class Settings:
         least=0.001,
         most=1_000_000,
     )
-    prices_file: str = _setting("", "file of prices that win over those that come with Clary")
+    prices_file: str = _setting("", "file of prices that override those that come with Clary")
     hang_timeout_s: float = _setting(
         300.0,
-        "how long a program may print, read, write, send and compute nothing before an alarm is raised; one that only "
-        "computes gets six times as long; 0 is off",
+        "time without output, reads, writes, network traffic and computing after which an alarm is raised for a "
+        "program; six times as long if it only computes; 0 is off",
         least=0,
     )
     rule_webhook_url: str = _setting(
@@ -240,7 +244,7 @@ class Settings:
         pattern=r"(https?://\S+)?",
         is_secret=True,
     )
-    restart_hung: bool = _setting(False, "end a program that hangs as lost with its host, so that it is tried again")
+    restart_hung: bool = _setting(False, "treat a hanging program's host as lost, so that the program is tried again")
     metrics_interval_s: float = _setting(
         0.5,
         "how often hosts measure themselves: processors, memory, disk, network, GPUs, by rank; less than 0.1 is 0.1; a "
@@ -253,56 +257,56 @@ class Settings:
     )
     health_action: str = _setting(
         "warn",
-        "warn or replace: what follows from a sick host or link before the program starts; replace ends the attempt as "
-        "a fault of the infrastructure, so that it is tried again",
+        "warn or replace: reaction to a sick host or link before the program starts; replace ends the attempt as a "
+        "fault of the infrastructure, so that it is tried again",
         pattern="warn|replace",
     )
     upload_timeout_s: float = _setting(3600.0, "time for results to reach the object store", least=1)
     checkpoint_interval_s: float = _setting(
-        5.0, "from one look at a job's checkpoint folder to the next; what has changed is stored then", least=0.2
+        5.0, "time between checks of a job's checkpoint folder; each check stores the changes", least=0.2
     )
     channel_cache_bytes: int = _setting(
         20 * 1024 * 1024 * 1024,
-        "objects of channels and code that this machine keeps between jobs, so that they are not fetched again; the "
-        "least recently used go first; 0 keeps none",
+        "size of the cache that this machine keeps of objects of channels and code, so that other jobs need not fetch "
+        "them; the least recently used are removed first; 0 keeps none",
         least=0,
     )
     log_ansi: str = _setting(
         "keep",
-        "keep or strip: what becomes of escape sequences for terminals, such as colours, in logs",
+        "keep or strip: treatment of escape sequences for terminals, such as colours, in logs",
         pattern="keep|strip",
     )
     log_max_lines_per_s: int = _setting(
         250_000,
-        "lines that one host may log in the long run, ten seconds' worth at once; more are dropped, which the log "
-        "says; 0 is no bound",
+        "lines a second that one host may log in the long run, ten seconds' worth at once; further lines are "
+        "dropped, and the log says so; 0 is no bound",
         least=0,
     )
     log_max_bytes_per_s: int = _setting(64 * 1024 * 1024, "the same in bytes of text; 0 is no bound", least=0)
     log_spool_max_bytes: int = _setting(
         2 * 1024 * 1024 * 1024,
-        "log lines that one host keeps on disk while the service does not take them; newer ones are lost then, which "
-        "the log says; 0 is no bound",
+        "bytes of log lines that one host keeps on disk while the service does not accept them; further lines are "
+        "lost, and the log says so; 0 is no bound",
         least=0,
     )
     log_retention_days: int = _setting(
-        0, "age at which log lines are removed, where PutRetentionPolicy says nothing else; 0 keeps them", least=0
+        0, "age at which log lines are removed, unless PutRetentionPolicy sets another; 0 keeps them", least=0
     )
     series_rows_kept_s: float = _setting(
         86_400.0,
-        "how long what hosts measure is kept as it came; then least, greatest, mean and number of each 10 s; 0 is for "
-        "ever",
+        "time for which hosts' measurements are kept in full; then least, greatest, mean and number of each 10 s are "
+        "kept; 0 is for ever",
         least=0,
     )
     series_rollups_kept_s: float = _setting(
         30 * 86_400.0,
-        "how long those of 10 s are kept; then those of 5 minutes, as long as the job; 0 is for ever",
+        "time for which the values of 10 s are kept; then those of 5 minutes, as long as the job; 0 is for ever",
         least=0,
     )
     metrics_page: str = _setting(
         "token",
-        "token, open or off: who may read /metrics: clients with the token that `clary metrics --token` prints, "
-        "every client that reaches the port (programs of jobs do), or none",
+        "token, open or off: clients that may read /metrics: those with the token that `clary metrics --token` prints, "
+        "every client that reaches the port (programs of jobs do), or no client",
         pattern="token|open|off",
     )
     otlp_endpoint: str = _setting(
@@ -321,7 +325,7 @@ class Settings:
         dict,
     )
     slurm: Mapping[str, Mapping[str, Any]] = _table(
-        f"instance type, or * for all = what Slurm is asked for: {', '.join(SLURM_OPTIONS)}; without it a type is "
+        f"instance type, or * for all = options for Slurm: {', '.join(SLURM_OPTIONS)}; without them a type is "
         "mapped to the smallest kind of node that has its GPUs, CPUs and memory",
         dict,
     )
@@ -355,7 +359,7 @@ def type_of(name: str) -> type:
 def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read settings from the environment and from `settings.toml` in the state folder.
 
-    Raises: ContractError naming the file or variable, the setting, what was expected and what came.
+    Raises: ContractError naming the file or variable, the setting, the expected and the given value.
     """
     home = Path(environ.get(variable_of("home")) or Settings.home).expanduser().absolute()
     values = _read_file(home / SETTINGS_FILE)
@@ -371,7 +375,7 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a sentence on each variable that is nearly called as a setting's: it would be passed over in silence."""
+    """Return a sentence on each variable with nearly the name of a setting's: it would be ignored in silence."""
     known = {variable_of(setting.name) for setting in FIELDS}
     return [
         f"{name} is no setting and has no effect{_meant(name, known)}"
@@ -459,9 +463,9 @@ def _from_document(wanted: type, value: Any) -> Any:
         return float(value)
     if wanted is tuple and isinstance(value, list):
         if not all(isinstance(text, str) for text in value):
-            raise ValueError("expected text for every one")
+            raise ValueError("expected a text for each item")
         return tuple(value)
-    if type(value) is not wanted:  # a bool is an int to isinstance
+    if type(value) is not wanted:  # not isinstance, by which a bool is an int
         name = "table" if isinstance(value, dict) else type(value).__name__
         raise ValueError(f"this is {name}")
     return value

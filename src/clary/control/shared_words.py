@@ -1,6 +1,6 @@
-"""Parts of this machine and its network that jobs share by the owner's settings, in sentences.
+"""Sentences on the parts of this machine and its network that jobs share by the owner's settings.
 
-Where: `clary describe` says them of a job, `clary doctor` and `clary up` of the service. Pure.
+Where: `clary describe` shows them for a job, `clary doctor` and `clary up` for the service. Pure.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def shared_by_settings(settings: Settings, reachable: Sequence[Reachable], *, ha
 
     Args:
         settings: of the service.
-        reachable: what programs reach of the owner's network.
-        has_network: False for a job with EnableNetworkIsolation, which reaches nothing.
+        reachable: targets in the owner's network that programs reach.
+        has_network: False for a job with EnableNetworkIsolation, which has no network.
     """
     sentences = [FULL_ACCESS] if settings.job_api_access == FULL else []
     if reachable and has_network:

@@ -1,6 +1,6 @@
 """Keys that settings may give for Slurm, and the check of their values.
 
-Where: `settings` checks `[slurm."ml.x"]` when it reads the file; `engines.slurm` makes options of sbatch out of them.
+Where: `settings` checks `[slurm."ml.x"]` when it reads the file; `engines.slurm` turns them into options of sbatch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _VALUE = re.compile(r"[A-Za-z0-9_.,:;|&*()\[\]@/+=-]{1,256}")
 
 
 def check_slurm_options(instance_type: str, options: Mapping[str, Any], *, source: str) -> None:
-    """Refuse a key that is not known, or a value that can not be.
+    """Refuse an unknown key, or an invalid value.
 
     Args:
-        instance_type: whose table it is; `*` for all.
+        instance_type: of the table; `*` for all.
         options: the table.
-        source: file that it comes from, named in the error.
-    Raises: ContractError naming file, type and key, with what was expected and what came.
+        source: file of the table, named in the error.
+    Raises: ContractError naming file, type and key, with the expected and the given value.
     """
     for name, value in options.items():
         where = f'{source}: [slurm."{instance_type}"], {name}'

@@ -1,12 +1,13 @@
-"""The state folder: where everything of one service lies, and its keys.
+"""The state folder: all files of one service, and its keys.
 
-Where: the server and every command; nothing else knows these names. Keys are files that only their owner can read.
+Where: the server and every command use it; no other module knows these names. Keys are files that only their owner can
+read.
 
     settings.toml   clary.db   service.log
-    run/service.json     address and process of the running service; beside it a copy, for when one is damaged
-    run/engine           where hosts of jobs come from: local, slurm or boxes
+    run/service.json     address and process of the running service; beside it a copy, in case one is damaged
+    run/engine           source of jobs' hosts: local, slurm or boxes
     run/seaweed.json     ports and process of the embedded object store; beside it its log
-    secrets/root.json    key pair of the person who owns the service; admin token; master key of job keys
+    secrets/root.json    key pair of the service's owner; admin token; master key of job keys
     client/              generated SageMaker configuration and endpoints file
     objects/  logs/  jobs/<job>/<attempt>/  dumps/<job>/<number>/  profiles/<job>/<number>/  rehearsals/<job>/<number>/
     cache/  tls/  environments/<name>/
@@ -32,10 +33,10 @@ from clary.control.permissions.temporary_keys import TemporaryKeys
 
 JOB_KEY_PREFIX = "CLARYJOB"
 LOCAL_ENGINE = "local"
-# Options of the service's own command, by which it makes parts of the folder anew.
+# Options of the service's command that make parts of the folder anew.
 NEW_DATABASE = "--new-database"
 NEW_KEYS = "--new-keys"
-_MADE_WITH_KEYS = ("clary.db", "database.json")  # files that a service makes when it has keys
+_MADE_WITH_KEYS = ("clary.db", "database.json")  # files that only a service with keys makes
 _WAY_OUT = (
     "put a copy of that file back, or begin with new keys, which ends the jobs that run and closes every session, "
     "with: clary up --new-keys"
@@ -47,13 +48,13 @@ class ServiceRecord:
     """The running service, as `run/service.json` names it."""
 
     pid: int
-    process_started: str  # start time of the process in clock ticks since boot, tells a reused pid
+    process_started: str  # start time of the process in clock ticks since boot; reveals a reused pid
     url: str
     tls_url: str
     proxy_url: str
     region: str
     version: str
-    memory_limits: str = ""  # the mechanism that enforces those of hosts, in words
+    memory_limits: str = ""  # the mechanism that enforces the hosts' memory limits, in words
 
     @property
     def process(self) -> ProcessId:
@@ -100,12 +101,12 @@ class RootSecrets:
 
     @property
     def temporary_keys(self) -> TemporaryKeys:
-        """Keys with an end, and their tokens."""
+        """Keys that expire, and their tokens."""
         return TemporaryKeys(self._derive("temporary"))
 
     @property
     def metrics_token(self) -> str:
-        """The bearer token that opens /metrics and nothing else."""
+        """The bearer token that permits only /metrics."""
         return self._derive("metrics").hex()
 
     @property
@@ -130,22 +131,22 @@ class StateFolder:
 
     @property
     def service_record_copy_path(self) -> Path:
-        """The copy of run/service.json: without its ports the next service could not be found by running jobs."""
+        """The copy of run/service.json: it has the ports at which running jobs look for the next service."""
         return self.root / "run" / "service.copy.json"
 
     @property
     def revoked_sessions(self) -> Path:
-        """Sessions of the console that were given up before their time."""
+        """Sessions of the console that were ended before their time."""
         return self.root / "secrets" / "revoked-sessions.json"
 
     @property
     def used_signatures(self) -> Path:
-        """Signatures of changes that were carried out lately, against replays."""
+        """Signatures of recent changes, against replays."""
         return self.root / "run" / "used-signatures"
 
     @property
     def has_secrets(self) -> bool:
-        """Whether keys were made: some service has run for this folder."""
+        """Whether the keys exist, as after a first start of a service."""
         return (self.root / "secrets" / "root.json").exists()
 
     @property
@@ -175,7 +176,7 @@ class StateFolder:
 
     @property
     def client(self) -> Path:
-        """Files that clients are pointed at."""
+        """Files for clients' configuration."""
         return self.root / "client"
 
     @property
@@ -184,14 +185,14 @@ class StateFolder:
         return self.root / "tls"
 
     def read_engine(self) -> str:
-        """Return the engine of the last service; local for a folder of a release that had no other."""
+        """Return the engine of the last service; local for a folder of a release without other engines."""
         try:
             return self._engine_path.read_text(encoding="ascii").strip() or LOCAL_ENGINE
         except (OSError, ValueError):
             return LOCAL_ENGINE
 
     def write_engine(self, name: str) -> None:
-        """Note the engine of the service that begins. Raises: OSError."""
+        """Record the engine of the starting service. Raises: OSError."""
         replace_durably(self._engine_path, name.encode("ascii"))
 
     @property
@@ -199,9 +200,9 @@ class StateFolder:
         return self.root / "run" / "engine"
 
     def create(self) -> None:
-        """Create the folders; the state folder itself is closed to other users.
+        """Create the folders; other users cannot enter the state folder.
 
-        Raises: ContractError naming what could not be made.
+        Raises: ContractError naming the folder that could not be made.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -219,7 +220,7 @@ class StateFolder:
     def read_service_record(self) -> ServiceRecord | None:
         """Return the record that the last service wrote about itself, or None.
 
-        Raises: ContractError if that is there and neither file says it.
+        Raises: ContractError if no file can be read, though one exists.
         """
         damage: ContractError | None = None
         for path in (self.service_record_path, self.service_record_copy_path):
@@ -240,12 +241,12 @@ class StateFolder:
             replace_durably(path, json.dumps(asdict(record)).encode(), mode=0o644)
 
     def remove_service_record(self) -> None:
-        """Remove run/service.json and its copy, of a service that leaves in order."""
+        """Remove run/service.json and its copy, at the orderly end of a service."""
         for path in (self.service_record_path, self.service_record_copy_path):
             path.unlink(missing_ok=True)
 
     def write_secrets(self, kept: RootSecrets) -> None:
-        """Write the keys that a service has in memory, where their file is gone or damaged."""
+        """Write the keys from a service's memory, after their file was lost or damaged."""
         replace_durably(self.secrets_path, json.dumps(asdict(kept)).encode())
 
     @property
@@ -256,7 +257,7 @@ class StateFolder:
     def read_secrets(self) -> RootSecrets:
         """Read the keys; never makes any.
 
-        Raises: ContractError if the file is missing, is not ours to read or does not hold keys.
+        Raises: ContractError if the file is missing, cannot be read or does not hold keys.
         """
         path = self.secrets_path
         try:
@@ -271,12 +272,12 @@ class StateFolder:
             ) from error
 
     def load_secrets(self, *, begins_anew: bool = False) -> RootSecrets:
-        """Read the keys of a service that starts, making them the first time.
+        """Read the keys of a starting service; make them at the first start.
 
         Args:
-            begins_anew: whether the user asked for new keys; the old file, if it is there, is moved aside.
+            begins_anew: whether the user asked for new keys; an existing file is moved aside.
 
-        Raises: ContractError if the file does not hold keys, or is missing though the folder has lived with keys.
+        Raises: ContractError if the file does not hold keys, or is missing though the folder had keys.
         """
         path = self.secrets_path
         if begins_anew and path.exists():
@@ -303,7 +304,7 @@ class StateFolder:
 def read_record_file(path: Path) -> ServiceRecord | None:
     """Return the service that a file names; None if there is no file.
 
-    Raises: ContractError if the file is there and does not say it.
+    Raises: ContractError if the file exists and cannot be read.
     """
     try:
         return from_plain(ServiceRecord, json.loads(path.read_text(encoding="utf-8")))
