@@ -1,4 +1,4 @@
-"""`custom_mpi_options`: the options of mpirun that Clary applies, and those that it refuses by name.
+"""`custom_mpi_options`: options of mpirun that Clary applies, and options that it refuses by name.
 
 Where: `distribution.refusals` at submit; the mpi launchers apply the parsed options.
 Source: mpirun(1) of Open MPI 4.1; sagemaker-training 5.1.4 splits the string at white space and takes

@@ -99,7 +99,7 @@ class BoxDesk:
             raise WireError("AccessDenied", f"the token does not open box {name}", http_status=403)
 
     async def orders(self, name: str, report: BoxReport, remote: str) -> BoxOrders:
-        """Take a box's report; return its orders once they differ from those that it has, or after its wait.
+        """Take a box's report; return its orders once they have changed, or after its wait.
 
         Args:
             name: of the box, which was authorized.
