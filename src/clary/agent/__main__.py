@@ -36,7 +36,7 @@ NOTICE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the agent and return its exit code."""
-    # First of all: nothing that the agent starts may inherit a token.
+    # First of all: no process that the agent starts may inherit a token.
     token, pool_token = (os.environ.pop(name, "") for name in TOKEN_VARIABLES)
     parser = argparse.ArgumentParser(prog="python -m clary.agent", description="Run one host of a pool.")
     parser.add_argument("--service", required=True, help="URL of the service")
@@ -93,5 +93,5 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: a step that could not be broken off may hold a thread that the interpreter would wait for.
+    # Not sys.exit: a step that could not be aborted may have a thread that the interpreter would wait for.
     os._exit(code)

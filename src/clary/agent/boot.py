@@ -34,14 +34,14 @@ import urllib.parse
 import zipfile
 from typing import Any
 
-SILENCE_LIMIT_S = 600.0  # without an answer of the service: this host is given up then
+SILENCE_LIMIT_S = 600.0  # without an answer of the service, until this host gives up
 REQUEST_TIMEOUT_S = 60.0
 WAIT_S = 20.0  # of one request for enrolment: the service answers later only if it has news
 PROGRAM_TIMEOUT_S = 15.0  # of munge and nvidia-smi
 MAX_BUNDLE_BYTES = 256 * 1024 * 1024
 MAX_ANSWER_BYTES = 1024 * 1024
 COPY_BYTES = 256 * 1024
-EXIT_UNWANTED = 0  # no job needs this host: this is no error
+EXIT_UNWANTED = 0  # no job needs this host, which is no error
 EXIT_FAILED = 1
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWUTS = 0x00020000, 0x10000000, 0x20000000, 0x04000000

@@ -56,7 +56,7 @@ def extract_tar(
         stream: the archive from its first byte.
         label: how messages call the archive, for example its URI.
     Raises: AgentError: fault USER for a hostile, damaged or oversized archive and for a full disk, naming member and
-        reason. What was unpacked until then stays in `folder`; nothing is ever written outside.
+        reason. Entries unpacked until then stay in `folder`; no file is ever written outside.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -236,7 +236,7 @@ class _Unpacking:
             return self._links[path]
         try:
             return os.readlink(self._folder.joinpath(*path))
-        except OSError:  # no link, or nothing there
+        except OSError:  # no link, or no such entry
             return None
 
     def _refused(self, member: Member, reason: str) -> AgentError:

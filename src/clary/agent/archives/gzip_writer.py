@@ -7,11 +7,11 @@ ended with an empty stored block, which aligns it to a byte; such pieces laid en
 The result is one ordinary gzip member, because some readers (`tarfile.open(mode="r|gz")` among them) stop after the
 first member of several. Output depends on the input alone, never on the number of threads.
 
-[Note: strategy by sample] Trained weights are random to a match finder: level 1 spends 30 ms a MiB to find nothing,
-while Huffman coding alone gets the same 7 % from the exponent bytes nearly three times as fast. So each block is
-judged by a sample: text and sparse data are matched, floats are only Huffman coded, random bytes are stored.
-Measured on one core of an EPYC, zlib 1.2.13, MB/s and ratio: float32 level 1 34 (0.929), Huffman 88 (0.926);
-text level 1 128 (0.310), level 6 27 (0.255); random bytes level 1 45 (1.000), stored 5000 (1.000).
+[Note: strategy by sample] Trained weights are random to a match finder: level 1 spends 30 ms per MiB to find no
+matches, while Huffman coding alone gets the same 7 % from the exponent bytes nearly three times as fast. So each block
+is judged by a sample: text and sparse data are matched, floats are only Huffman coded, random bytes are stored.
+Measured on one core of an EPYC, zlib 1.2.13, MB/s and ratio: float32 level 1 34 (0.929), Huffman 88 (0.926); text level
+1 128 (0.310), level 6 27 (0.255); random bytes level 1 45 (1.000), stored 5000 (1.000).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SIZE_MODULUS = 1 << 32
 
 
 class ByteSink(Protocol):
-    """Anything that takes bytes."""
+    """A receiver of bytes."""
 
     def write(self, data: bytes, /) -> object:
         """Take all of `data`."""

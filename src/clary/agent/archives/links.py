@@ -58,7 +58,7 @@ def link_at(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> str | None:
     """
     start, below = on_disk(home, parts, mounts)
     if not below:
-        return None  # no program can replace it
+        return None  # a start folder, which no program can replace
     with Folder.at(start) as folder:
         try:
             return folder.read_link("/".join(below))
@@ -76,7 +76,7 @@ def resolve_link(home: Path, folder: Parts, target: str, *, mounts: Mounts = NO_
         folder: where the link lies, as parts below `home` with no link among them.
         target: text of the link.
         mounts: folders that the program saw in place of those in `home`; they are searched instead.
-    Returns: None if the link leaves `home`, leads to nothing or goes round in circles.
+    Returns: None if the link leaves `home`, leads to no entry or in circles.
     """
     start = _start(home, folder, target)
     if start is None:

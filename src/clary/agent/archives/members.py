@@ -26,7 +26,7 @@ _MAX_PART_BYTES = 255  # NAME_MAX of Linux file systems
 _MAX_PATH_BYTES = 4096  # PATH_MAX of Linux
 _SKIP_BYTES = 1 << 20  # per read while content is skipped
 _MODE_BITS = 0o777  # setuid, setgid and sticky bits of an archive are never taken over
-_MAX_MTIME_S = (1 << 33) - 1  # year 2242: what tar's 12 byte field holds
+_MAX_MTIME_S = (1 << 33) - 1  # year 2242: the largest time in tar's 12 byte field
 _SUM_START, _SUM_END = 148, 156
 _HIGH_BIT = 0x80  # marks a base-256 number
 _NEGATIVE = 0xFF  # first byte of a negative base-256 number
@@ -47,7 +47,7 @@ _KIND_NAMES: Mapping[bytes, str] = {
 
 
 class Readable(Protocol):
-    """Anything that gives bytes in order."""
+    """A source of bytes in order."""
 
     def read(self, size: int = -1, /) -> bytes:
         """Return up to `size` bytes; the source may return fewer, and returns b"" at the end."""
@@ -295,7 +295,7 @@ class _Archive:
             raise self._too_large(f"more than {self._limits.max_members} members")
 
     def is_current(self, number: int) -> bool:
-        """Whether the member with this number is still the one that the stream stands at."""
+        """Whether the stream still stands at the member with this number."""
         return number == self._num_members
 
     def _mtime(self, header: bytes, extensions: Mapping[str, str]) -> int:
@@ -380,7 +380,7 @@ class _Archive:
 
 
 class _Content:
-    """Content of one member; reads nothing once the archive has moved on."""
+    """Content of one member; readable only until the archive moves on."""
 
     def __init__(self, archive: _Archive, number: int) -> None:
         self._archive = archive

@@ -3,11 +3,11 @@
 Where: results (`model/`, `output/data/`) leave a host through this; the program has ended by then.
 
 Rules, in the order in which they apply to an entry:
-- Entries come sorted by name; a folder comes before what it holds.
+- Entries come sorted by name; a folder comes before its content.
 - A regular file is opened once, its size fixed at that moment. One that grows is cut there with a note; one that
   shrinks, or that cannot be read, is an error: a result with a hole is worse than none.
 - A symbolic link that stays inside its source is kept, made relative where it was absolute.
-- One that leads elsewhere in the job's own `/opt/ml` is replaced by what it leads to: `model/best -> ../checkpoints/7`
+- A link that leads elsewhere in the job's own `/opt/ml` is replaced by its target: `model/best -> ../checkpoints/7`
   is a common way to choose a model, and the link alone would lose it.
 - Any other link (outside, dangling, in circles) is kept as it is, with a note: reading through it would let a program
   take files of this machine that it cannot see itself. `follow_links`, for stores that have no links, reads through
@@ -45,7 +45,7 @@ _MODE_BITS = 0o777
 class TreeSource:
     """A folder or file whose content goes into an archive; one that does not exist has no content."""
 
-    root: Path  # a folder: what it holds is taken; a file: itself, under its own name
+    root: Path  # a folder: its content is taken; a file: itself, under its own name
     arc_prefix: str = ""  # folders in the archive to put it in
     home: Path | None = None  # the job's /opt/ml, from which links may bring in files; None: `root` alone
     mounts: Mounts = field(default_factory=lambda: NO_MOUNTS)  # below home

@@ -52,7 +52,7 @@ class FolderMirror(Worker):
         s3_uri: prefix; the file `a/b` becomes `PREFIX/a/b`.
         open_store: makes the object store's client; closed at the end.
         interval_s: between scans.
-        stores_bare_end: whether an end mark is stored if nothing else was saved; for a prefix that several hosts share.
+        stores_bare_end: whether an end mark is stored without any other file; for a prefix that several hosts share.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class FolderMirror(Worker):
     def _store_changed(self, *, is_quiet: bool) -> bool:
         """Store the changed files that are due; return whether every changed file is stored.
 
-        An unreadable file does not hold up the others.
+        An unreadable file does not delay the others.
         """
         unread = ""
         try:
@@ -180,7 +180,7 @@ class FolderMirror(Worker):
                     if self._is_due(name, marks[name], is_quiet=is_quiet):
                         unread = self._store_file(folder, name, marks[name]) or unread
         except FileNotFoundError:
-            pass  # nothing was saved yet
+            pass  # no file was saved yet
         except (ClaryError, OSError) as error:
             self._error = str(error)
             return False

@@ -34,7 +34,7 @@ class Merge:
     """Merges trees into `sink`.
 
     Args:
-        label: what is merged, for notes: `model` or `output`.
+        label: kind of the merged trees, for notes: `model` or `output`.
         compares: false if there is one host only, whose content need not be hashed.
     """
 

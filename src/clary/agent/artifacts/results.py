@@ -6,10 +6,10 @@ Completed only after the leader's call has returned.
 STAGE puts the host's trees aside (see `staging`); a host without results puts nothing aside.
 LEAD merges the trees of all hosts (see `merging`) into the final objects:
 - `model.tar.gz`, even if no host has a model, as SageMaker does; of a job that has failed only if one has;
-- `output.tar.gz`, if any host has something in `output/data` or a failure file;
+- `output.tar.gz`, if any host has files in `output/data` or a failure file;
 - with CompressionType NONE loose objects below `model/` and `data/` in place of them.
 An archive streams through gzip into a multipart upload without a copy on disk and is verified by the size that the
-store reports. Last of all, what was put aside is removed.
+store reports. Last of all, the parts that were put aside are removed.
 
 [Note: repeated LEAD] An agent may get the order to lead again because its report was lost. While the staged parts
 exist, a repeated merge gives the same objects. Once they are gone the merge must have been complete, because they are
@@ -73,7 +73,7 @@ def upload_results(
     Args:
         host: name of this host in the plan.
         tree: this host's `/opt/ml` as this process sees it; the program has ended.
-        staged: with LEAD, what the other hosts have put aside.
+        staged: with LEAD, the parts that the other hosts have put aside.
         mounts: folders that the program saw in `tree` and that lie elsewhere; links in results may lead to them.
         omits_empty_model: with LEAD, whether no archive is written where no host has a model.
     Raises: AgentError, ObjectStoreError naming what could not be read or written. An object that was not verified
@@ -135,7 +135,7 @@ class _Lead:
         return UploadFacts(uploaded=tuple(reversed(uploaded)), notes=self._notes.lines())
 
     def _upload_kind(self, kind: ResultKind) -> str | None:
-        """Write the final objects of one kind and return their URI, or None if there is nothing to write."""
+        """Write the final objects of one kind and return their URI, or None without any content."""
         sources = result_sources(kind, self._tree, self._mounts)
         has_own = has_members(sources)
         parts = {part.host: part for part in self._staged if part.kind == kind.value}
@@ -179,7 +179,7 @@ class _Lead:
             yield staged_members(parts[host], store=self._store)
 
     def _after_removal(self, missing: tuple[StagedPart, ...]) -> UploadFacts:
-        """Answer a repeated LEAD whose parts are gone; see [Note: repeated LEAD]."""
+        """Answer a repeated LEAD whose parts were removed; see [Note: repeated LEAD]."""
         uploaded = tuple(uri for kind in ResultKind if self._is_marked(uri := self._final_uri(kind)))
         if not uploaded or (self._owes_model() and self._plan.output.model_uri not in uploaded):
             hosts = ", ".join(sorted({part.host for part in missing}))

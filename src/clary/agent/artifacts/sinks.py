@@ -26,7 +26,7 @@ class Sink(Protocol):
         """Take one member, its content whole before this returns."""
 
     def finish(self) -> None:
-        """Complete and verify everything. Raises: AgentError, ObjectStoreError if anything is missing."""
+        """Complete and verify all objects. Raises: AgentError, ObjectStoreError if any content is missing."""
 
     def abort(self) -> None:
         """Drop incomplete objects and end threads; does nothing after `finish`."""
@@ -68,7 +68,7 @@ class LooseSink:
         self._notes = notes
         self._pool = ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="results")
         self._pending: deque[Future[None]] = deque()
-        self._sizes: dict[str, int] = {}  # by key
+        self._sizes: dict[str, int] = {}  # sizes of sent objects, by key
 
     def add(self, member: Member) -> None:
         """Take one member; a small file may still be on its way when this returns.

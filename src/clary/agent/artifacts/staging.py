@@ -5,8 +5,8 @@ objects, in the user's own bucket, which is the one place that both hosts can re
 packing twice would cost more than the bytes on the cluster's own network.
 
 Two kinds of results:
-- `model`: what `/opt/ml/model` holds.
-- `output`: what `/opt/ml/output/data` holds, and the program's failure file as `failure` beside it, because
+- `model`: the content of `/opt/ml/model`.
+- `output`: the content of `/opt/ml/output/data`, and the program's failure file as `failure` beside it, because
   FailureReason keeps only the file's first 1024 characters.
 """
 
@@ -38,7 +38,7 @@ from clary.contract.object_store import ObjectStore, S3Uri, parse_s3_uri
 
 STAGING_FOLDER = ".clary-staging"
 _UNLIMITED = 1 << 62
-# These archives are our own: what they may hold was bounded by the disk of the host that wrote them.
+# These archives are our own: the disk of the host that wrote them has bounded their content.
 _STAGED_LIMITS = ArchiveLimits(max_members=_UNLIMITED, max_bytes=_UNLIMITED)
 
 
@@ -100,7 +100,7 @@ def stage_results(
         store: where the job's output goes.
         notes: called for entries that are not archived as they are.
         mounts: as for `result_sources`.
-    Raises: AgentError, ObjectStoreError; nothing was written then.
+    Raises: AgentError, ObjectStoreError; then no object was written.
     """
     sources = result_sources(kind, tree, mounts)
     if not has_members(sources):
@@ -108,7 +108,7 @@ def stage_results(
     prefix = staging_prefix(plan)
     uri = S3Uri(prefix.bucket, f"{prefix.key}{plan.attempt}/{host}-{kind.value}.tar")
     with store.open_writer(uri.bucket, uri.key) as writer:
-        # Loose objects know no links, and an archive read as a stream cannot look up what a link leads to.
+        # Loose objects know no links, and the target of a link cannot be looked up in an archive read as a stream.
         facts = write_tree(writer, sources, compress=False, follow_links=not plan.output.is_compressed)
     for note in facts.notes:
         notes.add(f"{host}: {kind.value}: {note}")

@@ -42,7 +42,7 @@ def dump_host(
     ml_folder: Path | None = None,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> HostDump:
-    """Look at every process below the first one of a host; blocks for about `LIMIT_S` at most.
+    """Dump every process below the first one of a host; blocks for about `LIMIT_S` at most.
 
     Args:
         first_pid: as the machine numbers it.
@@ -129,7 +129,7 @@ class _Counters(NamedTuple):
     num_waits: int
     cpu_s: float
     num_bytes: int
-    runnable_s: Mapping[int, float]  # by thread
+    runnable_s: Mapping[int, float]  # per thread
 
     @classmethod
     def of(cls, pid: int) -> _Counters:

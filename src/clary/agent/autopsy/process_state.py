@@ -63,7 +63,7 @@ def thread_states(pid: int) -> str:
 
 
 def num_waits(pid: int) -> int:
-    """Return how often a process's main thread has given up its processor to wait for something."""
+    """Return how often a process's main thread has given up its processor to wait for an event."""
     for line in read(f"/proc/{pid}/task/{pid}/status").splitlines():
         if line.startswith(b"voluntary_ctxt_switches:"):
             return int(line.split()[1])

@@ -70,7 +70,7 @@ class StackDumps(Companion):
         return self._start(UNASKED, reason)
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """Look at no further process, send nothing more, and wait for the dumps under way; returns True.
+        """Dump no further process, send no more, and wait for the running dumps; return True.
 
         Args:
             timeout_s: longest wait; at most `_JOIN_S`.
@@ -115,7 +115,7 @@ class StackDumps(Companion):
                     ml_folder=self._ml_folder,
                     is_ending=self._ending.is_set,
                 )
-            except Exception as failure:  # boundary: a dump must not end what it looks at
+            except Exception as failure:  # boundary: a dump must not end the program
                 logger.exception("the processes of %s could not be looked at", self._host.name)
                 error = f"{type(failure).__name__}: {failure}"
             finally:

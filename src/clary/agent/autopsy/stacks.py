@@ -16,11 +16,11 @@ from typing import Any
 from clary.agent.autopsy.process_state import thread_states
 from clary.contract.stack_dumps import MAX_FRAMES, MAX_THREADS, Frame, ThreadStack
 
-_NOT_TO_BE_PAUSED = "TtD"  # stopped, traced, or in a call of the kernel that nothing interrupts: a pause would not end
+_NOT_TO_BE_PAUSED = "TtD"  # stopped, traced, or in an uninterruptible call of the kernel: a pause would not end
 _NO_PYTHON = "Failed to find python version from target process"  # py-spy's words
 _MAX_CHARACTERS = 300  # of a name
 _INTERPRETER = ("libpython", "python3")  # files whose calls add nothing to the calls of Python
-_STARTERS = ("clary_rank.py", "<frozen runpy>", "runpy.py")  # what starts a rank's script: outermost, of no interest
+_STARTERS = ("clary_rank.py", "<frozen runpy>", "runpy.py")  # starters of a rank's script: outermost, of no interest
 _OURS = "/clary/train/"  # in the folder that jobs get; py-spy cuts the path off before it
 _MEASURING = ("clary/train/steps/", "clary/train/profiling/")  # wrappers around torch's calls
 
@@ -40,7 +40,7 @@ def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple
 
     Args:
         pid: as the machine numbers it.
-        program: path of py-spy; None says that it is missing.
+        program: path of py-spy; None if it is missing.
         limit_s: for one run of py-spy; at most three are made.
     """
     if program is None:
@@ -77,7 +77,7 @@ def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple
 def parse_stacks(text: bytes, *, pid: int) -> tuple[ThreadStack, ...]:
     """Read py-spy's JSON. Pure.
 
-    Raises: ValueError for anything else.
+    Raises: ValueError for any other text.
     """
     document = json.loads(text)
     if not isinstance(document, list):

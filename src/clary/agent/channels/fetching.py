@@ -71,7 +71,7 @@ def fetch_channel(
         is_copied: whether the snapshot will be copied.
         why_not_kept: a reason not to use the cache for the data.
     Raises: AgentError: fault USER for data that is missing or cannot be files and for a full disk, naming key or
-        path; ObjectStoreError. Files fetched until then stay; nothing outside the channel's folder is written.
+        path; ObjectStoreError. Files fetched until then stay; no file outside the channel's folder is written.
     """
     started = time.monotonic()
     folder = channel_folder(channel, tree)

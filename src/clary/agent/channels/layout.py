@@ -22,7 +22,7 @@ def checked_parts(relative_key: str, *, key: str, channel: str) -> tuple[str, ..
     """Return the parts of a path below the channel's folder; an empty tuple for the folder itself.
 
     Args:
-        relative_key: what follows the channel's prefix.
+        relative_key: the part of the key after the channel's prefix.
         key: the whole key, for messages.
     Raises: AgentError (fault USER) naming the key and why it cannot be a file.
     """

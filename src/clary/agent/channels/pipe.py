@@ -81,7 +81,7 @@ class PipeFeeder:
     def start(self) -> None:
         """Find the objects, make the first pipe and begin to feed.
 
-        Raises: AgentError, ObjectStoreError as `select_objects`; nothing was started then.
+        Raises: AgentError, ObjectStoreError as `select_objects`; then the feeding has not begun.
         """
         self._selection = select_objects(self._channel, store=self._store)
         place = channel_folder(self._channel, self._tree).parent.relative_to(self._tree.root)
@@ -195,7 +195,7 @@ class PipeFeeder:
             try:
                 pipe = self._opened_folder().open_fifo(self._name(epoch), os.O_WRONLY)
             except OSError as error:
-                if error.errno != errno.ENXIO:  # no reader yet
+                if error.errno != errno.ENXIO:  # the program has not opened it yet
                     raise
                 self._stop.wait(_POLL_S)
                 continue

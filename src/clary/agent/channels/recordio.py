@@ -1,7 +1,7 @@
 """RecordIO framing, as SageMaker's own readers expect it: one object, one record.
 
 Layout of a record, little endian: magic 0xced7230a, length of the payload, payload, zero bytes up to a multiple of 4.
-The upper 3 bits of the length tell parts of a split record; SageMaker's readers know whole records only, so a payload
+The upper 3 bits of the length mark parts of a split record; SageMaker's readers know whole records only, so a payload
 must be shorter than 2**29 bytes.
 Source: MXNet "Create a Dataset Using RecordIO"; SageMaker developer guide, RecordWrapperType.
 """

@@ -2,7 +2,7 @@
 
 Rules for `S3Prefix`, as the SageMaker SDK's local mode has them (contract 3.1):
 - If the URI is the key of an object, the channel is that object alone, under its base name.
-- Else it is every object whose key starts with the URI's key, under what follows it. `s3://b/input/code` and
+- Else it is every object whose key starts with the URI's key, named by the rest of its key. `s3://b/input/code` and
   `s3://b/input/code/` give the same names to objects in that folder; the form without the slash also takes
   `input/code-old/x` (as `-old/x`), as SageMaker does, and a note says so.
 - Keys that end in a slash are folders: made, not counted, not sharded.

@@ -44,7 +44,7 @@ class Choice:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to take."""
+        """Whether no file may be taken."""
         return not self.whole and not self.replaced and not any(self.single.values())
 
 

@@ -40,11 +40,11 @@ class CheckpointFolder:
             return folder.detach()
 
     def open_file(self, path: str) -> int:
-        """Open a regular file for reading. Raises: OSError, also for anything else, which is not touched."""
+        """Open a regular file for reading. Raises: OSError, also for other entries, which are not touched."""
         with Folder.at(self._home) as home, home.folder(self._way) as folder:
             return folder.open_file(path)
 
 
 def open_below(folder: int, name: str) -> int:
-    """Open a folder in an open one. Raises: OSError for a link or anything else that is no folder."""
+    """Open a folder in an open one. Raises: OSError for a link or any entry that is no folder."""
     return open_beneath(folder, name, _FOLDER_FLAGS)

@@ -1,10 +1,10 @@
 """Files of the checkpoint folder kept open from one look to the next, independent of their names.
 
 [Note: replaced files] `os.replace(new, path)` puts a whole file at a name. Some files are replaced in this way before
-two looks could see them at rest. The name alone does not tell such a file from a file that is written in place: file
-systems reuse a freed inode's number at once, and a rename within a tick of their clock leaves no trace in the times. So
-the file is kept open. If, a moment later, its size, times and mode are the same and it has no name any more, then it
-was at rest until another file took its place. While the file is open, its space on the disk is not free.
+two looks could see them at rest. The name alone does not distinguish such a file from a file that is written in place:
+file systems reuse a freed inode's number at once, and a rename within a tick of their clock leaves no trace in the
+times. So the file is kept open. If, a moment later, its size, times and mode are the same and it has no name any more,
+then it was at rest until another file took its place. While the file is open, its space on the disk is not free.
 
 A file that its writer gave up looks the same: a write fails, the writer unlinks the half-written file and uses the name
 again. But a writer unlinks a half-written file at once, whereas a whole file keeps its name until the next one has been

@@ -45,7 +45,7 @@ class Mirror(Worker):
     """Mirrors one folder.
 
     Args:
-        judge: says of files whether they are whole.
+        judge: decides which files are whole.
         break_off: ends every running request to the store; does not wait.
         interval_s: from one round to the next.
     """
@@ -76,7 +76,7 @@ class Mirror(Worker):
         self._looks = Looks(folder, judge, pace=self._pace, min_rest_s=_REST_SHARE * self._pace.settle_s)
         self._clock = clock
         self._is_done = False  # the thread of rounds has finished its work
-        self._is_last_stored = False  # or has been given up
+        self._is_last_stored = False  # or its tries are used up
         self._num_copy_tries = 0  # tries of the flush
         self._is_stalled = False  # as reported last
         self._deadline_s: float | None = None  # deadline of the flush, monotonic

@@ -55,7 +55,7 @@ def why_not_whole(
     host: str,
     number: int,
 ) -> str | None:
-    """Return the fault of a set as far as sizes tell, or None.
+    """Return the fault of a set that sizes show, or None.
 
     Args:
         size_of: size of the object with a key below the prefix, None without one.

@@ -1,7 +1,7 @@
 """The checkpoint folder as it was: from the object store to a host, before its program starts.
 
 Where: an agent does this while it fetches channels. Every file of a set is checked against size and SHA-256 before
-anything is put in its place, so that the folder gets a whole set or the job fails; a set that is not whole is replaced
+any file is put in its place, so that the folder gets a whole set or the job fails; a set that is not whole is replaced
 by the next older set of its host, with a warning.
 """
 

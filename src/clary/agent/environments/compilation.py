@@ -1,5 +1,4 @@
-"""Variables of a job with compiler_config or sagemaker_amp, and the name under which the agent keeps its compiled code.
-Pure.
+"""Variables of a job with compiler_config or sagemaker_amp, and the name of its kept compiled code. Pure.
 
 Where: `variables` adds them to a program's environment, below the user's own; `compiled_code` keeps files under the
 name.
@@ -35,8 +34,7 @@ def wants_compiler(plan: LaunchPlan) -> bool:
 
 
 def compilation_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
-    """Return the variables by which programs compile their models and train in mixed precision; empty if neither is
-    wanted.
+    """Return the variables by which programs compile models and train in mixed precision; empty without either.
 
     Args:
         plan: of the attempt.

@@ -114,7 +114,7 @@ class Installation:
     def run(self) -> CommandResult:
         """Install; return the result of uv, of its last run if there were two.
 
-        Raises: AgentError if there is no uv or a host could not be made, and what `check` raises.
+        Raises: AgentError if there is no uv or a host could not be made, and the errors of `check`.
         """
         uv = find_uv(self.machine)
         if not self.world.is_isolated:

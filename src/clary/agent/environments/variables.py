@@ -203,7 +203,7 @@ def service_variables(
 
 
 def _reporting_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
-    """Return the variables that tell libraries where to report a training; the user's Environment overrides them.
+    """Return the variables by which libraries report a training; the user's Environment overrides them.
 
     transformers (with KubeflowCallback) posts its progress to the URL that the Kubeflow trainer hands out under these
     names; MLflow and Weights & Biases write into the folder that becomes output.tar.gz.

@@ -56,8 +56,8 @@ def gpu_finding(
     Args:
         host: whose GPUs they are.
         indices: of the GPUs that the host was given.
-        listing: what nvidia-smi printed; None if it failed.
-        products: what the multiplication printed; None if it failed.
+        listing: output of nvidia-smi; None if it failed.
+        products: output of the multiplication; None if it failed.
         has_computed: whether GPUs were to multiply.
     """
 

@@ -48,7 +48,7 @@ def mtu(interface: str) -> int:
 def source_address(target: str) -> str:
     """Return the address from which the kernel would send to `target`; raises OSError without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((target, _DISCARD_PORT))  # sends nothing
+        probe.connect((target, _DISCARD_PORT))  # sends no packet
         return str(probe.getsockname()[0])
 
 

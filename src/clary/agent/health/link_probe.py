@@ -60,7 +60,7 @@ class LinkProbe:
     Args:
         order: of this host.
         peer: the other end.
-        listener: of this host; its datagrams count what comes back.
+        listener: of this host; it counts the answers.
         ports: ports of the job at which the peer has not answered yet.
     """
 

@@ -60,7 +60,7 @@ def unmeasured_network(order: NetworkOrder, why: str) -> tuple[HealthFinding, ..
 
 
 def unchecked_network(host: str, why: str) -> tuple[HealthFinding, ...]:
-    """Return the findings on a host whose network was not looked at."""
+    """Return the findings on a host whose network was not checked."""
     checks = (Check.NAMES, Check.PORT, Check.INTERFACE, Check.COLLECTIVE)
     return tuple(HealthFinding(check=check, state=SKIPPED, host=host, words=why) for check in checks)
 

@@ -96,7 +96,7 @@ class NetworkDoctor:
         return self._ports
 
     def reading(self) -> NetworkReading:
-        """Wait for the reading of the network and its peers; the program goes on answering peers afterwards.
+        """Wait for the reading of the network and its peers; afterwards the program still answers peers.
 
         Raises: AgentError if it does not come in time.
         """

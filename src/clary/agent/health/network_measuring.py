@@ -2,7 +2,7 @@
 
 Where: `network_program` runs it; every line that it prints is one reading as JSON.
 
-    meet each peer -> delay, loss, MTU at once, and the ports that have said nothing -> a sum around all hosts, which is
+    meet each peer -> delay, loss, MTU at once, and the silent ports -> a sum around all hosts, which is
     also the barrier that every host has to reach -> rates, one peer after the other -> the barrier
 """
 
@@ -38,7 +38,7 @@ def run(order: NetworkOrder, taken: Sequence[int], unanswered: Mapping[str, Sequ
     Args:
         order: order of the host's network program.
         taken: ports of the job that are not free here.
-        unanswered: ports of the job at which peers have said nothing; if there are any, the reading of the ports is
+        unanswered: silent ports of the job at peers; if there are any, the reading of the ports is
             printed as soon as they are known; otherwise it is printed already.
     """
     names = NameCheck(order)

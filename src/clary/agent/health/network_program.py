@@ -1,7 +1,6 @@
-"""The network program of one host: joins its network namespace, tries the job's own ports, then makes the other
-measurements.
+"""The network program of one host: joins its network namespace, tries the job's own ports, measures its links.
 
-Run: `python -m clary.agent.health.network_program STARTER`, the pid of what starts it, with a `NetworkOrder` on
+Run: `python -m clary.agent.health.network_program STARTER`, the pid of its starter, with a `NetworkOrder` on
 standard input. `network_doctor` starts it beside the preparation of the host. It prints a `PortReading`, then a
 `NetworkReading`; afterwards it answers peers until they have finished too, and it ends with its starter.
 

@@ -85,7 +85,7 @@ class LinkReading:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkReading:
-    """Everything that one host's network program has measured."""
+    """All measurements of one host's network program."""
 
     host: str
     interfaces: Mapping[str, str] = field(default_factory=dict)  # name -> address, of those that are up

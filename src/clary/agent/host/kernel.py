@@ -1,7 +1,7 @@
 """System calls that Python 3.11 does not offer: mounts, namespaces, capabilities, process attributes.
 
 Where: called by the first process of a host (`init`). Each function raises OSError whose text names the call and its
-objects. Imports nothing heavy, because it runs before the first line of the user's program.
+objects. It has no heavy imports, because it runs before the first line of the user's program.
 Source: mount(2), mount_setattr(2), pivot_root(2), unshare(2), setns(2), prctl(2), capabilities(7), signalfd(2).
 """
 

@@ -40,7 +40,7 @@ def remove_cgroups(folders: Sequence[str], *, home_files: Sequence[str]) -> None
                 break
             except OSError:
                 time.sleep(_CGROUP_PAUSE_S)
-                _go_home(home_files)  # this very process may be the last one in it
+                _go_home(home_files)  # this process itself may be the last in the cgroup
         with contextlib.suppress(OSError):  # the last host removes the family's folder
             os.rmdir(os.path.dirname(folder))
 

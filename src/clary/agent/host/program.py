@@ -101,7 +101,7 @@ class Program:
             clock: time of day for exits that the keeper did not report.
 
         Raises:
-            AgentError: the host could not be made; nothing is left of it.
+            AgentError: the host could not be made; it was removed.
         """
         if not processes:
             raise ValueError("a program needs at least one process")
@@ -141,8 +141,8 @@ class Program:
                 ended.
 
         Raises:
-            NothingHasRunError: the host failed before any process began; nothing is left of it.
-            AgentError: it failed later, or did not get ready in time; nothing is left of it.
+            NothingHasRunError: the host failed before any process began; it was removed.
+            AgentError: the host failed later, or was not ready in time; it was removed.
         """
         program = cls(
             processes,

@@ -108,7 +108,7 @@ def strange_owner(path: str) -> str:
 
 
 def closed_to_others(path: str, *, target: str) -> str:
-    """Return a sentence if programs can use nothing in a folder that keeps its owner, else an empty text.
+    """Return a sentence if programs cannot use a folder that keeps its owner, else an empty text.
 
     Args:
         path: the folder on the machine.

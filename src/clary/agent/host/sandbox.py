@@ -29,9 +29,9 @@ class ProcessSpec:
 class Bind:
     """A folder or file of the machine that the program sees at `target`.
 
-    With `overlay` the program may change what it sees while `source` stays as it is: an environment into which it
-    may `pip install`. Where the kernel refuses the overlay, the source is bound writable and `not_isolated` says so;
-    with `copied_otherwise` it is copied to the target instead, which has to be a place of the host's own. With
+    With `overlay` the program may change the files that it sees while `source` stays as it is: an environment into
+    which it may `pip install`. Where the kernel refuses the overlay, the source is bound writable and `not_isolated`
+    says so; with `copied_otherwise` it is copied to the target instead, which has to be a place of the host's own. With
     `kept_as` the overlay's layer, which holds the changes, lies at `host_folder/<kept_as>` once the host has ended by
     itself or by order; where the kernel refuses the overlay, no host is made. With `keeps_owners` the source keeps its
     owners: programs with users of their own can read there only files that all users may read. Without it the machine's
@@ -65,7 +65,7 @@ class Sandbox:
     binds: tuple[Bind, ...] = ()
     visible_folders: tuple[str, ...] = ()  # of the machine, besides every host's; changes stay private
     shows_whole_machine: bool = False
-    hidden_folders: tuple[str, ...] = ()  # empty for the program, except where `binds` put something
+    hidden_folders: tuple[str, ...] = ()  # empty for the program, except for `binds` in them
 
 
 @dataclass(frozen=True, kw_only=True)

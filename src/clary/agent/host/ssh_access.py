@@ -1,10 +1,10 @@
 """ssh between the hosts of one attempt, as SageMaker's containers have it: root reaches root without a password.
 
 Where: the supervisor asks before it starts a program that may start others by ssh: mpirun across hosts, SDK v3's MPI
-driver, the toolkit. The program starts sshd by itself; here it finds what sshd and its clients need. One key pair of
-users and one of hosts belong to an attempt; both lie in its work folder, which programs of other jobs do not see. The
-machine's own /etc/ssh and /root/.ssh are hidden behind these and stay as they are. sshd listens inside the job's
-network only: the host has no other network.
+driver, the toolkit. The program starts sshd by itself; this module provides the files of sshd and its clients. One key
+pair of users and one of hosts belong to an attempt; both lie in its work folder, which programs of other jobs do not
+see. The machine's own /etc/ssh and /root/.ssh are hidden behind these and stay as they are. sshd listens inside the
+job's network only: the host has no other network.
 Source: sshd(8), sshd_config(5), ssh_config(5); sagemaker 3 `mpi_utils`, sagemaker-training 5.1.4 `mpi`.
 """
 

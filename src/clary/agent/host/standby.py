@@ -68,7 +68,7 @@ class StandbyHost:
                 plain processes does not. With it `ml_folder` has to lie below `host_folder`.
 
         Raises:
-            AgentError: a folder is missing or the cgroup is in use; nothing is left of it.
+            AgentError: a folder is missing or the cgroup is in use; the host was removed.
         """
         standby = cls(sandbox, python=python, environment=environment, late_roots=late_roots, lasts=lasts)
         first_process = FirstProcess(sandbox)
@@ -145,7 +145,7 @@ class StandbyHost:
 
         Raises:
             AgentError: the host was used or closed already, no host could be made, or the host failed after the first
-                process ran; nothing is left of it.
+                process ran; it was removed.
         """
         wanted = dataclasses.replace(self._sandbox, binds=(*self._sandbox.binds, *binds))
         reason = self.why_not(wanted, processes)

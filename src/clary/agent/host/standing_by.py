@@ -145,4 +145,4 @@ def _receive_start(control: socket.socket) -> dict[str, Any] | None:
 
 
 def _nothing() -> None:
-    """Prepare nothing."""
+    """Do nothing: without late roots no preparation is needed."""

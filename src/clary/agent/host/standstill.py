@@ -20,7 +20,7 @@ _WANTING = frozenset("RD")  # a processor, a disk or swapped memory
 class Activity(NamedTuple):
     """State and CPU time of a process at one moment, as /proc shows them."""
 
-    state: str  # one letter
+    state: str  # letter of the state
     cpu_ticks: int  # CPU time so far
 
 

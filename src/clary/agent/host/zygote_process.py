@@ -1,6 +1,6 @@
 """The zygote of a host that stands by: started, asked to fork the ranks of a program, ended.
 
-Where: `standing_by` starts it in the first process of the host, `keeper` has it fork. What runs in it is
+Where: `standing_by` starts it in the first process of the host, `keeper` has it fork. Its code is
 `clary.agent.zygote.clary_zygote`. Messages are JSON objects, one per packet:
 
     from the zygote: ready, refused (reason), forked (pids), over

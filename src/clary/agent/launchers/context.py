@@ -23,14 +23,14 @@ from clary.contract.settings.hyperparameters import cli_arguments
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchContext:
-    """Everything that a launcher may ask for."""
+    """All inputs of a launcher."""
 
     plan: LaunchPlan
     host: HostPlan
     inside: MlTree  # the tree as the program sees it
     python: str  # interpreter of the prepared environment
     library_folder: str  # Clary's train side, as the program sees it
-    variables: Mapping[str, str]  # the program's environment, less what launchers add
+    variables: Mapping[str, str]  # the program's environment, without the launchers' variables
     entry_point: EntryPoint | None  # None: hyperparameters name no program
     arguments: tuple[str, ...]  # of the program
     distribution: Distribution

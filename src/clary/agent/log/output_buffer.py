@@ -4,10 +4,10 @@ Where: `host_log` puts in the output that `clary.agent.host` has read, and the s
 own passes both on to `log_intake`, in order. A disk can block a write for seconds (many dirty pages, an unreachable
 network, a failing medium), and no printing process may wait for it: output stays here meanwhile, up to `BUFFER_BYTES`.
 
-[Note: who waits when the buffer is full] There are two cases. If lines come faster than this machine's processors turn
-them into a log, the reader waits until there is room, which slows down the program briefly, as any pipe does, and loses
-no output. If a disk hangs, the reader waits for `STUCK_S` once and drops output until there is room again. The kernel's
-state of the thread shows which case it is.
+[Note: who waits when the buffer is full] If lines come faster than this machine's processors turn them into a log, the
+reader waits until there is room, which slows down the program briefly, as any pipe does, and loses no output. If a disk
+hangs, the reader waits for `STUCK_S` once and drops output until there is room again. The kernel's state of the thread
+shows which case it is.
 """
 
 from __future__ import annotations

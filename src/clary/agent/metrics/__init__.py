@@ -2,5 +2,5 @@
 
     sources (/proc, cgroup, disk, GPUs) -> sampling -> row_store -> shipper -> service
 
-Where: `metrics.host_metrics` makes it for one host of one attempt; `contract.metric_samples` is what is sent.
+Where: `metrics.host_metrics` makes it for one host of one attempt; `contract.metric_samples` defines the sent rows.
 """

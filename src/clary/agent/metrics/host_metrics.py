@@ -79,7 +79,7 @@ class HostMetrics(Companion):
             self._sampling = sampling
             shipper.start()
             self._shipper = shipper
-        except Exception:  # boundary: metrics must not end what they measure
+        except Exception:  # boundary: metrics must not end the program
             logger.exception("%s is not measured", self._host.name)
             self.abort()
 
@@ -111,7 +111,7 @@ class HostMetrics(Companion):
             self._xids.keep()
 
     def gpu_errors(self) -> tuple[GpuError, ...]:
-        """Return the driver's errors of this host's GPUs so far, also where nothing is measured."""
+        """Return the driver's errors of this host's GPUs so far, even without measurements."""
         if self._xids is None:
             return ()
         self._xids.look()

@@ -1,7 +1,7 @@
 """Errors of a host's GPUs that NVIDIA's driver has written into the kernel's log (Xids).
 
-Where: `metrics.host_metrics` makes one for hosts whose plan gives them GPUs. `gpu_source` looks at each row, and the
-supervisor once more when a program has failed: so the driver's errors are known before the failure is reported.
+Where: `metrics.host_metrics` makes one for hosts whose plan gives them GPUs. `gpu_source` reads it for each row, and
+the supervisor again when a program has failed, so that the driver's errors are known before the failure is reported.
 Root can read the log, and other users if `kernel.dmesg_restrict` is 0; without access no error is seen. An Xid names
 its GPU by its bus: the driver lists buses below /proc in its own order, and nvidia-smi prints them too.
 """

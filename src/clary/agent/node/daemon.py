@@ -228,7 +228,7 @@ class Daemon:
                 os.truncate(self._folder.log, 0)
 
     def _go(self, why: str) -> None:
-        """End everything and remove the folder: the box was removed."""
+        """End all leases and remove the folder: the box was removed."""
         _say(f"the box was removed ({why}); it ends what runs here")
         left = self._table.end_all(REMOVAL_LIMIT_S)
         if left:

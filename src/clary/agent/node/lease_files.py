@@ -1,7 +1,7 @@
 """Files of one lease: its order, its keeper, its boot, its end.
 
-Where: `lease_table` writes the record before anything is started, `keeper` writes the rest. Each file is written once,
-in this order, and shows the progress of the lease after any crash:
+Where: `lease_table` writes the record before any process is started, `keeper` writes the rest. Each file is written
+once, in this order, and shows the progress of the lease after any crash:
 
     record.json   lease, tag and index, and the boot of the machine; beside it `proof`, the token that its boot shows
     keeper.json   the process that keeps it: the lease is not begun a second time

@@ -1,9 +1,9 @@
 """Finds the processes of a lease, and ends them all.
 
-Where: the keeper ends what its boot leaves behind; the daemon checks again, and does it alone if a keeper was killed. A
-keeper adopts every orphan below it, so its descendants are the lease. Without a keeper the lease is all processes with
-its mark in the environment and their descendants, and the processes that its daemon adopted at the keeper's death. If
-daemon and keeper were both killed, an orphan without the mark can not be found.
+Where: the keeper ends the processes that its boot leaves behind; the daemon checks again, and does it alone if a keeper
+was killed. A keeper adopts every orphan below it, so its descendants are the lease. Without a keeper the lease is all
+processes with its mark in the environment and their descendants, and the processes that its daemon adopted at the
+keeper's death. If daemon and keeper were both killed, an orphan without the mark can not be found.
 """
 
 from __future__ import annotations

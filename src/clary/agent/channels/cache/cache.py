@@ -34,9 +34,9 @@ class ChannelCache:
         root: folder of the cache, made with the first use.
         limit_bytes: bound on its size; 0 switches the cache off: every call raises `CacheUnusable`.
         endpoint_url: of the object store that is fetched from.
-        stop: breaks off waits when set.
+        stop: aborts waits when set.
         lock_wait_s: for objects that other agents fetch.
-        boot: tells this start of the machine from others; None asks the kernel.
+        boot: identifies this start of the machine; None asks the kernel.
     """
 
     def __init__(

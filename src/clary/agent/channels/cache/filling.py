@@ -68,7 +68,7 @@ class Filler:
     """Makes snapshots; for many threads at once.
 
     Attributes:
-        stop: breaks off waits for other holders when set.
+        stop: aborts waits for other holders when set.
     """
 
     folder: CacheFolder

@@ -7,7 +7,7 @@
     object-locks, keeping-lock
 
 [Note: what a crash leaves] A file is written inside `filling`, gets its stamp, and is linked into `objects`; a tree is
-made inside `filling` and renamed: nothing has its final name before it is whole, and a process that is killed leaves
+made inside `filling` and renamed: no entry has its final name before it is whole, and a killed process leaves
 only an unlocked folder in `filling`. A machine that loses its power may also lose content of files whose names it kept.
 Waiting for the disk at each file would make many small files slow, so files and trees carry the boot in which they were
 made: files and trees of another boot are deleted unread. `settle` moves objects to `kept` once their content is on the
@@ -65,7 +65,7 @@ class CacheFolder:
 
     Args:
         root: made if need be.
-        boot: tells this start of the machine from others.
+        boot: identifies this start of the machine.
     """
 
     def __init__(self, root: Path, *, boot: str) -> None:
@@ -246,7 +246,7 @@ class CacheFolder:
 
 
 class Filling:
-    """A tree being made; as a context it removes at its end everything that was not put in place."""
+    """A tree being made; as a context it removes, at its end, all files that were not put in place."""
 
     def __init__(self, parent: Path) -> None:
         self._folder, self._held = _new_held_folder(parent)

@@ -67,7 +67,7 @@ class CacheKeeper:
     def free_disk(self, place: Path, needed_bytes: int) -> None:
         """Remove the least recently used entries until `needed_bytes` are free at a folder outside, as far as possible.
 
-        Entries in use stay. Nothing is removed for a folder on another file system, where it would free nothing.
+        Entries in use stay. No entry is removed for a folder on another file system, where that would free no space.
 
         Raises: OSError.
         """

@@ -86,7 +86,7 @@ def is_as_stored(status: os.stat_result, *, name: str) -> bool:
 
 def lock_place(name: str) -> int:
     """Return the byte of the lock file that stands for an object."""
-    return int(name[:15], 16)  # 60 bits, within what the kernel takes as an offset
+    return int(name[:15], 16)  # 60 bits, within the kernel's range of offsets
 
 
 def _stamp(name: str, size_bytes: int) -> int:

@@ -101,7 +101,7 @@ class FolderEvents:
 
     @property
     def descriptor(self) -> int | None:
-        """The descriptor that is readable when events wait; None if nothing is watched."""
+        """The descriptor that is readable when events wait; None without a watch."""
         return self._inotify.descriptor if self._inotify is not None else None
 
     def read(self) -> bool:
@@ -115,7 +115,7 @@ class FolderEvents:
         return is_news
 
     def history(self, path: str) -> History | None:
-        """Return the history of the file under a name, or None if nothing is known."""
+        """Return the history of the file under a name, or None if unknown."""
         return self._histories.get(path)
 
     def close(self) -> None:

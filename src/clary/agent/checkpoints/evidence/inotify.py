@@ -23,7 +23,7 @@ _READ_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a name in a watched folder."""
+    """A change of a name in a watched folder."""
 
     watch: int  # number of the folder's watch; -1: the queue ran over
     mask: int

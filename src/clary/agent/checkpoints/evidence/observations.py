@@ -15,7 +15,7 @@ _SUDDEN_SIGNALS = frozenset(
 
 
 class Hold(Enum):
-    """Whether something can still write to a file without opening it."""
+    """Whether a process can still write to a file without opening it."""
 
     FREE = "free"  # no process on this machine has a descriptor or memory map for writing
     HELD = "held"  # also for appending alone: the writer may be in the midst of a shard
@@ -44,7 +44,7 @@ class Death:
     Attributes:
         alive_s: when it was last seen alive and not yet ending.
         noticed_s: when its end was noticed.
-        wait_status: as wait(2) gives it; None if the kernel does not tell.
+        wait_status: as wait(2) gives it; None if the kernel does not have it.
     """
 
     pid: int
@@ -93,7 +93,7 @@ class Decision:
         evidence: the evidence that it is whole; if it may not be taken yet, the nearest evidence.
         reason: why it may not be taken, in words.
         is_blocking: whether it is known to be unfinished; then rest alone never makes it, or its group, whole.
-        is_torn: whether its writer is gone without having finished it.
+        is_torn: whether its writer has ended without finishing it.
     """
 
     is_whole: bool

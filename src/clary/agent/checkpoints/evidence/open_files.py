@@ -87,7 +87,7 @@ def file_id(descriptor: int) -> FileId:
 
 
 def is_shared_with_machines(device: int, *, mounts: str | None = None) -> bool:
-    """Whether other machines may write to a file system, so that this kernel knows nothing of their descriptors."""
+    """Whether other machines may write to a file system, whose descriptors this kernel does not know."""
     text = mounts if mounts is not None else _read_text("/proc/self/mountinfo")
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in text.splitlines():

@@ -88,7 +88,7 @@ class Witness(Worker):
 
     Args:
         note: called once for each limit.
-        least_rest_s: how long a file has to rest at least, where nothing else says that it is whole.
+        least_rest_s: how long a file has to rest at least, without other evidence that it is whole.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class Witness(Worker):
         else:
             return None
         if closed is None and after_s == -inf:
-            return None  # it existed before the watch began: its writer is unknown
+            return None  # the file existed before the watch began: its writer is unknown
         return Close(after_s=written_s if after_s < written_s < before_s else after_s, before_s=before_s)
 
     def _came_last(self, marker: str, path: str, snapshot: Snapshot) -> bool | None:
@@ -318,7 +318,7 @@ class Witness(Worker):
         return False if first.before_s >= last.since_s else None
 
     def _written_s(self, facts: FileFacts) -> float:
-        """Return a moment before the last write to a file, as its times tell; a time that was set back is earlier."""
+        """Return a moment before the last write to a file, by its times; a time that was set back is earlier."""
         offset_s = self._clock.now().timestamp() - self._clock.monotonic()
         return min(facts.modified_ns, facts.changed_ns) / 1e9 - offset_s - _FILE_CLOCK_S
 

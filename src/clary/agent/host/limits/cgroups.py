@@ -155,7 +155,7 @@ class HostCgroup:
             may_move: whether processes of the agent's own cgroup may be moved into a leaf of it as a last resort.
 
         Raises:
-            AgentError: a cgroup of that name holds processes already; nothing was changed.
+            AgentError: a cgroup of that name holds processes already; no cgroup was changed.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise AgentError(f"cgroup name {name!r}: expected letters, digits, '.', '_' and '-', starting with one")

@@ -65,7 +65,7 @@ class MachineView:
         Args:
             shown: folders of the machine, parents first.
             submounts: mount points of the machine, parents first.
-            targets: places at which something will be mounted, as canonical paths; their folders are made so that
+            targets: canonical paths of later mount points; their folders are made so that
                 missing ones can be created without touching the machine.
         """
         self._shown = tuple(shown)

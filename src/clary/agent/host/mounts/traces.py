@@ -46,7 +46,7 @@ class Traces:
         self._layers_before: Look = {}
 
     def begin(self) -> None:
-        """Look at the folders of the host's own, once, before anything is mounted for a program.
+        """Look at the folders of the host's own, once, before the first mount for a program.
 
         Raises: OSError: a folder cannot be read, or there are more than `MAX_ENTRIES` entries.
         """
@@ -61,7 +61,7 @@ class Traces:
         self._layers_before = self._look_at_layers()
 
     def find(self) -> str:
-        """Remove what can be removed, and return the first trace in words; empty if there is none.
+        """Remove new entries, and return the first trace in words; empty without one.
 
         Raises: OSError, as `begin`.
         """

@@ -73,7 +73,7 @@ def command_of(arguments: list[str], runner: Any, told: dict[str, Any]) -> list[
         runner: the module `deepspeed.launcher.runner`.
         told: content of CLARY_HOST_LIST.
 
-    Raises: NotOursError; CommandError; what DeepSpeed's parser raises.
+    Raises: NotOursError; CommandError; the errors of DeepSpeed's parser.
     """
     parsed = _parse_quietly(arguments, runner)
     defaults = _parse_quietly([parsed.user_script], runner)
