@@ -17,8 +17,9 @@ class LossScale:
 
     Args:
         value: the current scale.
-        is_dynamic: whether it changes. scale_factor: the scale is divided by it when a gradient is not finite, and
-            multiplied after a run of good steps.
+        is_dynamic: whether it changes.
+        scale_factor: the scale is divided by it when a gradient is not finite, and multiplied after a run of good
+            steps.
         scale_window: good steps in a run.
         min_scale: lower limit of the scale.
         delayed_shift: bad steps before the scale falls.
@@ -41,8 +42,8 @@ class LossScale:
 
         Args:
             static: the scale if it is not dynamic; None is 1.
-            is_dynamic: whether the scale changes. arguments: of a dynamic scale: options by name, and `init_scale`,
-                2^32 if left out.
+            is_dynamic: whether the scale changes.
+            arguments: of a dynamic scale: options by name, and `init_scale`, 2^32 if left out.
 
         Raises: ValueError for an unknown argument.
         """

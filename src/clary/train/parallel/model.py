@@ -250,7 +250,9 @@ class DistributedModel(ReducingModel):
         """Check, before the first step, that ranks which work on one batch got equal inputs. All ranks call it.
 
         Args:
-            function: the step's function. args: of its call. kwargs: of its call.
+            function: the step's function.
+            args: of its call.
+            kwargs: of its call.
 
         Raises: ValueError naming the argument that differs.
         """

@@ -44,8 +44,8 @@ class Numbering:
     """Keeps the parameters that an optimizer was made of, since masters and shards take their places later.
 
     Args:
-        optimizer: the inner optimizer, with the model's parameters still in its groups. model: the model of these
-            parameters.
+        optimizer: the inner optimizer, with the model's parameters still in its groups.
+        model: the model of these parameters.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: PlacedModel) -> None:

@@ -37,8 +37,8 @@ class ReducingModel(StatefulModel):
         module: the wrapped model.
         averages: whether gradients of a step are the mean over its microbatches.
         passes_per_step: steps with a backward pass between two reductions.
-        bucket_bytes: bytes of gradients that are sent together. overlaps: whether they are sent during the backward
-            pass.
+        bucket_bytes: bytes of gradients that are sent together.
+        overlaps: whether they are sent during the backward pass.
     """
 
     def __init__(
@@ -99,8 +99,10 @@ class ReducingModel(StatefulModel):
 
         Args:
             divide_by_initial_world_size: whether means are over all replicas; else over those that have not ended.
-                enable: whether replicas may differ; False makes the block do nothing.
-            throw_on_early_termination: raise on all replicas once one has ended. Raises: ValueError if ranks must end
+            enable: whether replicas may differ; False makes the block do nothing.
+            throw_on_early_termination: raise on all replicas once one has ended.
+
+        Raises: ValueError if ranks must end
                 together: with a pipeline or slices, with shards, with half precision.
         """
         if not enable:
@@ -144,8 +146,9 @@ class ReducingModel(StatefulModel):
         """Check that there are gradients if the model was called for training.
 
         Args:
-            have_gradients: whether any replica has gradients: some replicas may leave out a backward pass. Raises:
-                ParallelError if there are none.
+            have_gradients: whether any replica has gradients: some replicas may leave out a backward pass.
+
+        Raises: ParallelError if there are none.
         """
         if self._has_gone.forward and not self._has_gone.backward and not have_gradients:
             raise ParallelError(NO_BACKWARD)

@@ -36,7 +36,8 @@ class Runtime:
     Args:
         device: of this rank's computation.
         timeout_s: of every wait for another rank.
-        model: the only DistributedModel, once it is made. optimizer: the DistributedOptimizer, once it is made.
+        model: the only DistributedModel, once it is made.
+        optimizer: the DistributedOptimizer, once it is made.
     """
 
     configuration: Configuration

@@ -64,8 +64,9 @@ def step(
         detach_outputs: whether results are detached from their graphs, which frees activations.
 
     Returns: a function of the same arguments; its tensors are returned as `StepOutput`, other leaves as lists, one item
-    per microbatch. Raises: errors of `split_arguments` and of the function; `ParallelError` if another rank failed, or
-    if it is called without a DistributedModel, or with the original model.
+    per microbatch.
+    Raises: errors of `split_arguments` and of the function; `ParallelError` if another rank failed, or if it is called
+        without a DistributedModel, or with the original model.
     """
     if function is None:
         return functools.partial(

@@ -1,8 +1,8 @@
 """Ways of stepping an optimizer, by where parameters, gradients and state lie.
 
-Where: `DistributedOptimizer` chooses one once modules lie where they will.
+Where: `DistributedOptimizer` chooses a stepper once modules are placed.
 
-    Whole         all that lies on this rank is stepped here, as torch does
+    Whole         every rank steps the parameters that lie on it, as torch does
     Half          likewise, on float32 copies of half-precision parameters
     SpreadState   `shard_optimizer_state`: each replica steps its share and sends it to the others
     Shards        `sharded_data_parallel_degree`: each replica steps its shard of every parameter
@@ -36,37 +36,37 @@ State = dict[str, Any]
 
 
 class Stepper(Protocol):
-    """How one rank steps."""
+    """The step of one rank."""
 
     @property
     def have_gradients(self) -> bool:
-        """Whether `prepare` has brought gradients of any replica; False where it has not looked."""
+        """Whether `prepare` found gradients on any replica; False if it does not check."""
 
     def prepare(self) -> None:
-        """Send gradients to the ranks that step on them, once before a step. All ranks call it."""
+        """Send gradients to the ranks that step with them, once before a step. All ranks call it."""
 
     def step(self, loss_scale: float) -> bool:
-        """Take the scale out of gradients and step; False if any rank has a gradient that is not finite.
+        """Unscale gradients and step; return False, without a step, if any rank has a gradient that is not finite.
 
         All ranks call it.
         """
 
     def zero_grad(self, set_to_none: bool) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
 
     def clip(self, max_norm: float, loss_scale: float, *, among: Collection[int] | None = None) -> float:
-        """Clip gradients to a norm over the whole model; return the norm before, -1 where it is not finite.
+        """Clip gradients to a norm over the whole model; return the earlier norm, -1 if it is not finite.
 
         Args:
-            max_norm: the largest norm that stays.
-            loss_scale: by which gradients are multiplied.
-            among: ids of the parameters, or of what is stepped in their place, that are clipped; None clips all.
+            max_norm: the largest norm that is not clipped.
+            loss_scale: the factor of the gradients.
+            among: ids of the clipped parameters, or of the tensors stepped in their place; None clips all.
 
-        Raises: ParallelError where only all can be clipped, and some are not among them.
+        Raises: ParallelError if parameters are clipped only together, and some are not in `among`.
         """
 
     def take_parameters(self) -> None:
-        """Step on from the parameters as they are now: they were loaded."""
+        """Continue from the current values of the parameters, which were loaded."""
 
     def local_state(self) -> State:
         """Return the state that this rank keeps."""
@@ -81,10 +81,10 @@ class Stepper(Protocol):
 class Whole:
     """Steps the parameters of this rank.
 
-    State dicts number parameters as torch does: through all groups, whichever rank they lie on.
+    State dicts number parameters as torch does: across all groups, on whichever rank they lie.
     """
 
-    have_gradients = False  # see `Stepper`: the model looks
+    have_gradients = False  # see `Stepper`: the model checks
 
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
         self._optimizer = optimizer
@@ -98,11 +98,11 @@ class Whole:
             optimizer.norms = NormsOverRanks(runtime, self._is_slice)
 
     def _is_slice(self, stepped: torch.Tensor) -> bool:
-        """Whether a parameter that is stepped on is a slice."""
+        """Whether a stepped parameter is a slice."""
         return getattr(stepped, "tensor_slice", None) is not None
 
     def prepare(self) -> None:
-        """See `Stepper`; the model has done so."""
+        """See `Stepper`; the model has averaged gradients already."""
 
     def step(self, loss_scale: float) -> bool:
         """See `Stepper`; nothing is scaled here."""
@@ -118,13 +118,13 @@ class Whole:
 
         Args: as `Stepper.clip`.
         """
-        # What a script names may be more than the optimizer has.
+        # A script may name parameters that the optimizer lacks.
         own = self._local.values() if among is None else self._runtime.model.local_parameters()
         grads = [(one, one.grad) for one in own if one.grad is not None and (among is None or id(one) in among)]
         return clip_gradients(grads, max_norm, self._runtime)
 
     def take_parameters(self) -> None:
-        """See `Stepper`; it steps on them themselves."""
+        """See `Stepper`; it steps the parameters themselves."""
 
     def local_state(self) -> State:
         """See `Stepper`."""
@@ -159,7 +159,7 @@ class Whole:
         return torch.cat(parts, dim=piece.dimension) if is_slice else first
 
     def _cut(self, number: int, value: Any) -> Any:
-        """Return this rank's slice of a whole parameter's state; a slice stays as it is."""
+        """Return this rank's slice of a whole parameter's state; a slice is returned unchanged."""
         if isinstance(value, dict):
             return {key: self._cut(number, item) for key, item in value.items()}
         piece: Any = getattr(self._local[number], "tensor_slice", None)
@@ -171,7 +171,7 @@ class Whole:
 class Half(Whole):
     """Steps float32 copies (masters) of half-precision parameters.
 
-    What a script writes into parameters between two steps, as by clamping them, masters take before the next.
+    Before a step, masters take values that a script wrote into parameters since the last step, as by clamping.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
@@ -187,7 +187,7 @@ class Half(Whole):
             for number, master in self._masters.items()
             if getattr(self._local[number], "tensor_slice", None) is not None
         }
-        self._versions: dict[int, int] = {}  # of parameters, as their masters wrote them
+        self._versions: dict[int, int] = {}  # versions of parameters after their masters' last write
         self._note_versions()
         for group in optimizer.param_groups:
             group["params"] = [of_parameter.get(id(one), one) for one in group["params"]]
@@ -263,7 +263,7 @@ class Half(Whole):
         return {**super().full_state(), "masters": self._gather(masters)}
 
     def load(self, state: State) -> None:
-        """See `Stepper`; without masters in it they are the parameters."""
+        """See `Stepper`; a state without masters takes them from the parameters."""
         super().load({name: value for name, value in state.items() if name != "masters"})
         self.take_parameters()
         masters = state.get("masters", {})
@@ -273,7 +273,7 @@ class Half(Whole):
                     master.copy_(self._cut(number, masters[number]))
 
     def _take_gradients(self, loss_scale: float) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Move gradients to the masters, without the scale; return all that is stepped on, by parameter."""
+        """Move gradients to the masters, unscaled; return the gradients of all stepped tensors, by parameter."""
         found = []
         for number, parameter in self._local.items():
             stepped = self._masters.get(number, parameter)
@@ -288,7 +288,7 @@ class Half(Whole):
 
 
 class SpreadState:
-    """Steps a share of the parameters, and gets the rest from the ranks that stepped them."""
+    """Steps a share of the parameters, and receives the rest from the ranks that stepped them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -303,7 +303,7 @@ class SpreadState:
                     f"{type(optimizer).__name__} scales by norms of whole parameters: with tensor parallelism and "
                     "shard_optimizer_state owners have slices of other parameters; leave one of them out"
                 )
-            # Owners have each parameter of a stage once, over its replicas.
+            # Each parameter of a stage has one owner among its replicas.
             optimizer.norms = NormsOverRanks(runtime, lambda _: False, groups=(Along.PP, Along.DP))
         with_masters = runtime.configuration.fp16 or runtime.configuration.bf16
         self.inner = ShardedStateOptimizer(optimizer, group_of, with_masters=with_masters)
@@ -361,7 +361,7 @@ class SpreadState:
     def full_state(self) -> State:
         """See `Stepper`.
 
-        Raises: RuntimeError where a model lies on several ranks.
+        Raises: RuntimeError if a model lies on several ranks.
         """
         if self._runtime.mesh.degree(Along.MP) > 1:
             raise RuntimeError(
@@ -381,7 +381,7 @@ class SpreadState:
 class Shards:
     """Steps this rank's shard of every parameter; clips by the norm of the whole gradient itself."""
 
-    have_gradients = False  # see `Stepper`: ranks that share shards have them together, or wait
+    have_gradients = False  # see `Stepper`: ranks that share shards all have gradients, or wait for each other
 
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
         cut = runtime.groups.size(Along.TP) > 1
@@ -389,7 +389,7 @@ class Shards:
         model = runtime.model
         num_tensor_ranks = runtime.groups.size(Along.TP)
 
-        def weight(name: str) -> float:  # what several tensor ranks hold alike counts once over all of them
+        def weight(name: str) -> float:  # a parameter that several tensor ranks hold counts once over all of them
             return 1.0 if name in model.tensor_slices else 1.0 / num_tensor_ranks
 
         self.inner = ShardedOptimizer(
@@ -401,7 +401,7 @@ class Shards:
         self.deepspeed_names = optimizer_names(model.sharded, self.inner.parameters)
 
     def prepare(self) -> None:
-        """See `Stepper`; a step does so."""
+        """See `Stepper`; `step` reduces gradients itself."""
 
     def take_parameters(self) -> None:
         """See `Stepper`; shards are the parameters."""
@@ -446,7 +446,7 @@ class Shards:
 
 
 def make_stepper(optimizer: torch.optim.Optimizer, runtime: Runtime) -> Stepper:
-    """Choose by the configuration."""
+    """Return the stepper for the configuration."""
     configuration = runtime.configuration
     if configuration.sharded_data_parallel_degree > 1:
         return Shards(optimizer, runtime)
@@ -468,9 +468,9 @@ def are_finite_everywhere(grads: list[torch.Tensor], runtime: Runtime) -> bool:
 
 
 def _check_all(among: Collection[int] | None, runtime: Runtime) -> None:
-    """See that all that is trained is to be clipped: shards know of no others.
+    """Check that all trained parameters are to be clipped, since shards are clipped only together.
 
-    Raises: ParallelError if not.
+    Raises: ParallelError if some are not.
     """
     if among is None:
         return
@@ -491,12 +491,12 @@ def clip_gradients(
     *,
     groups: tuple[Along, ...] = (Along.MP,),
 ) -> float:
-    """Scale gradients down to a norm over several ranks; return the norm before, the same on all of them.
+    """Scale gradients down to a norm over several ranks; return the earlier norm, equal on all of them.
 
     Args:
-        grads: with the parameter of each: one that is no slice lies on every tensor rank alike, and counts once over
-            all of them; None where one rank alone has it.
-        groups: over which ranks squares add up.
+        grads: each with its parameter, or None if only one rank has it. A parameter that is not a slice lies on every
+            tensor rank, and counts once over all of them.
+        groups: the groups of ranks over which squares are summed.
     """
     num_tensor_ranks = runtime.groups.size(Along.TP)
     square = torch.zeros(1, dtype=torch.float64, device=runtime.device)

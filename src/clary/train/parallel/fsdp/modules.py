@@ -18,8 +18,8 @@ def empty_module_params(module: nn.Module, device: torch.device | str, recurse: 
     """Give a module's parameters uninitialised memory on a device; its buffers stay as they are.
 
     Args:
-        device: of the new parameters, which are new objects. recurse: whether to replace parameters of all modules
-            below it.
+        device: of the new parameters, which are new objects.
+        recurse: whether to replace parameters of all modules below it.
     """
     for part in module.modules() if recurse else [module]:
         for name, parameter in list(part._parameters.items()):
@@ -32,8 +32,8 @@ def move_buffers_to_device(module: nn.Module, device: torch.device | str, recurs
     """Move a module's buffers to a device; parameters stay where they are.
 
     Args:
-        device: the target; buffers that are there already stay the same objects. recurse: whether to move buffers of
-            all modules below it.
+        device: the target; buffers that are there already stay the same objects.
+        recurse: whether to move buffers of all modules below it.
     """
     for part in module.modules() if recurse else [module]:
         for name, buffer in part._buffers.items():

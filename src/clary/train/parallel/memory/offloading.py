@@ -42,8 +42,9 @@ class Offloader:
     """Offloads the tensors that checkpointed regions keep, and loads them again.
 
     Args:
-        folder: the folder of the file; None is host memory. horizon: number of regions that are loaded ahead;
-            `activation_loading_horizon`. max_waiting_bytes: most bytes in memory that are not yet written.
+        folder: the folder of the file; None is host memory.
+        horizon: number of regions that are loaded ahead; `activation_loading_horizon`.
+        max_waiting_bytes: most bytes in memory that are not yet written.
 
     Raises: ValueError for a horizon below 1, SpillError if no file can be made.
     """

@@ -171,8 +171,8 @@ class Recording:
         """Record an operation.
 
         Args:
-            generator_states: the states before the operation, if it is random. home: the device that delayed results
-                would be on; None if they are computed.
+            generator_states: the states before the operation, if it is random.
+            home: the device that delayed results would be on; None if they are computed.
         """
         recorded_args, recorded_kwargs = pytree.tree_map_only(torch.Tensor, self._place, (args, kwargs))
         reads = {place.storage for place in _places((recorded_args, recorded_kwargs))}
@@ -290,8 +290,8 @@ def written_tensors(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
     Args:
         operator: of torch, with a schema.
-        args: positional arguments of its call; lists of tensors may be among them. kwargs: keyword arguments of its
-            call.
+        args: positional arguments of its call; lists of tensors may be among them.
+        kwargs: keyword arguments of its call.
     """
     found: list[torch.Tensor] = []
     for place, argument in enumerate(operator._schema.arguments):

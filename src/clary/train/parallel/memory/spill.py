@@ -40,8 +40,8 @@ class Spill:
     """One file, its room and its two threads.
 
     Args:
-        folder: the folder of the file, on the disk to use. max_waiting_bytes: most bytes in memory that are not yet
-            written.
+        folder: the folder of the file, on the disk to use.
+        max_waiting_bytes: most bytes in memory that are not yet written.
 
     Raises: SpillError if no file can be made in the folder.
     """

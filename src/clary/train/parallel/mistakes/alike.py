@@ -53,7 +53,8 @@ def check_inputs(
     Differences within a pipeline are only logged: a script may load data only on the pipeline's first rank.
 
     Args:
-        function: the step's function. arguments: of the step's call, by place.
+        function: the step's function.
+        arguments: of the step's call, by place.
         keywords: of the step's call, by name.
 
     Raises: ValueError naming the argument that differs within a tensor group.

@@ -92,7 +92,7 @@ def _listed(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Ten
 
 
 def _concerned(given: list[torch.Tensor]) -> Runtime | None:
-    """Return the runtime if this rank's gradients of the parameters are incomplete, None if torch's function is right."""
+    """Return the runtime if this rank's gradients of the parameters are incomplete, None if torch clips correctly."""
     if not runtime.is_initialized() or (now := runtime.current()).model is None:
         return None
     keys, optimizer = now.configuration, now.optimizer

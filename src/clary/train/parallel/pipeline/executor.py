@@ -58,8 +58,8 @@ class Pipeline:
             only the rank of the last stage has the losses, and such a loss is noticed in the next step.
 
     Raises:
-        ScheduleError: the schedule would not end; no rank has sent anything. ValueError: stages or ranks do not match
-            the schedule.
+        ScheduleError: the schedule would not end; no rank has sent anything.
+        ValueError: stages or ranks do not match the schedule.
     """
 
     def __init__(

@@ -82,7 +82,8 @@ class HandOver:
     """The ways of one rank.
 
     Args:
-        to: ways by receiving rank. source: ways by sending rank.
+        to: ways by receiving rank.
+        source: ways by sending rank.
     """
 
     lender: Lender

@@ -37,8 +37,8 @@ class Links:
 
     Args:
         streams: connected and blocking, by peer; they belong to the links.
-        timeout_s: for a peer to take a message. hand_over: which tensors are lent to which peer in the memory of GPUs;
-            None lends none.
+        timeout_s: for a peer to take a message.
+        hand_over: which tensors are lent to which peer in the memory of GPUs; None lends none.
     """
 
     def __init__(

@@ -53,7 +53,8 @@ class CallId:
     """One call of a module by another rank.
 
     Args:
-        caller: pipeline rank that makes the call. microbatch: number of the caller's microbatch.
+        caller: pipeline rank that makes the call.
+        microbatch: number of the caller's microbatch.
         number: of the caller's calls for this microbatch in this step, from 0.
     """
 

@@ -20,8 +20,8 @@ class Modes:
     """The modes of a thread that can be entered again on another one.
 
     Args:
-        autocast: by device type, the dtype of operations that autocast changes; no entry where it is off. gpu: index of
-            the current GPU; None without a GPU.
+        autocast: by device type, the dtype of operations that autocast changes; no entry where it is off.
+        gpu: index of the current GPU; None without a GPU.
     """
 
     records_gradients: bool

@@ -61,7 +61,8 @@ def simulated_run(schedule: Schedule, simulation: Simulation, seconds_of: Callab
     """Return the run that a simulation predicts.
 
     Args:
-        schedule: the simulated schedule. simulation: the result of `simulate` for it.
+        schedule: the simulated schedule.
+        simulation: the result of `simulate` for it.
         seconds_of: the duration of an action, as passed to `simulate`.
     """
     return Run(

@@ -130,7 +130,8 @@ def simulate(
     """Simulate a schedule.
 
     Args:
-        seconds_of: the duration of an action. transfer_s: the duration of a transfer between ranks.
+        seconds_of: the duration of an action.
+        transfer_s: the duration of a transfer between ranks.
 
     Raises:
         ScheduleError: an action is missing or duplicate, or the ranks would wait for each other for ever; it names the

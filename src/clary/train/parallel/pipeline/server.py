@@ -48,8 +48,8 @@ class Neighbours:
     Args:
         pipeline: the peer of every pipeline rank, this rank's own included.
         pipeline_rank: this rank's own.
-        followers: the peers that follow this rank's decisions. leader: the peer whose decisions this rank follows; None
-            if it decides itself.
+        followers: the peers that follow this rank's decisions.
+        leader: the peer whose decisions this rank follows; None if it decides itself.
         names: for messages, by peer.
     """
 

@@ -60,8 +60,8 @@ class Stage:
         """Run the forward pass.
 
         Args:
-            inputs: of the module; inputs that require a gradient get one in the backward pass. finish: maps the
-                module's result to the stage's outputs: a loss, on the last stage.
+            inputs: of the module; inputs that require a gradient get one in the backward pass.
+            finish: maps the module's result to the stage's outputs: a loss, on the last stage.
         Returns: the outputs, detached; each requires a gradient if the stage expects one for it.
         Raises: TypeError if the module returns values other than tensors.
         """

@@ -41,8 +41,8 @@ class Bucket:
         """Return copies of the gradients in one flat tensor, and for each parameter whether it has one (1 or 0).
 
         Args:
-            is_empty: contribute zeros, even if there are gradients. divides: divide by the number of ranks, so that the
-                sum is the mean; before the sum, for half precision.
+            is_empty: contribute zeros, even if there are gradients.
+            divides: divide by the number of ranks, so that the sum is the mean; before the sum, for half precision.
 
         Raises: RuntimeError naming a sparse gradient.
         """

@@ -31,8 +31,8 @@ class GradientReducer:
     """Averages the gradients of a list of parameters, which is the same on all ranks of their groups.
 
     Args:
-        bucket_bytes: bytes of gradients that are sent together. overlaps: send buckets during a backward pass that
-            `allow_sending` announced.
+        bucket_bytes: bytes of gradients that are sent together.
+        overlaps: send buckets during a backward pass that `allow_sending` announced.
     """
 
     def __init__(self, parameters: Iterable[Replicated], *, bucket_bytes: int, overlaps: bool = False) -> None:
@@ -130,8 +130,8 @@ class GradientReducer:
         """Allow ranks to end before others from now on.
 
         Args:
-            divides_by_active: whether means are over the ranks that have not ended. throws: whether all ranks raise
-                when the first ends.
+            divides_by_active: whether means are over the ranks that have not ended.
+            throws: whether all ranks raise when the first ends.
         """
         self.is_joined, self._divides_by_active, self._throws = True, divides_by_active, throws
 
@@ -142,8 +142,8 @@ class GradientReducer:
     def end_join(self) -> list[int]:
         """Contribute zeros to the reductions of the others until all ranks have called it.
 
-        Returns: number of reductions to which each rank contributed zeros, by rank in the group. Raises: RuntimeError
-        with `throws`; as `reduce`.
+        Returns: number of reductions to which each rank contributed zeros, by rank in the group.
+        Raises: RuntimeError with `throws`; as `reduce`.
         """
         if self._point is None:
             return [0]

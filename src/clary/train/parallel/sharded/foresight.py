@@ -11,7 +11,8 @@ class Foresight:
     All ranks see the same order, so all gather the same buffers ahead.
 
     Args:
-        max_live: most elements that may be gathered at once, including buffers ahead. depth: most buffers ahead.
+        max_live: most elements that may be gathered at once, including buffers ahead.
+        depth: most buffers ahead.
     """
 
     def __init__(self, max_live: int, depth: int) -> None:

@@ -17,10 +17,11 @@ class ShardingGroups:
 
     Args:
         replicas: all ranks that hold the same parameters.
-        sharding: the ranks that together hold one replica in shards. replication: the ranks that keep the same
-            segments. segment: number of the segment that this rank keeps of every buffer. grid: hosts and ranks per
-            host of the sharding group, if it gathers in two stages. across: with a grid, the members of the sharding
-            group in the same place on their hosts.
+        sharding: the ranks that together hold one replica in shards.
+        replication: the ranks that keep the same segments.
+        segment: number of the segment that this rank keeps of every buffer.
+        grid: hosts and ranks per host of the sharding group, if it gathers in two stages.
+        across: with a grid, the members of the sharding group in the same place on their hosts.
         within: with a grid, the members of the sharding group on this host.
     """
 
@@ -55,8 +56,9 @@ def make_sharding_groups(
     """Cut replicas into groups of `degree` consecutive ranks. All replicas call it, in the same order as other groups.
 
     Args:
-        hierarchical: whether groups on several hosts, with several ranks on each, gather in two stages. host: of this
-            rank; None is this machine's name. timeout: of an operation; None is the backend's default.
+        hierarchical: whether groups on several hosts, with several ranks on each, gather in two stages.
+        host: of this rank; None is this machine's name.
+        timeout: of an operation; None is the backend's default.
 
     Raises: ValueError if the degree does not divide the replicas.
     """

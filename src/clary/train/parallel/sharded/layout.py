@@ -24,7 +24,8 @@ class Piece:
     """The part of one parameter that lies in a segment; its length is 0 if no part does.
 
     Args:
-        start: its first element within the flat parameter. at: its first element within the segment.
+        start: its first element within the flat parameter.
+        at: its first element within the segment.
     """
 
     start: int
@@ -117,8 +118,8 @@ def plan_flats(
     Args:
         specs: in the order of parameters in buffers.
         degree: ranks that share a replica.
-        persistence_threshold: least elements of a sharded parameter. most_elements: of a buffer; a larger parameter has
-            a buffer of its own.
+        persistence_threshold: least elements of a sharded parameter.
+        most_elements: of a buffer; a larger parameter has a buffer of its own.
     """
     open_plans: dict[tuple[bool, frozenset[int] | None, Hashable], list[list[ParameterSpec]]] = {}
     for spec in specs:

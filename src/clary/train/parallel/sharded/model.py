@@ -36,8 +36,8 @@ class ShardedModel:
     """The shards of one model on one rank.
 
     Args:
-        module: the module of the parameters. needs: by unit, the sharded buffers that it uses, without buffers that
-            stay whole.
+        module: the module of the parameters.
+        needs: by unit, the sharded buffers that it uses, without buffers that stay whole.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class ShardedOptimizer:
     Args:
         optimizer: made of parameters of the model, without state yet; its groups keep their options and order.
         norm_group: ranks that hold other parts of the model (tp), over which the square of the norm is summed too.
-            norm_weight: weight of the square of a parameter's gradient, by name, for parameters that several ranks of
+        norm_weight: weight of the square of a parameter's gradient, by name, for parameters that several ranks of
             `norm_group` have.
 
     Raises: ValueError if it has state, has parameters that the model lacks, or does not update element by element.

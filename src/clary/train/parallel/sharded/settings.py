@@ -15,13 +15,15 @@ class ShardingSettings:
 
     Args:
         reduce_bucket_size: most elements of one reduction, unless one parameter alone has more.
-            param_persistence_threshold: parameters with fewer elements stay whole on every rank. max_live_parameters:
-            most gathered elements with which a buffer is still gathered ahead of its use.
-        gradient_clipping: the greatest norm of all gradients; 0 does not clip. compute_dtype: of gathered parameters;
-            None keeps every parameter's dtype. Shards of 16-bit parameters are kept in float32.
-        reduce_dtype: of gradients in reductions within the sharding group; None is the compute dtype. num_prefetched:
-            number of flat buffers gathered ahead of their use. unit_classes: classes whose modules are gathered as one;
-            if empty, `units` finds them. broadcasts_first: whether all replicas begin with the first replica's values.
+        param_persistence_threshold: parameters with fewer elements stay whole on every rank.
+        max_live_parameters: most gathered elements with which a buffer is still gathered ahead of its use.
+        gradient_clipping: the greatest norm of all gradients; 0 does not clip.
+        compute_dtype: of gathered parameters; None keeps every parameter's dtype. Shards of 16-bit parameters are kept
+            in float32.
+        reduce_dtype: of gradients in reductions within the sharding group; None is the compute dtype.
+        num_prefetched: number of flat buffers gathered ahead of their use.
+        unit_classes: classes whose modules are gathered as one; if empty, `units` finds them.
+        broadcasts_first: whether all replicas begin with the first replica's values.
     """
 
     reduce_bucket_size: int = 500_000_000

@@ -76,8 +76,8 @@ def load_full_model_state(model: ShardedModel, state: Mapping[str, Any], *, stri
     """Load a full state, of the module without shards or with any degree; every rank passes the whole state.
 
     Args:
-        state: whole tensors by the names of the module without shards. strict: whether names must be the same; if not,
-            missing values are not changed.
+        state: whole tensors by the names of the module without shards.
+        strict: whether names must be the same; if not, missing values are not changed.
 
     Raises: RuntimeError naming missing or unexpected keys, if strict, and shapes that differ; then nothing is changed.
     """

@@ -1,15 +1,15 @@
 """Steps between the ranks of a tensor group, each with its gradient.
 
-[Note: pairs] A tensor on a tensor group is replicated (all ranks hold the same), split along a dimension (each holds
-its slice, in the order of the ranks) or partial (the ranks' sum is what is meant). The gradient of a replicated tensor
-is replicated, that of a split one split likewise, and that of a partial one replicated; a replicated tensor that every
-rank uses for something else has a partial gradient. So each step's gradient is another step:
+[Note: pairs] A tensor on a tensor group is replicated (all ranks hold equal values), split along a dimension (each rank
+holds its slice, in the order of the ranks) or partial (the value is the sum over the ranks). The gradient of a
+replicated tensor is replicated, that of a split tensor split likewise, and that of a partial tensor replicated; a
+replicated tensor that every rank uses differently has a partial gradient. So each step's gradient is another step:
 
     step            from        to          forward                 gradient
     copy            replicated  used apart  nothing                 all-reduce
     reduce          partial     replicated  all-reduce              nothing
-    scatter         replicated  split       keep the own slice      all-gather
-    gather          split       replicated  all-gather              keep the own slice
+    scatter         replicated  split       keep own slice          all-gather
+    gather          split       replicated  all-gather              keep own slice
     all_gather      split       used apart  all-gather              reduce-scatter
     reduce_scatter  partial     split       reduce-scatter          all-gather
     exchange        split       split       all-to-all              all-to-all back
@@ -38,10 +38,10 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class TensorGroup:
-    """The ranks that hold one layer together.
+    """The ranks that together hold one layer.
 
     Args:
-        process_group: None for a single rank: then no step communicates.
+        process_group: None for a single rank, which never communicates.
         rank: the place of this process in it.
     """
 
@@ -50,11 +50,11 @@ class TensorGroup:
     size: int
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorGroup:
-        """Return itself: copies of a module work with the same ranks."""
+        """Return itself: copies of a module use the same ranks."""
         return self
 
     def divide(self, number: int, what: str) -> int:
-        """Return `number` over the size of the group.
+        """Return `number` divided by the size of the group.
 
         Raises: NotDivisibleError naming `what`.
         """
@@ -71,7 +71,7 @@ class NotDivisibleError(ValueError):
 
 
 def copy(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return `tensor`, replicated, for use apart on every rank; see [Note: pairs]."""
+    """Return `tensor`, replicated, for a different use on every rank; see [Note: pairs]."""
     return _step(tensor, group, _same, lambda gradient: _all_reduce(gradient, group))
 
 
@@ -95,11 +95,11 @@ def scatter(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torch.T
 
 
 def gather(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torch.Tensor:
-    """Return all slices behind each other along `dimension`, for the same use everywhere; see [Note: pairs].
+    """Return all slices, concatenated along `dimension`, for the same use on every rank; see [Note: pairs].
 
     Args:
         tensor: [..., L/T, ...], this rank's slice; the result is [..., L, ...], equal on all ranks.
-        dimension: along which slices lie; negative ones count from the end.
+        dimension: of the slices; negative ones count from the end.
     """
     return _step(
         tensor, group, lambda value: _gather(value, group, dimension), lambda grad: _own_slice(grad, group, dimension)
@@ -107,7 +107,7 @@ def gather(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torch.Te
 
 
 def all_gather(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torch.Tensor:
-    """Return all slices behind each other along `dimension`, for use apart on every rank; see [Note: pairs].
+    """Return all slices, concatenated along `dimension`, for a different use on every rank; see [Note: pairs].
 
     Args: as `gather`; the gradient is [..., L, ...] and differs by rank.
     """
@@ -123,7 +123,7 @@ def reduce_scatter(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> 
     """Return this rank's slice along `dimension` of the sum of partial tensors; see [Note: pairs].
 
     Args:
-        tensor: [..., L, ...], the own addend; the result is [..., L/T, ...].
+        tensor: [..., L, ...], this rank's addend; the result is [..., L/T, ...].
         dimension: of length L; negative ones count from the end.
 
     Raises: NotDivisibleError if the group does not divide that length.
@@ -137,11 +137,11 @@ def reduce_scatter(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> 
 
 
 def exchange(tensor: torch.Tensor, group: TensorGroup, *, cut: int, join: int) -> torch.Tensor:
-    """Return a tensor that was split along `join` split along `cut` instead; see [Note: pairs].
+    """Re-split a tensor from dimension `join` to dimension `cut`; see [Note: pairs].
 
     Args:
         cut: the dimension that becomes shorter; the size of the group divides it.
-        join: the dimension that becomes longer: the ranks' parts lie in their order.
+        join: the dimension that becomes longer, with the ranks' parts in rank order.
     """
     return _step(
         tensor,
@@ -152,7 +152,7 @@ def exchange(tensor: torch.Tensor, group: TensorGroup, *, cut: int, join: int) -
 
 
 def scale_gradient(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """Return `tensor`; its gradient is multiplied by `factor` on the way back.
+    """Return `tensor`; backward multiplies its gradient by `factor`.
 
     Args:
         tensor: of any shape.
@@ -161,11 +161,11 @@ def scale_gradient(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def gather_whole(tensor: torch.Tensor, group: TensorGroup, dimension: int = 0) -> torch.Tensor:
-    """Return all slices behind each other along `dimension`, without a gradient; any dtype.
+    """Return all slices, concatenated along `dimension`, without a gradient; any dtype.
 
     Args:
         tensor: [..., L/T, ...], this rank's slice; the result is [..., L, ...].
-        dimension: along which slices lie.
+        dimension: of the slices.
     """
     if group.size == 1:
         return tensor
@@ -188,8 +188,8 @@ def broadcast_first(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
 def first_values(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
     """Return the first rank's tensor, in memory of this rank and without a gradient; collective.
 
-    On the meta device a tensor has no memory, so it comes to the device that this rank computes on. A single rank gets
-    its own back.
+    If this rank's tensor is on the meta device, the result is on the device of its computation. A single rank gets its
+    own tensor, detached.
 
     Args:
         tensor: of the same shape and dtype on all ranks.
@@ -204,13 +204,13 @@ def first_values(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
 
 
 def reachable(group: TensorGroup, home: torch.device) -> torch.device:
-    """Return a device whose memory the group's backend moves, `home` if it does."""
+    """Return a device whose memory the group's backend can send: `home`, or the GPU for NCCL."""
     is_nccl = group.size > 1 and "nccl" in str(dist.get_backend(group.process_group))
     return torch.device("cuda", torch.cuda.current_device()) if is_nccl else home
 
 
 def gather_into(whole: torch.Tensor, tensor: torch.Tensor, group: TensorGroup) -> None:
-    """Write all ranks' tensors to `whole`, behind each other along the first dimension, without a gradient.
+    """Write all ranks' tensors to `whole`, concatenated along the first dimension, without a gradient.
 
     Args:
         whole: [T n, ...], overwritten.
@@ -282,5 +282,5 @@ def _parts(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torch.Te
 
 
 def _behind_each_other(parts: torch.Tensor, dimension: int) -> torch.Tensor:
-    """Return slices that are stacked along the first dimension as one tensor."""
+    """Return slices that are stacked along the first dimension, concatenated along `dimension`."""
     return parts.flatten(0, 1) if dimension == 0 else torch.cat(list(parts.unbind()), dimension)

@@ -18,17 +18,17 @@ class DistributedEmbedding(DistributedModule):
     """An embedding whose channels are cut over the tensor group; `embedding_dim` is that of the whole.
 
     `forward` takes ids [N, ...] and returns [N, ..., embedding_dim]. The weight is a slice along dimension 1. Arguments
-    are torch.nn.Embedding's and
+    are those of torch.nn.Embedding and
 
     Args:
-        _weight: the whole weight to start from.
-        initializer_range: standard deviation of the normal distribution that is drawn otherwise.
-        _skip_allgather: ids are those of all rows inside already: [M, ...], see [Note: layouts] in `layout`.
-        _skip_scatter_and_merge: return [M, ..., embedding_dim/T], as larger distributed modules take it.
+        _weight: the whole initial weight.
+        initializer_range: standard deviation of the normal distribution of a weight that is drawn.
+        _skip_allgather: whether ids have all rows already: [M, ...], see [Note: layouts] in `layout`.
+        _skip_scatter_and_merge: whether to return [M, ..., embedding_dim/T], as larger distributed modules take it.
 
     Raises:
         NotDivisibleError: the tensor group does not divide `embedding_dim`.
-        ValueError: `_weight` has another shape, or `padding_idx` is no index.
+        ValueError: `_weight` has another shape, or `padding_idx` is not an index.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class DistributedEmbedding(DistributedModule):
 
     @torch.no_grad()
     def _limit_norms(self, ids: torch.Tensor) -> None:
-        """Shrink the rows that are looked up to `max_norm`; norms are those of whole rows."""
+        """Scale the looked-up rows down to `max_norm`; norms are of whole rows."""
         used = ids.unique()
         rows = self.weight[used].float()
         group, is_largest = self.layout.group, self.norm_type == float("inf")
@@ -101,7 +101,7 @@ class DistributedEmbedding(DistributedModule):
         self.weight[used] = (rows * factors.unsqueeze(1)).to(self.weight.dtype)
 
     def extra_repr(self) -> str:
-        """Say the sizes of the whole."""
+        """Return the sizes of the whole as text."""
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
 

@@ -1,8 +1,8 @@
 """Layers of attention over queries, keys and values in any order of their dimensions, for `smp.nn` and `tsm.nn`.
 
 [Note: layouts] A layout names the dimensions of each tensor, as "b h s d" does: b rows, h heads, s positions, d
-channels. One tensor that packs several has one dimension more, which the layout may name by their number, as in
-"b s 3 h d"; where it does not, the only dimension of that length is it.
+channels. One tensor that packs several has one dimension more, which the layout may name by their number, as in "b s 3
+h d"; otherwise it is the only dimension of that length.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference", `torch.sagemaker.nn.attn`.
 """
 
@@ -21,12 +21,12 @@ Heads: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...] | list[torch.Tensor]
 
 
 class FlashLayer(nn.Module):
-    """Attention with the settings that all such layers have.
+    """Attention with the settings that all these layers share.
 
     Args:
         attention_dropout_prob: of attention probabilities, in training.
         scale: of the scores; None is 1 / sqrt(channels).
-        triton_flash_attention: without effect on numbers: torch chooses the kernel.
+        triton_flash_attention: without effect on results: torch chooses the kernel.
         use_alibi: whether scores fall with the distance, more steeply in earlier heads.
     """
 
@@ -50,12 +50,12 @@ class FlashLayer(nn.Module):
         scale: float | None = None,
         has_bias: bool = False,
     ) -> torch.Tensor:
-        """Return [b, h, s, d] for queries, keys and values of that order of dimensions.
+        """Return [b, h, s, d] for queries, keys and values with dimensions in that order.
 
         Args:
             mask: as `flash.attend` takes it.
             scale: of the scores, in place of the layer's own.
-            has_bias: whether the mask holds the bias of ALiBi already.
+            has_bias: whether the mask includes the bias of ALiBi.
         """
         query, key, value = heads
         bias = None
@@ -90,9 +90,9 @@ class FlashSelfAttention(FlashLayer):
 
         Args:
             qkv: three tensors, or one that packs them; see [Note: layouts].
-            attn_mask: added to the scores; it broadcasts to [b, h, s, s]. With `triton_flash_attention` and `use_alibi`
-                only, and then it holds the bias of ALiBi itself.
-            cast_dtype: in which attention is computed and returned; None is that of the tensors.
+            attn_mask: added to the scores; it broadcasts to [b, h, s, s]. Only with `triton_flash_attention` and
+                `use_alibi`; then it must include the bias of ALiBi.
+            cast_dtype: dtype of the computation and the result; None is that of the tensors.
 
         Raises: ValueError for an invalid layout, or for a mask where masks are not accepted.
         """
@@ -130,7 +130,8 @@ class FlashGroupedQueryAttention(FlashLayer):
             kv: two tensors, or one that packs them; see [Note: layouts].
             cast_dtype: as of `FlashSelfAttention`.
 
-        Raises: ValueError for an invalid layout, or if query heads are no multiple of key heads.
+        Raises: ValueError for an invalid layout, or if the number of query heads is not a multiple of that of key
+        heads.
         """
         plain = " ".join(name for name in layout.split() if not name.isdigit())
         (query,) = heads_of((q,), 1, plain, cast_dtype)
@@ -150,11 +151,11 @@ class FlashAttentionLayer(FlashLayer):
         attention_head_size: D; None takes it from the input.
         scale_attention_scores: whether scores are divided by sqrt(D).
         scale_attn_by_layer_idx: whether they are divided by `layer_idx + 1` as well.
-        scale: the factor of the scores itself, in place of both.
+        scale: the factor of the scores, in place of both.
         triton_flash_attention: without effect: torch chooses the kernel.
         use_alibi: whether scores fall with the distance, more steeply in earlier heads.
 
-    Raises: ValueError if `scale_attn_by_layer_idx` is without `layer_idx`.
+    Raises: ValueError for `scale_attn_by_layer_idx` without `layer_idx`.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class FlashAttentionLayer(FlashLayer):
 
 
 def heads_of(given: Heads, number: int, layout: str, dtype: torch.dtype | None) -> list[torch.Tensor]:
-    """Return `number` tensors [b, h, s, d] of those, or of the one that packs them; see [Note: layouts].
+    """Return `number` tensors [b, h, s, d] from separate tensors or a packed one; see [Note: layouts].
 
     Args:
         given: a sequence of tensors, each in the layout, or the tensor that packs them.

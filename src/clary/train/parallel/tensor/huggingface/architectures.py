@@ -1,7 +1,7 @@
-"""transformers' models as data: classes, configuration keys, names of projections and norms, one table a model.
+"""transformers' models as data: classes, configuration keys, names of projections and norms, one table per model.
 
 Where: `reader` replaces modules by the tables that name classes (SMP v1); `fsdp.layers.structure` finds the matrices to
-cut in place by those that are `is_cut_in_place` (SMP v2).
+cut in place by the tables with `is_cut_in_place` (SMP v2).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from clary.train.parallel.tensor.huggingface.translation import Rule, Translatio
 from clary.train.parallel.tensor.rotary import Rotary
 from clary.train.parallel.tensor.settings import NotSupportedError
 
-WORDS = "word_embedding"  # of tokens, in ours
-HEAD = "lm_head"  # of the vocabulary, in transformers 5 and in ours
+WORDS = "word_embedding"  # embedding of tokens, in our layers
+HEAD = "lm_head"  # head of the vocabulary, in transformers 5 and in our layers
 _QUERY_KEY_VALUE = ("attention.query", "attention.key", "attention.value")
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a model's configuration; `default` stands for it in versions of transformers that lack it."""
+    """A key of a model's configuration; `default` is its value in versions of transformers that lack it."""
 
     name: str
     default: Any = None
@@ -42,22 +42,23 @@ class Architecture:
 
     Args:
         name: of its package and module: transformers.models.<name>.modeling_<name>.
-        translation: where its layers stand, and which of its tensors is which of ours.
-        model: the class that is replaced as a whole, a causal model or an encoder; empty where none is (SMP v1).
-        result: the class in which that returns its results.
-        block: the class of its layers, replaced one by one where the model stays; empty if they are not.
-        config_of_block: the path in a block of the configuration that it was made from, and
-        number_of_block: of the number that it was made with.
+        translation: the places of its layers, and the map between its tensors and ours.
+        model: the class that is replaced as a whole, a causal model or an encoder; empty if none is (SMP v1).
+        result: the class of that model's results.
+        block: the class of its layers, replaced one by one if the model is not; empty if they are not replaced.
+        config_of_block: the path, in a block, of the configuration of its constructor, and
+        number_of_block: of the layer number of its constructor.
         takes_positions: whether blocks are called with positions.
-        returns_tuple: whether blocks that do not say what they return give a tuple in every version.
+        returns_tuple: whether blocks without a return annotation return a tuple in every version.
         layer_keywords: arguments of our layers: a `Key`, a function of the configuration, or the value itself.
         model_keywords: more arguments of our model, likewise.
         has_no_cross_attention: whether configurations that ask for cross-attention are refused.
-        embedding: the name of the embedding of tokens, where the translation has no rule for it: SMP v1 cuts it in its
-            place, under its own name.
-        older_head: the name of the head before transformers 5, where it was another one.
-        is_cut_in_place: whether layers of this build are cut where they are (SMP v2).
-        is_newer_only: whether transformers before 5 has other names inside of a layer, and its layers stay as they are.
+        embedding: the name of the embedding of tokens, if the translation has no rule for it: SMP v1 cuts it in place,
+            under its own name.
+        older_head: the name of the head before transformers 5, if it differs.
+        is_cut_in_place: whether layers of this structure are cut in place (SMP v2).
+        is_newer_only: whether layers are replaced only with transformers 5 or newer, since older versions have other
+            names in a layer.
     """
 
     name: str
@@ -79,11 +80,11 @@ class Architecture:
 
     @property
     def is_by_head(self) -> bool:
-        """Whether the number of heads is needed to read a state of theirs."""
+        """Whether reading their state requires the number of heads."""
         return any(rule.is_by_head for rule in self.translation.layer)
 
     def modules_of(self, *ours: str) -> tuple[str, ...]:
-        """Return the names, without paths, of transformers' modules that hold the weights of modules of ours."""
+        """Return the names, without paths, of transformers' modules that hold the weights of our modules."""
         wanted = {f"{one}.weight" for one in ours}
         rules = (*self.translation.layer, *self.translation.model)
         kept = (self.embedding,) if self.embedding and WORDS in ours else ()
@@ -97,7 +98,7 @@ def _rotary_of_gptj(config: Any) -> Rotary:
 
 
 def _rotary_of_gpt_neox(config: Any) -> Rotary:
-    """Return how heads are turned: by two keys of their own in older versions, by `rope_parameters` since."""
+    """Return the rotary embedding: from two separate keys in older versions, from `rope_parameters` since."""
     rope = getattr(config, "rope_parameters", None) or {}
     scaling = getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
@@ -109,7 +110,7 @@ def _rotary_of_gpt_neox(config: Any) -> Rotary:
 
 
 def _rotary_of_llama(config: Any) -> Rotary:
-    """Return how heads are turned: by a key of its own in older versions, by `rope_parameters` since 5."""
+    """Return the rotary embedding: from a separate key in older versions, from `rope_parameters` since 5."""
     rope = getattr(config, "rope_parameters", None) or {}
     scaling = getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
@@ -122,7 +123,7 @@ def _rotary_of_llama(config: Any) -> Rotary:
 
 
 def _shared_heads_of_llama(config: Any) -> int | None:
-    """Return how many heads keys and values have; versions before 4.31 pay no regard to it, and have no `repeat_kv`."""
+    """Return the number of heads of keys and values; versions before 4.31, which lack `repeat_kv`, ignore the key."""
     modeling = sys.modules.get("transformers.models.llama.modeling_llama")
     if modeling is not None and not hasattr(modeling, "repeat_kv"):
         return None
@@ -130,7 +131,7 @@ def _shared_heads_of_llama(config: Any) -> int | None:
 
 
 def _inner_of_opt(config: Any) -> int:
-    """Return the inner channels; the table is of the models that normalise before, all but OPT-350M."""
+    """Return the inner channels; the table covers models that normalise before the blocks, all except OPT-350M."""
     if not (config.enable_bias and config.layer_norm_elementwise_affine and config.do_layer_norm_before):
         raise NotSupportedError(
             "its do_layer_norm_before, enable_bias or layer_norm_elementwise_affine is False; distributed layers "
@@ -164,7 +165,7 @@ _DECODER = {
     "final_layernorm": True,
     "tie_input_output_embedding": Key("tie_word_embeddings"),
 }
-_OF_OPENAI = {  # keys that GPT-2 and GPT-J have in common; `n_inner` may be None
+_OF_OPENAI = {  # keys that GPT-2 and GPT-J share; `n_inner` may be None
     "intermediate_size": Key("n_inner"),
     "attention_dropout_prob": Key("attn_pdrop"),
     "hidden_dropout_prob": Key("resid_pdrop"),
@@ -340,7 +341,7 @@ _TABLES = (
         layer_keywords={
             **_DECODER_LAYER,
             "intermediate_size": Key("intermediate_size"),
-            "attention_dropout_prob": Key("attention_dropout", 0.0),  # versions before 4.31 drop nothing
+            "attention_dropout_prob": Key("attention_dropout", 0.0),  # versions before 4.31 have no such dropout
             "hidden_dropout_prob": Key("hidden_dropout", 0.0),
             "activation": Key("hidden_act"),
             "layernorm_epsilon": Key("layer_norm_eps"),
@@ -359,7 +360,7 @@ _TABLES = (
         config_of_block="self_attn.config",
         number_of_block="self_attn.layer_idx",
         translation=Translation(
-            ours="layers",  # where they are: what is around them keeps its names
+            ours="layers",  # in place: the modules around them keep their names
             theirs="layers",
             layer=(
                 *linear("attention.pre_layernorm", "self_attn_layer_norm"),
@@ -417,7 +418,7 @@ _TABLES = (
             "post_layernorm": False,
         },
     ),
-    Architecture(  # Mistral's and Mixtral's are of the same build, which SMP v2 cuts in its place
+    Architecture(  # Mistral and Mixtral have the same structure, which SMP v2 cuts in place
         name="llama",
         block="LlamaDecoderLayer",
         config_of_block="self_attn.config",

@@ -1,4 +1,4 @@
-"""Calls of transformers' modules turned into calls of distributed ones, and their results turned back."""
+"""Converts calls of transformers' modules into calls of distributed ones, and their results back."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from clary.train.parallel.tensor.collectives import gather_whole
 from clary.train.parallel.tensor.module import current_layout
 from clary.train.parallel.tensor.registry import Arguments
 
-_NO_MASK, _BOOLEAN, _ADDED = range(3)  # kinds of masks, as ranks tell them to each other
-_NEWER = 5  # the major version of transformers from which blocks return a tensor, and heads are called lm_head
+_NO_MASK, _BOOLEAN, _ADDED = range(3)  # kinds of masks, as ranks send them to each other
+_NEWER = 5  # the first major version of transformers in which blocks return a tensor, and heads are called lm_head
 
 
 def model_forward_hook(model_class: Any) -> Callable[..., Arguments]:
@@ -43,7 +43,7 @@ def model_forward_hook(model_class: Any) -> Callable[..., Arguments]:
         if mask is not None:
             if mask.dim() != 2:
                 raise ValueError(f"{who} takes an attention_mask [N, S] here; got one of shape {tuple(mask.shape)}")
-            mask = 1 - mask.long()  # ours says 1 where a position is masked
+            mask = 1 - mask.long()  # in our masks 1 means masked
         inputs = (given.get("input_ids"), mask, None, given.get("position_ids"), given.get("labels"))
         return (inputs,), {"num_items": given.get("num_items_in_batch")}
 
@@ -76,9 +76,10 @@ def block_forward_hook(block_class: Any, *, takes_positions: bool = False) -> Ca
 
 
 def block_return_hook(block_class: Any, *, is_tuple_unless_said: bool = False) -> Callable[[Any], Any]:
-    """Return a function that turns a layer's result into a block's: hidden states, or a tuple without attentions.
+    """Return a function that converts a layer's result to a block's: hidden states, or a tuple without attentions.
 
-    A block whose `forward` is annotated to return a tensor does so; for others the version of transformers decides.
+    A block whose `forward` is annotated to return a tensor returns one; for other blocks the version of transformers
+    decides.
 
     Args:
         block_class: the class of transformers that is replaced.
@@ -113,31 +114,31 @@ def encoder_return_hook(result: Any) -> Callable[[Any], Any]:
 
 
 def is_newer() -> bool:
-    """Whether the program's transformers is 5 or newer, as it is taken to be where it is not imported."""
+    """Whether the program's transformers is 5 or newer; True if it is not imported."""
     transformers = sys.modules.get("transformers")
     return transformers is None or int(transformers.__version__.partition(".")[0]) >= _NEWER
 
 
 def layer_mask(mask: Any, hidden: torch.Tensor, who: str) -> Any:
-    """Return a mask that a layer can take; those of transformers already are one, of four dimensions. Collective.
+    """Return a mask for a layer: transformers' mask of four dimensions, or one made for its lack. Collective.
 
     Args:
-        mask: None where transformers has left it out, as it does where no row of this rank's batch is padded.
-        hidden: [N, S, H], what the mask is for.
+        mask: None if transformers has left it out, as it does if no row of this rank's batch is padded.
+        hidden: [N, S, H], the hidden states that the mask is for.
 
-    Raises: ValueError for one of another kind, such as that of flash attention.
+    Raises: ValueError for a mask of another kind, such as that of flash attention.
     """
     if mask is not None and getattr(mask, "ndim", None) != 4:
         raise ValueError(
             f"{who} got an attention mask that is no tensor of four dimensions: load the model with "
             "attn_implementation='sdpa' or 'eager'"
         )
-    if not runtime.is_initialized():  # a program calls the hook itself
+    if not runtime.is_initialized():  # if a program calls the hook itself
         return mask
     layout = current_layout()
     if layout.is_prescaled or layout.group.size == 1:
         return mask
-    # The batches of the group are gathered, and their masks with them: all ranks bring one, or none does.
+    # The group's batches are gathered with their masks, so either all ranks must have a mask or none.
     kind = _NO_MASK if mask is None else _BOOLEAN if mask.dtype == torch.bool else _ADDED
     own = torch.tensor([[kind, 0 if mask is None else mask.shape[2]]], device=hidden.device)
     kind, num_queries = gather_whole(own, layout.group).amax(0).tolist()
@@ -150,13 +151,13 @@ def layer_mask(mask: Any, hidden: torch.Tensor, who: str) -> Any:
 
 
 def refuse(who: str, given: Mapping[str, Any], *names: str) -> None:
-    """Refuse arguments that a distributed module cannot honour.
+    """Refuse arguments that a distributed module does not support.
 
-    Raises: ValueError naming one that is given.
+    Raises: ValueError naming the first such argument.
     """
     for name in names:
         value = given.get(name)
-        if isinstance(value, list | tuple) and all(one is None for one in value):  # one a layer, of older versions
+        if isinstance(value, list | tuple) and all(one is None for one in value):  # one per layer, in older versions
             continue
         if value is not None and value is not False and not (isinstance(value, int) and value == 0):
             hint = ": set use_cache=False" if name in CACHES else ""
@@ -169,7 +170,7 @@ def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping
     Args:
         signature: of the method, `self` included.
         args: without `self`.
-        kwargs: ones that the method takes as ** come back under their own names.
+        kwargs: those that the method takes as ** are returned under their own names.
 
     Raises: TypeError for arguments that the method does not take.
     """

@@ -1,4 +1,4 @@
-"""Replacements of modules of transformers, and translators of their states, made of the tables of `architectures`.
+"""Makes replacements of transformers' modules, and translators of their states, from the tables of `architectures`.
 
 Where: `replacement` asks for registrations; `smp.nn.huggingface` gives the translators the names that scripts import.
 """
@@ -34,8 +34,8 @@ from clary.train.parallel.tensor.settings import ACTIVATIONS, NotSupportedError
 from clary.train.parallel.tensor.transformer import DistributedTransformer, DistributedTransformerLayer
 
 MODELS = {table.name: f"transformers.models.{table.name}.modeling_{table.name}" for table in replaced_architectures()}
-_INNER_FACTOR = 4  # inner channels of each hidden one, where a configuration does not say
-_num_heads: dict[str, int] = {}  # by architecture, of the model that was made distributed last: a state does not say
+_INNER_FACTOR = 4  # inner channels per hidden channel, if a configuration does not set them
+_num_heads: dict[str, int] = {}  # of the last model made distributed, by architecture; states lack it
 
 
 def registrations(name: str, modeling: Any) -> list[Registration]:
@@ -64,21 +64,21 @@ def registrations(name: str, modeling: Any) -> list[Registration]:
 
 
 def block_hooks(name: str) -> tuple[Any, Any, Any]:
-    """Return the hooks of constructor, call and result under which the blocks of a model are registered."""
+    """Return the hooks of constructor, call and result that register a model's blocks."""
     return _block_hooks(ARCHITECTURES[name], importlib.import_module(MODELS[name]))
 
 
 @cache
 def translators(name: str, *, of_blocks: bool = False) -> Translations:
-    """Return two functions of a model's states: from that of the distributed model to transformers', and back.
+    """Return two functions that convert a distributed model's state to transformers', and back.
 
-    Both take the state, `max_seq_len` and, by keyword alone, `num_attention_heads`: that of the model that was made
-    distributed last, unless given. It counts where one of their tensors has the parts of each head together; then they
-    raise ValueError if nothing says it. `max_seq_len` adds the masks that older versions of transformers keep, and has
-    no effect on the way back.
+    Both take the state, `max_seq_len` and, by keyword only, `num_attention_heads`, whose default is that of the last
+    model made distributed. The number of heads matters if one of their tensors has the parts of each head together;
+    then they raise ValueError if it is unknown. `max_seq_len` adds the masks that older versions of transformers keep,
+    and has no effect on the conversion back.
 
     Args:
-        of_blocks: of the state of a block, or of a model of theirs whose blocks alone are distributed.
+        of_blocks: whether the state is of a block, or of a transformers model in which only blocks are distributed.
     """
     table = ARCHITECTURES[name]
 
@@ -116,7 +116,7 @@ def _translators_of(name: str, num_heads: int | None, *, keeps_head: bool) -> Tr
     """Return the translators of models with a number of heads.
 
     Args:
-        keeps_head: whether the head, which is theirs, has the name that their version gives it.
+        keeps_head: whether the head is transformers' own, with the name of its version.
     """
     to_theirs, to_ours = translators(name)
     if keeps_head:
@@ -142,7 +142,7 @@ def _of_encoder(table: Architecture, modeling: Any) -> Registration:
     encoder = getattr(modeling, table.model)
 
     def to_distributed(state: StateDict, _: Any) -> StateDict:
-        prefix = "encoder."  # names in tables begin with it, names of the encoder's own state do not
+        prefix = "encoder."  # a prefix of names in tables, which names in the encoder's own state lack
         ours = table.translation.to_ours({f"{prefix}{key}": value for key, value in state.items()})
         return {key.removeprefix(prefix): value for key, value in ours.items()}
 
@@ -193,7 +193,7 @@ def _model_arguments(table: Architecture, config: Any) -> Arguments:
 
 
 def _block_arguments(table: Architecture, config: Any, layer_idx: int | None = None) -> Arguments:
-    config.use_cache = False  # a model hands its blocks a cache even in training; ours keep none
+    config.use_cache = False  # a model passes its blocks a cache even in training; our layers ignore it
     keywords = {**_layer_keywords(table, config), "layer_idx": layer_idx or 0}
     if "attention_window" in keywords:
         keywords["attention_window"] = keywords["attention_window"][layer_idx or 0]
@@ -206,14 +206,14 @@ def _encoder_arguments(table: Architecture, config: Any) -> Arguments:
         raise NotSupportedError(f"its position_embedding_type is {kind!r}")
     keywords = _model_arguments(table, config)
     if config.is_decoder:
-        config.use_cache = False  # a decoder hands its layers a cache even in training; ours keep none
+        config.use_cache = False  # a decoder passes its layers a cache even in training; our layers ignore it
     return keywords
 
 
 def _layer_keywords(table: Architecture, config: Any) -> dict[str, Any]:
     """Return the arguments of our layers.
 
-    Raises: NotSupportedError if they have not what the configuration asks for.
+    Raises: NotSupportedError if they lack a feature of the configuration.
     """
     if table.has_no_cross_attention and config.add_cross_attention:
         raise NotSupportedError("its cross-attention is not distributed: add_cross_attention is set")
@@ -231,7 +231,7 @@ def _layer_keywords(table: Architecture, config: Any) -> dict[str, Any]:
 
 
 def _read(keywords: Mapping[str, Any], config: Any) -> dict[str, Any]:
-    """Return keywords with their values; probabilities are floats, also where a configuration has an integer."""
+    """Return keywords with their values; probabilities are floats, even if a configuration has an integer."""
     found: dict[str, Any] = {}
     for keyword, value in keywords.items():
         read: Callable[[Any], Any] = value.read if isinstance(value, Key) else value
