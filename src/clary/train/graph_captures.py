@@ -1,12 +1,11 @@
-"""Whether the program captures a graph of a GPU's work, and a way to keep it from beginning one for a moment.
+"""Detection of the program's captures of GPU work as graphs, and a gate that delays new captures.
 
 Where: the debugger's writer and the profiler's recorder ask before they wait for a GPU, on threads of their own.
 
 [Note: other threads]
 While a thread captures in CUDA's usual mode, `global`, no other thread of the process may wait for an event or for the
-device: the call fails, and so may the capture, in the program. Torch says of no other thread whether it captures, so
-the two calls through which its captures go, of either class of graphs, are watched from the first time that somebody
-asks.
+device: the call fails, and so may the capture, in the program. Torch does not show whether another thread captures, so
+the two calls that begin and end captures, of either class of graphs, are watched from the first call of `watch` on.
 Source: CUDA Runtime API, cudaThreadExchangeStreamCaptureMode; torch.cuda.CUDAGraph.capture_begin, and that of
 torch.accelerator.Graph, which newer releases have beside it.
 """
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-BEGIN_LIMIT_S = 10.0  # that a capture waits for those who wait for a GPU: a GPU that hangs is not waited for twice
+BEGIN_LIMIT_S = 10.0  # a capture's longest wait for threads that wait for a GPU, which may hang
 _KINDS = (("torch.cuda.graphs", "CUDAGraph"), ("torch.accelerator.graphs", "Graph"))
 _MARK = "_clary_captures"
 
@@ -34,13 +33,13 @@ class CaptureGate:
         self._num_waits = 0
 
     def begin_capture(self) -> None:
-        """Take note of a capture, once nobody waits for a GPU any more."""
+        """Record a capture, once no thread waits for a GPU any more."""
         with self._turn:
             self._turn.wait_for(lambda: not self._num_waits, BEGIN_LIMIT_S)
             self._num_captures += 1
 
     def end_capture(self) -> None:
-        """Take note that a capture has ended."""
+        """Record the end of a capture."""
         with self._turn:
             self._num_captures = max(0, self._num_captures - 1)
             self._turn.notify_all()
@@ -63,7 +62,7 @@ gate = CaptureGate()
 
 
 def watch() -> None:
-    """Have the gate know of captures from now on; harmless when repeated, and without torch or a GPU."""
+    """Let the gate see captures from now on; repeated, or without torch or a GPU, it does nothing."""
     for module, name in _KINDS:
         kind: Any = getattr(sys.modules.get(module), name, None)
         begin, end = getattr(kind, "capture_begin", None), getattr(kind, "capture_end", None)

@@ -1,11 +1,11 @@
 """The record of this process's last collectives: one small file of memory, for the agent of its host.
 
-Where: `steps.collective_hooks` writes what torch's groups are asked for, `collective.cores` has the compiled core write
-its own. The file is made with the first group, so that processes without one leave none.
+Where: `steps.collective_hooks` writes the operations of torch's groups, `collective.cores` has the compiled core write
+its own operations. The file is made with the first group, so that processes without one leave none.
 
-Mapped, because a write to memory costs a small part of a call of the kernel; and in `/dev/shm` where the host has its
-own, because a store to a page that a disk is writing may wait for milliseconds. Its pages are had before it is mapped:
-one that cannot be had later would be a signal.
+The file is mapped, because a write to memory costs a small part of a system call; and it is in `/dev/shm` if the host
+has its own, because a store to a page that a disk is writing may wait for milliseconds. Its pages are allocated before
+it is mapped: a page that could not be allocated later would cause a signal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OperationRecord:
         rank: of this process.
         is_in_memory: whether it is to lie in `/dev/shm`, which vanishes with the host, if there is room.
 
-    Raises: OSError, a full disk for one; ValueError.
+    Raises: OSError, for example for a full disk; ValueError.
     """
 
     def __init__(self, folder: str, rank: int, *, is_in_memory: bool = False) -> None:
@@ -52,7 +52,7 @@ class OperationRecord:
         self._lock = threading.Lock()
         self._num_groups = 0
         path = os.path.join(folder, f"{rank}-{self.process}{ENDING}")
-        # Made aside and renamed: it appears whole, and in place of one by a process that had this number before.
+        # Made aside and renamed: it appears whole, and replaces that of an earlier process with this pid.
         draft = f"{path}.new"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(draft)
@@ -68,7 +68,7 @@ class OperationRecord:
         os.replace(draft, path)
 
     def begin_group(self, facts: GroupFacts) -> int | None:
-        """Describe a group that is new to this process; return where its rows begin, None if there is no room."""
+        """Describe a new group of this process; return the offset of its rows, None if there is no room."""
         with self._lock:
             index = self._num_groups
             self._num_groups += 1
@@ -77,14 +77,14 @@ class OperationRecord:
                 return None
         offset = slot_offset(index)
         packed = pack_group(facts, index + 1)
-        # The generation, which comes first, makes it valid: last.
+        # The generation is first in the slot and written last, since it makes the slot valid.
         self.memory[offset + NUMBER.size : offset + GROUP_BYTES] = packed[NUMBER.size :]
         self.memory[offset : offset + NUMBER.size] = packed[: NUMBER.size]
         return offset + GROUP_BYTES
 
 
 def _mapped(path: str, header: bytes) -> mmap.mmap:
-    """Make a file, and return its memory. Raises: OSError; it leaves no file then."""
+    """Make a file, and return its mapped memory. Raises: OSError; no file is left then."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         os.posix_fallocate(descriptor, 0, FILE_BYTES)
@@ -98,18 +98,18 @@ def _mapped(path: str, header: bytes) -> mmap.mmap:
 
 
 class _OfProcess:
-    """The record of the process that runs, made when it is first asked for."""
+    """The record of the running process, made at its first use."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.record: OperationRecord | None = None
         self.has_failed = False
         self.is_watching_forks = False
-        # Those of parents stay mapped: who lets go of one closes a descriptor, which may be another file by now.
+        # Records of parents stay mapped: unmapping closes a descriptor, which may be another file by now.
         self.kept: list[OperationRecord] = []
 
     def begin_anew(self) -> None:
-        """Begin anew, in a process that was forked off: the file is the other one's."""
+        """Reset, in a forked process: the file is the parent's."""
         self.lock = threading.Lock()
         self.has_failed = False
         if self.record is not None:
@@ -130,7 +130,7 @@ def record_of_process(rank: int) -> OperationRecord | None:
     """Return the record of this process, or None if it is not wanted or cannot be made.
 
     Args:
-        rank: of this process, where no launcher has told it.
+        rank: of this process, if no launcher has set it.
     """
     if not is_wanted():
         return None
@@ -143,7 +143,7 @@ def record_of_process(rank: int) -> OperationRecord | None:
                 folder = os.environ[FOLDER_VARIABLE]
                 _own.record = OperationRecord(folder, _rank(rank), is_in_memory=folder == FOLDER_IN_NAMESPACES)
             except (OSError, ValueError):
-                _own.has_failed = True  # once is enough: nobody trains to be recorded
+                _own.has_failed = True  # no second attempt: training matters more than its record
         return _own.record
 
 

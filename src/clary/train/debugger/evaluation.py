@@ -65,8 +65,9 @@ def main(arguments: list[str]) -> int:
 
 
 def evaluate(order: Mapping[str, Any]) -> tuple[str, str]:
-    """Return status and details of a rule, once it has found something or has seen all steps. Raises: any error from
-    making or evaluating the rule.
+    """Return status and details of a rule, once it has found something or has seen all steps.
+
+    Raises: any error from making or evaluating the rule.
     """
     trial, hosts = _open_trial(order)
     rule = _make(order, trial)

@@ -138,7 +138,7 @@ class Hook(HookOptions):
         self._capture.modules.add_loss(loss_module)
 
     def watch_for_model(self) -> None:
-        """Register the first model that is called and has parameters to train, for programs without a register_module."""
+        """Register the first called model with parameters to train, for programs that do not call register_module."""
         self._capture.modules.watch_for_first()
 
     # Values that programs pass.

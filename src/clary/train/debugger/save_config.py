@@ -1,4 +1,4 @@
-"""At which steps tensors are saved, a phase each."""
+"""Steps at which tensors are saved, for each phase."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SaveConfigMode:
         save_interval: each step that it divides is saved,
         start_step: from this one on,
         end_step: up to, not including, this one; None for no end.
-        save_steps: saved as well, whatever the others say.
+        save_steps: saved as well, regardless of the other parameters.
 
     Raises: ConfigurationError.
     """

@@ -10,7 +10,7 @@
 
 Numbers are little-endian. An index comes first so that one read of a file's beginning is enough where each read is a
 request; offsets in it count from where values begin. A file appears by renaming, its length is in it, and index and
-values carry checksums: what a crash or a full disk has left is never taken for a whole one.
+values carry checksums: a file that a crash or a full disk has left is never taken for a whole one.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class TensorEntry:
     name: str
     dtype: str = "float32"
     shape: tuple[int, ...] | None = None
-    start: int | None = None  # of its values; None if they were not saved
+    start: int | None = None  # place of its values; None if they were not saved
     checksum: int = 0
     reductions: Mapping[str, float] = field(default_factory=dict)
     alias: str = ""  # another name that expressions match: `1_output_0` of a ReLU is `1.relu_output_0` too
 
     @property
     def num_bytes(self) -> int:
-        """Of its values."""
+        """Bytes of the tensor's values."""
         return math.prod(self.shape or ()) * ITEM_BYTES[self.dtype]
 
 
@@ -73,7 +73,7 @@ class StepIndex:
     mode: ModeKeys
     mode_step: int
     worker: str
-    num_workers: int  # that save
+    num_workers: int  # number of workers that save
     written_at: float  # seconds since 1970
     tensors: Mapping[str, TensorEntry] = field(default_factory=dict)
     values_at: int = 0  # where values begin
@@ -82,7 +82,7 @@ class StepIndex:
 def write_step(path: Path, index: StepIndex, tensors: Sequence[tuple[TensorEntry, memoryview | None]]) -> int:
     """Write a step's file, whole or not at all, and return its length in bytes.
 
-    It is not synced: after a power failure it may be gone or refused, which costs a debugger nothing it needs.
+    It is not synced: after a power failure it may be missing or refused, which a debugger can tolerate.
 
     Args:
         tensors: without places; the values as bytes, None where none are saved.
@@ -121,7 +121,7 @@ def write_step(path: Path, index: StepIndex, tensors: Sequence[tuple[TensorEntry
 
 
 def write_whole(path: Path, pieces: Sequence[memoryview]) -> None:
-    """Put a file in its place by renaming.
+    """Write a file beside its place and rename it.
 
     Raises: OSError; nothing is left then.
     """
@@ -140,7 +140,7 @@ def write_whole(path: Path, pieces: Sequence[memoryview]) -> None:
 def read_index(files: Files, name: str) -> StepIndex:
     """Read the index of a file, without values.
 
-    Raises: TensorFileError for what is not such a file or not whole; OSError.
+    Raises: TensorFileError for another kind of file, or one that is not whole; OSError.
     """
     size = files.size(name)
     first = files.read(name, 0, min(size, _FIRST_READ))
@@ -173,7 +173,7 @@ def read_values(files: Files, name: str, index: StepIndex, entry: TensorEntry) -
         name: of the file.
         index: of that file, as `read_index` returned it.
         entry: of that index.
-    Raises: TensorFileError if they are not those that were written; OSError. ValueError if none were.
+    Raises: TensorFileError if the values are damaged; OSError; ValueError if none were saved.
     """
     if entry.start is None:
         raise ValueError(f"{name} has no values of {entry.name}")

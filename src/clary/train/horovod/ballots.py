@@ -1,7 +1,7 @@
-"""The bytes that all ranks combine in one round, and the messages of ranks that have news.
+"""The bytes that all ranks combine in one round, and the messages of ranks with news.
 
-One all-reduce by bitwise AND tells all ranks: whether nobody has news, whether all have the same news, and which
-known tensors every rank has submitted. Only where news differ do messages follow.
+One all-reduce by bitwise AND shows all ranks whether any rank has news, whether all have the same news, and which known
+tensors every rank has submitted. Messages follow only if the news differ.
 
     ballot   flags (1), digest of the news (8), its complement (8), one bit a known tensor
     message  JSON: [has joined, [[name, nameless, description...]...], [names of known tensors submitted long ago...]]
@@ -46,7 +46,7 @@ class Outcome:
     """The content of the combined ballots.
 
     Args:
-        has_news: whether some rank has any.
+        has_news: whether any rank has news.
         is_same: whether the news of all ranks are equal.
         ready_mask: bits of the known tensors that all ranks have submitted.
     """
@@ -102,7 +102,7 @@ def decode_news(message: bytes) -> News:
 
 
 def ballot_bytes(num_known: int) -> int:
-    """Return the length of a ballot where so many tensors are known."""
+    """Return the length of a ballot for so many known tensors."""
     return _HEADER_BYTES + (num_known + 7) // 8
 
 

@@ -1,16 +1,15 @@
 """Commits of elastic programs that outlive their processes.
 
-In a job a lost host ends the attempt, and the next one starts new processes: what a program commits to memory would be
-gone. So rank 0 also writes each commit into the job's folder of checkpoints, which the next attempt finds, on whichever
-hosts it runs. A write replaces the one before in one step. A commit that comes while another is being written waits;
-only the newest of those that wait is written.
-Without that folder commits live in memory alone.
+In a job a lost host ends the attempt, and the next one starts new processes: commits in memory would be lost. So rank 0
+also writes each commit into the job's folder of checkpoints, which the next attempt finds, on whichever hosts it runs.
+A write replaces the one before in one step. A commit that is made while another is being written waits; only the newest
+waiting commit is written. Without that folder commits live in memory alone.
 
     file    MAGIC (8), bytes of the content (8), SHA-256 of the content (32), content
 
-The content is a pickle, which runs code as it is read. So nothing is unpickled but a regular file that is whole: no
-link, no pipe, nothing that was torn, and no file of another program by that name. Who can write the folder can still
-make a whole one: see docs/horovod.md.
+The content is a pickle, which runs code as it is read. So only a whole regular file is unpickled: no link, no pipe, no
+torn file, and no file of another program by that name. A writer of the folder can still make a whole file: see
+docs/horovod.md.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ def commit_folder(environ: Mapping[str, str]) -> str | None:
 
 
 def read_commit(folder: str) -> bytes | None:
-    """Return the content of the newest commit, or None before the first; no link is followed, no pipe waited for.
+    """Return the content of the newest commit, or None before the first; it follows no link and waits for no pipe.
 
-    Raises: CommitError naming the file and what it is instead of a whole commit.
+    Raises: CommitError naming the file and its defect.
     """
     try:
         with Folder.at(folder) as place, open(place.open_file(FILE_NAME), "rb") as file:
@@ -61,7 +60,7 @@ def read_commit(folder: str) -> bytes | None:
             if magic != _MAGIC:
                 raise _no_commit(folder, f"it begins with {magic!r}, not with {_MAGIC!r}")
             there = os.fstat(file.fileno()).st_size - _HEADER.size
-            if there != length:  # before anything is read: a length may be a lie
+            if there != length:  # checked before reading: a length may be wrong
                 raise _no_commit(folder, f"it holds {there} bytes of {length}")
             content = file.read(length)
     except FileNotFoundError:
@@ -84,7 +83,7 @@ class CommitWriter:
     """Writes commits in a thread of its own.
 
     Args:
-        folder: that is there.
+        folder: that exists.
     """
 
     def __init__(self, folder: str) -> None:
@@ -96,10 +95,11 @@ class CommitWriter:
         self._thread: threading.Thread | None = None
 
     def write(self, pack: Callable[[], bytes]) -> None:
-        """Have a commit written soon.
+        """Queue a commit to be written.
 
         Args:
-            pack: returns its bytes; called in the writer's thread, so it must not read what the program changes.
+            pack: returns its bytes; called in the writer's thread, so it must not read objects that the program
+                changes.
         """
         with self._changed:
             self._next = pack
@@ -109,7 +109,7 @@ class CommitWriter:
             self._changed.notify_all()
 
     def close(self) -> bool:
-        """Wait until the newest commit is written; whether it was within five minutes."""
+        """Wait until the newest commit is written; return whether that took at most five minutes."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -138,7 +138,7 @@ class CommitWriter:
         header = _HEADER.pack(_MAGIC, len(content), hashlib.sha256(content).digest())
         new = f"{FILE_NAME}.new"
         with Folder.at(self._folder) as place:
-            place.remove(new, missing_ok=True)  # of a process that was killed; a link is removed itself
+            place.remove(new, missing_ok=True)  # left by a killed process; of a link, only the link is removed
             try:
                 with open(os.open(new, _NEW_FLAGS, FILE_MODE, dir_fd=place.fileno()), "wb") as file:
                     file.write(header)

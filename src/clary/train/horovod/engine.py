@@ -2,9 +2,9 @@
 
 Work is done in *rounds* that all ranks take part in. A round is one small all-reduce of ballots (`ballots`), messages
 where ranks have different news, the decision (`readiness`), and the operations that are ready (`operations`).
-A rank enters a round as soon as it has submitted something, and at times when it has not, so that nobody waits for an
-idle rank longer than `IDLE_ROUND_S`. Whoever waits for a result drives the rounds itself if no other thread does: that
-saves two switches of threads. Else a thread of the engine drives them.
+A rank enters a round as soon as it has submitted a request, and now and then without one, so that no rank waits for an
+idle rank longer than `IDLE_ROUND_S`. A thread that waits for a result drives the rounds itself if no other thread does:
+that saves two switches of threads. Otherwise a thread of the engine drives them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from clary.train.horovod.timeline import Timeline
 
 IDLE_ROUND_S = 2.0  # a rank that has submitted nothing joins a round this often
 _MAX_PAUSE_S = 0.02  # between rounds in which nothing was ready
-_SINGLE_HOST_BYTES = 32 << 10  # a larger tensor is not worth a copy where ranks share memory
+_SINGLE_HOST_BYTES = 32 << 10  # copying a larger tensor does not pay if ranks share memory
 _SEVERAL_HOSTS_BYTES = 4 << 20
 _CLOSE_LIMIT_S = 10.0
 _MAX_NEWS_BYTES = 64 << 20  # of one rank in one round; a tensor that is new takes some 100
-_TURN_S = 0.05  # to look again whether another thread drives
+_TURN_S = 0.05  # between checks whether another thread drives
 _SPECIAL_VERBS = (Verb.ADD_PROCESS_SET, Verb.REMOVE_PROCESS_SET)
 _LOG = logging.getLogger("horovod")
 
@@ -54,7 +54,8 @@ class Engine:
         group: its ranks; the engine owns it from here on.
         ranks: global ranks, in the order of `group`.
         is_single_host: whether all ranks share a host.
-        on_special: runs verbs that are not operations on tensors (process sets come and go), on all ranks at once.
+        on_special: runs verbs other than operations on tensors (process sets are added or removed), on all ranks at
+        once.
         starts_thread: False for tests that drive rounds themselves.
     """
 
@@ -103,10 +104,10 @@ class Engine:
         return f"{verb}.noname.{number}"
 
     def submit(self, requests: Sequence[Request], *, wakes_thread: bool = True) -> None:
-        """Take requests; those of one call become ready together at the earliest.
+        """Take requests; one round announces all requests of a call.
 
         Args:
-            wakes_thread: False where the caller waits for them at once, and so drives the rounds itself.
+            wakes_thread: False if the caller waits for them at once, and so drives the rounds itself.
 
         Raises:
             ValueError: a request of that name is under way; none of the call is taken.
@@ -142,9 +143,9 @@ class Engine:
         return self.ranks[self._last_joined]
 
     def wait(self, handles: Sequence[Handle]) -> None:
-        """Wait until all have ended; drives rounds if no other thread does.
+        """Wait until all requests have ended; drive rounds if no other thread does.
 
-        Raises: HorovodInternalError, the first cause why one failed.
+        Raises: HorovodInternalError, the first cause of a failed request.
         """
         with self._changed:
             self._num_waiting += 1
@@ -179,7 +180,7 @@ class Engine:
                 return
             self._is_closed = True
             self._changed.notify_all()
-        if self._entries or self._joining:  # a round may wait for peers: it must not go on for its whole limit
+        if self._entries or self._joining:  # a round may wait for peers: it must not wait until its limit
             self.group.abort(reason)
         has_turn = self._driving.acquire(timeout=_CLOSE_LIMIT_S)
         try:
@@ -196,9 +197,9 @@ class Engine:
     # Rounds
 
     def _run(self) -> None:
-        """Drive rounds for requests that nobody waits for yet, until the engine is closed or the group has failed.
+        """Drive rounds for requests without a waiting thread, until the engine is closed or the group has failed.
 
-        Between two rounds it pauses, so that what a program submits in a row travels together.
+        Between two rounds it pauses, so that requests that a program submits in a row travel together.
         """
         while True:
             with self._changed:
@@ -211,7 +212,7 @@ class Engine:
                 time.sleep(self._settings.cycle_s)
             if self._num_waiting or has_work != self._has_work():  # the thread that waits also drives the rounds
                 continue
-            if not has_work and self._idle_round_in_s() > 0:  # woken by an end; a round now would only hold peers up
+            if not has_work and self._idle_round_in_s() > 0:  # woken by an end; a round now would only delay peers
                 continue
             with self._driving:
                 self._drive(lambda: True, at_least_once=True)
@@ -228,7 +229,7 @@ class Engine:
         return bool(self._entries) or self._joining is not None
 
     def _drive(self, is_over: Callable[[], bool], *, at_least_once: bool = False) -> None:
-        """Run rounds until `is_over`, pausing after those in which nothing happened. The caller holds `_driving`."""
+        """Run rounds until `is_over`, with a pause after each round without progress. The caller holds `_driving`."""
         while (at_least_once or not is_over()) and not self._is_closed and self._cause is None:
             at_least_once = False
             try:
@@ -245,7 +246,7 @@ class Engine:
                         self._changed.wait(self._pause_s)
 
     def _round(self) -> bool:
-        """Take part in one round; whether anything was ready or new."""
+        """Take part in one round; return whether any tensor was ready or new."""
         if self.timeline is not None:
             self.timeline.round_begins()
         news, mask = self._own_news()
@@ -286,14 +287,14 @@ class Engine:
                     )
             tells_join = self._joining is not None and not self._has_told_join
             if self._joining is not None and self._has_told_join:
-                mask = (1 << self._readiness.num_indices) - 1  # with zeros it takes part in whatever the others have
+                mask = (1 << self._readiness.num_indices) - 1  # it takes part in all tensors of other ranks, with zeros
             self._has_told_join = self._joining is not None
         if overdue:
             self._warned_at = now
         return News(tells_join, tuple(announced), tuple(overdue)), mask
 
     def _all_news(self, outcome: Outcome, news: News, message: bytes) -> list[News]:
-        """Return the news of all ranks; asks them only where they differ."""
+        """Return the news of all ranks; exchange messages only if they differ."""
         if not outcome.has_news:
             return []
         if outcome.is_same:
@@ -356,7 +357,7 @@ class Engine:
             self._changed.notify_all()
 
     def _tell_overdue(self, verdict: Verdict) -> None:
-        """Warn on the first rank of the set; the others have the same words."""
+        """Warn on the first rank of the set; the other ranks have the same facts."""
         if not verdict.overdue or self.group.rank != 0:
             return
         for name, missing in verdict.overdue.items():
@@ -378,7 +379,7 @@ class Engine:
             raise HorovodInternalError("Horovod has been shut down: call init first")
 
     def _end(self, error: Exception) -> None:
-        """Note the first cause; everything under way fails with it."""
+        """Keep the first cause; all requests under way fail with it."""
         with self._changed:
             self._cause = self._cause or error
         self._fail_all(error)

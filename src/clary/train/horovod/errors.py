@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class HorovodInternalError(RuntimeError):
-    """An operation failed on this rank, or another rank is gone. Elastic programs restore their state and go on."""
+    """An operation failed on this rank, or another rank was lost. Elastic programs restore their state and continue."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts have come or are about to leave; elastic programs synchronize their state and go on.
+    """Hosts were added or are about to leave; elastic programs synchronize their state and continue.
 
     Args:
         skip_sync: whether the state of all ranks is equal already.
@@ -20,4 +20,4 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class CommitError(RuntimeError):
-    """The commit of an elastic program is no whole one. Nothing of it was unpickled; somebody has to decide."""
+    """The commit of an elastic program is no whole one. Nothing of it was unpickled; its owner must decide."""

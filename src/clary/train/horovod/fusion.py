@@ -1,4 +1,4 @@
-"""Plans which small tensors travel in one all-reduce: equal on all ranks."""
+"""Plans of the small tensors that share an all-reduce: equal on all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def plan(ready: Sequence[Ready], *, max_bytes: int, max_single_bytes: int) -> li
 
     Args:
         max_bytes: of one batch, HOROVOD_FUSION_THRESHOLD; 0 puts each tensor into a batch of its own.
-        max_single_bytes: a larger tensor is not worth the copy into the common memory.
+        max_single_bytes: copying a larger tensor into the common memory does not pay.
     """
     batches: list[list[Ready]] = []
     room: dict[tuple[int, int, str], tuple[list[Ready], int]] = {}

@@ -28,9 +28,9 @@ _ALIGNMENT = 64  # bytes, of each tensor in the common memory
 
 
 class Operations:
-    """The ways to run batches over one group. Not for several threads at once.
+    """Runs batches over one group. Not for several threads at once.
 
-    All methods raise CollectiveError where the group failed; it is of no more use then.
+    All methods raise CollectiveError if the group failed; it cannot be used any more then.
     """
 
     def __init__(self, group: Communicator) -> None:
@@ -44,7 +44,7 @@ class Operations:
         Args:
             requests: this rank's, in the order of `batch`; None where it has joined.
 
-        Raises: HorovodInternalError where this rank's memory does not fit, for example if a face allocated too little.
+        Raises: HorovodInternalError if this rank's memory does not fit, for example if a face allocated too little.
         """
         for request in requests:
             if request is not None and request.prepare is not None:
@@ -92,7 +92,7 @@ class Operations:
         self._group.all_reduce(source, None if is_in_place else target, op=_REDUCE_OPS[what.reduction])
 
     def _run_fused(self, batch: Sequence[Ready], requests: Sequence[Request | None]) -> None:
-        """Reduce several small tensors as one, in memory that all lie in behind each other."""
+        """Reduce several small tensors as one, behind each other in common memory."""
         what = batch[0].description
         places, end = [], 0
         for one in batch:
@@ -167,7 +167,7 @@ class Operations:
         if request.on_splits is not None:
             request.on_splits(list(received))
         target = _room_of(request, sum(received), sum(received) * request.row_elements)
-        (source,) = _cut(_source(request), [sum(sent) * request.row_elements])  # rows beyond the splits stay
+        (source,) = _cut(_source(request), [sum(sent) * request.row_elements])  # rows beyond the splits are not sent
         self._group.all_to_all(
             source,
             target,
@@ -183,7 +183,7 @@ class Operations:
 
 
 def _check_counts(counts: Sequence[int], what: str) -> None:
-    """Refuse numbers below 0, by which parts of memory would be cut. Raises: HorovodInternalError."""
+    """Refuse negative numbers, which would cut memory wrongly. Raises: HorovodInternalError."""
     for rank, count in enumerate(counts):
         if count < 0:
             raise HorovodInternalError(f"rank {rank} of this process set announces {count} {what}; expected 0 or more")

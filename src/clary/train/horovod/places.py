@@ -15,7 +15,7 @@ _RANKS = (
 _STORE_ADDRESSES = ("CLARY_HOROVOD_ADDR", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "MASTER_ADDR")
 _STORE_PORT = "CLARY_HOROVOD_PORT"
 _MASTER_PORT = "MASTER_PORT"
-_PORTS_AFTER_MASTER = 2  # torchrun's store has the first, that of NumPy programs the second
+_PORTS_AFTER_MASTER = 2  # torchrun's store has the first port after it, the store of NumPy programs the second
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Place:
     """A process's place among all ranks.
 
     Args:
-        address, port: of the store on rank 0's host; "" and 0 where there is one rank alone.
+        address, port: of the store on rank 0's host; "" and 0 with a single rank.
     """
 
     rank: int = 0

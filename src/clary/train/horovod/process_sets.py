@@ -1,4 +1,4 @@
-"""Process sets: ranks that run operations among themselves, beside the others."""
+"""Process sets: ranks that run operations among themselves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ProcessSet:
         return None if self.process_set_id is None else len(world.ranks_of(self.process_set_id))
 
     def rank(self) -> int | None:
-        """Return this process's index in it; None before it was added. Raises: ValueError where it is not in it."""
+        """Return this process's index in the set; None before it was added. Raises: ValueError for no member."""
         if self.process_set_id is None:
             return None
         ranks = world.ranks_of(self.process_set_id)
@@ -47,7 +47,7 @@ class ProcessSet:
         return ranks.index(world.rank())
 
     def included(self) -> bool | None:
-        """Return whether this process is in it; None where its ranks are not known yet."""
+        """Return whether this process is in the set; None if its ranks are not known yet."""
         return None if self.ranks is None else world.rank() in self.ranks
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ global_process_set.process_set_id = world.GLOBAL_SET
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Form the group of all ranks; a second call while it stands does nothing.
+    """Form the group of all ranks; a second call while it exists does nothing.
 
     Args:
         comm: None for all ranks, a list of ranks that form the world, or a communicator of mpi4py.
@@ -85,7 +85,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Form a set on all ranks, which all call this with the same ranks.
 
     Returns: the set, with its number.
-    Raises: ValueError for a set that is there already, or where `init` has not allowed new ones.
+    Raises: ValueError for an existing set, or if `init` has not allowed new ones.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
@@ -96,7 +96,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Dissolve a set on all ranks, which all call this; whether there was one. The global set stays."""
+    """Dissolve a set on all ranks, which all call this; return whether it existed. The global set stays."""
     number = process_set.process_set_id
     if number is None or number == world.GLOBAL_SET:
         return False

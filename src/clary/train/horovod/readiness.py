@@ -1,4 +1,4 @@
-"""Decides which tensors are ready: equal on all ranks, since all feed it the same.
+"""Decides which tensors are ready: equally on all ranks, since all give it the same input.
 
 A tensor is announced once by every rank with its description, and then is *known*: in later rounds one bit is enough.
 Nothing here waits, sends or touches memory.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from clary.train.horovod.ballots import News
 from clary.train.horovod.requests import Description, Verb
 
-_MAY_JOIN = (Verb.ALLREDUCE, Verb.BARRIER)  # verbs that go on while some ranks have joined
+_MAY_JOIN = (Verb.ALLREDUCE, Verb.BARRIER)  # verbs that continue while some ranks have joined
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Ready:
     """A tensor that all ranks run next.
 
     Args:
-        refusal: why it cannot run; "" where it can. Equal on all ranks.
+        refusal: why it cannot run; "" if it can. Equal on all ranks.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Verdict:
     Args:
         ready: in the order in which all ranks run them.
         last_joined: rank that joined last, once all have; else None.
-        overdue: by name the ranks that still miss, of tensors that some rank has waited for too long.
+        overdue: by name the missing ranks, of tensors that some rank has waited for too long.
     """
 
     ready: tuple[Ready, ...] = ()
@@ -51,7 +51,7 @@ class _Known:
 
 
 class Readiness:
-    """The state that all ranks of a process set share by feeding it the same news.
+    """State of a process set, equal on all ranks, since all give it the same news.
 
     Args:
         size: number of ranks.
@@ -73,7 +73,7 @@ class Readiness:
         return len(self._names) + len(self._free)
 
     def index_of(self, name: str, description: Description) -> int | None:
-        """Return the bit of a known tensor; None where this description has to be announced."""
+        """Return the bit of a known tensor; None if this description has to be announced."""
         known = self._known.get(name)
         return None if known is None or known.description != description else known.index
 
@@ -81,7 +81,7 @@ class Readiness:
         """Take the news of all ranks, by rank, and the bits of known tensors that all have submitted.
 
         Args:
-            news: one of each rank, or empty where no rank has any.
+            news: one of each rank, or empty if no rank has any.
             ready_mask: AND of all ranks' masks, by the indices of before this call.
         """
         candidates = [name for index, name in sorted(self._names.items()) if ready_mask >> index & 1]
@@ -103,7 +103,7 @@ class Readiness:
             self._announced.setdefault(name, {})[rank] = (is_nameless, description)
 
     def _complete(self) -> list[Ready]:
-        """Return announced tensors that no rank has still to submit."""
+        """Return announced tensors that all ranks have submitted, except joined ones."""
         found = []
         for name, by_rank in self._announced.items():
             if len(by_rank) + sum(rank not in by_rank for rank in self._joined) == self._size:
@@ -174,7 +174,7 @@ class Readiness:
 
 
 def _mismatch(by_rank: Mapping[int, tuple[bool, Description]]) -> str:
-    """Say how the descriptions of two ranks differ; "" where all are equal."""
+    """Return how the descriptions of two ranks differ; "" if all are equal."""
     (first_rank, (_, first)), *others = by_rank.items()
     for rank, (_, other) in others:
         if other == first:

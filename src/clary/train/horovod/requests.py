@@ -1,7 +1,7 @@
 """Requests: one named tensor and the operation on it, as a face of a framework submits it.
 
 Where: faces make a `Request`, `engine` takes it, `operations` runs it. Memory is on the host and contiguous; a face
-copies what lies elsewhere.
+copies tensors that are not.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class Request:
     Args:
         name: equal on all ranks; no two requests under way may share it.
         source: the tensor's memory; None for a barrier.
-        target: memory of the result, where its length is known before; it may be `source`.
-        allocate: returns memory for a result of so many rows of the first axis; where `target` is None.
+        target: memory of the result, if its length is known before; it may be `source`.
+        allocate: returns memory for a result of so many rows of the first axis; used if `target` is None.
         row_elements: elements of one row of the first axis, of allgather and alltoall.
         rows: length of the first axis.
         splits: rows for each rank, of an alltoall.
         on_splits: called with the rows received from each rank, of an alltoall.
-        is_nameless: whether the name was made up for this one call, and will not come again.
+        is_nameless: whether the name was made for this one call, and will not be used again.
         prepare: called by the thread that runs the request, before `source` is read; copies from a device.
         finish: called by that thread after `target` was written; scales, or copies to a device.
     """

@@ -44,7 +44,7 @@ _READ = frozenset(
         "HOROVOD_DYNAMIC_PROCESS_SETS",
     }
 )
-# Places of ranks, for `places`, and what launchers tell their own ranks; nobody set these by hand.
+# Variables of `places`, and of launchers for their own ranks; users do not set these by hand.
 _OF_LAUNCHERS = frozenset(
     {
         "HOROVOD_RANK",
@@ -78,7 +78,7 @@ class HorovodSettings:
         cache_capacity: HOROVOD_CACHE_CAPACITY, tensors that are known by one bit.
         stall_warning_s: HOROVOD_STALL_CHECK_TIME_SECONDS; infinite with HOROVOD_STALL_CHECK_DISABLE=1.
         stall_limit_s: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; infinite for 0.
-        timeout_s: HOROVOD_GLOO_TIMEOUT_SECONDS: what a rank's thread may take to come to a round.
+        timeout_s: HOROVOD_GLOO_TIMEOUT_SECONDS: the longest wait for a rank to enter a round.
         timeline: HOROVOD_TIMELINE, path of a file; "" for none.
         marks_cycles: HOROVOD_TIMELINE_MARK_CYCLES.
         has_dynamic_sets: HOROVOD_DYNAMIC_PROCESS_SETS.

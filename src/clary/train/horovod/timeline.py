@@ -1,7 +1,7 @@
-"""Writes negotiations and operations in Chrome's trace format, as HOROVOD_TIMELINE asks for.
+"""Writes negotiations and operations in Chrome's trace format to the file that HOROVOD_TIMELINE names.
 
 One row a tensor: NEGOTIATE_ALLREDUCE from its submission on this rank until all ranks had it, then ALLREDUCE.
-The file is a whole JSON document once `close` has returned. A disk that is full ends it, and never the training.
+The file is a whole JSON document once `close` has returned. A full disk ends it, but never the training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from clary.train.horovod.requests import Verb
 
 _US = 1e6  # a second
-# A pipe without a reader is not waited for, and a link that somebody has put there is not followed.
+# The open neither waits for a reader of a pipe nor follows a link.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FILE_MODE = 0o644
 _LOG = logging.getLogger("horovod")
@@ -50,7 +50,7 @@ class Timeline:
         )
 
     def negotiated(self, name: str, verb: Verb, since: float) -> None:
-        """Note that all ranks have submitted a tensor.
+        """Record that all ranks have submitted a tensor.
 
         Args:
             name: of the tensor, whose row gets the event.
@@ -60,7 +60,7 @@ class Timeline:
         self._span(name, f"NEGOTIATE_{verb.name}", since, time.monotonic())
 
     def ran(self, name: str, verb: Verb, since: float) -> None:
-        """Note that an operation has ended now.
+        """Record that an operation has ended now.
 
         Args:
             name: of the tensor, whose row gets the event.
@@ -70,7 +70,7 @@ class Timeline:
         self._span(name, verb.name, since, time.monotonic())
 
     def round_begins(self) -> None:
-        """Mark the start of a round, where that is asked for."""
+        """Mark the start of a round, if `marks_cycles`."""
         if self._marks_cycles:
             self._write({"name": "CYCLE_START", "ph": "i", "s": "g", "pid": 0, "ts": self._now(time.monotonic())})
 
@@ -109,7 +109,7 @@ class Timeline:
 
     def _give_up(self, file: TextIO, error: OSError) -> None:
         _LOG.warning("the timeline %s ends here, training goes on: %s", self.path, error.strerror or error)
-        with contextlib.suppress(OSError):  # it flushes once more
+        with contextlib.suppress(OSError):  # closing flushes once more
             file.close()
 
 

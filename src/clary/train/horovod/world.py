@@ -1,6 +1,6 @@
 """The state of this process: its place, the engine of each process set, start and end.
 
-Where: every function of a face that is not about tensors ends here. One process is one rank.
+Where: all functions of a face except those on tensors call this module. One process is one rank.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _World:
 
 
 _world: _World | None = None
-_store: TcpStore | None = None  # lives as long as the process: a rank that starts again must not find its last days
+_store: TcpStore | None = None  # kept until the process ends, so that a new start never finds a closing one
 _store_place: Place | None = None
 _store_pid = 0
 _num_starts = 0
@@ -63,7 +63,7 @@ def own_place() -> Place:
 
 
 def start(members: Sequence[int] | None = None, *, allows_new_sets: bool = False) -> None:
-    """Form the group of all ranks. A second call while it stands does nothing.
+    """Form the group of all ranks. A second call while it exists does nothing.
 
     Args:
         members: ranks, as launchers number them, that form the world, in this order; None for all.
@@ -95,7 +95,7 @@ def start(members: Sequence[int] | None = None, *, allows_new_sets: bool = False
     if settings.timeline and place.rank == 0:
         try:
             start_timeline(settings.timeline, marks_cycles=settings.marks_cycles)
-        except OSError as error:  # a timeline that nobody can write must not end the training
+        except OSError as error:  # a timeline that cannot be written must not end the training
             _LOG.warning("no timeline is written to HOROVOD_TIMELINE=%s: %s", settings.timeline, error)
 
 
@@ -112,7 +112,7 @@ def stop() -> None:
 
 
 def is_started() -> bool:
-    """Whether the group stands."""
+    """Whether the group exists."""
     return _world is not None
 
 
@@ -145,7 +145,7 @@ def set_ranks() -> dict[int, list[int]]:
 
 
 def engine(number: int = GLOBAL_SET) -> Engine:
-    """Return the engine of a process set. Raises: ValueError before `start`, and where this rank is not in the set."""
+    """Return the engine of a process set. Raises: ValueError before `start`, and if this rank is not in the set."""
     found = _standing().engines.get(number)
     if found is None:
         ranks = ranks_of(number)
@@ -156,9 +156,9 @@ def engine(number: int = GLOBAL_SET) -> Engine:
 def add_set(ranks: Sequence[int], *, is_at_start: bool) -> int | None:
     """Form a process set on all ranks, which all call this with the same ranks.
 
-    Returns: its number; None if a set of these ranks is there.
-    Raises: ValueError for ranks that are not there, or where new sets are not allowed; HorovodInternalError if ranks
-        differ in what they ask for.
+    Returns: its number; None if a set of these ranks exists.
+    Raises: ValueError for unknown ranks, or if new sets are not allowed; HorovodInternalError if ranks pass different
+        arguments.
     """
     world = _standing()
     members = tuple(sorted(ranks))
@@ -176,7 +176,7 @@ def add_set(ranks: Sequence[int], *, is_at_start: bool) -> int | None:
 
 
 def remove_set(number: int) -> bool:
-    """Dissolve a process set on all ranks, which all call this; whether there was one."""
+    """Dissolve a process set on all ranks, which all call this; return whether it existed."""
     world = _standing()
     if number not in world.ranks or number == GLOBAL_SET:
         return False
@@ -185,7 +185,7 @@ def remove_set(number: int) -> bool:
 
 
 def start_timeline(path: str, *, marks_cycles: bool) -> None:
-    """Begin to write a timeline on rank 0; one that is being written is ended first.
+    """Begin to write a timeline on rank 0; end the present one first.
 
     Raises: ValueError before `start`; OSError if the file cannot be written.
     """
@@ -275,7 +275,7 @@ def _leave() -> None:
 
 
 def _own_identity(place: Place, settings: CollectiveSettings) -> str:
-    """Return a word that ranks of one host share; hosts of a job may share a machine."""
+    """Return a text that is equal for ranks of one host; hosts of a job may share a machine."""
     names = (settings.sagemaker_host, os.environ.get("GROUP_RANK", ""))
     return f"{host_identity(settings, place.rank)} {names}"
 
@@ -288,7 +288,7 @@ def _tell_hosts(group: Communicator, identity: str) -> tuple[str, ...]:
 
 
 def _agree(world: _World, description: Description) -> None:
-    """Have all ranks do the same to their process sets, between two operations."""
+    """Change the process sets equally on all ranks, between two operations."""
     name = f"clary.{description.verb.name.lower()}"
     request = Request(name, description, is_nameless=True)
     found = world.engines[GLOBAL_SET]

@@ -1,4 +1,4 @@
-"""Scaling of losses under autocast, where gradients lie on many ranks.
+"""Scaling of losses under autocast, with gradients on many ranks.
 
 Where: scripts make one in place of torch's, with the same calls: `scale` inside the step, the rest outside.
 """
@@ -50,7 +50,7 @@ class GradScaler(torch.amp.GradScaler):
         super().update(new_scale)
 
     def _begin(self) -> None:
-        """Make the scale where `scale` was never called: losses are computed on the first rank of a pipeline alone."""
+        """Make the scale if `scale` was never called: only the first rank of a pipeline computes losses."""
         if self._enabled and self._scale is None:
             self._lazy_init_scale_growth_tracker(runtime.current().device)
 
@@ -63,7 +63,7 @@ class GradScaler(torch.amp.GradScaler):
 
 
 def _prepare(optimizer: Any) -> None:
-    """Have gradients averaged before they are looked at."""
+    """Have gradients averaged before they are checked."""
     if not isinstance(optimizer, DistributedOptimizer):
         raise TypeError(f"GradScaler: got {type(optimizer).__name__}; expected a DistributedOptimizer")
     if runtime.current().model.is_joined:

@@ -1,6 +1,6 @@
 """The names under which a step's function takes its arguments. No framework here.
 
-Where: `microbatches` of torch and `tf_parallel.step` ask, since scripts name the arguments that are not to be cut.
+Where: `microbatches` of torch and `tf_parallel.step` use it, since scripts name the arguments that are not to be cut.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def argument_names(function: Callable[..., Any], arguments: Sequence[Any], told:
         told: names that non_split_inputs and input_split_axes give, to be checked.
 
     Raises:
-        ValueError: a name that the function has not.
+        ValueError: a name that the function does not have.
         TypeError: more arguments than the function takes.
     """
     signature = inspect.signature(function)

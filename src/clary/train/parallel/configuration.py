@@ -1,8 +1,7 @@
-"""How a program wants to be parallel: the keys of SMP v1, each with its type, its default and its rules.
+"""The configuration of a program's parallelism: the keys of SMP v1, each with its type, default and rules.
 
-Where: `smp.init` reads them, from the job first and from the script's own dict where the job is silent; all else asks
-the `Configuration` that comes out. Keys are AWS's, and so attributes of the same names: scripts read
-`smp.state.cfg.fp16`.
+Where: `smp.init` reads the keys, first from the job, then from the script's own dict; all other modules use the
+resulting `Configuration`. Keys are AWS's, and attributes have the same names: scripts read `smp.state.cfg.fp16`.
 Source: sagemaker-python-sdk `doc/api/training/smd_model_parallel_general.rst`; the developer guide's pages on sharded
 data parallelism.
 """
@@ -28,7 +27,7 @@ class Configuration:
     """All keys, read and checked. Keys whose default depends on another key hold the derived value.
 
     Args:
-        undocumented: keys that begin with an underscore, as they were given; attributes too, and without effect.
+        undocumented: keys that begin with an underscore, as given; they are attributes too, and have no effect.
     """
 
     partitions: int = key(1, integer(1))
@@ -68,11 +67,11 @@ class Configuration:
     fast_mode: bool = key(False, switch, effect=False)
     load_partition: bool = key(False, switch, effect=False)
     partition_file: str = key("", text, effect=False)
-    checkpoint_attentions: bool = key(False, switch, effect=False)  # in public scripts, in no documentation
+    checkpoint_attentions: bool = key(False, switch, effect=False)  # used by public scripts, but not documented
     undocumented: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __getattr__(self, name: str) -> Any:
-        # `__dict__`: a copy that is being made has no field yet.
+        # `__dict__`, because a copy under construction has no fields yet.
         if name in (undocumented := self.__dict__.get("undocumented", {})):
             return undocumented[name]
         raise AttributeError(f"{name} is no key of model parallelism")
@@ -107,10 +106,10 @@ class Configuration:
 
 
 def read_configuration(job: Mapping[str, Any], script: Mapping[str, Any] | None = None) -> Configuration:
-    """Read the keys of a job and of its script; where both name one, the job's counts.
+    """Read the keys of a job and of its script; if both set a key, the job's value counts.
 
-    Raises: ValueError for a key that is not known, a value that is not of its kind, or keys that exclude each other; it
-        says the rule.
+    Raises: ValueError for an unknown key, a value of another kind, or keys that exclude each other; the text has the
+        rule.
     """
     given = {**_by_name(script or {}), **_by_name(job)}
     values = read_keys(Configuration, given, "model parallelism", near=ALIASES)
@@ -153,7 +152,7 @@ def _by_name(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rules(one: Configuration, given: frozenset[str]) -> list[tuple[bool, str]]:
-    """Return the rules between keys: whether each holds, and its words."""
+    """Return the rules between keys: whether each holds, and its text."""
     is_sharded, is_cut = one.sharded_data_parallel_degree > 1, one.tensor_parallel_degree > 1
     return [
         (

@@ -15,21 +15,21 @@ def gather_parts(whole: torch.Tensor, part: torch.Tensor, group: Any, *, async_o
     """Write the parts of all ranks to `whole`, behind each other along the first dimension.
 
     Args:
-        part: of the shape of `whole`, but for its first dimension, which is over the number of ranks.
+        part: of the shape of `whole`, except that the first dimension is divided by the number of ranks.
 
-    Returns: what waits for it with `async_op`, else None.
+    Returns: the work to wait for with `async_op`, else None.
     """
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return gather(whole, part, group=group, async_op=async_op)
 
 
 def add_up_part(part: torch.Tensor, whole: torch.Tensor, group: Any, *, async_op: bool = False) -> Any:
-    """Write this rank's part of the sum of all ranks' `whole` to `part`; the result is that of `gather_parts`.
+    """Write this rank's part of the sum of all ranks' `whole` to `part`; return as `gather_parts`.
 
     Args:
         part: [n / number of ranks, ...], overwritten.
         whole: [n, ...], read.
-        async_op: as `gather_parts` takes it; `whole` must stay as it is until the wait is over.
+        async_op: as `gather_parts` takes it; `whole` must not change until the wait has ended.
     """
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     return scatter(part, whole, group=group, async_op=async_op)

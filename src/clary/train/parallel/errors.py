@@ -8,7 +8,7 @@ class ParallelError(RuntimeError):
 
 
 class RemoteFailure(ParallelError):
-    """A module failed on the rank that holds it; the text has that rank's words."""
+    """A module failed on the rank that holds it; the text has that rank's error."""
 
 
 class RankLost(ParallelError):

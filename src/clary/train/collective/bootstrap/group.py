@@ -9,8 +9,9 @@ Where: `communicator.open_group` and the torch adapter call `connect_group` once
 5. Listeners are closed, records deleted.
 
 All steps have one limit, CLARY_COLLECTIVE_CONNECT_TIMEOUT_S. A rank that fails gives the reason in its record and to
-the ranks that it is connected with. Trust: without CLARY_COLLECTIVE_SECRET, every reader of the store can join the
-group, and every writer can misdirect ranks.
+the ranks that it is connected with.
+Trust: without CLARY_COLLECTIVE_SECRET, every reader of the store can join the group, and every writer can misdirect
+ranks.
 """
 
 from __future__ import annotations

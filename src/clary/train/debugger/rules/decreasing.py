@@ -1,4 +1,4 @@
-"""Losses that do not go down."""
+"""Losses that do not decrease."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_numb
 
 
 class LossNotDecreasing(BuiltInRule):
-    """A loss does not go down any more.
+    """A loss no longer decreases.
 
     Formula: d < diff_percent, where d = 100 * (before - now) / |before|, now is the mean of the losses saved since the
         last look and before of those before it; looks are num_steps or more apart. A rise of up to
@@ -24,7 +24,7 @@ class LossNotDecreasing(BuiltInRule):
         use_losses_collection: look at the collection losses.
         num_steps: steps between two looks.
         diff_percent: the least decrease that is no finding, in percent.
-        increase_threshold_percent: the largest rise between two looks that noise excuses, in percent.
+        increase_threshold_percent: the largest rise between two looks that counts as noise, in percent.
         mode: TRAIN or EVAL to look at steps of that phase only; GLOBAL looks at all, each compared within its phase.
     """
 

@@ -1,4 +1,4 @@
-"""Values that are no numbers any more."""
+"""Values that are NaN or infinite."""
 
 from __future__ import annotations
 

@@ -11,15 +11,15 @@ from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_numb
 
 
 class CheckInputImages(BuiltInRule):
-    """Images go in whose values are not around 0.
+    """The values of input images are not around 0.
 
     Formula: |mean(c)| > threshold_mean for the values of some color channel c of all images so far, once there are
         threshold_samples of them
     Args:
         threshold_mean: the largest distance from 0 that is no finding.
-        threshold_samples: images that must have been seen before anything is said.
+        threshold_samples: images that must have been seen before a finding.
         regex: images; the default is a model's name in MXNet, as AWS has it.
-        channel: which dimension of the tensor counts color channels; the first counts images.
+        channel: index of the dimension of color channels; the first dimension is of images.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class CheckInputImages(BuiltInRule):
 
 
 class NLPSequenceRatio(BuiltInRule):
-    """Sequences consist of one token too much, such as padding or the one for unknown words.
+    """Sequences contain too much of one token, such as padding or the token for unknown words.
 
     Formula: 100 * mean(x == v) > p for the tokens x of a step, and a value v of token_values with its percentage p of
         token_thresholds_percent
     Args:
         tensor_regex: sequences; the default is an embedding's name in MXNet, as AWS has it.
         token_values: values of tokens, with commas between them.
-        token_thresholds_percent: for each of them the largest percentage that is no finding.
+        token_thresholds_percent: for each of these values the largest percentage that is no finding.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Training that goes on while nothing gets better."""
+"""Training that continues without improvement."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Overfit(BuiltInRule):
 
 
 class Overtraining(BuiltInRule):
-    """A loss has not got better for many steps, in training or in validation.
+    """A loss has not improved for many steps, in training or in validation.
 
     Formula: the loss has gone down by more than delta below its best at none of the last patience + 1 saved steps of
         its phase, patience being patience_train in training and where no phase is named, patience_validation in
@@ -106,7 +106,7 @@ class Overtraining(BuiltInRule):
 
 
 def steps_without_improvement(losses: list[float], delta: float) -> int:
-    """Return how many losses have come since the last that was better than the best before by more than `delta`."""
+    """Return the number of losses after the last one that was below the best before by more than `delta`."""
     best, since = float("inf"), 0
     for loss in losses:
         if loss < best - delta:

@@ -1,4 +1,4 @@
-"""Two trainings that should have been the same."""
+"""Comparison of two trainings that should be equal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SimilarAcrossRuns(BuiltInRule):
     Formula: not |x - y| <= 1e-8 + 1e-5 * |y| for all values, for some chosen tensor x that the other training has as y
         at the same step
     Args:
-        other_trials: the other training, or where it lies.
+        other_trials: the trial of the other training, or its path.
         collection_names: tensors to look at; with tensor_regex, those of either; all if neither is given.
         tensor_regex: the same by expressions.
     """

@@ -1,4 +1,4 @@
-"""Training that does not go on."""
+"""Training without progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StalledTrainingRule(BuiltInRule):
         the time since anything new was saved
     Args:
         threshold: seconds without a step that are no finding.
-        stop_training_on_fire: kept for whoever runs the rule; stopping a job is not this library's to do.
+        stop_training_on_fire: kept for the caller of the rule; this library stops no jobs.
         training_job_name_prefix: the same.
     """
 
@@ -56,9 +56,9 @@ class StalledTrainingRule(BuiltInRule):
         )
 
     def invoke(self, step: int) -> None:
-        """Wait for a step as long as anything new appears within `threshold`, then look at it.
+        """Wait for a step while new steps appear within `threshold`, then look at it.
 
-        Raises: RuleEvaluationConditionMet where nothing does.
+        Raises: RuleEvaluationConditionMet if no new step does.
         """
         newest, since = self.base_trial.steps(show_incomplete_steps=True)[-1:], self._monotonic()
         while self.base_trial.has_passed_step(step) is StepState.NOT_YET_AVAILABLE:

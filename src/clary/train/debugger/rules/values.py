@@ -84,10 +84,10 @@ class UnchangedTensor(BuiltInRule):
     Args:
         collection_names: tensors to look at; with tensor_regex, those of either; all if neither is given.
         tensor_regex: the same by expressions.
-        num_steps: how many saved steps are compared, the current one among them.
-        rtol: what counts as the same, relative to a value.
-        atol: what counts as the same beside 0.
-        equal_nan: NaN is the same as NaN.
+        num_steps: number of saved steps that are compared, including the current one.
+        rtol: largest difference that counts as equal, relative to a value.
+        atol: largest absolute difference that counts as equal.
+        equal_nan: NaN counts as equal to NaN.
     """
 
     def __init__(

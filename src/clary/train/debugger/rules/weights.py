@@ -1,4 +1,4 @@
-"""Weights that begin badly, or move too much or not at all."""
+"""Weights that begin badly, or change too much or not at all."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class PoorWeightInitialization(BuiltInRule):
         max(var(a)) / min(var(a)) > threshold over the inputs a of activations, or
         p95(g) - p5(g) < distribution_range for some tensor g of the collection gradients
     Args:
-        activation_inputs_regex: what goes into activations.
+        activation_inputs_regex: inputs of activations.
         threshold: the largest ratio of variances that is no finding.
         distribution_range: the least range of gradients that is no finding.
         patience: saved steps without a smaller loss that are no finding.
-        steps: how many saved steps are looked at.
+        steps: number of saved steps to look at.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class WeightUpdateRatio(BuiltInRule):
         num_steps: steps between the two that are compared; the step that was saved before if none is given.
         large_threshold: the largest ratio that is no finding.
         small_threshold: the least ratio that is no finding.
-        epsilon: keeps weights that are all 0 from dividing by it.
+        epsilon: prevents a division by 0 if weights are all 0.
     """
 
     def __init__(

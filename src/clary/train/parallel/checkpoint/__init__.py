@@ -3,5 +3,5 @@
 model_state   a model's state: this rank's part, or all of it
 files         one object in one file: named by the rank that wrote it
 folders       checkpoints of all ranks, and resuming from them
-places        where their folders lie while they are written, when they are whole, and when they are old
+places        their folders while they are written, once they are whole, and once they are old
 """

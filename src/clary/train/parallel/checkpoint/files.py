@@ -1,6 +1,6 @@
-"""One object in one file, whose name tells which rank wrote it.
+"""One object in one file, whose name shows the rank that wrote it.
 
-Where: `smp.save`, `smp.load`, and `folders`. A file is there whole or not at all: it is written beside its place and
+Where: `smp.save`, `smp.load`, and `folders`. A file exists whole or not at all: it is written beside its place and
 moved there.
 
     f_{mp_rank}                     without tensor parallelism
@@ -82,13 +82,13 @@ def load(
         map_location: as torch.load takes it.
         partial: read this rank's file; False reads `f` itself.
         back_compat: this rank's file has the name that versions before tensor parallelism gave.
-        v3: every replica has a file of its own. Such a file is also read without `v3` where there is no other.
+        v3: every replica has a file of its own. Such a file is also read without `v3` if there is no other.
         pickle_load_args: more arguments of torch.load; `weights_only` is False unless it is among them.
 
     Raises: TypeError if `f` is no text; FileNotFoundError.
     """
     path = f"{_text(f)}_{rank_words(runtime, has_replicas=v3, back_compat=back_compat)}" if partial else _text(f)
-    if partial and not v3 and not Path(path).exists():  # callers tell `save` of replicas' own files, and not `load`
+    if partial and not v3 and not Path(path).exists():  # callers pass `v3` to `save`, but not to `load`
         path = next(filter(os.path.exists, [f"{f}_{rank_words(runtime, has_replicas=True)}"]), path)
     if not Path(path).exists():
         raise FileNotFoundError(f"smp.load: there is no {path}{_what_is_there(f, partial=partial)}")
@@ -97,7 +97,7 @@ def load(
 
 
 def write_whole(path: Path, obj: Any, **arguments: Any) -> None:
-    """Write a file so that it is there whole or not at all; folders are made."""
+    """Write a file so that it exists whole or not at all; make its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -111,7 +111,7 @@ def write_whole(path: Path, obj: Any, **arguments: Any) -> None:
 
 
 def _what_is_there(f: str, *, partial: bool) -> str:
-    """Return the words on a file that was saved otherwise than it is to be loaded; empty if there is no such file."""
+    """Return the text on a file that was saved in another way than it is to be loaded; empty without such a file."""
     others = sorted(one.name for one in Path(f).parent.glob(f"{glob.escape(Path(f).name)}_*"))
     if partial and Path(f).exists():
         return f"; {f} is there, as smp.save writes it with partial=False: load it with partial=False"

@@ -2,14 +2,14 @@
 
 Where: `smp.save_checkpoint`, `smp.resume_from_checkpoint`.
 
-    path/newest                          the tag that was saved last, once all of it is there
+    path/newest                          the tag that was saved last, once all its files are whole
     path/{tag}_partial/model_{ranks}.pt, optimizer_{ranks}.pt, fp16_states_{ranks}.pt, user_content.pt, layout.json
     path/{tag}, path/user_content_{tag}  full: the model alone, from the first rank
 
-`layout.json` holds the degrees and where modules lay, so that a program of the same degrees is cut as before. One of
-other degrees gets the model from all files together; the state of its optimizer only where whole parameters lay on
-ranks, else it is told so. A save is written beside its place and moved there once all ranks have written. All files of
-one save carry one mark: where hosts have folders of their own, those of two saves may meet, and are refused.
+`layout.json` holds the degrees and the places of modules, so that a program of the same degrees is cut as before. A
+program of other degrees gets the model from all files together; the state of its optimizer only if ranks held whole
+parameters, else an error says so. A save is written beside its place and moved there once all ranks have written. All
+files of one save carry one mark: if hosts have folders of their own, files of two saves may be mixed, and are refused.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`,
 "smp.save_checkpoint".
 """
@@ -45,9 +45,9 @@ from clary.train.parallel.runtime import Runtime
 
 _LOG = logging.getLogger("clary.smp")
 _NEWEST = "newest"
-_CONTENT = "user_content_"  # and the tag, of a full checkpoint
+_CONTENT = "user_content_"  # beginning of a file's name, before the tag of a full checkpoint
 _SAFETENSORS = "model.safetensors"
-_HALF = ("masters", "loss_scale")  # of an optimizer's state: what is kept in fp16_states
+_HALF = ("masters", "loss_scale")  # keys of an optimizer's state that are saved in fp16_states
 _MARK = "_clary_save"  # of all files of one save
 
 
@@ -66,9 +66,9 @@ def save_checkpoint(
     """Write a checkpoint. All ranks call it.
 
     Args:
-        partial: every rank its part; else the first rank writes the whole model, and nothing of the optimizer.
+        partial: every rank writes its part; else the first rank writes the whole model, without the optimizer.
         translate: changes the whole model before it is written.
-        num_kept: partial checkpoints that stay, the newest; None keeps all.
+        num_kept: number of newest partial checkpoints that stay; None keeps all.
 
     Raises: OSError; ValueError without a model, for a tag that is no name, for fewer than 1 to keep, or for another
         optimizer than the program's.
@@ -97,7 +97,7 @@ def save_checkpoint(
             write_whole(folder / tag, translate(state) if translate else state)
             if user_content is not None:
                 write_whole(folder / f"{_CONTENT}{tag}", user_content)
-    runtime.groups.barrier(Along.WORLD)  # all of it is there
+    runtime.groups.barrier(Along.WORLD)  # all files are written
     if runtime.place.local_rank == 0:
         write_text(folder / _NEWEST, f"{tag}{PARTIAL}" if partial else tag)
     if has_moved and num_kept is not None:
@@ -123,7 +123,7 @@ def resume_from_checkpoint(
         partial: as it was saved.
         translate: changes a whole model before it is loaded.
 
-    Returns: what was saved as `user_content`; None without. For a full checkpoint without it, the state that was saved.
+    Returns: the saved `user_content`; None without it. For a full checkpoint without it, the saved state.
     Raises: FileNotFoundError; CheckpointError if files do not belong together, or degrees differ in a way that cannot
         be mended.
     """
@@ -152,7 +152,7 @@ def resume_from_checkpoint(
 
 
 def _whole(file: Path, inner: Any) -> State:
-    """Return a whole model: the file's, or, where it is missing, of the file that transformers writes in its place.
+    """Return a whole model: from the file or, if it is missing, from the file that transformers writes instead.
 
     Versions 4.35 and newer ask for pytorch_model.bin and write model.safetensors, which holds shared parameters once.
     """
@@ -162,7 +162,7 @@ def _whole(file: Path, inner: Any) -> State:
     if file.exists():
         whole: State = _read(file)
         return whole
-    state: State = importlib.import_module("safetensors.torch").load_file(beside)  # there where it was written
+    state: State = importlib.import_module("safetensors.torch").load_file(beside)  # installed: it wrote the file
     places = state_of_parts(inner, keep_vars=True)
     first = {id(value): name for name, value in reversed(places.items()) if name in state}
     shared = {name: state[first[id(value)]] for name, value in places.items() if id(value) in first}
@@ -170,7 +170,7 @@ def _whole(file: Path, inner: Any) -> State:
 
 
 def _saved(folder: Path) -> str:
-    """Return the words on the checkpoints that are in a folder, and how to resume from one."""
+    """Return the text on the checkpoints in a folder, and how to resume from one."""
     parts = [one.parent.name.removesuffix(PARTIAL) for one in folder.glob(f"*{PARTIAL}/{LAYOUT}")]
     files = [one for one in folder.glob("*") if not one.name.startswith((".", _CONTENT)) and zipfile.is_zipfile(one)]
     wholes = [one.name for one in files]
@@ -183,12 +183,12 @@ def _saved(folder: Path) -> str:
 
 
 def _save_parts(runtime: Runtime, folder: Path, model: Any, optimizer: Any, user_content: Any) -> bool:
-    """Write this rank's files beside the folder; once all ranks have, one rank a folder puts them in its place.
+    """Write this rank's files beside the folder; once all ranks have, one rank a folder moves them into place.
 
-    Killed at any moment, either the earlier checkpoint is there, or the new one, or both beside each other: then the
-    next resume takes the one that is whole.
+    After a kill at any moment, the earlier checkpoint exists, or the new one, or both beside each other: then the next
+    resume takes the whole one.
 
-    Returns: whether it was this rank that put them there.
+    Returns: whether this rank moved them.
     """
     mark = uuid.uuid4().hex
     if runtime.rank == 0:
@@ -210,7 +210,7 @@ def _save_parts(runtime: Runtime, folder: Path, model: Any, optimizer: Any, user
         write_whole(beside / "user_content.pt", {"content": user_content, _MARK: mark})
         facts = {**_degrees(runtime), "owners": model.owners, "mark": mark, "has_optimizer": optimizer is not None}
         write_text(beside / LAYOUT_BEFORE, json.dumps(facts))
-    runtime.groups.barrier(Along.WORLD)  # all files are there
+    runtime.groups.barrier(Along.WORLD)  # all files exist
     return runtime.place.local_rank == 0 and move(beside, folder)
 
 

@@ -1,10 +1,9 @@
-"""A model's state: this rank's part of it, or the whole, as if it lay on one rank.
+"""A model's state: this rank's part of it, or the whole state, as if the model were on one rank.
 
 Where: methods of `DistributedModel`, and `folders`.
 
 A part holds the tensors of one rank: the modules of its stage, and its slice of each tensor that is cut over the tensor
-group. A part records how its tensors are cut (SLICES), so that a reader of all parts can join them, whatever its own
-degrees.
+group. A part records how its tensors are cut (SLICES), so that a reader of all parts can join them, with any degrees.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from clary.train.parallel.mistakes.parts import state_of_parts
 from clary.train.parallel.runtime import Runtime
 from clary.train.parallel.tensor import slices
 
-IS_PARTIAL = "_smp_is_partial"  # the key that scripts look for
+IS_PARTIAL = "_smp_is_partial"  # key that scripts read
 SLICES = "_clary_slices"  # by name of a tensor: dimension, place and number of slices
 _MARKS = (IS_PARTIAL, SLICES)
 
@@ -30,8 +29,8 @@ def local_state(module: torch.nn.Module, owners: Mapping[str, int], pipeline_ran
     """Return the part of this rank: tensors share memory with the model.
 
     Args:
-        module: the whole model, of which other ranks may hold the memory.
-        owners: pipeline rank of every module, by its path; a module with several paths has its first.
+        module: the whole model; other ranks may hold the memory of its tensors.
+        owners: pipeline rank of every module, by its path; a module with several paths is listed by its first.
         pipeline_rank: of this rank.
     """
     owner_of = _owners_by_path(module, owners)
@@ -50,12 +49,12 @@ def slices_of(module: torch.nn.Module) -> dict[str, tuple[int, int, int]]:
 
 
 def full_state(part: State, runtime: Runtime, *, to_first_only: bool = False) -> State:
-    """Return the whole state from the parts of all ranks of one model. All of them call it.
+    """Return the whole state from the parts of all ranks of one model. All these ranks call it.
 
     Args:
-        to_first_only: only the first of them returns it; the others {}.
+        to_first_only: only the first of these ranks returns it; the others return {}.
     """
-    held = {  # copies: what was gathered must not change when the model trains on
+    held = {  # copies: gathered values must not change when training continues
         name: value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
         for name, value in part.items()
     }
@@ -66,7 +65,7 @@ def full_state(part: State, runtime: Runtime, *, to_first_only: bool = False) ->
 
 
 def merge_parts(parts: Sequence[State]) -> State:
-    """Put parts together.
+    """Merge the parts of all ranks into a whole state.
 
     Raises: ValueError if slices of a tensor are missing; it names the tensor.
     """
@@ -84,7 +83,7 @@ def merge_parts(parts: Sequence[State]) -> State:
             dimension, place, number = held[name]
             cuts[name] = (dimension, number)
             pieces.setdefault(name, {})[place] = value
-            merged.setdefault(name, None)  # keeps its place in the order
+            merged.setdefault(name, None)  # keeps the key's place in the order
     for name, (dimension, number) in cuts.items():
         missing = [place for place in range(number) if place not in pieces[name]]
         if missing:
@@ -119,7 +118,7 @@ def load_full(
         for name, value in whole.items()
         if name in expected and owner_of[_holder(name, owner_of)] == pipeline_rank
     }
-    module.load_state_dict(own, strict=False)  # raises for shapes
+    module.load_state_dict(own, strict=False)  # raises an error for wrong shapes
     return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
 
 

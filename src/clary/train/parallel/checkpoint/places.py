@@ -1,4 +1,4 @@
-"""Where the folders of checkpoints lie while they are written, when they are whole, and when they are old.
+"""Folders of checkpoints: while they are written, once they are whole, and once they are old.
 
 Where: `folders`. A save is written to a folder beside its place, `.{name}.{mark}`, and is whole once it has LAYOUT.
 """
@@ -19,9 +19,9 @@ LAYOUT_BEFORE = "layout.json.unfinished"
 
 
 def move(beside: Path, folder: Path) -> bool:
-    """Put a save that is whole in its place; False if a rank of another host, which has the same folder, does so."""
+    """Move a whole save into place; return False if a rank of another host with the same folder does so."""
     try:
-        (beside / LAYOUT_BEFORE).replace(beside / LAYOUT)  # from here on it is whole
+        (beside / LAYOUT_BEFORE).replace(beside / LAYOUT)  # from here on the save is whole
     except FileNotFoundError:
         return False
     before = beside.with_name(f".{folder.name}.before-{beside.name.rpartition('.')[2]}")
@@ -30,7 +30,7 @@ def move(beside: Path, folder: Path) -> bool:
     beside.replace(folder)
     shutil.rmtree(before, ignore_errors=True)
     for rest in _remains(folder):
-        shutil.rmtree(rest, ignore_errors=True)  # of saves that were broken off
+        shutil.rmtree(rest, ignore_errors=True)  # of interrupted saves
     return True
 
 
@@ -44,12 +44,12 @@ def put_in_place(folder: Path) -> None:
     whole = [one for one in _remains(folder) if (one / LAYOUT).exists()]
     if not folder.exists() and whole:
         newest = max(whole, key=lambda one: (one / LAYOUT).stat().st_mtime_ns)
-        with contextlib.suppress(OSError):  # another rank of this host was first
+        with contextlib.suppress(OSError):  # another rank of this host has already moved it
             newest.replace(folder)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all; folders are made."""
+    """Write a file so that it exists whole or not at all; make its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with beside.open("w", encoding="utf-8") as file:
@@ -60,7 +60,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def prune(folder: Path, num_kept: int) -> None:
-    """Remove partial checkpoints but the newest."""
+    """Remove all partial checkpoints except the newest."""
     found = [one for one in folder.glob(f"*{PARTIAL}") if (one / LAYOUT).exists()]
     found.sort(key=lambda one: (one / LAYOUT).stat().st_mtime_ns)
     for one in found[: max(len(found) - num_kept, 0)]:

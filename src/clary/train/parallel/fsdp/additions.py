@@ -1,12 +1,12 @@
 """Additions of `tsm.init` to torch's FSDP: arguments of its constructor and of a config, groups, whole states.
 
 [Note: patches] Scripts have imported the classes before they call `init`, so the classes themselves change, and their
-subclasses with them; `remove` puts everything back. The one private name that is used is
-`_init_utils._init_param_handle_from_params`, which is there in torch 2.6 to 2.13 and which FSDP calls between giving a
-unit's parameters their values and flattening them; `check` says so where it is not.
+subclasses with them; `remove` restores everything. The one private name that is used is
+`_init_utils._init_param_handle_from_params`, which exists in torch 2.6 to 2.13 and which FSDP calls between giving a
+unit's parameters their values and flattening them; `check` raises an error without it.
 
-[Note: CPUs] `sync_module_states` refuses parameters on the CPU, which NCCL could not send. Without a GPU the backend is
-another, which can, so the check goes.
+[Note: CPUs] `sync_module_states` refuses parameters on the CPU, which NCCL could not send. Without a GPU another
+backend is used, which can, so the check is removed.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference".
 """
 
@@ -37,12 +37,12 @@ _FLATTEN = "_init_param_handle_from_params"
 _SYNC_CHECK = "_check_module_states_for_sync_module_states"
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 _post_param_init_fn: ContextVar[PostInit | None] = ContextVar("clary_post_param_init_fn", default=None)
-_originals: dict[tuple[Any, str], Any] = {}  # what the owner itself had, None where it inherited
+_originals: dict[tuple[Any, str], Any] = {}  # the owner's own attribute, None if it was inherited
 _handles: list[Any] = []  # of hooks
 
 
 def check() -> None:
-    """See whether this torch can be added to.
+    """Check that this torch has the names that the additions need.
 
     Raises: RuntimeError naming the version.
     """
@@ -54,7 +54,7 @@ def check() -> None:
 
 
 def install() -> None:
-    """Put the additions in; harmless when repeated."""
+    """Install the additions; a second call does nothing."""
     if _originals:
         return
     fsdp = FullyShardedDataParallel
@@ -77,7 +77,7 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Make FSDP torch's own again."""
+    """Restore torch's own FSDP."""
     for (owner, name), original in _originals.items():
         if original is None:
             delattr(owner, name)
@@ -107,7 +107,7 @@ def _constructor(original: Any) -> Any:
         before = list(model.parameters())
         if state.expert_groups is None or not expert_wrapping(arguments, state.expert_groups):
             _shard_by_degree(arguments)
-        if post_param_init_fn is None:  # also where FSDP wraps the parts of a unit: they are of the same call
+        if post_param_init_fn is None:  # also if FSDP wraps the parts of a unit: they belong to the same call
             original(**arguments)
         else:
             token = _post_param_init_fn.set(post_param_init_fn)
@@ -123,7 +123,7 @@ def _constructor(original: Any) -> Any:
 def _clipping(original: Any) -> Any:
     @functools.wraps(original)
     def clip_grad_norm_(self: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        if state.tp_size > 1 or state.ep_size > 1:  # torch's own counts what one slice has
+        if state.tp_size > 1 or state.ep_size > 1:  # torch's own method counts only one slice
             return clip_gradients(self, max_norm, norm_type)
         norm: torch.Tensor = original(self, max_norm, norm_type)
         return norm
@@ -144,7 +144,7 @@ def _replicas(original: Any) -> Any:
 
 
 def _check_transformed() -> None:
-    """See that a model was cut where degrees ask for it.
+    """Check that a model was cut if degrees require it.
 
     Raises: RuntimeError naming them.
     """
@@ -162,7 +162,7 @@ def _check_transformed() -> None:
 
 
 def _shard_by_degree(arguments: dict[str, Any]) -> None:
-    """Change the strategy and groups that FSDP was asked for to those of the degrees."""
+    """Replace the strategy and groups that FSDP was given by those of the degrees."""
     degree = state.hybrid_shard_degree
     if degree == 0 and state.tp_size == 1:
         return

@@ -1,1 +1,1 @@
-"""Checkpoints of SMP v2: full, sharded and local states, their slices, and where they lie."""
+"""Checkpoints of SMP v2: full, sharded and local states, their slices and their folders."""

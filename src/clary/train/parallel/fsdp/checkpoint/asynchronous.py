@@ -1,7 +1,7 @@
-"""Saving while training goes on: planned and copied to host memory at once, written by a thread, finished later.
+"""Saving in the background: planned and copied to host memory at once, written by a thread, finished later.
 
 Where: scripts call `async_save`, and `maybe_finalize_async_calls` now and then, and with `blocking=True` at the end of
-the program: what was not finished is no checkpoint. Ranks talk in these calls only, never in the thread.
+the program: an unfinished save is no checkpoint. Ranks communicate in these calls only, never in the thread.
 Source: SageMaker developer guide, "Checkpointing using SMP", asynchronous.
 """
 
@@ -22,16 +22,16 @@ from torch.distributed.checkpoint.planner import WriteItemType
 
 from clary.train.parallel.fsdp.checkpoint.saving import Saving, plan_saving
 
-# Of a wait for this rank's files; less than what the other ranks wait for this one (torch's 1800 s), so that they are
-# told why.
+# Of a wait for this rank's files; less than the wait of other ranks for this one (torch's 1800 s), so that they get the
+# reason.
 WRITE_LIMIT_S = 1500.0
 
 
 class StagedPlanner(SavePlanner):
-    """Hands a writer copies that training does not change; it can do nothing else.
+    """Gives a writer copies that training does not change; all other methods refuse.
 
     Args:
-        staged: what is to be written, by the item's index.
+        staged: the copies, by the item's index.
     """
 
     def __init__(self, staged: dict[Any, Any]) -> None:
@@ -42,25 +42,25 @@ class StagedPlanner(SavePlanner):
         return self._staged[write_item.index]
 
     def set_up_planner(self, *_: Any, **__: Any) -> None:
-        """Refuse: planning is over."""
+        """Refuse, since planning has ended."""
         raise RuntimeError("this save is planned already")
 
     def create_local_plan(self) -> SavePlan:
-        """Refuse: planning is over."""
+        """Refuse, since planning has ended."""
         raise RuntimeError("this save is planned already")
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> Any:
-        """Refuse: planning is over."""
+        """Refuse, since planning has ended."""
         raise RuntimeError("this save is planned already")
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Refuse: planning is over."""
+        """Refuse, since planning has ended."""
         raise RuntimeError("this save is planned already")
 
 
 @dataclass
 class PyTorchDistSaveShardedStrategy:
-    """How a rank writes its shards.
+    """The way in which a rank writes its shards.
 
     Args:
         thread_count: files that it writes at once.
@@ -135,7 +135,7 @@ class AsyncCallsQueue:
         self._num_calls = 0
 
     def schedule(self, saving: Saving, path: str) -> int:
-        """Begin to write; returns the number of the call.
+        """Begin to write; return the number of the call.
 
         Raises: ValueError if a save to this path is under way.
         """
@@ -156,7 +156,7 @@ class AsyncCallsQueue:
             )
 
     def get_num_unfinalized_calls(self) -> int:
-        """Return how many saves are under way."""
+        """Return the number of saves under way."""
         return len(self._calls)
 
     def maybe_finalize_async_calls(
@@ -166,13 +166,13 @@ class AsyncCallsQueue:
 
         Args:
             blocking: wait for all that are under way.
-            process_group: who saves; None is all ranks.
-            skip_sync: do not ask the other ranks which saves are written: of this rank it is known, and the others are
-                waited for. All ranks must then call it so often that they finish the same saves.
+            process_group: of the ranks that save; None is all ranks.
+            skip_sync: finish the saves that this rank has written, without asking the other ranks first, and wait for
+                these. All ranks must then call it so often that they finish the same saves.
 
         Returns: the numbers of the saves that are whole now.
-        State after failure: the save that failed is taken from the queue; those behind it stay.
-        Raises: CheckpointError on all ranks if one could not write.
+        State after failure: the failed save is removed from the queue; later saves stay.
+        Raises: CheckpointError on all ranks if one failed to write.
         """
         count = len(self._calls)
         if not blocking:
@@ -213,8 +213,8 @@ def async_save(
     """Save as `saving.save` does, but return once this rank's part is in host memory. Every rank of the group calls it.
 
     Args:
-        queue: where the save waits to be finished; None is one queue for all.
-        sharded_strategy: with how many threads a rank writes.
+        queue: in which the save waits to be finished; None is the common queue.
+        sharded_strategy: has the number of threads of a rank.
 
     Returns: the number of the save in its queue.
     Raises: ValueError if a save to this path is under way; CheckpointError if planning or copying failed on
@@ -248,7 +248,7 @@ def _copy(planner: Any, item: Any) -> Any:
     found = planner.resolve_data(item)
     if item.type == WriteItemType.BYTE_IO:
         return io.BytesIO(found.getvalue())
-    # Also what is on the host already: the optimizer changes it in place.
+    # Tensors on the host are copied too: the optimizer changes them in place.
     return torch.empty_like(found, device="cpu", memory_format=torch.contiguous_format).copy_(found)
 
 

@@ -1,7 +1,7 @@
 """`save_model_checkpoint` and `load_model_checkpoint`: a model, its optimizer and its scheduler in one call.
 
 Where: scripts of the first releases of SMP v2 call these; later ones save by `async_save`, in the same layout, so that
-either reads what the other has written.
+each reads the checkpoints of the other.
 Source: aws/amazon-sagemaker-examples of December 2023 to June 2024, model_parallel_v2/shared-scripts/checkpoints.py.
 """
 
@@ -25,7 +25,7 @@ from clary.train.parallel.fsdp.state import state
 EXPORT_KEY_MODEL = "model"
 EXPORT_KEY_OPTIMIZER = "optimizer"
 EXPORT_KEY_SCHEDULER = "scheduler"
-EXPORT_KEY_IDENTITY = "identity"  # of what `load_model_checkpoint` returns: all that is the script's own
+EXPORT_KEY_IDENTITY = "identity"  # key of the script's own values in the result of `load_model_checkpoint`
 _OWN = (EXPORT_KEY_MODEL, EXPORT_KEY_OPTIMIZER, EXPORT_KEY_SCHEDULER)
 
 
@@ -43,10 +43,10 @@ def save_model_checkpoint(
     """Save a sharded state below a folder, each slice in a folder of its own there. Every rank calls it.
 
     Args:
-        sharding_strategy: taken for the sake of scripts: the model knows its own.
-        pg_metadata: who saves together, which of them plans, and whether this rank saves; None is the model's group,
-            and the first of ranks that hold the same.
-        log: say where it was saved.
+        sharding_strategy: accepted for the sake of scripts; the model has its own.
+        pg_metadata: the group of ranks that save together, the rank that plans, and whether this rank saves; None is
+        the model's group, and the first of ranks that hold the same.
+        log: log the path of the checkpoint.
         extra_exports: values of the script's own, by names that are not those of model, optimizer and scheduler.
 
     Raises: ValueError for a state that is not sharded, or a name that is taken; CheckpointError on all ranks, naming
@@ -83,7 +83,7 @@ def load_model_checkpoint(
     """Load a checkpoint of `save_model_checkpoint`, in place. Every rank calls it, with equal arguments.
 
     Args:
-        extra_imports: the script's own values that are wanted; each is there with the value that was saved.
+        extra_imports: the script's own values to load, by name.
 
     Returns: the model, optimizer and scheduler under EXPORT_KEY_MODEL and so on, those that were given, and the
         script's own values, a dict, under EXPORT_KEY_IDENTITY.
@@ -121,7 +121,7 @@ def load_model_checkpoint(
 
 
 def folder_of_slice(folder: str | os.PathLike[str]) -> str:
-    """Return the folder of this rank's slice below that of a checkpoint, which it is itself where nothing is cut."""
+    """Return the folder of this rank's slice below a checkpoint's folder; that folder itself if nothing is cut."""
     at = os.fspath(folder)
     if state.tp_size > 1:
         at = f"{at}/tp{state.tp_size}-{state.tp_rank}"
@@ -129,7 +129,7 @@ def folder_of_slice(folder: str | os.PathLike[str]) -> str:
 
 
 def register_tp_processing_pre_comm_hook(*_: Any, **__: Any) -> None:
-    """Say that nothing is to be done: gradients of parameters that tensor ranks hold alike are alike already."""
+    """Log that there is nothing to do: gradients of parameters that tensor ranks hold alike are already equal."""
     get_logger().info(
         "register_tp_processing_pre_comm_hook has no effect here: tensor ranks compute alike gradients of what they "
         "hold alike"

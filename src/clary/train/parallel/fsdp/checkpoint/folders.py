@@ -1,4 +1,4 @@
-"""Folders of checkpoints: which are kept."""
+"""Folders of checkpoints, of which the last ones are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SMP_IS_PARTIAL_KEY = "smp_is_partial"  # in what scripts save: whether it is one rank's part
+SMP_IS_PARTIAL_KEY = "smp_is_partial"  # key in states that scripts save: whether the state is one rank's part
 SMP_IS_LOAD_INFO_KEY = "smp_is_load_info"
 _METADATA = ".metadata"  # the file that makes a folder a distributed checkpoint
 
@@ -27,14 +27,14 @@ def limit_num_subdirs(
     regex: str | None = None,
     log: bool = True,
 ) -> list[str]:
-    """Remove subfolders but the last `n`. One rank calls it, after its checkpoint is whole.
+    """Remove all subfolders except the last `n`. One rank calls it, after its checkpoint is whole.
 
-    What is being removed is no checkpoint from the first moment: the file that makes it one goes first.
+    A folder stops being a checkpoint as soon as its removal begins: the file that makes it one is removed first.
 
     Args:
-        sort_fn: puts names in order; those that come first go.
+        sort_fn: orders the names; the first ones are removed.
         regex: folders of other names stay, and do not count.
-        log: print what is removed.
+        log: print the removed folders.
 
     Returns: the names that were removed.
     Raises: ValueError if `n` is negative.
@@ -44,7 +44,7 @@ def limit_num_subdirs(
     folder = Path(dir)
     if not folder.is_dir():
         return []
-    names = [  # a link is no checkpoint, though it may name one
+    names = [  # without links, which may name a checkpoint
         one.name
         for one in folder.iterdir()
         if one.is_dir() and not one.is_symlink() and (regex is None or re.search(regex, one.name))

@@ -1,11 +1,11 @@
-"""States of models that are cut, in the names and shapes that the model has whole.
+"""States of sliced models, in the names and shapes of the whole model.
 
 Where: `additions` puts these around methods of FSDP, which gathers what it has sharded; slices become whole here, a
 tensor at a time. Names are those of Hugging Face all along: `transform` keeps the modules.
 
-[Note: offloading] FSDP (torch 2.6 to 2.13) moves to the CPU what is there by doing nothing, and then frees or reuses
-its memory: a full state of a model on the CPU is read after it was freed, and the states of an optimizer are each
-other's. So there `offload_to_cpu` is taken to be off, with which it copies.
+[Note: offloading] FSDP (torch 2.6 to 2.13) does not copy tensors that it moves from the CPU to the CPU, and then frees
+or reuses their memory: a full state of a model on the CPU is read after it was freed, and the states of an optimizer
+overwrite each other. So on the CPU `offload_to_cpu` is set to off, which makes FSDP copy.
 Source: SageMaker developer guide, "Checkpointing using SMP", full checkpoints.
 """
 
@@ -44,7 +44,7 @@ State = dict[str, Any]
 def whole_model_state(model: nn.Module, taken: State) -> State:
     """Return the state that FSDP gave on this rank with slices made whole. Every rank calls it.
 
-    Where only rank 0 keeps the state, ranks that hold slices of it for rank 0 return an empty one.
+    If only rank 0 keeps the state, ranks that hold slices of it for rank 0 return an empty one.
     """
     cuts = cuts_by_name(model)
     settings = FullyShardedDataParallel.get_state_dict_type(model)
@@ -80,7 +80,7 @@ def whole_optimizer_state(model: Any, taken: State, *, is_rank0_only: bool) -> S
     Raises: ValueError if a parameter has a state of a shape that cannot be joined, such as a factored one.
     """
     cuts = cuts_by_name(model)
-    state = {}  # a new one: FSDP gives the optimizer's own where nothing is sharded
+    state = {}  # a new dict: without sharding FSDP returns the optimizer's own
     for key, held in taken.get("state", {}).items():
         cut = cuts.get(clean_name(key)) if isinstance(key, str) else None
         state[key] = held if cut is None else _whole_moments(key, held, cut, is_rank0_only=is_rank0_only)
@@ -111,7 +111,7 @@ def state_additions() -> dict[str, Any]:
     fsdp = FullyShardedDataParallel
 
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> State:
-        if args or kwargs.get("destination") is not None:  # of a unit inside, called by the module around it
+        if args or kwargs.get("destination") is not None:  # of an inner unit, called by the module around it
             taken: State = nn.Module.state_dict(self, *args, **kwargs)
             return taken
         note_cuts(self)
@@ -156,7 +156,7 @@ def _taking(original: Any) -> Any:
         changes = {"offload_to_cpu": False} if _is_on_cpu(model) else {}
         if axes == {"tp"} and _shows_parameters(model):
             bound.arguments["group"] = bound.arguments["group"] or model.process_group
-        elif axes:  # FSDP takes the first rank of all to be in the group, which it is not for each tensor rank
+        elif axes:  # FSDP expects global rank 0 in the group, which is not so for each tensor rank
             changes["rank0_only"] = False
         with _changed(config, changes):
             taken: State = original(*bound.args, **bound.kwargs)
@@ -170,7 +170,7 @@ def _taking(original: Any) -> Any:
 
 
 def _taking_all(original: Any) -> Any:
-    """Return `full_optim_state_dict`, which does as the newer method does in a context, where that matters."""
+    """Return `full_optim_state_dict`, which calls the newer method in a context if the result would differ."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -213,7 +213,7 @@ def _giving(original: Any, argument: str) -> Any:
 
 
 def _refusing(original: Any) -> Any:
-    """Return a method that works on models that are not cut alone."""
+    """Return a method that works only on models that are not cut."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -228,7 +228,7 @@ def _refusing(original: Any) -> Any:
 
 @contextmanager
 def _changed(config: Any, changes: Mapping[str, bool]) -> Iterator[None]:
-    """Set attributes of a state's configuration inside, and put them back after; missing ones are not added."""
+    """Set attributes of a state's configuration within a block, and restore them; missing ones are not added."""
     were = {name: getattr(config, name) for name in changes if hasattr(config, name)}
     for name in were:
         setattr(config, name, changes[name])
@@ -280,7 +280,7 @@ def _is_kept(is_rank0_only: bool, cut: Cut) -> bool:
 
 
 def _joined(own: torch.Tensor, cut: Cut, *, is_kept: bool) -> torch.Tensor:
-    """Return the whole of a slice on the device where the slice is; ranks that do not keep it get their slice back."""
+    """Return the whole tensor of a slice, on the slice's device; a rank that does not keep it gets its slice back."""
     group = _group(cut)
     sent = own.detach().to(reachable(group, own.device)).contiguous()
     slices = [torch.empty_like(sent) for _ in range(group.size)]
@@ -289,7 +289,7 @@ def _joined(own: torch.Tensor, cut: Cut, *, is_kept: bool) -> torch.Tensor:
 
 
 def _sliced(value: Any, cut: Cut | None) -> Any:
-    """Return this rank's slice of a tensor that is whole; anything else as it is."""
+    """Return this rank's slice of a whole tensor, and any other value unchanged."""
     if cut is None or not isinstance(value, torch.Tensor) or value.dim() <= cut.dim:
         return value
     group = _group(cut)

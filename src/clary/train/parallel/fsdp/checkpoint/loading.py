@@ -1,4 +1,4 @@
-"""Reading distributed checkpoints, into a state dict whose tensors are there already.
+"""Reading of distributed checkpoints into a state dict with existing tensors.
 
 Source: SageMaker developer guide, "Checkpointing using SMP".
 """
@@ -27,17 +27,17 @@ def load(
 ) -> None:
     """Fill a state dict in place. Every rank of the group calls it.
 
-    Tensors that lie in shards may lie in others than when they were saved; local states (`sm_state_dict_type`) fit the
-    same degrees alone.
+    Sharded tensors may have other shards than when they were saved; local states (`sm_state_dict_type`) fit only the
+    same degrees.
 
     Args:
         checkpoint_id: a folder, or a path s3://bucket/prefix.
-        check_keys_matched: False leaves values as they are whose keys the checkpoint does not have.
-        coordinator_rank: taken for the sake of scripts; the first rank of the group plans.
-        s3_region: of the bucket; None is what boto3 finds in environment and configuration.
+        check_keys_matched: False leaves values unchanged whose keys the checkpoint does not have.
+        coordinator_rank: accepted for the sake of scripts; the first rank of the group plans.
+        s3_region: of the bucket; None is the region that boto3 finds in environment and configuration.
         s3client_config: a botocore Config.
 
-    Raises: torch's CheckpointException on all ranks, naming those that failed: no finished checkpoint is there, a key
+    Raises: torch's CheckpointException on all ranks, naming those that failed: there is no finished checkpoint, a key
         is missing, a size differs. ValueError if neither a path nor a reader is given.
     """
     del coordinator_rank

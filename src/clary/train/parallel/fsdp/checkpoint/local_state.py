@@ -1,14 +1,15 @@
-"""Local states: each rank saves the tensors that it holds in memory, and asks no other rank for anything.
+"""Local states: each rank saves the tensors that it holds in memory, without communication.
 
-Where: scripts enter `sm_state_dict_type` around `state_dict` and `load_state_dict` of model and optimizer. Keys say
-which shard of how many they are of, so ranks that hold the same shard save it once, and a program with another number
-of shards is told so by name. To change that number, save `StateDictType.SHARDED_STATE_DICT` or the full state.
+Where: scripts enter `sm_state_dict_type` around `state_dict` and `load_state_dict` of model and optimizer. Keys have
+the number of the shard and of all shards, so ranks that hold the same shard save it once, and a program with another
+number of shards gets an error that names them. To change that number, save `StateDictType.SHARDED_STATE_DICT` or the
+full state.
 
     layers.0.weight@2of4          of a model: the elements of this parameter in shard 2
-    state: {17@2of4: {...}}       of an optimizer: that of its parameter number 17
-    layers.0.weight@2of4tp1of2    where layers are cut over a tensor group too: of slice 1 of 2
+    state: {17@2of4: {...}}       of an optimizer: the state of its parameter number 17
+    layers.0.weight@2of4tp1of2    if layers are cut over a tensor group too: of slice 1 of 2
 
-[Note: empty] Of a parameter of which a rank holds no element nothing is saved, also not by its optimizer.
+[Note: empty] A rank saves nothing of a parameter of which it holds no element, nor does its optimizer.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def sm_state_dict_type(
     state_dict_config: StateDictConfig | None = None,
     optim_state_dict_config: OptimStateDictConfig | None = None,
 ) -> Iterator[None]:
-    """Have `model` and all optimizers of the process give and take local states in here. Not nested, one thread.
+    """Have `model` and all optimizers of the process use local states in a block. Not nested, one thread.
 
     Args:
         state_dict_type: one of torch's kinds does what `FullyShardedDataParallel.state_dict_type` does.
@@ -89,7 +90,7 @@ def sm_state_dict_type(
 def model_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return this rank's elements of parameters and its buffers; the tensors are the model's memory, not copies.
 
-    Raises: RuntimeError between forward and backward of units that stay whole for it.
+    Raises: RuntimeError between forward and backward pass of units that stay whole meanwhile.
     """
     words = _words_by_parameter(model)
     for unit in model.modules():
@@ -111,7 +112,7 @@ def model_state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def load_model_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Put a state into the model.
+    """Load a state into the model.
 
     State after failure: as before.
     Raises: ValueError naming keys that are missing, unknown or of another size.
@@ -131,14 +132,14 @@ def load_model_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> Non
 
 @torch.no_grad()
 def init_optim_state(optimizer: torch.optim.Optimizer, skip_empty_param: bool = False) -> None:
-    """Make an optimizer's state as its first step would, so that there is something to load into.
+    """Make an optimizer's state as its first step would, so that a state can be loaded into it.
 
-    Parameters stay as they are: the step is one of learning rate 0, and states count it as none.
+    Parameters stay unchanged: the step has learning rate 0, and states do not count it.
 
     Args:
-        skip_empty_param: make none for parameters of which this rank has no element.
+        skip_empty_param: make no state for parameters of which this rank has no element.
 
-    Raises: RuntimeError if gradients are there: they would be lost.
+    Raises: RuntimeError if there are gradients, which would be lost.
     """
     if optimizer.state:
         return
@@ -146,7 +147,7 @@ def init_optim_state(optimizer: torch.optim.Optimizer, skip_empty_param: bool = 
     if any(one.grad is not None for one in parameters):
         raise RuntimeError("init_optim_state: gradients are there; call it before backward, or after zero_grad")
     rates = [(group["lr"], group.get("weight_decay")) for group in optimizer.param_groups]
-    values = [one.detach().clone() for one in parameters]  # some optimizers step by more than the rate
+    values = [one.detach().clone() for one in parameters]  # some optimizers change parameters even at rate 0
     try:
         for group in optimizer.param_groups:
             group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
@@ -197,13 +198,13 @@ def _whole_optimizer_state(
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    """Return an optimizer's parameters in the order of the numbers that its state has them by."""
+    """Return an optimizer's parameters in the order of their numbers in its state."""
     return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def _is_whole(handle: Any) -> bool:
-    """Whether a unit shows all its elements, as some do after a forward pass without a backward pass."""
-    shard = getattr(handle.flat_param, "_local_shard", None)  # not before the first forward pass
+    """Whether a unit has all its elements, as some do after a forward pass without a backward pass."""
+    shard = getattr(handle.flat_param, "_local_shard", None)  # None before the first forward pass
     if shard is None or not handle.uses_sharded_strategy:
         return False
     if getattr(handle, "_skipped_use_sharded_views", False):
@@ -214,7 +215,7 @@ def _is_whole(handle: Any) -> bool:
 def _words_by_parameter(model: nn.Module) -> dict[int, str]:
     """Return the suffix of each parameter's key by the parameter's id: its shard and its slice."""
     words = {}
-    for module in model.modules():  # of parameters outside of FSDP it stays so
+    for module in model.modules():  # final for parameters outside of FSDP
         for name, parameter in module._parameters.items():
             cut = cut_of(module, name)
             experts = _axis_words("ep") if cut is not None and cut.axis == "ep" else ""
