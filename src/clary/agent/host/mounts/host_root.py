@@ -40,7 +40,7 @@ def build_host_root(
     Args:
         order: the host as `program_order.host_order` describes it.
         in_user_namespace: whether this process has its rights from a user namespace.
-        of the programs, if they differ from this process's user.
+        users: of the programs, if they differ from this process's user.
 
     Takes a mount namespace that propagates no mounts.
 

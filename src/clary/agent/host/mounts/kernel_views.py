@@ -112,7 +112,7 @@ def mount_dev(
         with_gpus: whether the machine's GPU devices appear; the launcher decides which of them a process uses.
         shared_memory_bytes: size limit of /dev/shm; None leaves the kernel's default, half of the memory.
         in_user_namespace: whether this user namespace maps only one user.
-        of the programs, if they differ from this process's user.
+        users: of the programs, if they differ from this process's user.
     """
     target = f"{new_root}/dev"
     owned = "" if users is None else f",uid={users.first_id},gid={users.first_id}"

@@ -74,7 +74,7 @@ class LateBinds:
         roots: as passed to `show_late_roots`; without roots there can be no binds.
         keeps_roots: whether there may be another program.
         in_user_namespace: whether this process has its rights from a user namespace.
-        of the programs, if they differ from this process's user.
+        users: of the programs, if they differ from this process's user.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class MachineView:
         new_root: existing folder that becomes the host's root.
         layers_folder: existing folder for the program's changes; not on an overlay, best on a local disk.
         in_user_namespace: whether mounts are made with the rights of a user namespace.
-        of the programs, if they differ from this process's user.
+        users: of the programs, if they differ from this process's user.
     """
 
     def __init__(
