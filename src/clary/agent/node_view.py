@@ -1,7 +1,8 @@
 """Reads the facts of this node, and puts them into the plan that all hosts share.
 
 Where: `python -m clary.agent --node FILE` on machines that the service does not run on; `agent.boot` writes the file. A
-plan is made for all hosts together. The way to the service, folders, GPUs, interface and isolation are each node's own.
+plan is made for all hosts together. Address of the service, folders, GPUs, interface and isolation differ from node to
+node.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Outbox(Generic[T]):
             return Stretch(self._first, tuple(chosen), self.num_dropped)
 
     def acknowledge(self, end: int) -> None:
-        """Forget the items below `end`, which the service has; a larger `end` than the newest is taken over."""
+        """Forget the items below `end`, which the service has; an `end` beyond all items becomes the next number."""
         with self._lock:
             while self._items and self._first < end:
                 self._forget()

@@ -4,10 +4,10 @@ Where: `metrics.shipper`, `training.training_watch` and `log.log_shipper` are se
 items; dumps and profiles, one message each, go by `send_until_taken`.
 
 [Note: what is promised of numbered items]
-Items arrive in order, each once: the service skips numbers that it has, and names the one that it wants next, so that
-a batch whose answer was lost may be sent again. A service that is unreachable, hangs or was restarted costs only
-room in the outbox. Items that the service refuses, or never takes, are given up and counted if later items can
-replace them; otherwise they are sent until it takes them. Items that a killed agent had not sent are lost, except log
+Items arrive in order, each once: the service skips numbers that it has, and names the number that it wants next, so
+that a batch whose answer was lost may be sent again. A service that is unreachable, hangs or was restarted costs only
+room in the outbox. Where later items matter more, items that the service refuses or never takes are given up and
+counted; elsewhere they are sent until it takes them. Items that a killed agent had not sent are lost, except log
 lines, which lie on disk.
 """
 
@@ -91,7 +91,7 @@ class Sender(Worker):
         self._source = source
         self._give_up = give_up
         self._back_off = back_off
-        self._is_waiting = False  # whether the last try was in vain
+        self._is_waiting = False  # whether the last try has failed
         self._is_away = False  # whether the last try did not reach the service
         self._has_refused = False
         self._num_vain = 0
@@ -189,7 +189,7 @@ class Sender(Worker):
 def send_until_taken(
     send: Callable[[], None], *, limit_s: float, ending: threading.Event, lock: threading.Lock
 ) -> bool:
-    """Send one message, again while the service is away; return whether it has it.
+    """Send one message, with retries while the service is unreachable; return whether the service has it.
 
     Args:
         send: sends the message. Raises: ServiceUnreachable, ServiceRefused, AttemptOver; the last two pass.

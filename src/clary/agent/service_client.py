@@ -3,7 +3,7 @@
 Where: `supervisor` reports facts, waits for orders and ships log lines through one `ServiceClient`. Each kind of
 request has its own connection and is used by one thread, so that a long poll never delays a heartbeat. Every request
 can be repeated without harm (reports and lines are numbered), therefore a connection that breaks is opened again and
-the request is sent again; how long to go on is the caller's decision, with `BackOff` for the pauses.
+the request is sent again; the caller limits the retries, with `BackOff` for the pauses.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from clary.contract.stack_dumps import HostDump
 from clary.contract.training_values import TrainingBatch, TrainingReceipt
 
 REQUEST_TIMEOUT_S = 5.0  # for connecting, and for each silence of the service within an answer
-EXCERPT_CHARACTERS = 200  # of a refusing answer, in the error's message
+EXCERPT_CHARACTERS = 200  # characters of a refusing answer in the error's message
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class AttemptOver(AgentError):
 
 @dataclass(frozen=True, kw_only=True)
 class AgentAddress:
-    """The host of an attempt for which an agent stands, and the URL of its service."""
+    """The agent's host and attempt, and the URL of its service."""
 
     service_url: str
     job: str
@@ -75,7 +75,7 @@ class AgentAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolAddress:
-    """The host of a pool for which an agent stands, and the URL of its service."""
+    """The agent's host and pool, and the URL of its service."""
 
     service_url: str
     pool: str
@@ -117,7 +117,7 @@ class ServiceClient:
     Args:
         address: of this host at the service.
         token: bearer token of the attempt's agents.
-        seen: turns the plan of all hosts into what one of them sees (`node_view`); None leaves it as it came.
+        seen: turns the plan of all hosts into one host's view of it (`node_view`); None leaves the plan unchanged.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class ServiceClient:
 
 
 class PoolClient:
-    """Asks the service for the attempts that one host of a pool serves; one thread asks, any may break it off."""
+    """Asks the service for the attempts of one host of a pool; one thread asks, any thread may break the call off."""
 
     def __init__(self, address: PoolAddress, *, token: str) -> None:
         self.address = address
@@ -371,7 +371,7 @@ def _encode(document: Any) -> bytes:
 
 
 def _read(cls: type[T], answer: Any) -> T:
-    """Read a small answer; one that does not fit is a service of another make, which may be replaced: try later."""
+    """Read a small answer; an answer of another form may come from another service on the port: try later."""
     try:
         return from_plain(cls, answer)
     except ContractError as error:

@@ -97,7 +97,7 @@ class Worker:
         return self._thread.is_alive()
 
     def pause(self, seconds: float) -> bool:
-        """Wait `seconds`, or less after a `flush`, `stop` or `abort` since the last pause; return whether to go on."""
+        """Wait `seconds`, or less after a `flush`, `stop` or `abort` since the last pause; False after `abort`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_woken, seconds)
             self._is_woken = self.is_aborted  # a stopping thread does not pause
@@ -124,7 +124,7 @@ class Worker:
         try:
             while pause_s is not None and self.pause(pause_s):
                 pause_s = self._round()
-        except Exception as error:  # boundary: background threads; what they do must not end the program or the host
+        except Exception as error:  # boundary: background threads; their errors must not end the program or the host
             logger.exception("%s", self._failure)
             self._on_failure(error)
         finally:

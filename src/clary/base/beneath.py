@@ -149,7 +149,7 @@ class Folder:
 
         Args:
             data: the whole content.
-            mode: permission bits of the new file; those of the replaced file do not count.
+            mode: permission bits of the new file; the bits of the replaced file do not count.
         """
         with self.replacing(path, mode=mode) as file:
             file.write(data)

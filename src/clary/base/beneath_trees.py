@@ -149,8 +149,8 @@ def copy_tree(source: Folder, target: Folder) -> list[str]:
     Links are copied as they are and lead wherever their text leads in the copy. Sockets, pipes and devices are left
     out. Files and links replace entries of the target that are no folders.
     State after failure: copied entries stay.
-    Raises: OSError: an entry could not be read or written, or an entry of the target stands in the way: a folder
-        where a file or link is to be, anything else, links too, where a folder is to be.
+    Raises: OSError: an entry could not be read or written, or an entry of the target is in the way: a folder
+        in place of a file or link, or any other entry, even a link, in place of a folder.
     """
 
     def refuse(error: OSError) -> None:

@@ -6,7 +6,7 @@
     |-- EngineError        hosts that could not be granted, started or stopped
     |-- StoreError         records that could not be written or read
     |-- ObjectStoreError   the S3 side: a request that the object store refused or did not answer
-    `-- AgentError         what an agent could not do on its host
+    `-- AgentError         a step that failed on an agent's host
 
 Every message names the object, the expected value, the actual value and what to do about it.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from clary.base.string_enum import StrEnum
 
-NOTHING_CHANGED = "nothing_changed"  # in details: the same act may be repeated, even one that must happen only once
+NOTHING_CHANGED = "nothing_changed"  # key in details: the failed act had no effect and may be repeated
 
 
 class Fault(StrEnum):

@@ -93,7 +93,7 @@ def _make_in_child(ends: tuple[int, int], *, num_networks: int) -> None:
             if os.read(ends[0], 1) != _DONE:
                 break
             _unshare_and_say(_CLONE_NEWNET, ends)
-        os.read(ends[0], 1)  # until the parent has opened the last one
+        os.read(ends[0], 1)  # until the parent has opened the last namespace
         code = 0
     finally:
         os._exit(code)

@@ -26,7 +26,7 @@ def shown_at(folder: Path | str, place: Path | str, *, mountinfo: str | None = N
     Args:
         folder: to be shown, with all mounts below it.
         place: to be hidden; it need not exist.
-        mountinfo: text of the table of mounts; None reads that of this mount namespace now.
+        mountinfo: text of the table of mounts; None reads the present table of this mount namespace.
     Raises: OSError.
     """
     if mountinfo is None:

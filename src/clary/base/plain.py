@@ -48,7 +48,7 @@ def from_plain(cls: type[T], data: Any) -> T:
 
 
 class _MisfitError(Exception):
-    """A value that does not fit; each container on the way out adds the step that leads to it."""
+    """A value that does not fit; each enclosing container adds its step to the path of the value."""
 
     def __init__(self, complaint: str) -> None:
         super().__init__(complaint)

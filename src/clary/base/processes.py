@@ -73,7 +73,7 @@ class ProcessId:
     def _end(self, number: signal.Signals, timeout_s: float) -> bool:
         """Signal this very process and wait; True, without a signal, if it has ended already.
 
-        Raises: PermissionError if the process belongs to somebody else.
+        Raises: PermissionError if the process belongs to another user.
         """
         try:
             descriptor = os.pidfd_open(self.pid)
@@ -115,7 +115,7 @@ def read_entry(pid: int) -> ProcessEntry | None:
 
 
 def read_process_list() -> dict[int, ProcessEntry]:
-    """Return every process that /proc shows; one that ends meanwhile may be missing."""
+    """Return every process that /proc shows; a process that ends meanwhile may be missing."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     return {pid: entry for pid in pids if (entry := read_entry(pid)) is not None}
 
@@ -154,7 +154,7 @@ def exec_deadline() -> float:
 def read_arguments(pid: int, deadline: float | None = None) -> list[str]:
     """Return the arguments of a process; empty if it has ended, is a kernel thread, or may not be seen.
 
-    `execve` tells the parent of its success before /proc/PID/cmdline says anything. The function waits for a process
+    `execve` tells the parent of its success before /proc/PID/cmdline holds anything. The function waits for a process
     in that moment: a search for arguments would otherwise miss a process that was just started.
 
     Args:

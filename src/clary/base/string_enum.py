@@ -1,6 +1,6 @@
 """Enums whose members are their texts, for every Python that imports this package.
 
-Where: contract and train are read by programs of jobs too, whose Python may be 3.10; `enum.StrEnum` came with 3.11.
+Where: contract and train also run in programs of jobs, whose Python may be 3.10; `enum.StrEnum` came with 3.11.
 """
 
 from __future__ import annotations

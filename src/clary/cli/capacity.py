@@ -1,4 +1,4 @@
-"""`clary capacity`: the nodes that hosts can come from, and which instance types they stand for."""
+"""`clary capacity`: the nodes that can run hosts, and their instance types."""
 
 from __future__ import annotations
 

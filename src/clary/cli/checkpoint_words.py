@@ -1,6 +1,6 @@
 """Checkpoints in words: rows of sets, the hosts' reports of their mirroring, findings of a verification.
 
-Names of files come from buckets that anyone with a key may have written to: `printable` removes
+Names of files come from buckets, and other users may have chosen them: `printable` removes
 terminal control characters from them.
 """
 

@@ -194,7 +194,7 @@ def find_running(settings: Settings) -> Connection | None:
 def connect() -> Connection:
     """Find the chosen service (see `contexts`), else the service of the state folder.
 
-    Raises: ClaryError saying how to start it when none runs here, or what is wrong with the choice.
+    Raises: ClaryError saying how to start a service if none runs here, or why the choice is wrong.
     """
     settings = load_settings()
     chosen = chosen_service(settings)

@@ -65,11 +65,11 @@ def fetch(store: ObjectStore, uri: str, target: Path, *, unpacks: bool, what: st
     Args:
         store: with the owner's key.
         uri: of the object, or a prefix that ends with a slash.
-        target: file or folder; an archive goes into a folder that exists under its own name.
+        target: file or folder; an archive keeps its name in an existing folder.
         unpacks: whether an archive is unpacked into the folder `target`.
         what: name of the part for messages: `the model of job-1`.
 
-    Raises: WireError NotFound if nothing lies there; ClaryError for a key that is no path, or a full disk.
+    Raises: WireError NotFound if no object exists there; ClaryError for a key that is no path, or a full disk.
     """
     place = parse_s3_uri(uri)
     if uri.endswith("/"):

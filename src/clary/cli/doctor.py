@@ -57,7 +57,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print every finding; 1 if any is a problem."""
+    """Print every finding; return 1 if a finding is a problem."""
     if options.job is not None:
         return _run_for_job(options)
     settings = load_settings()
@@ -180,7 +180,7 @@ def _machine(engine: LocalEngine, settings: Settings) -> Finding:
 
 
 def _memory_limits(engine: LocalEngine, settings: Settings) -> Finding:
-    """Return the keeper of the hosts' memory limits: that of the running service, or of one started here."""
+    """Return the keeper of the hosts' memory limits: the keeper of the running service, or of a new one."""
     running = find_running(settings)
     told = "" if running is None else running.record.memory_limits
     return Finding("memory limits", told or engine.memory_limits(looks_only=True))

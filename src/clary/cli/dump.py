@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the dump; 1 if a host did not answer."""
+    """Print the dump; return 1 if a host did not answer."""
     service = connect()
     page = service.job_page(options.job, "dump") if options.last else take(service, options.job)
     if options.json:

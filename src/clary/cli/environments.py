@@ -1,4 +1,4 @@
-"""`clary environments`: the Python environments that stand for images, and new ones like an image."""
+"""`clary environments`: lists and makes the Python environments that stand for images."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_add(options: argparse.Namespace) -> int:
-    """Make one."""
+    """Make an environment."""
     settings = _settings()
     name, wanted = parse_wish(options.image)
     backend = options.torch_backend
@@ -104,7 +104,7 @@ def run_add(options: argparse.Namespace) -> int:
 
 
 def run_remove(options: argparse.Namespace) -> int:
-    """Remove one."""
+    """Remove an environment."""
     remove_environment(_settings().home_folder, options.name)
     is_removed = f"{options.name} is removed; a job that runs in it may fail"
     print(json.dumps({"name": options.name}, indent=2) if options.json else is_removed)

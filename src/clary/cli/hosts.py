@@ -21,7 +21,7 @@ from clary.cli.remote_python import Place, ask_node
 from clary.cli.tables import screen_width, table, visible
 from clary.contract.box_protocol import BOX_NAME
 
-AT_ONCE = 8  # boxes that are installed side by side
+AT_ONCE = 8  # boxes that are installed in parallel
 READY_LIMIT_S = 30.0  # for a started daemon to reach the service
 REMOVAL_LIMIT_S = 45.0  # for a box to end its hosts
 POLL_S = 0.25
@@ -78,7 +78,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_add(options: argparse.Namespace) -> int:
-    """Install boxes at once; print a line for each; return 1 if a box failed. Raises: ClaryError, WireError."""
+    """Install boxes in parallel; print a line for each; return 1 if a box failed. Raises: ClaryError, WireError."""
     wanted = [_wanted(options, target) for target in options.targets]
     if options.name and len(wanted) > 1:
         raise ClaryError("--name names one box, and there are several; add them one by one", fault=Fault.USER)
@@ -109,7 +109,7 @@ def run_resume(options: argparse.Namespace) -> int:
 
 
 def run_remove(options: argparse.Namespace) -> int:
-    """Remove boxes, and wait until they have ended all leases. Return 1 if one has not answered."""
+    """Remove boxes, and wait until they have ended all leases. Return 1 if a box has not answered."""
     connection = connect()
     for name in options.boxes:
         connection.post(_box_path(name, "remove"), {"force": options.force})

@@ -152,7 +152,7 @@ class JobWatch:
             self.say(f"{self.name}: could not be deleted: {error.message}")
 
     def _keep_checkpoints(self) -> None:
-        """Record the hosts' checkpoint reports by attempt; a waiting job shows those of its last attempt."""
+        """Record the hosts' checkpoint reports by attempt; a waiting job shows the reports of its last attempt."""
         running = {host["name"] for host in self.facts["hosts"] if host["phase"] != "launching"}
         said = self.facts.get("checkpoints") or {}
         current = {host: facts for host, facts in said.items() if host in running or self.is_over}
@@ -194,7 +194,7 @@ class JobWatch:
         self.say(f"{self.name}: {item.fault}: struck {item.struck_at_s:.1f} s after training began")
 
     def _end(self, item: _Pending) -> None:
-        """End a fault that has a length, except cuts that another fault needs; faults of lost hosts are over."""
+        """End a fault that has a length, except cuts that another fault needs; faults end with their hosts."""
         item.over_at_s = None
         others = [other for other in self._pending if other is not item and self._goes_on(other)]
         fault = without_cuts(item.fault, [other.fault for other in others], num_hosts=len(self.facts["hosts"]))

@@ -1,7 +1,7 @@
 """The `clary` command's first step: checks whether it can run on this machine at all.
 
 Where: the entry point of the installed command. It checks before any other import, for other systems lack
-modules of the standard library, and a traceback does not say what to do.
+modules of the standard library, and a traceback does not help the user.
 """
 
 from __future__ import annotations

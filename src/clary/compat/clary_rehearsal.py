@@ -9,7 +9,7 @@ One file for each process, one JSON object in each line, in the order of events:
 
     {"e": "begin", "rank": "0"}
     {"e": "batch", "i": [3, 1, 2]}    a batch reached the program; null where samples have no numbers
-    {"e": "step"}                     an optimizer has stepped; "o" tells several apart
+    {"e": "step"}                     an optimizer has stepped; "o" numbers several optimizers
     {"e": "line", "s": "step 1"}      the program printed a line
     {"e": "full"}                     the record ends here, the training does not
 

@@ -129,7 +129,7 @@ class ProcessExit:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a host could not do its part, in words for FailureReason."""
+    """The reason why a host failed, in words for FailureReason."""
 
     fault: str  # value of base.errors.Fault
     message: str
@@ -199,17 +199,17 @@ class CapacityNotice:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """All that is known of a host; each report carries all facts, so that a lost report loses no fact."""
+    """All facts of a host; each report carries all of them, so that a lost report loses no fact."""
 
     phase: HostPhase
     phase_started_at: datetime
     agent_pid: int | None = None
     init_pid: int | None = None  # first process of the host's program
     timings_s: Mapping[str, float] = field(default_factory=dict)  # part -> seconds: environment, code, channel:NAME...
-    not_isolated: tuple[str, ...] = ()  # what this host shares with the machine, in words
+    not_isolated: tuple[str, ...] = ()  # sentences on the parts that this host shares with the machine
     exits: tuple[ProcessExit, ...] = ()
     failure: Failure | None = None
-    clues: tuple[Clue, ...] = ()  # at most one a rank
+    clues: tuple[Clue, ...] = ()  # at most one for each rank
     gpu_errors: tuple[GpuError, ...] = ()  # up to the program's end; empty if the agent may not read them
     failure_file: str | None = None  # content of /opt/ml/output/failure, at most 1024 characters
     staged: tuple[StagedPart, ...] = ()

@@ -3,8 +3,8 @@
 Where: agents write and restore them (`agent.checkpoints`), the service lists and verifies them. Below the prefix that
 CheckpointConfig.S3Uri names:
 
-    PATH                                          files as the original has them, for people and other tools
-    .clary-checkpoints/HOST/set-00000012.json     manifest of a set; the set exists once this one object does
+    PATH                                          files under the names that SageMaker uses, for people and other tools
+    .clary-checkpoints/HOST/set-00000012.json     manifest of a set; the set exists once this object exists
     .clary-checkpoints/HOST/files/NAME            content that has no path of its own under PATH
     .clary-checkpoints/HOST/announced.json        paths that an unfinished set will put under PATH
 
@@ -60,7 +60,7 @@ class CheckpointSet:
     attempt: int
     taken_at: datetime  # when the folder was read; no file changed from then until all files were stored
     files: tuple[CheckpointFile, ...]
-    folders: tuple[str, ...] = ()  # empty ones
+    folders: tuple[str, ...] = ()  # empty folders
     links: Mapping[str, str] | None = None  # path -> target, of symbolic links that stay inside the folder
     gone: tuple[str, ...] = ()  # paths below the prefix that were deleted in the folder: not restored
     left_out: tuple[str, ...] | None = None  # files left out, see `may_lack`; None: of an earlier release

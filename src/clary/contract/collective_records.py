@@ -58,7 +58,7 @@ ENTERED, UNDER_WAY, WAITED_FOR, FINISHED, FAILED = range(5)
 STATES = ("entered", "under way", "waited for", "finished", "failed")
 NO_PEER = -1
 
-# By code; codes 1 to 11 are those of `clary_collective` in native/include/clary/collectives.h.
+# By code; codes 1 to 11 are as in `clary_collective` of native/include/clary/collectives.h.
 OPERATIONS = (
     "an operation",
     "all_reduce",
@@ -81,7 +81,7 @@ OPERATIONS = (
     "reduce_scatter_tensor_coalesced",
     "gradients",  # of one backward pass of DistributedDataParallel
 )
-# By code; codes 1 to 10 are those of `clary_dtype` there.
+# By code; codes 1 to 10 are as in `clary_dtype` there.
 DTYPES = (
     "",
     "float32",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from clary.base.errors import Fault
 
-# Beginnings of agents' messages with a certain cause, which counts more than the program's own words.
+# Beginnings of agents' messages on proven causes, which count more than the program's own words.
 OUT_OF_MEMORY = "OutOfMemory"
 FULL_DISK = "No space left on device"
 

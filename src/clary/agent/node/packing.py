@@ -1,4 +1,4 @@
-"""Packs the daemon with its imports into one file; the same sources give the same bytes, which a digest names.
+"""Packs the daemon with its imports into one file; the same sources give the same bytes, identified by a digest.
 
 Where: the command line sends it to boxes (`cli.remote_python`), and compares its digest with the digests that boxes
 report.

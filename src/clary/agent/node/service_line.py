@@ -20,7 +20,7 @@ REQUEST_TIMEOUT_S = 10.0  # in addition to the time for which the service may ho
 
 
 class Refused(Exception):
-    """An answer that is not 200; `status` says which."""
+    """An answer other than 200; `status` holds its code."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(f"{status}: {words}")

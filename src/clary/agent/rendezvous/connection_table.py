@@ -28,7 +28,7 @@ _SOCKET_LINK = "socket:["
 class Connection:
     """One end of a connection, as seen from the namespace that was read."""
 
-    local: tuple[str, int]  # address and port; an IPv4 address stands as such even if the socket is one of IPv6
+    local: tuple[str, int]  # address and port; IPv4 addresses are in IPv4 form, also for sockets of IPv6
     remote: tuple[str, int]
     is_established: bool  # if not established: the connection is being closed, or is closed
     inode: int  # of its socket; 0 for a socket that no process holds

@@ -1,4 +1,4 @@
-"""Decides when the processes of a host have found those of the other hosts. Pure.
+"""Decides when the processes of a host have found the processes of the other hosts. Pure.
 
 Where: `rendezvous_watch` shows it the connections of the host's network. Stores and coordinators of every launcher sit
 behind MASTER_PORT of one host, jax's coordinator behind the port after it, so a process has arrived once it is
@@ -31,7 +31,7 @@ class MeetingPlace:
     """Where a host's processes are expected to connect."""
 
     ports: frozenset[int]
-    addresses: frozenset[str]  # of all hosts; loopback counts beside them
+    addresses: frozenset[str]  # of all hosts; loopback addresses count, too
     others: frozenset[str]  # addresses of the other hosts that take part
     num_processes: int  # that Clary starts on this host
     may_have_old: bool = True  # whether another program may have left connections in the host's network

@@ -23,7 +23,7 @@ SOON_S, LATER_S = 0.1, 0.5  # from one look to the next
 _SOON_FOR_S = 10.0
 _REST = 20  # times the processor time of a look: no more than a twentieth of a processor goes into it
 GIVE_UP_S = 1800.0  # torch's own limit for a group to form
-_ANYHOW_S = 1.0  # the table is read this often whatever the mark says: counters can come out even
+_ANYHOW_S = 1.0  # the table is read this often even with the same mark: counters may return to old values
 
 _GONE = (errno.ESRCH, errno.ENOENT)
 
@@ -57,11 +57,11 @@ class RendezvousWatch(Companion):
         self._worker.start()
 
     def ended(self) -> None:
-        """End the looks; nothing is told after this. Harmless when repeated."""
+        """End the watch; no fact is reported after it. Harmless when repeated."""
         self.abort()
 
     def abort(self) -> None:
-        """End the looks; nothing is told after this. Harmless when repeated."""
+        """End the watch; no fact is reported after it. Harmless when repeated."""
         if self._worker is not None:
             self._worker.close()
 

@@ -1,7 +1,7 @@
 """The rules of a job as processes beside its program.
 
-Where: the supervisor of the first host starts them with the program, on a host of their own making that sees the same
-`/opt/ml`, the same environment and the same network; they may outlive the program, and none of them can end it.
+Where: the supervisor of the first host starts them with the program, on a host of their own that sees the same
+`/opt/ml`, the same environment and the same network; they may outlive the program, and cannot end it.
 Each rule is `python -m clary.train.debugger.evaluation` with an order file, and leaves its status in a file:
 
     RULES_FOLDER/0/order.json, source/rule.py, other_0/..., status.json
@@ -224,7 +224,7 @@ class RuleProcesses(Worker):
             return
         exits = {item.local_rank: item for item in self._host.exits()}
         for process, index in list(self._running.items()):
-            ended = exits.get(process)  # before the status, which stands when the process has ended
+            ended = exits.get(process)  # read before the status, which is final when the process has ended
             status, details = self._status(index)
             if status in (RuleStatus.ISSUES_FOUND, RuleStatus.NO_ISSUES_FOUND, RuleStatus.ERROR):
                 del self._running[process]

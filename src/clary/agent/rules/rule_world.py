@@ -1,4 +1,4 @@
-"""Where the rules of a job run: a host of their own beside the program's, with the same files and the same network."""
+"""The host in which the rules of a job run, beside the program's, with the same files and the same network."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class RulesHost:
         return self._program.exits()
 
     def out_of_memory(self) -> str:
-        """Say that the memory limit ended processes; empty if it did not."""
+        """Return a sentence if the memory limit has ended processes, else an empty text."""
         if self._excess:
             return self._excess
         result = self._program.wait(0.0)
@@ -142,7 +142,7 @@ class RulesHost:
         self._program.close()
 
     def _end_for_excess(self, words: str) -> None:
-        """End all rules; comes from the watch's thread."""
+        """End all rules; called in the watch's thread."""
         self._excess = f"{OUT_OF_MEMORY}: rules on {words}"
         try:
             self._program.kill()

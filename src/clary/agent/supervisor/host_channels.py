@@ -29,7 +29,7 @@ _CLOSE_S = 5.0
 
 
 class HostChannels:
-    """Brings channels; every method may be called from any thread.
+    """Fetches channels; every method may be called from any thread.
 
     Args:
         plan: the attempt.
@@ -115,7 +115,7 @@ class HostChannels:
             ]
 
     def mounts(self) -> Mounts:
-        """Return where channels lie that the tree on this machine lacks, for links in results that lead there.
+        """Return the folders of channels that this machine's tree lacks, for links in results that lead to them.
 
         Call it after the program's end. Files that the program has put into such a channel are gone with the program.
         Nothing is written into the tree: the program may have left links to places of the machine where channels would

@@ -20,7 +20,7 @@ from clary.contract.job_rules import MirrorPlan, RuleFacts, host_end
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.statuses import RuleStatus
 
-FINISH_S = 60.0  # for rules to read what is left, and for the last files to be stored
+FINISH_S = 60.0  # for rules to read the remaining tensors, and for the last files to be stored
 END_OF_JOB = "END_OF_JOB.ts"  # smdebug's name of the file, for a job of one host
 _JOIN_S = 5.0
 _LOOK_S = 0.1  # between two checks whether waiting is still useful
@@ -95,14 +95,14 @@ class HostDebugging(Companion):
             mirror.flush()
 
     def wait_stored(self, limit_s: float, *, is_vain: Callable[[], bool]) -> None:
-        """Wait until saved files are stored: an upload, in which `finish` would wait for them, may not follow."""
+        """Wait until saved files are stored, for programs without an upload, in which `finish` would wait."""
         deadline_s = time.monotonic() + limit_s
         for mirror in self._mirrors.values():
             while time.monotonic() < deadline_s and not is_vain() and not mirror.wait_stored(_LOOK_S):
                 pass
 
     def finish(self, limit_s: float = FINISH_S) -> tuple[str, ...]:
-        """Wait until rules have read everything and all files are stored; return sentences on the missing ones.
+        """Wait until rules have read all tensors and all files are stored; return sentences on missing files.
 
         A leader uploads twice; only its first upload waits.
         """
@@ -111,7 +111,7 @@ class HostDebugging(Companion):
         self._is_finished = True
         try:
             return self._finish(limit_s)
-        except Exception as error:  # boundary: other hosts wait for this one, tensors or not
+        except Exception as error:  # boundary: other hosts wait for this host, even without its tensors
             logger.exception("saved tensors are not finished")
             return (f"saved tensors: the end was not waited for: {type(error).__name__}: {error}",)
 

@@ -3,13 +3,11 @@
 Where: `host_life` begins it before anything else, has the preparation run `check` beside its other parts, starts the
 watch with the program and closes both. Findings stand in the host's facts; problems are also logged.
 
-[Note: what a program waits for]
-Where a sick host is replaced, it waits for all checks. Elsewhere it waits for the checks that could not run beside it:
-the tries of the ports at which programs will listen, of this host towards all others, and the work of GPUs, whose
-memory the program will need. All hosts
-start only when all are prepared; so no host tries a port of a running program. Checks that take no
-time - free space, memory - are reported before the program starts too. All other checks are pending until their
-result is known or the program ends.
+[Note: what a program waits for] Where a sick host is replaced, the program waits for all checks. Elsewhere it waits for
+the checks that could not run beside it: the tries of the ports at which programs will listen, from this host to all
+others, and the work of GPUs, whose memory the program will need. All hosts start only when all are prepared; so no host
+tries a port of a running program. Checks that take no time - free space, memory - are reported before the program
+starts too. All other checks are pending until their result is known or the program ends.
 """
 
 from __future__ import annotations

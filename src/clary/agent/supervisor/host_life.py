@@ -313,7 +313,7 @@ class HostLife:
         if checkpoints is None or not checkpoints.is_mirroring:
             self._enter_exited(**facts)
             return
-        # Reported at once: if this host has failed, the others do not wait for its checkpoints.
+        # Reported at once: if this host has failed, the other hosts do not wait for its checkpoints.
         self._board.tell(**facts)
         has_finished = end.failure is None and bool(watch.exits) and all(item.exit_code == 0 for item in watch.exits)
         self._flush.begin(checkpoints, has_failed=end.failure is not None, has_finished=has_finished)

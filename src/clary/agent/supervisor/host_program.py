@@ -19,7 +19,7 @@ from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY
 
 _POLL_S = 0.1  # longest time until the exit of one process among several is noticed
 _MIB = 1024 * 1024
-_FULL_BYTES = _MIB  # with less left, a disk counts as full: the write that did not fit was larger than what is left
+_FULL_BYTES = _MIB  # a disk with less free space counts as full: the failed write was larger than the rest
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class HostProgram:
         return self._program.ranks_by_pid()
 
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
-        """Return the processes that ended since the last call, as soon as there is one; empty after `timeout_s`.
+        """Return the processes that ended since the last call, at the first such end; empty after `timeout_s`.
 
         Returns at once, too, when `was_signalled` becomes true.
         """
@@ -111,7 +111,7 @@ class HostProgram:
             logger.error("%s", error)
 
     def num_live(self) -> int:
-        """Return the number of running processes, with the ones started by processes of the program."""
+        """Return the number of running processes, including child processes of the program's."""
         return self._program.signal_all(0)
 
     def out_of_memory(self) -> str | None:

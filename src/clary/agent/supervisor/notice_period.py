@@ -3,9 +3,9 @@
 Where: the supervisor holds one for each attempt and asks it what is due. A notice is a signal to the agent, by a
 scheduler that takes the host back or by a person; the service answers it with an order to stop for the whole gang.
 
-[Note: one SIGTERM] Some engines signal every process of a host, others the agent alone, and the same engine does both.
+[Note: one SIGTERM] Some engines signal every process of a host, others only the agent, and some do either.
 Therefore the host's first process detects the signals that the programs receive (`host.stopping.outside`).
-Moments lie between the signals to two processes, and between those to two hosts, so a stop waits for them:
+The signals to several processes, and to several hosts, do not come at the same time, so a stop waits for them:
 `ECHO_S` after a notice of its own; `GANG_ECHO_S` where another host had the notice and the engine signals every
 process, because the engine's signal to this host is then on its way.
 """

@@ -2,7 +2,7 @@
 
 Where: `python -m clary.agent` runs one. It is started for an attempt, and leaves with it if the service says that the
 pool ends too. Otherwise it asks the service for the next attempt, which also reports that the last one is done. Each
-attempt has a supervisor of its own; nothing of one reaches the next.
+attempt has a supervisor of its own; no state of an attempt reaches the next.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PoolAgent:
         assignments: source of further attempts.
         make_attempt: builds the object that runs an attempt.
         between: returns the object that prepares the next attempt, always the same; called after the first attempt.
-        orphan_s: how long the service may be away while nothing runs.
+        orphan_s: how long the service may be unreachable while nothing runs.
     """
 
     def __init__(

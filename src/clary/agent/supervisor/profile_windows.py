@@ -1,8 +1,8 @@
 """Profiles of a host's ranks: requests are written where ranks look for them, and the ranks' files are read and sent.
 
-Where: `supervisor` passes on what a receipt asks for, `program_companions` names the program. Each request has a thread
-of its own, until every rank that is asked has answered or has ended. The program owns the folder: links that it may
-have put in the place of a file are not followed (`small_files`).
+Where: `supervisor` passes on the requests of receipts, `program_companions` names the program. Each request has a
+thread of its own, until every rank that is asked has answered or has ended. The program owns the folder: links that it
+may have put in the place of a file are not followed (`small_files`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The companions of one host's program, which measure it, read its files, watch it and profile it.
 
 Where: `host_life` holds them and says when the program is about to start, runs and has ended; `supervisor` passes on
-what receipts ask for. No companion moves the host from phase to phase or ends it by itself. `companion` defines the
-order of the calls. Measuring begins before `prepare`; health is not among them: it is the host's, and begins long
+the requests of receipts. No companion moves the host from phase to phase or ends it by itself. `companion` defines the
+order of the calls. Measuring begins before `prepare`; health is no companion: it belongs to the host, and begins long
 before the program.
 """
 

@@ -1,4 +1,4 @@
-"""How a program has ended: its failure with the cause, the clues of its processes, and the words for all that.
+"""The end of a program: its failure with the cause, the clues of its processes, and sentences on both.
 
 Where: `host_life` asks when every process is gone and the log has all output; the answers become facts of the host.
 """
@@ -24,7 +24,7 @@ class ProgramEnd:
 
     Attributes:
         failure: why it has failed; None if it has not.
-        clues: what its processes said of their own failures.
+        clues: lines of its processes about their own failures.
         seconds: how long it ran.
         lines: how it ended, for the log.
         notes: warnings for describe.
@@ -45,7 +45,7 @@ def end_of(
     Args:
         watch: of the program; closed.
         log: has all of its output.
-        records: what ranks have left behind of their failures.
+        records: of the ranks' failures, as the ranks have written them.
         hang: the failure of a program that was ended because it hangs; no other cause counts then.
         now: time of day.
     """
@@ -59,7 +59,7 @@ def end_of(
             # is never Completed while results may be missing. Its results are uploaded as for every failed job.
             notes.append(f"{watch.full_disk}: results may be incomplete")
             failure = failure or Failure(fault=Fault.USER.value, message=notes[0])
-    # Ranks that a launcher of another host has started leave records though every process of this one ends with 0.
+    # Ranks that a launcher of another host has started leave records although every process of this host ends with 0.
     has_failed = any(item.exit_code != 0 for item in watch.exits)
     clues = merge(records, log.clues() if has_failed else ())
     seconds = time.monotonic() - watch.started_at_s

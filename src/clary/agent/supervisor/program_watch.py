@@ -1,7 +1,7 @@
 """The program while it runs: ends of its processes, signals to end them, and the meaning of both.
 
 Where: the supervisor holds one `ProgramWatch` from the start of the program until its last process is gone. The watch
-owns the thread that waits for exits; what they mean is decided in the supervisor's own thread.
+owns the thread that waits for exits; their meaning is decided in the supervisor's own thread.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ProgramWatch:
         self._on_broken = on_broken
         self._on_signalled = on_signalled
         self._was_signalled = False  # of the watch's thread
-        self.is_stopping = False  # whether the processes were told to end
+        self.is_stopping = False  # whether the processes were signalled to end
         self._is_killed = False
         self._out_of_memory: str | None = None
         self.full_disk: str | None = None  # known after `close`
@@ -168,7 +168,7 @@ class ProgramWatch:
                     self._on_signalled()
                 if exits:
                     self._on_exits(exits)
-            # A shell dies of SIGTERM at once, and the script that it runs may still be saving what it has.
+            # A shell dies of SIGTERM at once, and its script's processes may still be saving their state.
             while (self.is_stopping or self._was_signalled) and not self._is_killed and self.program.num_live():
                 if self._stopping.wait(_LIVE_POLL_S):
                     break

@@ -150,7 +150,7 @@ class OrderWatch(Worker):
     def expect(self, number: int) -> None:
         """Note that order `number` exists; at the second note without that order, ask for it again.
 
-        A long poll whose connection has died in silence would otherwise hide an order until it times out.
+        Otherwise a long poll over a dead connection would hide an order until it times out.
         """
         if number > self._last_number and number == self._missed_number:
             self._service.wake_orders()

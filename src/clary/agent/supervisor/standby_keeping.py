@@ -1,11 +1,11 @@
-"""The host that stands by on a machine of a warm pool: its model, its place and its end.
+"""The standby host on a machine of a warm pool: how it is made, where it lies, and when it ends.
 
-Where: the agent of a pool keeps one of these from job to job. At the end of each attempt, or while it runs, it makes a
-host like the attempt's own, with an interpreter ready in it; the next attempt's steps build `/opt/ml` in that
-host's folder and start the program there, if it fits. If it does not fit, only the preparation is lost; where
-hosts have mounts, no process in this host has seen that `/opt/ml`.
+Where: the agent of a pool keeps one `StandbyKeeper` from job to job. At the end of each attempt, or while it runs, it
+makes a host like the attempt's own, with an interpreter ready in it; the next attempt's steps build `/opt/ml` in that
+host's folder and start the program there, if it fits. If it does not fit, only the preparation is lost; where hosts
+have mounts, no process in this host has seen that `/opt/ml`.
 
-    <pool folder>/HOST/places/N/   ml, and what the host has changed
+    <pool folder>/HOST/places/N/   ml, and the host's changes
 
 Where a similar next job is certain, the host lasts: trials of a tuning job follow each other in it, their
 ranks forked from one interpreter, as long as no trial leaves a trace. After a trial that does,
@@ -50,7 +50,7 @@ class _Example:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A host that stands by, and its folder."""
+    """A standby host, and its folder."""
 
     host: StandbyHost
     place: Path
@@ -80,7 +80,7 @@ class StandbyKeeper:
         self._num_closings = 0  # a host made during a closing is removed
 
     def folder_for(self, plan: LaunchPlan) -> Path | None:
-        """Return the folder in which an attempt's host is to be built; None if no host stands by for its pool."""
+        """Return the folder in which an attempt's host is to be built; None if its pool has no standby host."""
         with self._lock:
             ready, example = self._ready, self._example
             if ready is None or example is None or example.plan.pool_folder != plan.pool_folder:
@@ -101,7 +101,7 @@ class StandbyKeeper:
         """Start a program: in the standby host if it fits, else in a new host.
 
         Args:
-            plan: the attempt; the next host that stands by is made like its own.
+            plan: the attempt; the next standby host is made like the attempt's own.
             sandbox: the host that the program needs.
             processes: as for `Program.start`.
             on_output: as for `Program.start`.

@@ -53,7 +53,7 @@ class RunningProgram(WatchedProgram, Protocol):
         """Whether every process of the host has had a SIGTERM that is not the agent's."""
 
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
-        """Return the processes that ended since the last call, as soon as there is one; empty after `timeout_s`.
+        """Return the processes that ended since the last call, at the first such end; empty after `timeout_s`.
 
         Returns at once, too, when `was_signalled` becomes true. All output of a returned process has been passed on.
         `is_consequence` is true for processes that ran when they were signalled to end, by `send_signal` or another
@@ -61,13 +61,13 @@ class RunningProgram(WatchedProgram, Protocol):
         """
 
     def send_signal(self, signum: int) -> None:
-        """Signal every running process, also the ones started by processes of the program.
+        """Signal every running process, also child processes of the program's.
 
         SIGKILL ends them for certain, unless they hang in the kernel.
         """
 
     def num_live(self) -> int:
-        """Return the number of running processes, with the ones started by processes of the program."""
+        """Return the number of running processes, including child processes of the program's."""
 
     def out_of_memory(self) -> str | None:
         """Return a sentence if the host's memory limit killed a process, or None."""

@@ -39,7 +39,7 @@ from clary.contract.agent_protocol import (
 from clary.contract.launch_plan import LaunchPlan
 
 SPOOL_FOLDER = "log-spool"  # below the host's folder
-EXIT_RELEASED = 0  # also when the service said that the attempt is over
+EXIT_RELEASED = 0  # also when the service said that the attempt has ended
 EXIT_FAILED = 1  # no assignment, or a defect of the agent
 EXIT_TERMINATED = 143  # SIGTERM, as a shell numbers it
 SIGNAL_LOOK_S = 0.5  # longest delay until a notice is read
@@ -70,7 +70,7 @@ class Supervisor:
         host: name of this host, `algo-1`.
         make_steps: builds the work of this host from the plan.
         clock: time for records.
-        limits: how long to wait for what.
+        limits: of the waits.
     """
 
     def __init__(

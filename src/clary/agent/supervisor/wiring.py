@@ -67,7 +67,7 @@ WANDB_SECRETS = "secrets.env"  # beside the code, as `wandb.sagemaker_auth` name
 _SECRETS_BYTES = 64 * 1024
 _ASK_LIMIT_S = 20.0
 _SSH_FOLDER = "ssh"  # beside the hosts' folders, with the files that they share
-# Launchers whose originals run the ranks under mpirun --tag-output.
+# Launchers that AWS's containers run under mpirun --tag-output.
 _TAGGED_KINDS = (DistributionKind.PYTORCHDDP_OR_SMDDP, DistributionKind.MPI, DistributionKind.MODELPARALLEL)
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy")
@@ -79,7 +79,7 @@ class HostSteps:
     Args:
         plan: the attempt.
         host: name of the host.
-        standby: keeps a host that stands by, on hosts of a warm pool.
+        standby: keeps a standby host, on machines of a warm pool.
     Raises: KeyError if the plan has no such host.
     """
 
@@ -393,7 +393,7 @@ class HostSteps:
         return names.index(self._host.name), len(names)
 
     def _link(self, channel: Channel, source: str) -> None:
-        """Show a folder of the machine as a channel where no mount can."""
+        """Show a folder of the machine as a channel by a link, where mounts are impossible."""
         place = self._tree.channel(channel.name)
         if place.is_dir() and not place.is_symlink():
             place.rmdir()

@@ -1,4 +1,4 @@
-"""Buckets of a histogram as they are kept: few, from left to right, with every count. Pure.
+"""Reduces the buckets of a histogram: few, from left to right, with all counts. Pure.
 
 Where: `event_summaries` reads them from a record; the console draws them over the steps.
 Writers leave buckets that grow with their distance from zero, a thousand and more of them. Charts have a

@@ -34,7 +34,7 @@ def crc32c(data: bytes) -> int:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Return the sum as it stands in a file."""
+    """Return the sum in the form that files hold."""
     value = crc32c(data)
     rotated = (value >> _ROTATED_BITS) | (value << (32 - _ROTATED_BITS))
     return ((rotated & _ALL_ONES) + _MASK_ADDEND) & _ALL_ONES

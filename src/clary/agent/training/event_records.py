@@ -35,7 +35,7 @@ class Records:
     Attributes:
         records: whole and undamaged, in order.
         next_offset: offset at which to read on.
-        num_damaged: records whose bytes do not fit their sum; they are left out.
+        num_damaged: records with a wrong sum; they are left out.
         num_large: records that were skipped because of their size.
         is_lost: the length itself is damaged, so that nothing behind it can be found.
     """

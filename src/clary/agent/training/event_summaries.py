@@ -1,6 +1,6 @@
 """Scalars, histograms and images of one record of an event file. Pure.
 
-Where: `file_reading` keeps one `EventReader` a file, because a file names the plugin of each tag only once.
+Where: `file_reading` keeps one `EventReader` for each file, because a file names the plugin of each tag only once.
 Source: event.proto, summary.proto, histogram.proto, tensor.proto of TensorBoard (numbers of fields); tensors of
 TensorFlow 2 carry a plugin's name: scalars, histograms (rows of left, right, count), images (width, height, pictures).
 """

@@ -65,7 +65,7 @@ def place_of(path: str) -> Place | None:
 
 
 class RunNames:
-    """Gives metrics of several runs names of their own: the first run's keep theirs, later ones get a prefix."""
+    """Keeps the metrics of several runs apart: names of the first run stay, names of later runs get a prefix."""
 
     def __init__(self) -> None:
         self._prefixes: dict[tuple[FileKind, str], str] = {}

@@ -1,4 +1,4 @@
-"""Values that one host's program writes about its training, from start to end, and sends to the service.
+"""Reads the values that one host's program writes about its training, and sends them to the service.
 
 Where: `program_companions` prepares it before the program starts, tells it when the program is gone, and waits a moment
 for its last values before a phase that can make the job terminal. No error in here ends the host's life.
@@ -124,7 +124,7 @@ class HostTraining(Companion):
             logger.exception("the token of %s is left as it is", self._host)
 
     def _logs_folder(self, configuration: Mapping[str, Any]) -> str | None:
-        """Return LocalPath below `/opt/ml`; None, with a note, where it lies elsewhere."""
+        """Return LocalPath below `/opt/ml`; None, with a note, if it lies elsewhere."""
         path = PurePosixPath(str(configuration.get("LocalPath") or OPT_ML / _DEFAULT_FOLDER))
         if not path.is_relative_to(OPT_ML) or ".." in path.parts or path == PurePosixPath(OPT_ML):
             self._on_note(f"TensorBoardOutputConfig: LocalPath {path} is not below {OPT_ML}: its files are not read")

@@ -17,7 +17,7 @@ from clary.agent.training.progress_words import MOST, Sign, may_hold_progress, s
 from clary.base.clock import Clock
 from clary.contract.training_values import TrainingProgress
 
-MAX_LINES = 6  # read of lines that arrive together, the last ones
+MAX_LINES = 6  # of lines that arrive together, only the last lines are read
 MAX_TRACKS = 32  # counters that are tracked
 MAX_LOOKS_PER_S = 50  # lines read; of a program that prints more, samples are read
 STALE_S = 600.0  # a counter that stood still for longer is replaced by a moving counter
@@ -154,7 +154,7 @@ class ProgressWatch:
             track.rate.add(now_s, sign.done)
 
     def _chosen(self, now_s: float) -> _Track | None:
-        """Return the counter of the training: the one that moves and lasts longest, steps before epochs."""
+        """Return the counter of the training: the moving counter that lasts longest, steps before epochs."""
         live = [track for track in self._tracks.values() if now_s - track.moved_s <= STALE_S]
         if not live:
             live = list(self._tracks.values())
@@ -199,7 +199,7 @@ class ProgressWatch:
         )
 
     def _epoch_of(self, track: _Track) -> tuple[int, int] | None:
-        """Return the epoch whose steps a counter counts; None if it counts those of the whole training."""
+        """Return the epoch whose steps a counter counts; None if it counts the steps of the whole training."""
         sign = track.sign
         is_of_one_epoch = sign.done == sign.total or self._epoch is None or track.first_epoch in (None, self._epoch[0])
         if sign.is_global or not is_of_one_epoch:

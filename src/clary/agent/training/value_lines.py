@@ -1,7 +1,8 @@
 """Values in lines of text: the SDK's metrics files and MLflow's folder of runs. Pure.
 
-Source: `SageMakerFileMetricsWriter` of sagemaker.experiments and smexperiments (JSON, a record a line: MetricName,
-Value, Timestamp, and IterationNumber or Step); MLflow's FileStore (`metrics/NAME`, lines `timestamp value step`).
+Source: `SageMakerFileMetricsWriter` of sagemaker.experiments and smexperiments (JSON, one record in each line:
+MetricName, Value, Timestamp, and IterationNumber or Step); MLflow's FileStore (`metrics/NAME`, lines `timestamp value
+step`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python clary_zygote.py SOCKET OUTPUT LATE_FOLDER RANK_SHIM MODULE...
 
-Where: the first process of a host that stands by starts it and speaks to it over the socket
+Where: the first process of a standby host starts it and sends messages over the socket
 (`clary.agent.host.zygote_process` lists the messages); OUTPUT is the read end of its own standard output, LATE_FOLDER
 where the program's files are being written meanwhile. It runs in the user's environment: Python 3.8 or later, the
 standard library only, nothing of clary.
@@ -172,7 +172,7 @@ def _set_traceable(is_traceable: bool) -> None:
 
 
 def _import(names: tuple[str, ...]) -> str:
-    """Import the modules that the environment has; return the first other failure in words, or an empty text."""
+    """Import the modules that the environment has; return the first failure of such a module, or an empty text."""
     for name in names:
         try:
             importlib.import_module(name)
@@ -364,7 +364,7 @@ def _show_start(argv: list[str], environment: dict[str, str]) -> None:
         fields = file.read().rpartition(b")")[2].split()
 
     def stat(number: int) -> int:
-        return int(fields[number - 3])  # the first two stand before the bracket
+        return int(fields[number - 3])  # the first two fields are before the bracket
 
     libc = ctypes.CDLL(None)
     libc.sbrk.restype = ctypes.c_void_p
@@ -420,7 +420,7 @@ def _is_same_file(path: str, module: types.ModuleType | None) -> bool:
 
 
 def _other_library() -> str:
-    """Return the library's folder if it links to another package than the one that was imported from."""
+    """Return the library's folder if it links to another package than the imported modules' own."""
     library = getattr(sys.modules.get("clary"), "__path__", None)
     if library is None:
         return ""

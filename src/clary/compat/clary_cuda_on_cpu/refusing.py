@@ -29,7 +29,7 @@ def refused_function(name: str) -> Any:
 
 
 def refused_class(name: str, original: type) -> type:
-    """Return a class in place of another; it may stand in annotations and checks, and refuses to make an object."""
+    """Return a replacement of a class; it works in annotations and checks, but its constructor raises."""
 
     def refuse(cls: Any, *_: Any, **__: Any) -> None:
         raise refusal(name)

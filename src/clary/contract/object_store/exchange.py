@@ -1,6 +1,6 @@
 """One signed S3 request and its answer, retried with back-off.
 
-Where: everything in this package sends through `Exchange`.
+Where: all modules of this package send through `Exchange`.
 
 What is retried: connections that cannot be made or that break, timeouts, answers 408, 425, 429 and 5xx, and the few 4xx
 codes that ask for a retry. Every other refusal, such as 403 and 404, is not retried, because the same request gets the

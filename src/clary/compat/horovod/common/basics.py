@@ -87,7 +87,7 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """Whether operations run without MPI: True. Clary's collectives stand in Gloo's place."""
+    """Whether operations run without MPI: True. Clary's collectives replace Gloo."""
     return True
 
 

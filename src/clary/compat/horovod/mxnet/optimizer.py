@@ -144,7 +144,7 @@ def _averaging(gradient_predivide_factor: float) -> Scaling:
 def _reduce(
     named: Sequence[tuple[str, mx.nd.NDArray]], num_groups: int, process_set: ProcessSet, scaling: Scaling
 ) -> None:
-    """Average arrays in place, all submitted at once, so that small ones travel together."""
+    """Average arrays in place, all submitted at once, so that small arrays are sent together."""
     if num_groups <= 0:
         calls = [([tensor], [tensor], call_of(name, process_set)) for name, tensor in named]
         operations.reduce_all(calls, scaling)

@@ -26,7 +26,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a training loop whose first argument is its state.
 
     The state is that of the last commit after a failure, also in the next attempt of a job. An operation that fails
-    inside of a graph is an error of TensorFlow with the words of HorovodInternalError, and counts as one.
+    inside of a graph is an error of TensorFlow with the text of HorovodInternalError, and is handled like one.
     """
 
     @functools.wraps(func)
@@ -107,7 +107,7 @@ class TensorFlowKerasState(_VariablesState):
 
     Args:
         model: with its weights made.
-        optimizer: None takes the one that the model was compiled with.
+        optimizer: None takes the optimizer with which the model was compiled.
         backend: older than TensorFlow 2; has no effect.
         kwargs: names and first values of plain objects.
     Raises: ValueError for a model without weights yet.

@@ -105,7 +105,7 @@ def broadcast(tensors: Sequence[Any], root_rank: int, call: Call) -> list[Any]:
 
 
 def all_to_all(tensor: Any, splits: Any, call: Call) -> tuple[Any, Any]:
-    """Return the rows that all ranks have for this one, shape [rows, ...], and their numbers, shape [ranks].
+    """Return the rows that all ranks send to this rank, shape [rows, ...], and their counts, shape [ranks].
 
     Args:
         splits: rows for each rank, shape [ranks]; [0] cuts the first axis equally.

@@ -297,7 +297,7 @@ def DistributedOptimizer(
         op: Average, Sum, or Adasum.
         gradient_predivide_factor: divides gradients before the sum, and the average is corrected after it; for Average.
         num_groups: older than Horovod 0.21; use `groups`.
-        groups: number of groups, or lists of parameters, whose gradients travel together.
+        groups: number of groups, or lists of parameters, whose gradients are sent together.
         sparse_as_dense: reduce sparse gradients as dense ones.
         process_set: ranks that take part.
 

@@ -1,4 +1,4 @@
-"""Horovod for Keras: `import horovod.tensorflow.keras as hvd`, with Keras 3 or, as TensorFlow is told, legacy Keras."""
+"""Horovod for Keras: `import horovod.tensorflow.keras as hvd`, with Keras 3 or legacy Keras, as TensorFlow is set."""
 
 from horovod.common.basics import (
     ccl_built,

@@ -107,5 +107,5 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
             self._operation = broadcast_global_variables(self._root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run the operation; raises errors of TensorFlow with the words of CollectiveError."""
+        """Run the operation; raises errors of TensorFlow with the text of CollectiveError."""
         session.run(self._operation)

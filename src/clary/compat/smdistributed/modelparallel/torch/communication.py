@@ -38,7 +38,7 @@ def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) ->
 
 
 def recv_from(src_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
-    """Return the next object that a rank has sent or broadcast to this one."""
+    """Return the next object that a rank has sent or broadcast to this rank."""
     return runtime.current().groups.receive(src_rank, rank_type.value)
 
 

@@ -1,4 +1,4 @@
-"""`smp.optimizers`: names of fused optimizers, for torch's own and those of `clary.train.parallel.optimizers`."""
+"""`smp.optimizers`: names of fused optimizers, for optimizers of torch and of `clary.train.parallel.optimizers`."""
 
 from __future__ import annotations
 

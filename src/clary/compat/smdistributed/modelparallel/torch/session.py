@@ -200,7 +200,7 @@ def get_pp_group() -> list[int]:
 
 
 def get_tp_group() -> list[int]:
-    """Return the ranks that share layers with this one."""
+    """Return the ranks that share layers with this rank."""
     return _ranks(Along.TP)
 
 

@@ -1,4 +1,4 @@
-"""Names of states of transformers' gpt2, to and from those of SMP."""
+"""Names of states of transformers' gpt2, to and from names of SMP."""
 
 from functools import partial
 

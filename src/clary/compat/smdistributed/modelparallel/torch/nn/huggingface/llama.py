@@ -1,4 +1,4 @@
-"""Names of states of transformers' llama, to and from those of SMP, and hooks of its layers, which Clary adds."""
+"""Names of states of transformers' llama, to and from names of SMP, and hooks of its layers, which Clary adds."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Names of states of transformers' roberta, to and from those of SMP."""
+"""Names of states of transformers' roberta, to and from names of SMP."""
 
 from clary.train.parallel.tensor.huggingface.reader import translators
 
