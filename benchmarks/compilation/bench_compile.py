@@ -15,6 +15,8 @@ from typing import Any
 from benchmarks.compilation.compile_turns import LOAD_NOTE, MODELS, Answer, clock_s, step_s, train
 from benchmarks.lines import ROOT, Line
 
+# An eager run whose first weights differ by 1e-7 differs by 7e-4 after three steps, and by 1e-2 after eight.
+NUM_COMPARED = {"resnet": 2}  # steps; the other models: all
 TOLERANCE = 1e-3  # of losses, relative: Inductor adds in another order, and steps go on from that
 GOAL = 1.0  # of eager execution's step
 
@@ -38,7 +40,7 @@ def _lines(model: str, *, quick: bool) -> Iterator[Line]:
             cold.append(train(model, num_steps, quick=quick, variables=compiled))
             warm.append(train(model, num_steps, quick=quick, variables=compiled))
     load.append(os.getloadavg()[0])
-    differences = [one.furthest_from(eager[0]) for one in (*cold, *warm)]
+    differences = [one.furthest_from(eager[0], num_steps=NUM_COMPARED.get(model)) for one in (*cold, *warm)]
     verified = max(differences) <= TOLERANCE and all("compiled" in one.words for one in (*cold, *warm))
     ours, spread = step_s([*cold, *warm])
     peer, _ = step_s(eager)

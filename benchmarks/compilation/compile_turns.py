@@ -46,9 +46,14 @@ class Answer:
         """The processor's seconds of the steps that count."""
         return self.processor_s[FIRST:]
 
-    def furthest_from(self, other: Answer) -> float:
-        """Return the greatest difference of two losses of one step, relative."""
-        return max(abs(a / b - 1) for a, b in zip(self.losses, other.losses, strict=True))
+    def furthest_from(self, other: Answer, *, num_steps: int | None = None) -> float:
+        """Return the greatest relative difference of two losses of one step.
+
+        Args:
+            other: of a run with as many steps.
+            num_steps: compare the first steps only; None compares all.
+        """
+        return max(abs(a / b - 1) for a, b in list(zip(self.losses, other.losses, strict=True))[:num_steps])
 
 
 def train(
