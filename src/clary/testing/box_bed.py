@@ -258,7 +258,7 @@ class BoxBed:
         ready.unlink(missing_ok=True)
         (self.folder / "boot-id" / machine).write_text(f"{uuid.uuid4()}\n")
         flags = ("-numpf", "--kill-child=KILL", "--mount-proc", "--propagation=private")
-        outer = subprocess.Popen(  # its command line begins with the bed's folder, by which tests know it
+        outer = subprocess.Popen(  # tests recognize it by the bed's folder in its command line
             ["unshare", *flags, "bash", str(self.folder / "first.sh"), machine, str(self.folder)],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # unshare complains when its child is killed

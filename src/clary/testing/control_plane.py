@@ -74,7 +74,7 @@ class FakeObjects:
 
 
 def request_of(name: str = "job", *, num_hosts: int = 1, **members: Any) -> dict[str, Any]:
-    """Return a small CreateTrainingJob request; members replace or add to it, None takes one away."""
+    """Return a small CreateTrainingJob request; `members` replace or add members; None removes one."""
     request: dict[str, Any] = {
         "TrainingJobName": name,
         "RoleArn": "arn:aws:iam::000000000000:role/R",
@@ -249,7 +249,7 @@ class ControlPlane:
         Args:
             name: of a live job that is placed on hosts.
             host: such as algo-1.
-            attempt: that the agent says it belongs to.
+            attempt: to which the agent claims to belong.
         """
         job = self.hub.live_job(name)
         assert job is not None, f"{name} has ended"

@@ -24,7 +24,7 @@ class FakeEngine:
     """
 
     def __init__(self, machine: Machine | None = None) -> None:
-        self._machine = machine or Machine(num_cpus=2, memory_bytes=8192 * GIB)  # no job waits for memory by chance
+        self._machine = machine or Machine(num_cpus=2, memory_bytes=8192 * GIB)  # no job ever waits for memory
         self.launch_errors: list[Exception] = []
         self.start_errors: list[Exception] = []
         self.release_errors: list[Exception] = []

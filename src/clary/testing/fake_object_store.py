@@ -102,7 +102,7 @@ class FakeObjectStore:
         self.metadata[bucket, key] = dict(metadata)
 
     def delete(self, bucket: str, key: str) -> None:
-        """Delete an object if it is there."""
+        """Delete an object if it exists."""
         self._maybe_fail("DELETE", bucket, key)
         self.objects.pop((bucket, key), None)
         self.metadata.pop((bucket, key), None)

@@ -145,7 +145,7 @@ class FakeService:
         """Wait until `condition` holds; AssertionError naming `what` and the last facts if it does not in time.
 
         Args:
-            what: expectation in words, for the error.
+            what: the expectation as text, for the error.
             condition: called with this service after each request.
             timeout_s: in seconds.
         """

@@ -140,7 +140,7 @@ class Gang:
     def watch_the_end(self, died_at_s: float) -> GangEnd:
         """Return when the job was terminal and when its last process and mount were gone.
 
-        Raises: AssertionError naming what is missing DEADLINE_S after the death.
+        Raises: AssertionError naming the status or the remains DEADLINE_S after the death.
         """
         terminal_s: float | None = None
         gone_s: float | None = None
@@ -213,8 +213,8 @@ def has_namespaces(home: Path) -> bool:
 
 
 def is_in_proc(process: ProcessId) -> bool:
-    """Whether the process is there, dead but not reaped included."""
-    entry = read_entry(process.pid)  # unlike ProcessId, knows zombies
+    """Whether the process exists, even if it is dead and not reaped."""
+    entry = read_entry(process.pid)  # unlike ProcessId, it includes zombies
     return entry is not None and str(entry.started_at) == process.started
 
 

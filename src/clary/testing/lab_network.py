@@ -224,7 +224,7 @@ class LabNetwork:
 
 
 def _switch_argument(port: Port) -> str:
-    """Describe a link as `clary_switch` wants it."""
+    """Return the description of a link for `clary_switch`."""
     rate = round(port.rate_bytes_s or 0)
     return f"{port.name},{port.descriptor},{port.mac.hex(':')},{rate},{port.delay_ns},{port.loss:g}"
 

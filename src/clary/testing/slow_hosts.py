@@ -59,7 +59,7 @@ def limit_processors(pid: int, *, share: float) -> None:
 class ReadLimit:
     """Lets processes read only so many bytes a second from the disk that a folder is on, until it is closed.
 
-    Raises: OSError where there are no cgroups of version 1 for disks.
+    Raises: OSError without cgroups of version 1 for disks.
     """
 
     def __init__(self, name: str, folder: Path, *, bytes_s: int) -> None:

@@ -7,7 +7,7 @@ While a thread captures in CUDA's usual mode, `global`, no other thread of the p
 device: the call fails, and so may the capture, in the program. Torch does not show whether another thread captures, so
 the two calls that begin and end captures, of either class of graphs, are watched from the first call of `watch` on.
 Source: CUDA Runtime API, cudaThreadExchangeStreamCaptureMode; torch.cuda.CUDAGraph.capture_begin, and that of
-torch.accelerator.Graph, which newer releases have beside it.
+torch.accelerator.Graph, in newer releases.
 """
 
 from __future__ import annotations

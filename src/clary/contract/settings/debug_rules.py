@@ -58,7 +58,7 @@ def rule_problem(rule: str, parameters: Mapping[str, str]) -> str:
         parameters: of the rule itself.
     """
     if not rule:
-        return "RuleParameters have no rule_to_invoke, which says what is to be looked for"
+        return "RuleParameters have no rule_to_invoke, which names the rule"
     known = PARAMETERS.get(rule)
     if known is None:
         return f"there is no rule {rule[:80]!r}{_nearest(rule, PARAMETERS)}"

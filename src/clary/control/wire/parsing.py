@@ -1,7 +1,7 @@
 """Requests to parameters, spelled as in AWS's model, with Python's types.
 
 Where: after routing and the signature, before validation. Strings, ints, floats, bools, bytes for blobs, aware
-datetimes for timestamps, lists and dicts; nothing else comes out.
+datetimes for timestamps, lists and dicts; there are no other types.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class ReplayJournal:
             self._give_up(error)
 
     def note(self, second: int, kept: bytes, *, now: datetime) -> None:
-        """Keep a signature; once the disk takes no more, the next start trusts nothing that is signed before it.
+        """Keep a signature; after a failed write, the next start refuses all changes signed before it.
 
         A failed write is logged and ends the journal; it never raises OSError.
 

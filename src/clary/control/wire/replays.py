@@ -4,7 +4,7 @@ Where: `signatures` asks for every request that changes something. A signature i
 after its time; nothing needs to be remembered longer.
 
 [Note: floor] Memory is bounded. When it is full the oldest signing times are forgotten, and from then on requests
-signed at those times are refused as if they had been seen: what is forgotten can not be replayed.
+signed at those times are refused as if they had been seen: a forgotten request can not be replayed.
 
 [Note: when it is forgotten] A signature is forgotten twice the skew after it was seen, by monotonic time: a clock that
 is set forward and back lets no recorded request pass.
@@ -44,7 +44,7 @@ class ReplayGuard:
         self._skew_s = skew_s
         self._max_signatures = max_signatures
         self._buckets: dict[int, set[bytes]] = {}
-        self._newest_s: dict[int, float] = {}  # bucket -> when something came into it last, monotonic
+        self._newest_s: dict[int, float] = {}  # bucket -> time of its last addition, monotonic
         self._count = 0
         self._floor = 0  # no bucket below this one is trusted any more
         self._lock = Lock()

@@ -52,7 +52,7 @@ def serialize_error(
     """Return the answer that carries an error.
 
     Args:
-        error: `details["retry_after_ms"]`, where it has that, tells clients how long to wait before they try again;
+        error: `details["retry_after_ms"]`, if set, is the time for which clients wait before they retry;
             `details["members"]` holds further members, which JSON protocols send.
         protocol: of the operation; without an operation, from `routing.protocol_of`.
         service: its model names status code and spelling of the error; None if unknown.

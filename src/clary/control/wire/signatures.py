@@ -8,7 +8,7 @@ Source: AWS General Reference, "Signature Version 4 signing process"; texts as t
 [Note: replays] Two equal requests signed in the same second have the same signature: the SDKs send a unique
 `amz-sdk-invocation-id`, but do not sign it, so that it proves nothing. The second one is refused with
 ThrottlingException, which every retry mode of the SDKs answers by signing again, and with `x-amz-retry-after`, which
-makes standard mode wait until the second is over: a later second makes another signature, and the request passes.
+makes standard mode wait until the next second, whose signature differs, so that the request passes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SignatureVerifier:
         find_secret: access key id -> secret access key, None for a key that is not known.
         skew_s: how far a signature's time may lie before or after ours.
         journal: keeps used signatures over restarts; None forgets them.
-        temporary: knows the keys that come with a session token; None knows none.
+        temporary: has the keys that come with a session token; None has no such keys.
     """
 
     def __init__(

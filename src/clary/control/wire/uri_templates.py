@@ -53,7 +53,7 @@ class UriTemplate:
         Args:
             method: upper case.
             raw_path: percent-encoded, without the query; empty counts as `/`.
-            query: as on the wire, without `?`; has to hold the template's constant parameters.
+            query: as on the wire, without `?`; must have the template's constant parameters.
         """
         if method != self.method:
             return None

@@ -93,7 +93,7 @@ class _Compiler:
         self._under_way: set[str] = set()
 
     def checker(self, shape: Any) -> Checker | None:
-        """Return the checker of a shape, None if nothing can be wrong with its values."""
+        """Return the checker of a shape, None if all its values are valid."""
         name = shape.name
         if name in self._under_way:
             return lambda value: found(value) if (found := self._done[name]) is not None else None
@@ -191,7 +191,7 @@ class _Compiler:
                 if is_nested:
                     violations.extend(violation.within(f"{key}.member") for violation in found)
                 else:
-                    # The real service shows the whole map; showing the pair at fault says which one it is.
+                    # The real service shows the whole map; the wrong pair alone is shown here, to identify it.
                     violations.append(Violation(value_constraints, "" if hides else _shown({key: item})))
             return violations
 

@@ -94,7 +94,7 @@ class FaultClients:
         return answer
 
     def _keys(self) -> RootSecrets:
-        """Return the owner's keys, read once: their file may be gone at any moment."""
+        """Return the owner's keys, read once: their file may be deleted at any moment."""
         if self._secrets is None:
             self._secrets = StateFolder(self._home).read_secrets()
         return self._secrets

@@ -22,7 +22,7 @@ from clary.testing.faults.fault_world import FaultWorld
 
 POLL_S = 0.12
 JOB_DEADLINE_S = 150.0  # from the request to a terminal status
-LEFT_DEADLINE_S = 45.0  # from there until every process of the job is gone
+LEFT_DEADLINE_S = 45.0  # from there until every process of the job has ended
 FRESH_S = 0.3  # how long a job counts as just accepted
 AFTERMATH_S = 10.0  # how long after its mending a fault can still be the cause of a failure
 STORE_AFTERMATH_S = 75.0  # the same for a full disk of the object store, which looks for space once a minute
@@ -93,7 +93,7 @@ class Book:
 
 
 class Fleet:
-    """Keeps `num_jobs` jobs in flight until it is told to finish.
+    """Keeps `num_jobs` jobs in flight until `finish` is called.
 
     Args:
         world: the service.
@@ -185,7 +185,7 @@ class Fleet:
             try:
                 self._world.client("sagemaker").create_training_job(**request)
             except ClientError as error:
-                # The answer to an earlier try was lost on its way: the job is there.
+                # The answer to an earlier try was lost on its way: the job exists.
                 if error.response["Error"]["Code"] != "ResourceInUse":
                     raise
 

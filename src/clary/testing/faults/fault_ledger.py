@@ -115,7 +115,7 @@ def compare_lists(
     """Compare the accepted jobs and their known ends with ListTrainingJobs.
 
     Args:
-        accepted: name -> end, as known before the list was asked for.
+        accepted: name -> end, as known before the list was requested.
         listed: (name, status) as listed.
         created_meanwhile: names that may be listed or not.
     """

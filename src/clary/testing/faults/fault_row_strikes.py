@@ -30,7 +30,7 @@ def spoil_row(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
 
     Args:
         world: of the service and its database.
-        fault: its amount says when.
+        fault: has the amount, 0 or 1.
         job_name: of the job; empty strikes nothing.
     Returns: the damage, whose `mend` restores the record; None if the record was not found or could not be written.
     """

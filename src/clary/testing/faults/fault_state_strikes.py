@@ -97,7 +97,7 @@ def damage_engine_record(world: FaultWorld, fault: Fault, job_name: str) -> Dama
         world: of the service and its state folder.
         fault: its ruin says how.
         job_name: of the job.
-    Returns: the damage, which is over at once; None if the job has no such file now.
+    Returns: the damage, which needs no mending; None if the job has no such file now.
     """
     folder = world.pool_folder(job_name)
     if folder is None or not ruin(folder / RECORD_FILE, fault):
@@ -136,7 +136,7 @@ def tear_spool(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
         world: of the service and its state folder.
         fault: its choice picks the agent.
         job_name: of the job.
-    Returns: the damage, which is over at once; None if no agent of the job lives.
+    Returns: the damage, which needs no mending; None if no agent of the job lives.
     """
     agents = world.agents(job_name)
     host = choose(sorted(agents), fault)

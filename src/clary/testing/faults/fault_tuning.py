@@ -86,7 +86,7 @@ def judge_tuning(evidence: TuningEvidence, kinds: Collection[FaultKind]) -> list
 
 
 class TuningDriver:
-    """Runs tuning jobs one after the other until it is told to finish.
+    """Runs tuning jobs one after the other until `finish` is called.
 
     Args:
         world: the service.
@@ -157,7 +157,7 @@ class TuningDriver:
             try:
                 self._world.client("sagemaker").create_hyper_parameter_tuning_job(**request_of(name))
             except ClientError as error:
-                # The answer to an earlier try was lost on its way: the tuning job is there.
+                # The answer to an earlier try was lost on its way: the tuning job exists.
                 if error.response["Error"]["Code"] != "ResourceInUse":
                     raise
 

@@ -98,7 +98,7 @@ def run_crowd(
 
     Args:
         plan: numbers of clients and jobs.
-        environment: what `clary env` prints.
+        environment: variables as `clary env` prints them.
         home: the service's state folder.
         say: called with a line of text at each sample of the service.
 

@@ -79,7 +79,7 @@ class _FailureOfThread(threading.local):
 _failures = _FailureOfThread()
 
 
-# Argument types by function, after the communicator; each takes a failure's address last where it can fail.
+# Argument types by function, after the communicator; a function that can fail takes a failure's address last.
 _LIST = c_void_p  # the address of an array, with one entry a rank
 _TAIL = (c_int32, c_double, c_void_p)  # asynchronous, timeout_s, failure
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -147,7 +147,7 @@ def library_path() -> Path:
 
 @cache
 def door() -> Any:
-    """Return the module `_door`; None where it was not built, or not for this Python."""
+    """Return the module `_door`; None if it was not built for this Python."""
     try:
         return importlib.import_module("clary.train._native._door")
     except ImportError:
@@ -245,7 +245,7 @@ class NativeCore:
             self._fail(0)
 
     def record(self, address: int, num_rows: int) -> None:
-        """Have operations written to rows as `contract.collective_records` says; the memory outlives the core."""
+        """Have operations written to rows as in `contract.collective_records`; the memory must outlive the core."""
         library = _library()
         if hasattr(library, "clary_record"):
             library.clary_record(self._handle or self._gone(), address, num_rows)

@@ -9,7 +9,7 @@
     `-- CoreError           the operating system refused something
 
 After any of these the group is poisoned: pending and later calls raise the first cause. A bad argument is a ValueError
-or TypeError, and leaves the group as it was. All are RuntimeError too, as torch.distributed's callers expect.
+or TypeError, and leaves the group unchanged. All are RuntimeError too, as torch.distributed's callers expect.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CollectiveError(ClaryError, RuntimeError):
 
 
 class CollectiveTimeout(CollectiveError):
-    """The limit passed while a peer was waited for."""
+    """The limit of the wait for a peer has passed."""
 
 
 class PeerLost(CollectiveError):

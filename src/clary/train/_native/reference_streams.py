@@ -3,7 +3,7 @@
 Where: `reference` posts frames and is called back with those that arrive. The native core uses another protocol on the
 same sockets; groups are never mixed (`bootstrap.records`).
 
-A peer has one stream, or two where it is on another host: the lane carries collectives, the side stream the rest;
+A peer has one stream, or two if it is on another host: the lane carries collectives, the side stream the rest;
 inside a host the side stream carries all. Each ends with GOODBYE; a stream that ends without one means a lost peer.
 """
 

@@ -24,7 +24,7 @@ BATCH_BYTES = 32 * 1024**2  # of a batch between two ranks; a longer piece is a 
 
 @dataclass(frozen=True)
 class Request:
-    """Bytes that this rank wants of a part."""
+    """Bytes of a part that this rank requests."""
 
     part: int  # the rank that wrote it
     start: int

@@ -1,7 +1,7 @@
 """Checks of a `communicator`'s arguments: counts, types and reductions.
 
-Where: `communicator` calls these before anything is sent. All raise TypeError or ValueError that name the argument,
-what was expected and what came.
+Where: `communicator` calls these before anything is sent. All raise TypeError or ValueError naming the argument, the
+expected value and the given value.
 """
 
 from __future__ import annotations

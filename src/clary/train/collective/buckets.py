@@ -10,9 +10,10 @@ first i is
 
     f(0) = 0,  f(i) = min over k < i of  max(r(i), f(k)) + latency + S(k, i)
 
-because an earlier end of a prefix never makes what follows later. Many plans come close to f(n). `plan_buckets` cuts
-from the back: each bucket is as large as possible while every cut ends at most `slack` after its earliest possible end.
-This gives few buckets, since each has a cost outside this model, and none that a little jitter would push past the end.
+because an earlier end of a prefix never delays the following buckets. Many plans come close to f(n). `plan_buckets`
+cuts from the back: each bucket is as large as possible while every cut ends at most `slack` after its earliest possible
+end. This gives few buckets, since each has a cost outside this model, and none that a little jitter would push past the
+end.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class BucketPlan:
 
     Args:
         sizes: bytes of each bucket, in the order in which gradients become ready.
-        ends: for each bucket, how many gradients it and those before it hold.
+        ends: for each bucket, the number of gradients in it and in the buckets before it.
         end_s: when the last bucket has been reduced, from the beginning of the backward pass, as predicted.
         earliest_s: the earliest that any cut could end, as predicted.
         reason: one sentence, with numbers.

@@ -80,8 +80,8 @@ def buffer_of(memory: Any, *, name: str, dtype: Dtype | None = None, is_output: 
     Args:
         memory: a `Buffer`, or an object with the buffer protocol: bytearray, array, memoryview, numpy array...
         name: of the argument, for messages.
-        dtype: of the elements. Needed for bfloat16 and where bytes stand for another type; else it follows from the
-            object's format.
+        dtype: of the elements. Needed for bfloat16 and if bytes represent another type; else it follows from the
+        object's format.
         is_output: whether it will be written.
 
     Raises:

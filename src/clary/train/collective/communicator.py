@@ -189,7 +189,7 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Copy the root's buffer into that of all others.
+        """Copy the root's buffer into the buffers of all other ranks.
 
         Args:
             buffer: of one length on all ranks; read on the root, written elsewhere.

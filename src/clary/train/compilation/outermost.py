@@ -119,7 +119,7 @@ class Watch:
 
 
 def install() -> Watch | None:
-    """Watch the calls of this process, if its job wants it; None if it does not, or if they are watched already."""
+    """Watch the calls of this process, if its job wants it; return None otherwise, or if they are watched already."""
     wishes = read_wishes(os.environ)
     if not wishes.any or hasattr(nn.Module.__call__, _MARK):
         return None

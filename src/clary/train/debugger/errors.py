@@ -52,7 +52,7 @@ class StepNotYetAvailable(DebuggerError):
     """The step may still be saved."""
 
     def __init__(self, step: int, mode: ModeKeys) -> None:
-        super().__init__(f"step {step} of mode {mode.name} is not there yet; training has not passed it")
+        super().__init__(f"step {step} of mode {mode.name} was not saved yet; training has not passed it")
         self.step, self.mode = step, mode
 
 
@@ -60,7 +60,7 @@ class StepUnavailable(DebuggerError):
     """Training has passed the step without saving it."""
 
     def __init__(self, step: int, mode: ModeKeys) -> None:
-        super().__init__(f"step {step} of mode {mode.name} was not saved; trial.steps() says which were")
+        super().__init__(f"step {step} of mode {mode.name} was not saved; trial.steps() lists the saved ones")
         self.step, self.mode = step, mode
 
 
@@ -76,7 +76,7 @@ class TensorUnavailable(DebuggerError):
     """No step seen so far has the tensor."""
 
     def __init__(self, tname: str) -> None:
-        super().__init__(f"tensor {tname} was not saved; trial.tensor_names() says which were")
+        super().__init__(f"tensor {tname} was not saved; trial.tensor_names() lists the saved ones")
         self.tname = tname
 
 
@@ -101,7 +101,7 @@ class InvalidWorker(DebuggerError):
     """A worker that has not saved the wanted tensor."""
 
     def __init__(self, worker: str) -> None:
-        super().__init__(f"worker {worker} has not saved this; trial.workers() says which there are")
+        super().__init__(f"worker {worker} has not saved this; trial.workers() lists the workers")
         self.worker = worker
 
 

@@ -1,4 +1,4 @@
-"""One rule over the tensors of a job, as a process of its own beside the program.
+"""Evaluation of one rule on the tensors of a job, in a process beside the program.
 
 Where: the agent of the job's first host runs `python -m clary.train.debugger.evaluation ORDER` in the job's
 environment, reads the order's `status_file`, and ends the process when it is late. It evaluates one step after the
@@ -84,7 +84,7 @@ def evaluate(order: Mapping[str, Any]) -> tuple[str, str]:
             " that it did not reach; see CollectionConfigurations and save_interval"
         )
     num_seen = rule.report.get("Datapoints", 0)
-    hint = "" if num_seen else ": none had what the rule looks at; see CollectionConfigurations"
+    hint = "" if num_seen else ": none had the rule's tensors; see CollectionConfigurations"
     num_workers = len(trial.workers())
     whose = "" if hosts is None else f" of {num_workers} worker{'' if num_workers == 1 else 's'}"
     late = "; some host had not stored everything in time" if hosts is not None and hosts.is_late else ""
@@ -124,7 +124,7 @@ def _make(order: Mapping[str, Any], trial: Trial) -> Rule:
     """Return the rule: a built-in one, or one of the user's file."""
     name, parameters = order["rule"], dict(order["parameters"])
     if not name:
-        raise ValueError("RuleParameters have no rule_to_invoke, which says what is to be looked for")
+        raise ValueError("RuleParameters have no rule_to_invoke, which names the rule")
     others = [create_trial(folder) for folder in order["other_trials"]]
     if order["source_file"]:
         rule_class = load_rule(Path(order["source_file"]), name)

@@ -8,9 +8,9 @@
     32   the index, JSON: step, mode, worker, tensors; then zeros up to a multiple of 64
          the values, each at a multiple of 64
 
-Numbers are little-endian. An index comes first so that one read of a file's beginning is enough where each read is a
-request; offsets in it count from where values begin. A file appears by renaming, its length is in it, and index and
-values carry checksums: a file that a crash or a full disk has left is never taken for a whole one.
+Numbers are little-endian. The index is at the beginning so that one read is enough where each read is a request;
+offsets in it count from where values begin. A file appears by renaming, its length is in it, and index and values carry
+checksums: a file that a crash or a full disk has left is never taken for a whole one.
 """
 
 from __future__ import annotations

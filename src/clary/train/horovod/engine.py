@@ -110,7 +110,7 @@ class Engine:
             wakes_thread: False if the caller waits for them at once, and so drives the rounds itself.
 
         Raises:
-            ValueError: a request of that name is under way; none of the call is taken.
+            ValueError: a request of that name is under way; no request of the call is taken.
             HorovodInternalError: the engine has ended; names the cause.
         """
         now = time.monotonic()

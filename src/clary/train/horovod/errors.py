@@ -20,4 +20,4 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class CommitError(RuntimeError):
-    """The commit of an elastic program is no whole one. Nothing of it was unpickled; its owner must decide."""
+    """The commit of an elastic program is not whole. Nothing of it was unpickled; its owner must decide."""

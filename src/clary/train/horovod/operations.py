@@ -42,7 +42,7 @@ class Operations:
         """Run one batch.
 
         Args:
-            requests: this rank's, in the order of `batch`; None where it has joined.
+            requests: this rank's, in the order of `batch`; None if it has joined.
 
         Raises: HorovodInternalError if this rank's memory does not fit, for example if a face allocated too little.
         """

@@ -43,7 +43,7 @@ class Description:
     """The part of a request that all ranks must agree on.
 
     Args:
-        shape: of the tensor; without the first length where that may differ by rank (allgather, alltoall).
+        shape: of the tensor; without the first length if that may differ by rank (allgather, alltoall).
         root: rank that sends, of a broadcast.
         group: name of the group that is ready only as a whole; "" for none.
         group_size: requests of the group.

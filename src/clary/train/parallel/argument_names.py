@@ -11,7 +11,7 @@ from typing import Any
 
 
 def argument_names(function: Callable[..., Any], arguments: Sequence[Any], told: Collection[str]) -> list[str]:
-    """Return the names of positional arguments; those of `*args` share its name.
+    """Return the names of positional arguments; arguments in `*args` share its name.
 
     Args:
         told: names that non_split_inputs and input_split_axes give, to be checked.

@@ -93,7 +93,7 @@ def test_a_rule_that_finds_nothing_has_seen_every_step(saved: Path) -> None:
 def test_a_rule_whose_tensors_were_never_saved_says_so(saved: Path) -> None:
     status, details = evaluation.evaluate(order(saved, "NotThere"))
     assert status == "NoIssuesFound"
-    assert details.startswith("0 of 3 saved steps were looked at: none had what the rule looks at")
+    assert details.startswith("0 of 3 saved steps were looked at: none had the rule's tensors")
 
 
 def test_a_training_that_saved_nothing_is_an_error(tmp_path: Path) -> None:

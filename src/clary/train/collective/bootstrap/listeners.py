@@ -92,7 +92,7 @@ def dial(record: RankRecord, *, is_local: bool) -> socket.socket:
     try:
         sock.setblocking(False)
         tune(sock)
-        code = sock.connect_ex(place)  # type: ignore[arg-type]  # text or a tuple, as the family wants
+        code = sock.connect_ex(place)  # type: ignore[arg-type]  # text or a tuple, by the family
         if code not in (0, errno.EINPROGRESS):
             raise OSError(code, os.strerror(code))
         if is_local and not is_of_same_user(sock):

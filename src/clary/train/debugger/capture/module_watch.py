@@ -91,7 +91,7 @@ class ModuleWatch:
                 self._handles.append(model.register_forward_pre_hook(_Call(self._called)))
 
     def close(self) -> None:
-        """Leave torch as it was."""
+        """Remove all hooks from torch."""
         self._is_closed = True
         stay(self.without_hook)
         self._stop_searching()
@@ -188,7 +188,7 @@ class StepWatch:
             self._handles.append(torch_module.register_module_forward_hook(self._after_module))
 
     def end(self) -> None:
-        """Leave torch as it was."""
+        """Remove all hooks from torch."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

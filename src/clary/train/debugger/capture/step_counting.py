@@ -49,11 +49,11 @@ def restored_counts(*, trains_alone: bool) -> StepCounts:
     except FileNotFoundError:
         return StepCounts()
     except (OSError, ValueError, RecursionError, ContractError) as error:
-        _log.warning("debugger: steps are counted from 0: what the restored checkpoints say is not read: %s", error)
+        _log.warning("debugger: steps are counted from 0: the restored checkpoints' counts are unreadable: %s", error)
         return StepCounts()
     counts = (found.own if trains_alone else found.first) or StepCounts()
     if not counts.is_possible:
-        _log.warning("debugger: steps are counted from 0: the restored checkpoints say %s, which cannot be", counts)
+        _log.warning("debugger: steps are counted from 0: the restored checkpoints have impossible counts: %s", counts)
         return StepCounts()
     return counts
 

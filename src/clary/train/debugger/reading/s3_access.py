@@ -1,6 +1,6 @@
 """A bucket as a trial reads it: one folder listed from a name on, objects read by ranges.
 
-boto3 does it where it is installed, with whatever keys and endpoint it finds. Environments of jobs often lack boto3:
+boto3 is used if it is installed, with the keys and endpoint that it finds. Environments of jobs often lack boto3:
 then the agents' client is used (`contract.object_store`), with the variables that each job has, AWS_ENDPOINT_URL and
 the two of the key.
 """
@@ -116,7 +116,7 @@ class SignedBucket:
     """A bucket by requests of our own, from any thread.
 
     Args:
-        endpoint: http or https; its path, if any, stands before the bucket.
+        endpoint: http or https; its path, if any, precedes the bucket.
         environment: has the key, and may have AWS_SESSION_TOKEN, AWS_REGION and AWS_CA_BUNDLE.
 
     Raises: ConfigurationError for an invalid endpoint.

@@ -47,7 +47,7 @@ class S3Files:
     ) -> None:
         self.interval_s = interval_s
         self._bucket, self._base = bucket, f"{prefix}/" if prefix else ""
-        self._facts: dict[str, tuple[int, str]] = {}  # size and ETag of what was listed
+        self._facts: dict[str, tuple[int, str]] = {}  # size and ETag of the listed objects
         self._blocks = ObjectBlocks(cache_bytes, cache_place)
 
     def __str__(self) -> str:

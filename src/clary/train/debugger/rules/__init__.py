@@ -1,4 +1,4 @@
-"""Built-in rules by the names that requests have in `rule_to_invoke`. Formulas and defaults stand in their docstrings.
+"""Built-in rules by the names that requests have in `rule_to_invoke`. Their docstrings have formulas and defaults.
 
 Where: docs/debugger.md lists them. Parameters and defaults are those of AWS's "List of Debugger built-in rules".
 """

@@ -34,7 +34,7 @@ class BuiltInRule(Rule):
         return self._has_looked
 
     def looks_at(self, found: Sequence[T]) -> Sequence[T]:
-        """Record the tensors of a step that a rule looks at, and return them; a step without any was not looked at."""
+        """Record the tensors of a step that a rule looks at, and return them; a step without any does not count."""
         self._has_looked = self._has_looked or bool(found)
         return found
 
@@ -85,7 +85,7 @@ class BuiltInRule(Rule):
         return [step for step in steps if step <= up_to and self.base_trial.mode(step) not in _WITHOUT_TRAINING]
 
     def number(self, name: str, step: int) -> float:
-        """Return a loss at a step: the mean, where it has several values."""
+        """Return a loss at a step: the mean, if it has several values."""
         return float(self.base_trial.tensor(name).reduction_value(step, "mean"))
 
     def finding(self, step: int, text: str, tensor: str = "", **details: Any) -> Finding:

@@ -120,7 +120,7 @@ def resume_from_checkpoint(
     All ranks call it.
     Args:
         tag: None takes the newest.
-        partial: as it was saved.
+        partial: as in the save.
         translate: changes a whole model before it is loaded.
 
     Returns: the saved `user_content`; None without it. For a full checkpoint without it, the saved state.

@@ -11,5 +11,5 @@ tape       a gradient tape whose gradients are those of all ranks
 optimizer  optimizers of Keras 3, of legacy Keras and of TensorFlow 1 that apply the gradients of all ranks
 xla        keeps Keras 3 from compiling models by XLA
 
-Where: `smdistributed.dataparallel.tensorflow` and `horovod.tensorflow` name what is here.
+Where: `smdistributed.dataparallel.tensorflow` and `horovod.tensorflow` export these names.
 """

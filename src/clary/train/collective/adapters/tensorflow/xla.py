@@ -1,4 +1,4 @@
-"""Keeps Keras 3 from compiling models by XLA, which knows no operation that talks to other ranks."""
+"""Keeps Keras 3 from compiling models by XLA, which has no operations that communicate with other ranks."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Collectives:
         return self._reduce_all(tensor, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
-        """Reduce several tensors in place; those of one type travel as one."""
+        """Reduce several tensors in place; tensors of one type are reduced as one."""
         opts = options_of(AllreduceCoalescedOptions, opts)
         if (other := self._elsewhere_any(tensors)) is not None:
             return other.allreduce_coalesced(tensors, opts)
@@ -107,7 +107,7 @@ class Collectives:
         return self._run(asked, opts, tensors, buffer, _copy_back_one(tensor, buffer))
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
-        """Reduce to the root's tensor; those of other ranks stay as they were.
+        """Reduce to the root's tensor; other ranks' tensors stay unchanged.
 
         Args:
             tensors: a tensor of any shape, or a list of one; the same shape on all ranks.
@@ -433,7 +433,7 @@ class Collectives:
         """Receive a tensor from the first rank that sends; the work's `source_rank` names it."""
         return self.recv(tensors, ANY_RANK, tag)
 
-    # Names that torch used before 2.13 and still calls where it finds them.
+    # Names that torch used before 2.13, and still calls if they exist.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single

@@ -19,7 +19,7 @@ from clary.train._native.errors import CollectiveError
 from clary.train._native.interface import Core
 
 _LOOK_S = 60.0  # limit of one call that blocks in the core; a closed core returns at once
-_JOIN_S = 10.0  # longest wait for the thread when the group is closed
+_JOIN_S = 10.0  # longest wait for each thread when the group is closed
 
 
 class _Ending(Protocol):

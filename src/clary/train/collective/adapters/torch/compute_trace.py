@@ -1,7 +1,7 @@
 """Reports torch's computation to the trace of the process: modules forward and backward, and gradients.
 
 Where: `creation.connect` calls `install` when the first group is made while traces are on (`collective.trace`).
-Spans lie on the lane `compute`, those of modules inside those of the modules that hold them. The backward span of a
+Spans lie on the lane `compute`, a module's span inside the span of the module that holds it. The backward span of a
 module without children begins when the gradient of its output is ready, and ends when the next span begins or the
 backward pass ends; computing in several threads at once is shown in one lane. Hooks are torch's global ones, which
 reach every module of the process; they do not change what is computed.

@@ -20,7 +20,7 @@ _DEVICES = ["cpu", "cuda"]
 
 
 def autoload() -> None:
-    """Register the backend if this torch can have one; say nothing if it cannot."""
+    """Register the backend if this torch supports it; otherwise do nothing."""
     if dist.is_available():
         register()
 

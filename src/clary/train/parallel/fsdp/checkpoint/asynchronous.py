@@ -79,7 +79,7 @@ class _Call:
     _told: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # A daemon, since Python would wait for others without a limit at its end; `_finish_writing` waits with one.
+        # A daemon, since Python waits for other threads without a limit at its end; `_finish_writing` waits with one.
         self._thread = threading.Thread(target=self._write, name=f"clary-save-{self.number}", daemon=True)
         _writing[:] = [*(one for one in _writing if one.is_alive()), self._thread]
         self._thread.start()
@@ -165,7 +165,7 @@ class AsyncCallsQueue:
         """Make checkpoints of saves that all ranks have written. Every rank calls it.
 
         Args:
-            blocking: wait for all that are under way.
+            blocking: wait for all saves under way.
             process_group: of the ranks that save; None is all ranks.
             skip_sync: finish the saves that this rank has written, without asking the other ranks first, and wait for
                 these. All ranks must then call it so often that they finish the same saves.

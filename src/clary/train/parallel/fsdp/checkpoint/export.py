@@ -47,7 +47,7 @@ def save_model_checkpoint(
         pg_metadata: the group of ranks that save together, the rank that plans, and whether this rank saves; None is
         the model's group, and the first of ranks that hold the same.
         log: log the path of the checkpoint.
-        extra_exports: values of the script's own, by names that are not those of model, optimizer and scheduler.
+        extra_exports: values of the script's own, by names other than those of model, optimizer and scheduler.
 
     Raises: ValueError for a state that is not sharded, or a name that is taken; CheckpointError on all ranks, naming
         those that failed.
@@ -87,7 +87,7 @@ def load_model_checkpoint(
 
     Returns: the model, optimizer and scheduler under EXPORT_KEY_MODEL and so on, those that were given, and the
         script's own values, a dict, under EXPORT_KEY_IDENTITY.
-    Raises: ValueError likewise; torch's CheckpointException on all ranks, naming those that failed.
+    Raises: ValueError as `save_model_checkpoint`; torch's CheckpointException on all ranks, naming the failed ones.
     """
     del sharding_strategy
     _check("load_model_checkpoint", state_dict_type, extra_imports)

@@ -1,7 +1,7 @@
 """States of sliced models, in the names and shapes of the whole model.
 
-Where: `additions` puts these around methods of FSDP, which gathers what it has sharded; slices become whole here, a
-tensor at a time. Names are those of Hugging Face all along: `transform` keeps the modules.
+Where: `additions` puts these around methods of FSDP, which gathers its shards; this module makes slices whole, one
+tensor at a time. Names are Hugging Face's throughout, since `transform` keeps the modules.
 
 [Note: offloading] FSDP (torch 2.6 to 2.13) does not copy tensors that it moves from the CPU to the CPU, and then frees
 or reuses their memory: a full state of a model on the CPU is read after it was freed, and the states of an optimizer

@@ -51,7 +51,7 @@ def sm_state_dict_type(
     """Have `model` and all optimizers of the process use local states in a block. Not nested, one thread.
 
     Args:
-        state_dict_type: one of torch's kinds does what `FullyShardedDataParallel.state_dict_type` does.
+        state_dict_type: one of torch's kinds has the effect of `FullyShardedDataParallel.state_dict_type`.
         state_dict_config: of one of torch's kinds, as `optim_state_dict_config`.
 
     Raises: ValueError for another kind, or a configuration of local states.
