@@ -55,6 +55,8 @@ class Gang {
   int hosts() const { return hosts_; }
   // The descriptor of a rank's side stream to a peer, as long as the rank has not closed it.
   int sideStream(int rank, int peer) const { return sides_[rank][peer]; }
+  // The shared memory of a rank's host, as long as the gang lives.
+  int segment(int rank) const { return segments_[options_.hostOf[rank]]; }
 
   clary_communicator* open(int rank, clary_failure* failure) {
     std::vector<const char*> names;

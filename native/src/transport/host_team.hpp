@@ -40,6 +40,7 @@ struct Window {
   uint64_t cookieAt = 0;
   uint64_t input = 0;
   uint32_t isBlind = 0;  // whether this member could not read all others
+  uint32_t way = 0;      // that this member goes once it has seen all flags
 };
 
 using Step = uint32_t;

@@ -12,6 +12,9 @@ namespace clary {
 namespace {
 
 constexpr size_t kTriedBytes = 64;
+// The ways of a member; 0 is that of one that has not looked yet.
+constexpr uint32_t kReadsOthers = 1;
+constexpr uint32_t kSharedMemory = 2;
 
 uint64_t addressOf(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
@@ -29,6 +32,7 @@ void PeerMemory::show(uint64_t sequence, const void* input) {
   own.cookieAt = addressOf(&cookie_);
   own.input = addressOf(input);
   own.isBlind = cookie_ == 0;
+  own.way = 0;
 }
 
 void PeerMemory::tryAll(uint64_t sequence, uint64_t bytes) {
@@ -46,7 +50,15 @@ bool PeerMemory::agree(uint64_t sequence) {
   for (int member = 0; member < team_.members(); ++member) {
     if (team_.window(member, sequence).isBlind != 0) isUsable_ = false;
   }
+  team_.window(team_.index(), sequence).way = isUsable_ ? kReadsOthers : kSharedMemory;
   return isUsable_;
+}
+
+int PeerMemory::dissenter(uint64_t sequence) const {
+  for (int member = 0; member < team_.members(); ++member) {
+    if (team_.window(member, sequence).way != (isUsable_ ? kReadsOthers : kSharedMemory)) return member;
+  }
+  return -1;
 }
 
 const std::byte* PeerMemory::input(int member, uint64_t sequence) const {

@@ -7,6 +7,11 @@
 // [Note: cookie] Process numbers mean something in their own namespace only, and are given away again. Each read
 // therefore fetches a random number of the peer's, which it has shown in shared memory, in the same system call; a
 // process that is not the peer does not have it at that address.
+//
+// [Note: lies] All of that lies in memory that every rank of the host may write, and a broken or hostile one may. No
+// address of another rank is ever used but by the system call, which fails for memory that is not there. A rank that
+// says another number for its own data passes, as one that sends other data would; so does one that writes over what
+// others lay into shared memory.
 #pragma once
 
 #include <atomic>
@@ -31,6 +36,8 @@ class PeerMemory {
   void tryAll(uint64_t sequence, uint64_t bytes);
   // After the phase of `tryAll`: whether all can read all. If not, `isUsable` is false from here on.
   bool agree(uint64_t sequence);
+  // A phase after `agree`: a member that goes another way than this one, because it saw another flag; -1 if all go one.
+  int dissenter(uint64_t sequence) const;
 
   const std::byte* input(int member, uint64_t sequence) const;
 
