@@ -1,14 +1,14 @@
-"""Variables of ranks that `clary run` has mpirun start, as a job's launcher would set them.
+"""Variables of ranks that mpirun starts under `clary run`, as a job's launcher would set them.
 
-Where: whatever forms a group without torch reads the environment through this: Horovod, and our collectives for NumPy
-and TensorFlow. With torch, `compat.clary_autoload` has set the same variables when torch was imported.
+Where: libraries that form groups without torch read the environment through it: Horovod, and our collectives for NumPy
+and TensorFlow. With torch, `compat.clary_autoload` sets the same variables when torch is imported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-_MASTER_PORT = "CLARY_RUN_MASTER_PORT"  # of loopback, set by `clary run` for everything that it starts
+_MASTER_PORT = "CLARY_RUN_MASTER_PORT"  # a port on loopback, which `clary run` sets for all its processes
 _OF_MPIRUN = {
     "RANK": "OMPI_COMM_WORLD_RANK",
     "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
@@ -18,9 +18,9 @@ _OF_MPIRUN = {
 
 
 def with_ranks_of_mpirun(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the environment with torchrun's variables, if it is that of a rank of mpirun under `clary run`.
+    """Return the environment with torchrun's variables, for a rank of mpirun under `clary run`.
 
-    Returns: `environ` itself anywhere else, and where a launcher has said the rank; a variable that is set stays so.
+    Returns: `environ` itself in other processes, or if a launcher has set the rank; variables that are set are kept.
     """
     port = environ.get(_MASTER_PORT)
     if not port or "RANK" in environ or not all(name in environ for name in _OF_MPIRUN.values()):

@@ -102,8 +102,7 @@ class ReducingModel(StatefulModel):
             enable: whether replicas may differ; False makes the block do nothing.
             throw_on_early_termination: raise on all replicas once one has ended.
 
-        Raises: ValueError if ranks must end
-                together: with a pipeline or slices, with shards, with half precision.
+        Raises: ValueError if ranks must end together: with a pipeline or slices, with shards, with half precision.
         """
         if not enable:
             return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Files of a rank's windows: requests that an agent leaves, answers that it follows.
+"""Files of a rank's windows: requests that an agent writes, answers that it reads.
 
 Source: contract/deep_profiles.py.
 """
@@ -32,7 +32,7 @@ def read_requests(folder: Path) -> list[ProfileRequest]:
 
 
 class RankFiles:
-    """The files of one rank for one window; the first process that claims a rank has it."""
+    """The files of one rank for one window; the first process that claims a rank owns it."""
 
     def __init__(self, folder: Path, number: int, rank: int) -> None:
         self._folder = folder / OUT_FOLDER / str(number)
@@ -41,7 +41,7 @@ class RankFiles:
 
     @property
     def trace(self) -> Path:
-        """Where the trace belongs."""
+        """The path of the trace."""
         return self._folder / f"rank-{self._rank}.trace.json.gz"
 
     def claim(self) -> bool:
@@ -54,7 +54,7 @@ class RankFiles:
         return True
 
     def tell(self, profile: RankProfile) -> None:
-        """Write the profile's state, whole or not at all. Raises: OSError."""
+        """Write the profile's state atomically. Raises: OSError."""
         self.profile = replace(profile, rank=self._rank)
         draft = self._folder / f".rank-{self._rank}.new"
         draft.write_text(json.dumps(to_plain(self.profile)), encoding="utf-8")
@@ -62,7 +62,7 @@ class RankFiles:
 
 
 def boot_id() -> str:
-    """Return the boot id, which tells this machine's clock from another's; empty where the system has no id."""
+    """Return the boot id, which distinguishes the clocks of machines; empty if the system has none."""
     try:
         return Path(_BOOT_ID).read_text(encoding="ascii").strip()
     except OSError:

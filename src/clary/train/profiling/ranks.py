@@ -1,4 +1,4 @@
-"""Which rank this process is, as far as its profile is concerned."""
+"""The rank of this process, for its profile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def own_rank() -> int:
-    """Return the rank: of the process group, or before there is one, of the launcher; 0 of one alone."""
+    """Return the rank in the process group, or, before there is a group, the launcher's; 0 without either."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
@@ -18,6 +18,6 @@ def own_rank() -> int:
 
 
 def may_be_rank() -> bool:
-    """Whether a process that no step was seen of can be a rank: no worker of a data loader, no launcher of ranks."""
+    """Whether a process without a step may be a rank: it is not a worker of a data loader, nor a launcher of ranks."""
     is_launcher = "torch.distributed.launcher.api" in sys.modules and "RANK" not in os.environ
     return multiprocessing.parent_process() is None and not is_launcher

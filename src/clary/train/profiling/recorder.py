@@ -1,12 +1,12 @@
-"""Looks for requests, and has windows begin and end at steps of the program.
+"""Looks for requests, and begins and ends windows at steps of the program.
 
-Where: `install` hangs it into torch. The program's thread only counts steps until something is asked for; a thread of
-its own looks at the folder and writes traces. What is asked for waits in `waiting_requests`, what has begun is a
-`recording`. Nothing here may fail a program: what goes wrong is said in the rank's answer, and the recorder does no
-more.
+Where: `install` hooks it into torch. The program's thread only counts steps until there is a request; separate threads
+check the folder and write traces. Requests wait in `waiting_requests`; a window that has begun is a `recording`. An
+error here must not fail a program: the rank's answer or the log reports it, and the recorder may stop.
 
 [Note: two threads]
-`_requests` and `_open` change under `_lock` alone. `_is_wanted` is a hint that the program's thread reads without it.
+`_requests` and `_open` change only under `_lock`. `_is_wanted` is a hint that the program's thread reads without the
+lock.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from clary.train.profiling.step_counter import StepCounter
 from clary.train.profiling.waiting_requests import Waiting, WaitingRequests
 from clary.train.profiling.window import OtherProfiler, Window, is_captured
 
-LOOK_S = 0.5  # from one look at the folder to the next
-_END_S = 5.0  # for a trace that is being written when the program ends, and before that for its GPU
+LOOK_S = 0.5  # seconds between checks of the folder
+_END_S = 5.0  # limit at the program's end, for its GPU and then for traces being written
 
 _log = logging.getLogger("clary.profiling")
 _recorder: Recorder | None = None
 
 
 def install() -> bool:
-    """Have windows taken where a folder for them is named; return whether one is. Harmless when repeated."""
+    """Start a recorder if the environment names a folder; return whether there is one. A second call does nothing."""
     global _recorder
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder or _recorder is not None:
@@ -52,7 +52,7 @@ def install() -> bool:
     def count_step(optimizer: object, args: Any, options: Any) -> None:
         on_step(optimizer)
 
-    count_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # not a part of what torch.compile compiles
+    count_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # not compiled by torch.compile
     hook(count_step)
     _recorder.start()
     atexit.register(_recorder.close)
@@ -71,7 +71,7 @@ class Recorder:
         self._folder = folder
         self._steps = StepCounter()
         self._lock = threading.RLock()
-        self._is_wanted = False  # something to do at the next step
+        self._is_wanted = False  # whether the next step has work to do
         self._is_broken = False
         self._requests = WaitingRequests(folder, steps=self._steps, tell=self._tell)
         self._open: Recording | None = None
@@ -80,7 +80,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to look; a request that is there already is taken up before the program goes on."""
+        """Start the thread; a request that exists already is read before the program continues."""
         self._look(None)
         self._thread = threading.Thread(target=self._run, name="clary-profiling", daemon=True)
         self._thread.start()
@@ -91,16 +91,16 @@ class Recorder:
         self._ending = threading.Event()
         if self._open is not None and self._open.window.is_running:
             self._open.window.forget()
-            self._is_broken = True  # torch would record nothing here
+            self._is_broken = True  # torch cannot record in this process
         self._requests.forget()
         self._open, self._writers, self._thread = None, [], None
-        self._is_wanted = True  # the thread begins with the child's first step: a worker of a data loader makes none
+        self._is_wanted = True  # the child's first step starts the thread: a worker of a data loader makes no step
 
     def on_step(self, optimizer: object) -> None:
         """Count a step of an optimizer, in the program's thread."""
         if self._steps.is_boundary(optimizer) and self._is_wanted and not self._is_broken:
             try:
-                if not is_captured():  # put into a graph, not computed
+                if not is_captured():  # else the step is captured into a graph, not computed
                     self._on_boundary()
             except Exception as error:  # noqa: BLE001 - a profile must not fail the program
                 self._break_off(error)
@@ -108,7 +108,7 @@ class Recorder:
     def close(self) -> None:
         """End the running window at the end of the program, and wait up to `_END_S` for traces being written."""
         self._ending.set()
-        if not self._lock.acquire(timeout=_END_S):  # a window is ended at this moment, and its GPU may hang
+        if not self._lock.acquire(timeout=_END_S):  # another thread is ending a window, and its GPU may hang
             return
         try:
             if self._open is not None and self._open.may_end:
@@ -152,18 +152,18 @@ class Recorder:
         except Exception:  # noqa: BLE001 - a GPU in trouble, which may be why the program ends
             has_settled = False
         words = "the program ended before the window did"
-        if not has_settled:  # torch would wait for the GPU, and the program would not end
+        if not has_settled:  # torch would wait for the GPU, and the program might never end
             run.window.wait_for_no_gpu()
             words += ", and while its GPU was at work or in trouble"
         self._end_window(run, Ending(words, now=True))
 
     def _end_window(self, run: Recording, ending: Ending) -> None:
-        """Stop recording and have the trace written aside; not yet where that would break a graph that is captured.
+        """Stop recording and have the trace written on a thread; do nothing if that would break a graph capture.
 
         Args:
-            ending: one that is `now` ends it even then, without a wait for the GPU.
+            ending: with `now` the window ends even then, without a wait for the GPU.
         """
-        if not run.window.has_gpu:  # nothing is waited for, and the gate is left alone
+        if not run.window.has_gpu:  # no wait, so the gate is not needed
             self._stop_and_write(run, ending.words)
             return
         with graph_captures.gate.between(0.0) as is_free:
@@ -183,7 +183,7 @@ class Recorder:
         writer = threading.Thread(target=self._write, args=(run, profile), name="clary-trace", daemon=True)
         try:
             writer.start()
-        except RuntimeError:  # a program that ends begins no threads any more, from Python 3.12 on
+        except RuntimeError:  # from Python 3.12 on, an ending program cannot start threads
             self._write(run, profile)
             return
         self._writers = [thread for thread in self._writers if thread.is_alive()] + [writer]
@@ -199,7 +199,7 @@ class Recorder:
                 self._is_wanted = self._requests.has_any
 
     def _give_way(self) -> None:
-        """End the window, because the program starts a profiler of its own."""
+        """End the window, because the program starts its own profiler."""
         with self._lock:
             if self._open is not None and self._open.may_end:
                 words = "cut off: the program has started torch.profiler itself"
@@ -221,7 +221,7 @@ class Recorder:
             now = self._folder.stat().st_mtime_ns
         except OSError:
             return None
-        # A change within the clock's tick of the last look would not show: look again until the folder has rested.
+        # A change within the clock tick of the last check would not show: check again until the folder is 2 s old.
         if now == stamp:
             return stamp
         with self._lock:
@@ -232,7 +232,7 @@ class Recorder:
         return now if time.time_ns() - now > 2_000_000_000 else None
 
     def _keep_time(self) -> None:
-        """Do the work that needs no step: answer requests, give up, record by time."""
+        """Do the work between steps: answer requests, expire them, record by time."""
         self._requests.answer()
         while self._open is None and (late := self._requests.take_late()) is not None:
             self._begin_window(late, by_time=True)
@@ -241,7 +241,7 @@ class Recorder:
             return
         if (ending := run.ending_between_steps()) is not None:
             if ending.now:
-                run.window.wait_for_no_gpu()  # this thread would hold the lock meanwhile
+                run.window.wait_for_no_gpu()  # a wait here would hold the lock
             self._end_window(run, ending)
 
     def _tell(self, files: RankFiles, state: RankState, words: str) -> None:

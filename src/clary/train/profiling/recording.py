@@ -1,6 +1,6 @@
-"""One window, from its first step to its trace: when it has to end, and the profile reported then.
+"""One window, from its first step to its trace: the conditions of its end, and the profile to report.
 
-Where: `recorder` begins one, tells it of steps, and asks whether it has to end; all but `write` under its lock.
+Where: `recorder` makes it, counts steps on it, and asks for its ending; all calls except `write` are under its lock.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LEFT_OUT = "without its GPU, which only a window of steps can record"
 
 @dataclass(frozen=True)
 class Ending:
-    """How a window has to end.
+    """The way in which a window must end.
 
     Attributes:
-        words: why before its time; empty for one that has what was asked for.
-        now: whether it ends even where that would break a graph that is captured.
+        words: the reason of an early end; empty for a complete window.
+        now: whether it ends even if that would break a graph capture.
     """
 
     words: str
@@ -35,11 +35,11 @@ class Recording:
     """A window that runs or is being written, with its request and its times.
 
     Args:
-        request: asked for it; replaced by one that cancels it.
-        files: where it is answered.
-        window: has begun.
-        first_step: steps of the program before it.
-        by_time: begun by no step, and ended by none.
+        request: its request; a cancelling one replaces it.
+        files: the files of its answer.
+        window: the window, which has begun.
+        first_step: number of the program's steps before it.
+        by_time: whether it begins and ends by time, not at steps.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class Recording:
 
     @property
     def may_end(self) -> bool:
-        """Whether it runs, and this thread may end it."""
+        """Whether the window runs, and this thread may end it."""
         return self.window.is_running and self.window.may_stop
 
     def count_step(self) -> None:
-        """Take note that a step has ended."""
+        """Record the end of a step."""
         self._bounds_ns.append(time.time_ns())
 
     def ending_at_step(self) -> Ending | None:
-        """Return the ending of a window of steps that is whole or lasts too long; None before that."""
+        """Return the ending of a window of steps that is complete or too long; None before that."""
         seconds = time.monotonic() - self._began_s
         asked, num_bounds = self.request, len(self._bounds_ns)
         is_whole = num_bounds > asked.num_steps if asked.num_steps else seconds >= asked.duration_s
-        is_late = seconds > MAX_WINDOW_S  # kept open for a graph whose capture may never end
+        is_late = seconds > MAX_WINDOW_S  # it waits for a graph capture, which may never end
         if is_whole or asked.is_cancelled:
             return Ending("", now=is_late)
         if num_bounds > MAX_TIMED_STEPS:
@@ -72,20 +72,20 @@ class Recording:
         return Ending(f"cut off after {MAX_WINDOW_S:g} s", now=True) if is_late else None
 
     def ending_between_steps(self) -> Ending | None:
-        """Return how a window ends that no step ends; None for not yet."""
+        """Return the ending of a window between steps; None if it must not end yet."""
         seconds = time.monotonic() - self._began_s
         if self.by_time:
             is_over = seconds >= min(self.request.duration_s, MAX_WINDOW_S) or self.request.is_cancelled
             return Ending("") if is_over else None
-        # a step that lasts, or the last one: what torch records meanwhile is kept in memory
+        # a very long step, or no further one: torch's records meanwhile stay in memory
         return Ending(f"cut off after {MAX_WINDOW_S:g} s", now=True) if seconds > MAX_WINDOW_S else None
 
     def stop(self, words: str, *, step: int) -> RankProfile:
-        """Stop recording; return the profile to tell while the trace is written. Raises: errors of torch.
+        """Stop recording; return the profile to report while the trace is written. Raises: errors of torch.
 
         Args:
-            words: about its end.
-            step: steps of the program so far.
+            words: the reason of its end.
+            step: number of the program's steps so far.
         """
         if self.by_time:
             self._bounds_ns.append(time.time_ns())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class StepCounter:
-    """Counts rounds of optimizers: a step ends when an optimizer steps that has stepped in this round before.
+    """Counts rounds of optimizers: a step ends when an optimizer steps for the second time in a round.
 
-    With one optimizer that is each of its steps; with several in a step, the first one that comes again begins the
-    next round, so that none counts twice. An optimizer within another (ZeroRedundancyOptimizer) is one of several.
+    With one optimizer, each of its steps counts; with several per step, the first one that steps again begins the next
+    round, so that no step counts twice. An optimizer within another (ZeroRedundancyOptimizer) is one of several.
     """
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class StepCounter:
         self._round: set[int] = set()
 
     def is_boundary(self, optimizer: object) -> bool:
-        """Take note that an optimizer has stepped; return whether a step has ended with it."""
+        """Count an optimizer's step; return whether a step of the program has ended with it."""
         key = id(optimizer)
         if self._round and key not in self._round:
             self._round.add(key)

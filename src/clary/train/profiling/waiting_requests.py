@@ -1,4 +1,4 @@
-"""Requests whose windows have not begun: the ones this process answers, the next one, and expired ones.
+"""Requests whose windows have not begun: answers them, chooses the next one, and expires late ones.
 
 Where: `recorder` holds them, and calls every method under its lock.
 """
@@ -16,20 +16,20 @@ from clary.train.profiling.rank_files import RankFiles, read_requests
 from clary.train.profiling.ranks import may_be_rank, own_rank
 from clary.train.profiling.step_counter import StepCounter
 
-NO_STEPS_S = 20.0  # after which a program that has made no step is recorded by time: it may be beginning still
-NO_STEPS_TIMED_S = 5.0  # the same where a time was asked for
+NO_STEPS_S = 20.0  # wait for a program's first step, before it is recorded by time: it may still be starting
+NO_STEPS_TIMED_S = 5.0  # the same if the request names a duration
 
 
 class Waiting(NamedTuple):
-    """A request, where it is answered, and its moments by monotonic time.
+    """A request, the files of its answer, and its times by the monotonic clock.
 
-    Those are laid when the request is seen first: the time of day may be set while it waits.
+    The times are converted when the request is first seen, since the time of day may be set while it waits.
     """
 
     request: ProfileRequest
     files: RankFiles
     start_s: float
-    give_up_s: float  # without end where it may begin whenever it likes
+    give_up_s: float  # infinite if the request does not expire
 
 
 class WaitingRequests:
@@ -37,7 +37,7 @@ class WaitingRequests:
 
     Args:
         folder: where requests appear.
-        steps: of the program; a process that has made one is a rank.
+        steps: of the program; a process that has made a step is a rank.
         tell: writes an answer.
     """
 
@@ -50,7 +50,7 @@ class WaitingRequests:
 
     @property
     def has_any(self) -> bool:
-        """Whether one waits."""
+        """Whether a request waits."""
         return bool(self._waiting)
 
     def forget(self) -> None:
@@ -58,7 +58,7 @@ class WaitingRequests:
         self._waiting = {}
 
     def take_up(self) -> list[ProfileRequest]:
-        """Read the folder; return the requests that were cancelled since. Raises: OSError."""
+        """Read the folder; return requests that were cancelled since the last call. Raises: OSError."""
         news = [request for request in read_requests(self._folder) if self._seen.get(request.number) != request]
         for request in news:
             is_new = request.number not in self._seen
@@ -73,14 +73,14 @@ class WaitingRequests:
         return [request for request in news if request.is_cancelled]
 
     def take_due(self) -> Waiting | None:
-        """Take out the request that has to begin at the step that ends now, or None."""
+        """Remove and return the request whose window must begin now, at the end of a step, or None."""
         for number, waiting in sorted(self._waiting.items()):
             if self._is_due(waiting) and (waiting.files.profile or self._claim(number)):
                 return self._waiting.pop(number)
         return None
 
     def take_late(self) -> Waiting | None:
-        """Take out an answered request that has waited long enough for the program's first step, or None."""
+        """Remove and return an answered request that has waited long enough for the program's first step, or None."""
         if self._steps.num_steps == 0:
             for number, waiting in list(self._waiting.items()):
                 if waiting.files.profile is not None and _is_late(waiting):
@@ -88,7 +88,7 @@ class WaitingRequests:
         return None
 
     def answer(self) -> None:
-        """Answer open requests, and fail the ones that no step has begun in time."""
+        """Answer open requests, and fail requests whose window did not begin in time."""
         for number, waiting in list(self._waiting.items()):
             if waiting.files.profile is None and not self._claim(number):
                 continue
@@ -98,7 +98,7 @@ class WaitingRequests:
                 self._tell(waiting.files, RankState.FAILED, "no step began in time: does the program still train?")
 
     def _cancel(self, number: int) -> None:
-        """Drop a waiting request, and report that where this process answers for its rank."""
+        """Drop a waiting request, and report that if this process answers for its rank."""
         waiting = self._waiting.get(number)
         if waiting is not None and (waiting.files.profile is not None or self._claim(number, is_due=may_be_rank())):
             self._tell(self._waiting[number].files, RankState.FAILED, "cancelled before it began")
@@ -111,17 +111,17 @@ class WaitingRequests:
         return time.monotonic() >= waiting.start_s
 
     def _claim(self, number: int, *, is_due: bool = False) -> bool:
-        """Answer for this rank if this process is one and is asked; return whether the window is still wanted.
+        """Answer for this rank if this process is a rank of the request; return whether the request still waits.
 
         Args:
-            is_due: even without a step of its own and before it has been waited for.
+            is_due: whether to answer even without a step of this process, and before the wait for one is over.
         """
         waiting = self._waiting[number]
         request = waiting.request
         is_training = self._steps.num_steps > 0
         if not is_training and not is_due and not (_is_late(waiting) and may_be_rank()):
             return False
-        rank = own_rank()  # may have become known with the process group, after the request
+        rank = own_rank()  # known perhaps only since the process group was made, after the request
         files = RankFiles(self._folder, number, rank)
         if (request.ranks and rank not in request.ranks) or not files.claim():
             del self._waiting[number]
@@ -132,6 +132,6 @@ class WaitingRequests:
 
 
 def _is_late(waiting: Waiting) -> bool:
-    """Whether steps have been waited for long enough; where one was named, it is waited for without an end."""
+    """Whether a request has waited long enough for steps; a request that names a step waits without limit."""
     wait_s = NO_STEPS_S if waiting.request.num_steps else NO_STEPS_TIMED_S
     return waiting.request.start_step is None and time.monotonic() > waiting.start_s + wait_s

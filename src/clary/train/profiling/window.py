@@ -1,4 +1,4 @@
-"""One window of torch.profiler: begun, ended, its trace written whole beside the program."""
+"""One window of torch.profiler: its begin, its end, and the writing of its trace in the background."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from typing import Any
 
 from clary.train import graph_captures
 
-MAX_RAW_BYTES = 4 * 1024 * 1024 * 1024  # of a trace before it is packed; a window ends by time long before
-_QUERY_S = 0.01  # from one question to a GPU to the next
-_LEVEL = 1  # of gzip: seven times smaller, and four times faster than level 9
+MAX_RAW_BYTES = 4 * 1024 * 1024 * 1024  # most bytes of a trace before compression; a window ends by time long before
+_QUERY_S = 0.01  # seconds between queries of a GPU
+_LEVEL = 1  # of gzip: makes traces seven times smaller, four times faster than level 9
 
 
 class OtherProfiler(Exception):
-    """The program uses torch.profiler itself, and is left alone."""
+    """The program uses torch.profiler itself, so no window begins."""
 
 
 class Window:
     """Records torch's operations between `start` and `stop`; `write` may be called on another thread.
 
     Args:
-        on_other: called in the program's thread, before a profiler of its own starts while this one runs.
-        all_threads: refuse where threads cannot be recorded that did not start the window: one that no step begins.
+        on_other: called in the program's thread, before its own profiler starts while this one runs.
+        all_threads: whether to refuse if torch records only the thread that starts the window; for windows by time.
 
     [Note: threads]
-    Newer releases of torch record all threads, and any of them may stop that. Older ones record the thread that starts
-    and what works for it; stopped by another thread, torch loses its session and the program crashes.
+    Newer releases of torch record all threads, and any thread may stop them. Older releases record the starting thread
+    and threads that work for it; if another thread stops them, torch loses its session and the program crashes.
 
     [Note: GPUs]
-    To end a recording of a GPU torch waits for the current one of the thread that ends it: for the first, in a thread
-    that never chose one, which costs some hundred MB there. So a window remembers the GPU of the thread that began it,
-    and one that no step begins, of a thread of ours, leaves GPUs out. Nor may a thread wait so while another captures a
-    graph (`graph_captures`).
+    To end a recording of a GPU, torch waits for the current GPU of the ending thread. In a thread that never chose a
+    GPU, that is the first, and the wait costs some hundred MB on it. So a window stores the GPU of the thread that
+    began it, and a window by time, which our own thread begins, leaves GPUs out. A thread also must not wait for a GPU
+    while another captures a graph (`graph_captures`).
     """
 
     def __init__(self, *, on_other: Callable[[], None], all_threads: bool = False) -> None:
         self._on_other = on_other
         self._all_threads = all_threads
-        self._thread: int | None = None  # only this thread may stop it; None for any
+        self._thread: int | None = None  # the only thread that may stop it; None if any may
         self._profiler: Any = None
         self._guarded: dict[str, Any] = {}
         self._gpu: int | None = None  # index of the GPU whose work is recorded
-        self.leaves_out_gpu = False  # though the program uses one
+        self.leaves_out_gpu = False  # whether it leaves out a GPU that the program uses
         self.is_running = False
 
     def start(self) -> None:
@@ -63,7 +63,7 @@ class Window:
         except BaseException:
             self._profiler = None
             raise
-        if torch.autograd._profiler_enabled():  # said of this thread alone, and of no session of all threads
+        if torch.autograd._profiler_enabled():  # True only for a session of this thread, not of all threads
             self._thread = threading.get_native_id()
         self.is_running = True
         self._guard()
@@ -74,7 +74,7 @@ class Window:
         return self._thread in (None, threading.get_native_id())
 
     def forget(self) -> None:
-        """Record nothing more, in a child that was forked off: its parent's session cannot be stopped here."""
+        """Stop recording in a forked child, which cannot stop its parent's session."""
         if self.is_running:
             self.is_running = False
             self._unguard()
@@ -86,7 +86,7 @@ class Window:
         return self._gpu is not None
 
     def stop(self) -> None:
-        """End; a window that has ended stays so. Only where `may_stop`. Blocks while torch gathers events."""
+        """End the window; a second call does nothing. Call it only if `may_stop`. Blocks while torch gathers events."""
         if self.is_running:
             self.is_running = False
             self._unguard()
@@ -95,7 +95,7 @@ class Window:
 
     def wait_for_no_gpu(self) -> None:
         """Make `stop` return without waiting for the GPU; its unfinished work is not in the trace."""
-        # Torch waits for the device that a profile names before it stops Kineto, which waits for none.
+        # Torch waits for the profile's device before it stops Kineto, which itself does not wait.
         parts: tuple[Any, ...] = (self._profiler, getattr(self._profiler, "profiler", None))
         for part in parts:
             if getattr(part, "use_device", None) is not None:
@@ -104,11 +104,11 @@ class Window:
     def has_settled(self, limit_s: float) -> bool:
         """Whether the GPU finishes its queued work within the limit, so that `stop` returns.
 
-        Raises: whatever torch says of a GPU in trouble.
+        Raises: torch's error for a GPU that failed.
         """
         if self._gpu is None:
             return True
-        # Asked, not given an event to reach: a queue that is full would keep this thread.
+        # Polled, without an event: a full queue would block this thread.
         stream = sys.modules["torch"].cuda.current_stream(self._gpu)
         end_s = time.monotonic() + limit_s
         while not stream.query():
@@ -118,9 +118,9 @@ class Window:
         return True
 
     def write(self, place: Path) -> int:
-        """Write the trace to `place`, whole or not at all, and forget it; return its bytes.
+        """Write the trace to `place` atomically, and release it; return its size in bytes.
 
-        Raises: OSError; ValueError for one that is too long; whatever torch raises.
+        Raises: OSError; ValueError for a trace that is too long; errors of torch.
         """
         raw, draft = place.with_name(f".{place.name}.json"), place.with_name(f".{place.name}.part")
         try:
@@ -140,14 +140,14 @@ class Window:
     def _options(self) -> dict[str, Any]:
         torch = sys.modules["torch"]
         activities = [torch.profiler.ProfilerActivity.CPU]
-        # `is_available` may be the first that CUDA is asked in a process, whose forks could not use it then.
+        # Not `is_available`: as a process's first call of CUDA it would prevent forks from using CUDA.
         if torch.cuda.is_initialized():
             self.leaves_out_gpu = self._all_threads
             if not self._all_threads:
                 self._gpu = torch.cuda.current_device()
                 graph_captures.watch()
                 activities.append(torch.profiler.ProfilerActivity.CUDA)
-        # `trace_only` saves torch from building Python objects of all events; older ones know neither of both.
+        # `trace_only` saves building Python objects for all events; older releases lack both options.
         for names in (("trace_only", "profile_all_threads"), ("profile_all_threads",), ("trace_only",)):
             try:
                 config = torch._C._profiler._ExperimentalConfig(**dict.fromkeys(names, True))
@@ -168,7 +168,7 @@ class Window:
         return nullcontext() if self._gpu is None else sys.modules["torch"].cuda.device(self._gpu)
 
     def _guard(self) -> None:
-        """Have a profiler that the program starts find no other: torch would raise in the program otherwise."""
+        """End this window when the program starts a profiler: otherwise torch would raise in the program."""
         kind = sys.modules["torch"].autograd.profiler.profile
         window, ours = self, self._profiler.profiler
         for name in ("_prepare_trace", "_start_trace", "__enter__"):
@@ -178,7 +178,7 @@ class Window:
 
             def guarded(
                 profiler: Any, *args: Any, _original: Callable[..., Any] = original, **options: Any
-            ) -> Any:  # in the program's thread
+            ) -> Any:  # runs in the program's thread
                 if profiler is not ours and window.is_running:
                     window._on_other()
                 return _original(profiler, *args, **options)
@@ -206,7 +206,7 @@ def is_captured() -> bool:
 
 
 def clock_facts() -> tuple[int, int]:
-    """Return the Unix time and the monotonic clock, in nanoseconds, as near to each other as three tries bring them."""
+    """Return the Unix time and the monotonic clock, in nanoseconds; of three readings, the two closest in time."""
     best = (0, 0, 1 << 62)
     for _ in range(3):
         before = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""Normalisation of hidden states that may be split along the dimension that is normalised.
+"""Normalisation of hidden states that may be split along the normalised dimension.
 
 Source: arXiv 1910.07467 equation 4, for the root of the mean square.
 """
@@ -21,9 +21,9 @@ DEFAULT_EPSILON = 1e-5
 
 
 class FusedLayerNorm(nn.LayerNorm):
-    """Stands where programs take apex's layer of this name; torch's own is fused.
+    """Replaces apex's layer of this name; torch's own is fused.
 
-    Programs ask modules whether they are one, to leave their weights out of weight decay.
+    Programs test modules for this class, to exclude their weights from weight decay.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class FusedLayerNorm(nn.LayerNorm):
 
 
 class HiddenLayerNorm(DistributedModule, FusedLayerNorm):
-    """Normalises hidden states as they lie inside; weight and bias are slices where those are split.
+    """Normalises hidden states in the inside layout; weight and bias are slices if these are split.
 
-    `normalized_shape` and `eps` are there for programs that look at layer norms.
+    `normalized_shape` and `eps` exist for programs that read them from layer norms.
 
-    Raises: NotDivisibleError if they are to be split and the tensor group does not divide `hidden_size`.
+    Raises: NotDivisibleError if hidden states are split and the tensor group does not divide `hidden_size`.
     """
 
     def __init__(self, hidden_size: int, epsilon: float) -> None:
-        super().__init__()  # of DistributedModule, which goes past the constructors that make whole parameters
+        super().__init__()  # DistributedModule's, which skips the constructors that make whole parameters
         self.normalized_shape, self.eps, self.elementwise_affine = (hidden_size,), epsilon, True
         self.add_parameter("weight", (hidden_size,), self.layout.split_dimension, nn.init.ones_)
         self.add_parameter("bias", (hidden_size,), self.layout.split_dimension, nn.init.zeros_)
@@ -50,7 +50,7 @@ class HiddenLayerNorm(DistributedModule, FusedLayerNorm):
         """Return the normalised hidden states, in the same layout and the dtype of the weight.
 
         Args:
-            hidden: [M, S, H/T] where the layout is split, else [M, S, H]; see `layout`.
+            hidden: [M, S, H/T] if the layout is split, else [M, S, H]; see `layout`.
         """
         if self.layout.is_split and self.layout.group.size > 1:
             return _SplitLayerNorm.apply(hidden, self.weight, self.bias, self.eps, self.layout.group)
@@ -60,14 +60,14 @@ class HiddenLayerNorm(DistributedModule, FusedLayerNorm):
         return normal.to(self.weight.dtype)
 
     def extra_repr(self) -> str:
-        """Say the size of the whole."""
+        """Return the size of the whole as text."""
         return f"{self.normalized_shape}, eps={self.eps}"
 
 
 class HiddenRmsNorm(DistributedModule):
-    """Divides hidden states as they lie inside by the root of their mean square; its weight is a slice where they are.
+    """Divides hidden states, in the inside layout, by the root of their mean square; the weight is a slice if they are.
 
-    Raises: NotDivisibleError if they are to be split and the tensor group does not divide `hidden_size`.
+    Raises: NotDivisibleError if hidden states are split and the tensor group does not divide `hidden_size`.
     """
 
     def __init__(self, hidden_size: int, epsilon: float) -> None:
@@ -79,7 +79,7 @@ class HiddenRmsNorm(DistributedModule):
         """Return the normalised hidden states, in the same layout and the dtype of the weight.
 
         Args:
-            hidden: [M, S, H/T] where the layout is split, else [M, S, H]; see `layout`.
+            hidden: [M, S, H/T] if the layout is split, else [M, S, H]; see `layout`.
         """
         if self.layout.is_split and self.layout.group.size > 1:
             return _SplitRmsNorm.apply(hidden, self.weight, self.eps, self.layout.group)
@@ -88,26 +88,26 @@ class HiddenRmsNorm(DistributedModule):
         return (values * scale * self.weight).to(self.weight.dtype)
 
     def extra_repr(self) -> str:
-        """Say the size of the whole."""
+        """Return the size of the whole as text."""
         return f"{self.hidden_size}, eps={self.eps}"
 
 
 def hidden_norm(hidden_size: int, epsilon: float, *, is_rms: bool) -> HiddenLayerNorm | HiddenRmsNorm:
-    """Return a layer normalisation of hidden states inside, or with `is_rms` a division by the root mean square.
+    """Return a layer normalisation for the inside layout, or with `is_rms` a division by the root mean square.
 
     Args:
         hidden_size: channels of the whole.
-        epsilon: added to what the root is taken of.
+        epsilon: added before the root is taken.
 
-    Raises: NotDivisibleError if they are to be split and the tensor group does not divide `hidden_size`.
+    Raises: NotDivisibleError if hidden states are split and the tensor group does not divide `hidden_size`.
     """
     return (HiddenRmsNorm if is_rms else HiddenLayerNorm)(hidden_size, epsilon)
 
 
 class _SplitLayerNorm(torch.autograd.Function):
-    """Normalisation over a dimension of which every rank holds an equal slice: one small exchange each way.
+    """Normalisation over a dimension that is split over the ranks, with one small exchange each way.
 
-    Ranks exchange mean and variance of their slices, not sums of squares, which would cancel. Statistics are of at
+    Ranks exchange mean and variance of their slices, since sums of squares would lose precision. Statistics are in at
     least float32.
     """
 
@@ -144,7 +144,7 @@ class _SplitLayerNorm(torch.autograd.Function):
 
 
 class _SplitRmsNorm(torch.autograd.Function):
-    """Division by the root of the mean square over a dimension that is split as for `_SplitLayerNorm`."""
+    """Division by the root of the mean square over a split dimension, as in `_SplitLayerNorm`."""
 
     @staticmethod
     def forward(

@@ -1,24 +1,24 @@
-"""How hidden states lie over a tensor group, outside and inside of the modules that it cuts.
+"""The layout of hidden states over a tensor group, outside and inside of the modules that it cuts.
 
 Shapes: N rows of this rank's batch, S positions, H channels, T ranks of the group, M rows inside: N with
 `prescaled_batch`, T x N without.
 
 [Note: layouts] Outside of a distributed module hidden states are [N, S, H]. Without `prescaled_batch` every rank of the
-group brings a batch of its own; with it all bring the same. Inside, all ranks work on all M rows, and between two
-layers hidden states are
+group passes a batch of its own; with it all ranks pass the same batch. Inside, all ranks work on all M rows, and
+between two layers hidden states are
 
-    optimize=memory   [M, S, H/T], split: no rank holds what another holds
+    optimize=memory   [M, S, H/T], split: every rank holds different channels
     optimize=speed    [M, S, H], replicated: a layer needs fewer steps between ranks
 
-Inside a layer both are cut alike: by heads in attention, by intermediate channels in the output layer. Batches must
-have equal shapes on all ranks of the group, padding included: ranks do not tell each other their shapes.
+Inside a layer both are cut in the same way: by heads in attention, by intermediate channels in the output layer.
+Batches must have equal shapes on all ranks of the group, padding included: ranks do not exchange shapes.
 
 [Note: mean] Inside a distributed module gradients are those of the mean of the group's losses. With `prescaled_batch`
-there is one loss, computed by every rank. Without, rank t has the loss L_t of its own batch; on the way back out of a
-distributed module gradients are gathered and divided by T, and on the way into what came before multiplied by T again.
-So every parameter of a distributed module, slice or replica, holds d(mean over t of L_t), equal on all ranks that hold
-a replica, and the mean over rdp is the mean over the global batch. A parameter outside holds d(L_t), or d(L) with
-`prescaled_batch`, and is averaged over dp. Neither needs another factor.
+there is one loss, computed by every rank. Without it, rank t has the loss L_t of its own batch; where backward enters a
+distributed module, gradients are gathered and divided by T, and where it leaves the module, they are multiplied by T
+again. So every parameter of a distributed module, slice or replica, holds d(mean over t of L_t), equal on all ranks
+that hold a replica, and the mean over rdp is the mean over the global batch. A parameter outside holds d(L_t), or d(L)
+with `prescaled_batch`, and is averaged over dp. Neither needs another factor.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from clary.train.parallel.tensor.collectives import (
 
 @dataclass(frozen=True)
 class Layout:
-    """How one distributed module keeps its tensors; see [Note: layouts].
+    """The layout of one distributed module; see [Note: layouts].
 
     Args:
-        is_split: optimize=memory.
-        is_prescaled: whether all ranks of the group bring the same batch.
+        is_split: whether optimize is memory.
+        is_prescaled: whether all ranks of the group pass the same batch.
     """
 
     group: TensorGroup
@@ -56,11 +56,11 @@ class Layout:
 
     @property
     def split_dimension(self) -> int | None:
-        """The dimension along which a parameter [H] of the hidden states is cut; None where every rank holds it all."""
+        """The dimension along which a parameter [H] of the hidden states is cut; None if every rank holds it whole."""
         return 0 if self.is_split else None
 
     def enter(self, hidden_NSH: torch.Tensor) -> torch.Tensor:
-        """Return hidden states [N, S, H] as they lie inside: [M, S, H/T] or [M, S, H]."""
+        """Return hidden states [N, S, H] in the inside layout: [M, S, H/T] or [M, S, H]."""
         if self.is_split:
             return self.enter_split(hidden_NSH)
         if self.is_prescaled:
@@ -68,7 +68,7 @@ class Layout:
         return gather(scale_gradient(hidden_NSH, self.group.size), self.group, 0)
 
     def enter_split(self, hidden_NSH: torch.Tensor) -> torch.Tensor:
-        """Return a tensor from outside [N, ..., H] as [M, ..., H/T], also where hidden states inside are replicated."""
+        """Return a tensor from outside [N, ..., H] as [M, ..., H/T], even if hidden states inside are replicated."""
         if self.is_prescaled:
             return scatter(hidden_NSH, self.group, -1)
         return exchange(scale_gradient(hidden_NSH, self.group.size), self.group, cut=-1, join=0)
@@ -77,7 +77,7 @@ class Layout:
         """Return a tensor that needs no gradient, such as a mask, with all M rows.
 
         Args:
-            tensor: [N, ...], or [1, ...] where it is the same for every row.
+            tensor: [N, ...], or [1, ...] if it is the same for every row.
             num_rows: N.
         """
         if self.is_prescaled or self.group.size == 1:
@@ -85,7 +85,7 @@ class Layout:
         return gather_whole(tensor.expand(num_rows, *tensor.shape[1:]), self.group)
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return hidden states from inside as they lie outside, [N, S, H]."""
+        """Return hidden states from inside in the outside layout, [N, S, H]."""
         if self.is_split:
             return self.leave_split(hidden)
         if self.is_prescaled:
@@ -93,7 +93,7 @@ class Layout:
         return scale_gradient(scatter(hidden, self.group, 0), 1 / self.group.size)
 
     def leave_split(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [M, ..., H/T] from inside as [N, ..., H], the way back from `enter_split`."""
+        """Return [M, ..., H/T] from inside as [N, ..., H], the inverse of `enter_split`."""
         if self.is_prescaled:
             return gather(hidden, self.group, -1)
         return scale_gradient(exchange(hidden, self.group, cut=0, join=-1), 1 / self.group.size)
@@ -105,21 +105,21 @@ class Layout:
         return scale_gradient(reduce_scatter(partial, self.group, 0), 1 / self.group.size)
 
     def outside(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a replicated parameter that is added to tensors outside; its gradient is as [Note: mean] says."""
+        """Return a replicated parameter for addition to tensors outside, with the gradient of [Note: mean]."""
         if self.is_prescaled:
             return parameter
         return copy(scale_gradient(parameter, 1 / self.group.size), self.group)
 
     def whole(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return hidden states from inside as [M, S, H], for use with columns of a weight that differ by rank."""
+        """Return hidden states from inside as [M, S, H], for use with each rank's own columns of a weight."""
         return all_gather(hidden, self.group, -1) if self.is_split else copy(hidden, self.group)
 
     def add_up(self, partial: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' products [M, S, H] as hidden states inside: [M, S, H/T] or [M, S, H]."""
+        """Return the sum of the ranks' products [M, S, H] in the inside layout: [M, S, H/T] or [M, S, H]."""
         return reduce_scatter(partial, self.group, -1) if self.is_split else reduce(partial, self.group)
 
     def from_split(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [M, S, H/T] as hidden states inside."""
+        """Return [M, S, H/T] in the inside layout."""
         return hidden if self.is_split else gather(hidden, self.group, -1)
 
     def to_split(self, hidden: torch.Tensor) -> torch.Tensor:

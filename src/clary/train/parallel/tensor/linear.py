@@ -1,7 +1,7 @@
-"""Linear layers that are cut over a tensor group: by input features in the open, by columns or rows inside layers.
+"""Linear layers cut over a tensor group: by input features if alone, by columns or rows inside other layers.
 
 Source: arXiv 1909.08053 section 3 (columns, then rows); arXiv 2205.05198 section 4.2.2 (gathering a split input again
-for the backward pass rather than keeping it).
+for the backward pass).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from clary.train.parallel.tensor.parts import RowProduct
 class DistributedLinear(DistributedModule):
     """A linear layer whose input features are cut over the tensor group; sizes are those of the whole.
 
-    `forward` takes [N, ..., in_features] and returns [N, ..., out_features]. The weight is a slice along dimension 1,
-    the bias whole on every rank.
+    `forward` takes [N, ..., in_features] and returns [N, ..., out_features]. The weight is a slice along dimension 1;
+    the bias is whole on every rank.
 
     Raises: NotDivisibleError if the tensor group does not divide `in_features`.
     """
@@ -54,12 +54,12 @@ class DistributedLinear(DistributedModule):
         return output.squeeze(0) if input.dim() == 1 else output
 
     def extra_repr(self) -> str:
-        """Say the sizes of the whole."""
+        """Return the sizes of the whole as text."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 class ColumnLinear(DistributedModule):
-    """Weights whose output features are cut: from hidden states inside to this rank's columns."""
+    """A linear layer whose output features are cut: from hidden states inside to this rank's columns."""
 
     def __init__(self, in_features: int, out_features: int, *, normal_std: float | None, bias: bool = True) -> None:
         super().__init__()
@@ -70,12 +70,12 @@ class ColumnLinear(DistributedModule):
             self.register_parameter("bias", None)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [M, S, out/T] for hidden states as they lie inside."""
+        """Return [M, S, out/T] for hidden states in the inside layout."""
         return apply_columns(hidden, [self], self.layout)[0]
 
 
 class RowLinear(RowProduct, DistributedModule):
-    """Weights whose input features are cut: from this rank's columns to hidden states inside."""
+    """A linear layer whose input features are cut: from this rank's columns to hidden states inside."""
 
     def __init__(self, in_features: int, out_features: int, *, normal_std: float | None, bias: bool = True) -> None:
         super().__init__()
@@ -87,11 +87,11 @@ class RowLinear(RowProduct, DistributedModule):
 
 
 def apply_columns(hidden: torch.Tensor, layers: Sequence[ColumnLinear], layout: Layout) -> list[torch.Tensor]:
-    """Return the columns of several layers of one input, which goes between ranks once.
+    """Return the columns of several layers for one input, which is gathered once.
 
     Args:
-        hidden: hidden states as they lie inside: [M, S, H/T] or [M, S, H], see `layout`.
-        layers: each gives [M, S, out/T].
+        hidden: hidden states in the inside layout: [M, S, H/T] or [M, S, H], see `layout`.
+        layers: each returns [M, S, out/T].
     """
     if layout.is_split and layout.group.size > 1:
         hidden, *weights = _autocast([hidden, *(layer.weight for layer in layers)])
@@ -105,7 +105,7 @@ def apply_columns(hidden: torch.Tensor, layers: Sequence[ColumnLinear], layout: 
 
 
 class _GatheredProducts(torch.autograd.Function):
-    """Products of a split input with several weights; keeps the slice alone and gathers it again on the way back."""
+    """Products of a split input with several weights; it keeps only the slice and gathers it again in backward."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, group: TensorGroup, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -129,7 +129,7 @@ class _GatheredProducts(torch.autograd.Function):
 
 
 def _autocast(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors in the dtype that autocast asks for, which it does not see inside a function of our own."""
+    """Return tensors in autocast's dtype, since autocast does not apply inside an autograd function."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return tensors

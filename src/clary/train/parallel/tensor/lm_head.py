@@ -19,7 +19,7 @@ from clary.train.parallel.tensor.randomness import dropout_split
 from clary.train.parallel.tensor.transformer import DistributedTransformer
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it since 3.11
+    from typing_extensions import Self  # `typing` has it since Python 3.11
 
 IGNORED_LABEL = -100  # as torch.nn.functional.cross_entropy
 
@@ -29,10 +29,10 @@ class DistributedTransformerLMHead(DistributedModule):
 
     Sizes are those of the whole. `more` are fields of `LayerSettings` and
 
-        embedding_dropout_prob: of the sum of the embeddings; `hidden_dropout_prob` unless given.
-        tie_input_output_embedding: whether logits come from the word embedding's weight, True unless given.
-        use_lm_head_bias: whether logits have a bias, False unless given.
-        use_positional_embedding: True unless given; without, positions only turn queries and keys.
+        embedding_dropout_prob: of the sum of the embeddings; `hidden_dropout_prob` by default.
+        tie_input_output_embedding: whether logits use the word embedding's weight, True by default.
+        use_lm_head_bias: whether logits have a bias, False by default.
+        use_positional_embedding: True by default; if False, positions affect only rotary embeddings.
 
     Raises: as `DistributedTransformerLayer`; NotDivisibleError also if the tensor group does not divide `hidden_size`.
     """
@@ -109,18 +109,16 @@ class DistributedTransformerLMHead(DistributedModule):
             )
 
     def forward(self, inputs: tuple[torch.Tensor | None, ...], *, num_items: torch.Tensor | int | None = None) -> Any:
-        """Return logits [N, S, vocab_size]; (loss, logits) where labels are given; hidden states [N, S, H] without
-        head.
+        """Return logits [N, S, vocab_size]; with labels (loss, logits); without a head hidden states [N, S, H].
 
         Args:
             inputs: (input_ids [N, S], attention_mask [N, S], token_type_ids, position_ids, labels [N, S]); with
                 cross-attention cross_states [N, P, H] and cross_mask [N, P] come before the labels. All but the ids may
-                be None. In masks 1 stands for a position that is masked. With a causal mask labels are those of the
-                same position, and the model before it is to predict them; without, those that it is to predict there.
-                Labels of -100 are ignored.
-            num_items: of the batch of which this is a part: the loss is the sum over the labels divided by it, instead
-            of
-                their mean.
+                be None. In masks 1 marks a masked position. With a causal mask labels are the tokens of the same
+                positions, each to be predicted from the position before; without one, the tokens to predict at their
+                positions. Labels of -100 are ignored.
+            num_items: number of items of the batch that this is a part of: the loss is the sum over the labels divided
+                by it, instead of their mean.
         """
         input_ids, attention_mask, token_type_ids, position_ids, cross_states, cross_mask, labels = self._unpack(inputs)
         num_rows, layout = input_ids.shape[0], self.layout
@@ -142,14 +140,14 @@ class DistributedTransformerLMHead(DistributedModule):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        if self.is_tied and self.lm_head is not None:  # leaving the meta device makes two parameters of one
+        if self.is_tied and self.lm_head is not None:  # leaving the meta device makes two parameters of a tied one
             self.lm_head.share_parameter("weight", self.word_embedding, "weight")
         return self
 
     def _embed(
         self, input_ids: torch.Tensor, token_type_ids: torch.Tensor | None, position_ids: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return hidden states inside; all that is done to single channels is done to this rank's slice of them."""
+        """Return hidden states in the inside layout; operations on single channels run on this rank's slice."""
         hidden = self.word_embedding(input_ids)
         if self.position_embedding is not None:
             if position_ids is None:
@@ -194,10 +192,10 @@ class DistributedTransformerLMHead(DistributedModule):
 
 
 class LogitsHead(DistributedModule):
-    """Logits over a vocabulary; the weight is cut by channels, the bias whole on every rank.
+    """Logits over a vocabulary; the weight is cut by channels, the bias is whole on every rank.
 
     Args:
-        tied_to: the embedding whose weight it shares; None for one of its own.
+        tied_to: the embedding whose weight it shares; None for a weight of its own.
     """
 
     def __init__(
@@ -214,13 +212,13 @@ class LogitsHead(DistributedModule):
             self.register_parameter("bias", None)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits of this rank's rows, [N, S, vocab_size], for hidden states as they lie inside."""
+        """Return logits of this rank's rows, [N, S, vocab_size], for hidden states in the inside layout."""
         logits = self.layout.leave_partial(functional.linear(self.layout.to_split(hidden), self.weight))
         return logits if self.bias is None else logits + self.layout.outside(self.bias)
 
 
 def _to_scores(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the addend of scores, [M, 1, 1, S], for a mask [M, S] in which 1 stands for masked."""
+    """Return the addend of scores, [M, 1, 1, S], for a mask [M, S] in which 1 means masked."""
     if mask is None:
         return None
     return (mask.to(dtype) * torch.finfo(dtype).min)[:, None, None, :]

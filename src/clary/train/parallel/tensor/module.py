@@ -1,8 +1,8 @@
 """The base class of distributed modules: a layout, parameters that are slices or whole, and their initial values.
 
-[Note: a program's own parts] A program derives distributed modules of its own (`smp.tp_register`) from this class and
-builds them of those of `smp.nn`. What it puts beside them, such as a norm of its model's library, knows nothing of the
-group: it works on hidden states as they lie outside, so its gradients are those of this rank's batch. Without
+[Note: a program's own parts] A program derives its own distributed modules (`smp.tp_register`) from this class and
+builds them from modules of `smp.nn`. Other modules in them, such as a norm of its model's library, do not know the
+group: they use hidden states in the outside layout, so their gradients are those of this rank's batch. Without
 `prescaled_batch` such a parameter is averaged over dp. With it every rank has the same gradient, and the parameter is
 averaged over rdp, so that a program may cut it by itself.
 """
@@ -25,17 +25,18 @@ from clary.train.parallel.tensor.randomness import same_randomness
 from clary.train.parallel.tensor.slices import TensorSlice, draw, mark, new_parameter, slice_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it since 3.11
+    from typing_extensions import Self  # `typing` has it since Python 3.11
 
 Fill = Callable[[torch.Tensor], object]
 CONSTANT_FILLS: tuple[Fill, ...] = (nn.init.zeros_, nn.init.ones_)
 
 
 class DistributedModule(nn.Module):
-    """A module that the ranks of a tensor group hold together. Made by all of them, after `runtime.initialize`.
+    """A module that the ranks of a tensor group hold together. All of them make it, after `runtime.initialize`.
 
     Gradients of parameters that `add_parameter` makes are those of [Note: mean] in `layout`, so they are averaged over
-    rdp. A parameter that is a slice has an attribute `tensor_slice`. Others: see [Note: a program's own parts].
+    rdp. A parameter that is a slice has an attribute `tensor_slice`. For other parameters see [Note: a program's own
+    parts].
 
     Raises: RuntimeError if model parallelism is not initialised.
     """
@@ -44,25 +45,25 @@ class DistributedModule(nn.Module):
     is_indivisible = False  # whether it reads its children's weights itself, so that all must lie on one pipeline rank
 
     def __init__(self) -> None:
-        nn.Module.__init__(self)  # by name: what a subclass also is must not make parameters that are whole
+        nn.Module.__init__(self)  # by name, not super(): another base of a subclass must not make whole parameters
         self.layout = current_layout()
-        self.is_inner = False  # whether hidden states come and go as they lie inside a larger distributed module
+        self.is_inner = False  # whether inputs and outputs have the inside layout, within a larger distributed module
         self._slices: dict[str, TensorSlice] = {}
         self._fills: dict[str, tuple[Fill, tuple[int, ...]]] = {}
         self._shared: set[str] = set()
 
     def be_inner(self) -> Self:
-        """Take and return hidden states as they lie inside; called by the module that holds this one."""
+        """Take and return hidden states in the inside layout from now on; the module that holds this one calls it."""
         self.is_inner = True
         return self
 
     def add_parameter(self, name: str, shape: tuple[int, ...], dimension: int | None, fill: Fill) -> None:
-        """Make this rank's slice of a parameter, and draw it; replicas start alike on all ranks. Collective.
+        """Make this rank's slice of a parameter, and draw it; replicas start equal on all ranks. Collective.
 
         Args:
             shape: of the whole.
-            dimension: the one that is cut; None for a replica on every rank.
-            fill: writes the whole in place.
+            dimension: the dimension that is cut; None for a replica on every rank.
+            fill: writes the whole tensor in place.
 
         Raises: NotDivisibleError if the tensor group does not divide the dimension.
         """
@@ -76,12 +77,12 @@ class DistributedModule(nn.Module):
         self._draw(parameter, fill, shape)
 
     def share_parameter(self, name: str, owner: DistributedModule, owners_name: str) -> None:
-        """Use another distributed module's parameter under a name of one's own.
+        """Use another distributed module's parameter under this module's own name.
 
         Args:
             name: of the parameter in this module.
-            owner: draws the parameter's values; this module does not.
-            owners_name: of the parameter there.
+            owner: the module that draws the parameter's values.
+            owners_name: of the parameter in the owner.
         """
         self.register_parameter(name, getattr(owner, owners_name))
         self._shared.add(name)
@@ -95,7 +96,7 @@ class DistributedModule(nn.Module):
                 yield parameter
 
     def reset_parameters(self) -> None:
-        """Draw this module's own parameters anew, such as after they were put off on the meta device; collective."""
+        """Draw this module's own parameters again, such as after they were delayed on the meta device; collective."""
         for name, (fill, shape) in self._fills.items():
             self._draw(getattr(self, name), fill, shape)
 
@@ -116,7 +117,7 @@ class DistributedModule(nn.Module):
         self._mark_again()
 
     def _mark_again(self) -> None:
-        """Moving to another device or copying may have made other parameters, which have no marks."""
+        """Mark the parameters again: a move to a device or a copy may have replaced them by ones without marks."""
         for name, piece in self._slices.items():
             parameter = self._parameters.get(name)
             if parameter is not None:
@@ -124,7 +125,7 @@ class DistributedModule(nn.Module):
 
 
 def current_layout() -> Layout:
-    """Return the layout that this process's configuration asks for.
+    """Return the layout that this process's configuration requires.
 
     Raises: RuntimeError if model parallelism is not initialised.
     """
@@ -134,15 +135,15 @@ def current_layout() -> Layout:
 
 
 def weight_fill(fan_in: int, normal_std: float | None) -> Fill:
-    """Return the initialiser of a linear weight: normal with a standard deviation, or as torch.nn.Linear."""
+    """Return the initialiser of a linear weight: normal with a standard deviation, else as torch.nn.Linear."""
     if normal_std is not None:
         normal: Fill = partial(nn.init.normal_, std=normal_std)
         return normal
-    return _uniform(fan_in)  # what kaiming_uniform_ with a = sqrt(5) comes to, which nn.Linear takes
+    return _uniform(fan_in)  # equal to kaiming_uniform_ with a = sqrt(5), as in nn.Linear
 
 
 def bias_fill(fan_in: int, normal_std: float | None) -> Fill:
-    """Return the initialiser of a linear bias: zeros beside normal weights, or as torch.nn.Linear."""
+    """Return the initialiser of a linear bias: zeros with normal weights, else as torch.nn.Linear."""
     if normal_std is not None:
         zeros: Fill = nn.init.zeros_
         return zeros

@@ -17,16 +17,16 @@ from clary.train.parallel.tensor.settings import check_layernorms, find_activati
 class DistributedTransformerOutputLayer(DistributedModule):
     """Two linear layers around an activation, dropout, the residual, and layer normalisation before or after.
 
-    With `use_gate` a third one, `gate`, has the activation, and its result is multiplied by that of the first.
+    With `use_gate` the activation follows a third linear layer, `gate`, and its result is multiplied by that of the
+    first.
 
     Sizes are those of the whole. `more` are fields of `LayerSettings`.
 
     Raises:
         NotDivisibleError: the tensor group does not divide `intermediate_size`, or with optimize=memory `hidden_size`.
-        ValueError: the activation is not known, or neither layer normalisation is asked for.
-        TypeError: an argument that is not known.
-    Source: as `DistributedAttentionLayer`; what is dropped out follows `hidden_dropout_prob`, which the documented
-        reference has not.
+        ValueError: the activation is unknown, or both layer normalisations are off.
+        TypeError: an unknown argument.
+    Source: as `DistributedAttentionLayer`; dropout uses `hidden_dropout_prob`, which the documented reference lacks.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Parts of layers that compute with slices, in new modules (SMP v1) and in those of a model that is cut (SMP v2).
+"""Parts of layers that compute with slices, in new modules (SMP v1) and in modules of a model that is cut (SMP v2).
 
-Where: layers of `smp.nn` have them inside; `fsdp.layers.cutting` makes parts of a model instances of them.
+Where: layers of `smp.nn` contain them; `fsdp.layers.cutting` makes parts of a model instances of them.
 
-[Note: one copy] Matrices that are cut by columns stay `nn.Linear` with fewer rows of weights in a model that is cut in
-place. That their input is used apart on every rank is said once, where it enters attention or MLP, so backward sums its
-gradient once and not for each matrix.
-Shapes: any leading dimensions, H channels of the whole, T ranks of the group; hidden states are as the layout has them.
+[Note: one copy] In a model that is cut in place, matrices that are cut by columns stay `nn.Linear` with fewer rows of
+weights. `copy` marks their input once as used differently on every rank, where it enters attention or MLP, so backward
+sums its gradient once and not for each matrix.
+Shapes: any leading dimensions, H channels of the whole, T ranks of the group; hidden states are in the layout's form.
 Source: arXiv 1909.08053 section 3.
 """
 
@@ -23,7 +23,7 @@ from clary.train.parallel.tensor.randomness import dropout_replicated, dropout_s
 
 
 class Part(nn.Module):
-    """A module that knows how hidden states lie over its tensor group."""
+    """A module that knows the layout of hidden states over its tensor group."""
 
     layout: Layout
 
@@ -32,7 +32,7 @@ class CutMlp(Part):
     """An MLP whose inner channels are cut: the last matrix sums the ranks' products."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the class's own forward on a hidden state that every rank uses for other channels."""
+        """Run the class's own forward on a hidden state that every rank uses for different channels."""
         args = _entered(args, kwargs, self.layout)
         return super().forward(*args, **kwargs)
 
@@ -56,7 +56,7 @@ class RowProduct(Part):
     bias: torch.Tensor | None
 
     def forward(self, columns: torch.Tensor) -> torch.Tensor:
-        """Return hidden states [..., H] as they lie inside for this rank's columns [..., in/T]."""
+        """Return hidden states [..., H] in the inside layout for this rank's columns [..., in/T]."""
         total = self.layout.add_up(functional.linear(columns, self.weight))
         return total if self.bias is None else total + self.bias
 
@@ -65,16 +65,16 @@ class VocabularyHead(Part, nn.Linear):
     """A head whose vocabulary is cut."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits of the whole vocabulary on every rank, each of which must use them alike.
+        """Return logits of the whole vocabulary on every rank; all ranks must use them in the same way.
 
         Args:
-            hidden: [..., H/T] where the layout is split, else [..., H]; the result is [..., vocabulary].
+            hidden: [..., H/T] if the layout is split, else [..., H]; the result is [..., vocabulary].
         """
         return self.layout.leave_split(functional.linear(self.layout.whole(hidden), self.weight, self.bias))
 
 
 class VocabularyEmbedding(Part, nn.Embedding):
-    """An embedding whose vocabulary is cut. `padding_idx` stays that of the whole."""
+    """An embedding whose vocabulary is cut. `padding_idx` is an index in the whole."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the embeddings [..., H] of all tokens on every rank."""
@@ -91,7 +91,7 @@ class VocabularyEmbedding(Part, nn.Embedding):
 
 
 class HiddenDropout(Part, nn.Dropout):
-    """Dropout of hidden states: ranks that hold the same drop the same."""
+    """Dropout of hidden states: ranks that hold equal values drop the same elements."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return hidden states after dropout, in the same shape."""
@@ -99,17 +99,17 @@ class HiddenDropout(Part, nn.Dropout):
 
 
 def drop(hidden: torch.Tensor, probability: float, layout: Layout) -> torch.Tensor:
-    """Return hidden states inside after dropout, as their layout needs it.
+    """Return hidden states inside after dropout, shared or separate by their layout.
 
     Args:
-        hidden: [..., H/T] where the layout is split, else [..., H].
-        probability: at which elements are dropped; 0 outside of training.
+        hidden: [..., H/T] if the layout is split, else [..., H].
+        probability: of dropping an element; 0 outside of training.
     """
     return (dropout_split if layout.is_split else dropout_replicated)(hidden, probability, layout.group)
 
 
 def _entered(args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout) -> tuple[Any, ...]:
-    """Return the positional arguments with the hidden state marked as used apart; one given by name changes there."""
+    """Return the positional arguments with the hidden state passed through `copy`; change a keyword in place."""
     if args:
         return (layout.whole(args[0]), *args[1:])
     name = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))

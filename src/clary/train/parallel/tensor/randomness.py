@@ -1,9 +1,9 @@
-"""Dropout over a tensor group: the same mask where ranks hold the same, another on each where each holds its part.
+"""Dropout over a tensor group: one mask for all ranks on replicated tensors, a different mask per rank on slices.
 
-[Note: generators] Programs seed their ranks alike, or by rank; neither may matter. A replicated tensor is masked with
-what the first rank of the group has drawn. A slice is masked under a seed that one draw from the default generator of
-the CPU gives, mixed with the rank, so that ranks with equal generators draw different masks. All randomness follows
-from the default generators, so activation checkpointing, which puts them back, draws the same masks again.
+[Note: generators] Programs seed their ranks with equal seeds, or by rank; both must work. A replicated tensor gets the
+mask that the first rank of the group has drawn. The seed of a slice's mask is one draw from the CPU's default
+generator, mixed with the rank, so that ranks with equal generators draw different masks. All randomness depends on the
+default generators, so activation checkpointing, which restores them, draws the same masks again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch.nn import functional
 
 from clary.train.parallel.tensor.collectives import TensorGroup, broadcast_first
 
-_NUM_SEEDS = 2**48  # a seed mixed with a rank still fits into 63 bits
+_NUM_SEEDS = 2**48  # small enough that a seed mixed with a rank fits into 63 bits
 
 
 def dropout_replicated(tensor: torch.Tensor, probability: float, group: TensorGroup) -> torch.Tensor:
-    """Return a replicated tensor after dropout; every rank of the group drops the same. Collective.
+    """Return a replicated tensor after dropout; every rank of the group drops the same elements. Collective.
 
     Args:
         tensor: of any shape, equal on all ranks.
-        probability: at which elements are dropped, the others scaled up; 0 outside of training.
+        probability: of dropping an element; the others are scaled up. 0 outside of training.
     """
     if probability == 0 or group.size == 1:
         return functional.dropout(tensor, probability)
@@ -48,7 +48,7 @@ def dropout_split(tensor: torch.Tensor, probability: float, group: TensorGroup) 
 
 @contextmanager
 def own_randomness(group: TensorGroup, device: torch.device) -> Iterator[None]:
-    """Draw other numbers on every rank of the group inside; see [Note: generators]."""
+    """Draw different numbers on every rank of the group in this block; see [Note: generators]."""
     if group.size == 1:
         yield
         return
@@ -64,11 +64,11 @@ def own_randomness(group: TensorGroup, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def same_randomness(group: TensorGroup, device: torch.device, reachable: torch.device) -> Iterator[None]:
-    """Draw the numbers of the first rank on every rank of the group inside; collective.
+    """Draw the first rank's numbers on every rank of the group in this block; collective.
 
     Args:
-        device: the one whose default generator draws.
-        reachable: one whose memory the group's backend can move.
+        device: the device whose default generator draws.
+        reachable: a device whose memory the group's backend can send.
     """
     if group.size == 1:
         yield
@@ -87,5 +87,5 @@ def same_randomness(group: TensorGroup, device: torch.device, reachable: torch.d
     try:
         yield
     finally:
-        if not torch.equal(own, first):  # else the generators have moved on alike
+        if not torch.equal(own, first):  # if equal, the generators have advanced together
             restore(own)

@@ -1,10 +1,10 @@
-"""Which module classes have a distributed version, and for which modules a program wants it.
+"""The distributed versions of module classes, and the marks of modules that a program wants distributed.
 
 Where: programs mark modules and register classes, before or while they build a model; `replacement` reads both.
 
-[Note: marks] `tensor_parallelism` marks every module that is made inside it, `set_tensor_parallelism` a module and all
-below it. The mark that was set last counts. A mark says what is wanted; whether a module is replaced also depends on
-its class, its sizes and its weights.
+[Note: marks] `tensor_parallelism` marks every module that is made in its block, `set_tensor_parallelism` a module and
+all below it. The last mark counts. A mark is a request; whether a module is replaced also depends on its class, its
+sizes and its weights.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from torch import nn
 
 from clary.train.parallel.tensor.module import DistributedModule
 
-Arguments = tuple[Any, Mapping[str, Any]]  # positional ones, an iterable, and keywords
+Arguments = tuple[Any, Mapping[str, Any]]  # an iterable of positional arguments, and keywords
 StateDict = dict[str, torch.Tensor]
 Translations = tuple[Callable[..., StateDict], Callable[..., StateDict]]
 
-MARK = "_tensor_parallelism"  # in the dict of a module: its Mark
-_RECORDS = "records_arguments_of"  # on a constructor that keeps what it is called with: its class
-ARGUMENTS = "_tensor_parallel_arguments"  # likewise: what its class was called with
+MARK = "_tensor_parallelism"  # key of a module's dict: its Mark
+_RECORDS = "records_arguments_of"  # attribute of a constructor that records its arguments: its class
+ARGUMENTS = "_tensor_parallel_arguments"  # key of a module's dict: the arguments of its constructor
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A program's wish whether a module is distributed; see [Note: marks].
+    """A program's request to distribute a module or not; see [Note: marks].
 
     Args:
-        keywords: override what the hook of the constructor gives.
+        keywords: override arguments from `init_hook`.
     """
 
     is_enabled: bool
@@ -48,14 +48,14 @@ class Registration:
     """How modules of one class become distributed.
 
     Args:
-        init_hook: from the arguments of the class to those of the distributed one; None passes them on.
-        forward_hook: likewise of `forward`.
-        return_hook: from what the distributed module returns to what the class would have returned.
-        arguments_of: reads the arguments off a module, where they were not recorded.
-        to_distributed: from the state of a module to that of its replacement, both whole, and what was given to
-            `init_hook` as first argument.
-        translations: of what was given to `init_hook` as first argument: gives two functions, from the distributed
-            state to the class's, and back, for checkpoints.
+        init_hook: converts the arguments of the class to those of the distributed one; None passes them unchanged.
+        forward_hook: does the same for arguments of `forward`.
+        return_hook: converts the distributed module's result to the class's.
+        arguments_of: reads the constructor's arguments off a module, if they were not recorded.
+        to_distributed: converts the whole state of a module to that of its replacement; its second argument is the
+            first one of `init_hook`.
+        translations: takes the first argument of `init_hook`; returns two functions for checkpoints, from the
+            distributed state to the class's, and back.
     """
 
     module_class: type[nn.Module]
@@ -85,7 +85,7 @@ def tp_register(
 
     Args: as `Registration`; `dist_module` is its `distributed_class`.
 
-    Raises: the decorator, as `tp_register_with_module`.
+    Raises: as `tp_register_with_module`, from the decorator.
     """
 
     def decorate(module_class: type[nn.Module]) -> type[nn.Module]:
@@ -106,7 +106,7 @@ def tp_register_with_module(
 
     Args: as `Registration`; `module_cls` is its `module_class`, `dist_module` its `distributed_class`.
 
-    Raises: TypeError if `module_cls` is no class of modules, or `dist_module` no class of distributed ones.
+    Raises: TypeError if `module_cls` is not a class of modules, or `dist_module` not a class of distributed modules.
     """
     if not (isinstance(dist_module, type) and issubclass(dist_module, DistributedModule)):
         raise TypeError(f"tp_register: {dist_module!r} is no subclass of smp.nn.DistributedModule")
@@ -117,12 +117,12 @@ def tp_register_with_module(
 
 
 def registered(module_class: type[nn.Module]) -> Registration | None:
-    """Return the program's registration of exactly this class, None without one."""
+    """Return the program's registration of exactly this class, None if there is none."""
     return _registered.get(module_class)
 
 
 def unregister(module_class: type[nn.Module]) -> None:
-    """Forget a registration. For tests."""
+    """Remove a registration. For tests."""
     del _registered[module_class]
     own = module_class.__dict__["__init__"]
     setattr(module_class, "__init__", own.__wrapped__)  # noqa: B010 - mypy takes no assignment to it
@@ -130,11 +130,11 @@ def unregister(module_class: type[nn.Module]) -> None:
 
 @contextmanager
 def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
-    """Mark all modules made inside; see [Note: marks].
+    """Mark all modules that are made in the block; see [Note: marks].
 
     Args:
-        kwargs: override arguments of the distributed modules; those that one does not take are left out there, and
-            what none takes is told.
+        kwargs: override arguments of the distributed modules; a module ignores keywords that it does not take, and the
+            summary lists keywords that no module takes.
     """
     token = _wanted.set(Mark(bool(enabled), kwargs))
     _count_contexts(1)
@@ -158,7 +158,7 @@ def mark_of(module: nn.Module) -> Mark | None:
 
 
 def _count_contexts(change: int) -> None:
-    """Count open contexts; the constructor of modules marks them while there is one, and is torch's own after."""
+    """Count open contexts: while there is one, a constructor of ours marks modules; afterwards torch's is restored."""
     global _num_contexts, _own_init
     with _lock:
         was_open = _num_contexts > 0
@@ -173,7 +173,7 @@ def _count_contexts(change: int) -> None:
 def _marking_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
     _own_init(self, *args, **kwargs)
     mark = _wanted.get()
-    if mark is not None:  # a thread that is in no context of its own
+    if mark is not None:  # None: a thread without a context of its own
         self.__dict__[MARK] = mark
 
 

@@ -1,4 +1,4 @@
-"""Puts distributed modules in the place of a model's own, where a program wants it and it can be done.
+"""Replaces a model's modules by distributed ones, where a program has marked them and it is possible.
 
 Where: DistributedModel calls `replace_modules` on every rank, before optimizers are made.
 Source: as `attention`, "Enabling Tensor Parallelism".
@@ -43,7 +43,7 @@ class Change:
 
     Args:
         name: of the module in the model; empty for the model itself.
-        reason: why it was kept; None if it was replaced.
+        reason: the reason why it was kept; None if it was replaced.
     """
 
     name: str
@@ -63,11 +63,11 @@ class Replacements:
     """The outcome of `replace_modules`.
 
     Args:
-        root: the model; another object than before where the model itself was replaced.
-        changes: in the order of the model's modules; modules inside of one that was replaced are not among them.
-        translations: pairs (from the distributed state, to it) of the replaced classes that have any.
+        root: the model; another object than before if the model itself was replaced.
+        changes: in the order of the model's modules; modules inside of a replaced module are left out.
+        translations: pairs of functions (from the distributed state, to it) of the replaced classes that have them.
         without_effect: keywords of marks that change nothing here.
-        unknown: keywords of marks that no class which was to be put in takes.
+        unknown: keywords of marks that none of the distributed classes takes.
     """
 
     root: nn.Module
@@ -78,7 +78,7 @@ class Replacements:
     _originals: list[weakref.ref[nn.Module]] = field(default_factory=list)
 
     def originals(self) -> list[nn.Module]:
-        """Return those of the replaced modules that a program still holds."""
+        """Return the replaced modules that a program still holds."""
         return [module for one in self._originals if (module := one()) is not None]
 
     def __str__(self) -> str:
@@ -96,20 +96,20 @@ def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replac
     """Replace the outermost supported modules that are marked, in place; every rank calls it on the same model.
 
     A tensor group of one rank replaces too: scripts look for the layers of `smp.nn` whatever the degree.
-    A module is kept, with a reason, if it shares weights with one outside of it, if its sizes do not divide, or if it
-    was made before its class was registered and its arguments cannot be read off it, as they can off modules of torch
-    and transformers. Where an outer module is kept, those inside of it are tried.
+    A module is kept, with a reason, if it shares weights with a module outside of it, if its sizes do not divide, or if
+    it was made before its class was registered and its arguments cannot be read off it, as they can for modules of
+    torch and transformers. If an outer module is kept, the modules inside of it are tried.
 
     Args:
-        carries_weights: whether replacements start with the weights of what they replace, where it is known how, rather
-            than with weights of their own.
+        carries_weights: whether replacements start with the weights of the replaced modules, if a conversion is known;
+            else with new weights.
 
-    Raises: what the program's own hooks raise.
+    Raises: errors of the program's own hooks.
     """
     done = Replacements(root)
     known = {**_of_torch(), **_of_transformers()}
     names = _names_of_parameters(root)
-    given: dict[str, bool] = {}  # keywords of marks; whether a class takes them
+    given: dict[str, bool] = {}  # keywords of marks: whether a class takes them
 
     def visit(name: str, module: nn.Module, parent: nn.Module | None, config: Any) -> None:
         config = getattr(module, "config", config)
@@ -186,8 +186,8 @@ def _arguments_of(name: str, module: nn.Module, registration: Registration, conf
     """Return the arguments of a module's constructor, None if they are not known.
 
     Args:
-        config: of the nearest module around it that has one. Blocks of transformers before 4.40 keep none themselves;
-            they were called with it and with their number, which is in their name.
+        config: of the nearest module around it that has one. Blocks of transformers before 4.40 store no configuration;
+            their constructor took it and their number, which is in their name.
     """
     if ARGUMENTS in module.__dict__:
         recorded: Arguments = module.__dict__[ARGUMENTS]
@@ -204,15 +204,15 @@ def _arguments_of(name: str, module: nn.Module, registration: Registration, conf
 def _make(
     module: nn.Module, distributed_class: type[DistributedModule], wanted: Arguments, keywords: Mapping[str, Any]
 ) -> DistributedModule:
-    """Return a distributed module on the device and in the dtype of the one it is to replace."""
+    """Return a distributed module on the device and in the dtype of the module that it replaces."""
     args, kwargs = tuple(wanted[0]), dict(wanted[1])
     parameters = inspect.signature(distributed_class).parameters
-    taken = _taken_by(distributed_class) - (WITHOUT_EFFECT - set(parameters))  # the summary prints it
+    taken = _taken_by(distributed_class) - (WITHOUT_EFFECT - set(parameters))  # the summary prints the others
     overrides = {key: value for key, value in keywords.items() if key in taken}
-    named = dict(zip(parameters, args, strict=False))  # so that a keyword may override a positional one
+    named = dict(zip(parameters, args, strict=False))  # by name, so that a keyword may override a positional argument
     first = next(module.parameters(), torch.empty(0))
     keeps_dtype = first.is_floating_point() and not runtime.current().configuration.fp16_params
-    # A parameter that has no memory yet is replaced by one that has none either, and is initialised when it gets some.
+    # A parameter without memory is replaced by another one without memory, which is initialised when it gets memory.
     with delay_param_initialization() if first.is_meta else torch.device(first.device):
         made = distributed_class(*args[len(parameters) :], **{**named, **kwargs, **overrides})
         if keeps_dtype and any(parameter.dtype != first.dtype for parameter in made.parameters()):
@@ -228,7 +228,7 @@ def _taken_by(distributed_class: type[DistributedModule]) -> set[str]:
 
 
 def _adapt_calls(made: DistributedModule, registration: Registration) -> None:
-    """Hook a replacement so that calls and results are those of the module that it replaces."""
+    """Hook a replacement so that it takes the calls of the module that it replaces and returns its results."""
     forward_hook, return_hook = registration.forward_hook, registration.return_hook
     if forward_hook is not None:
 
@@ -246,7 +246,7 @@ def _adapt_calls(made: DistributedModule, registration: Registration) -> None:
 
 
 def _names_of_parameters(root: nn.Module) -> dict[int, list[str]]:
-    """Return under which names every parameter is found, by its id."""
+    """Return all names of every parameter, by its id."""
     found: dict[int, list[str]] = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):
         found.setdefault(id(parameter), []).append(name)
@@ -254,7 +254,7 @@ def _names_of_parameters(root: nn.Module) -> dict[int, list[str]]:
 
 
 def _sharing(name: str, module: nn.Module, names: dict[int, list[str]]) -> str | None:
-    """Return why a module cannot be replaced alone; None if no weight of it is also found outside of it."""
+    """Return the reason why a module cannot be replaced alone: a weight shared with an outside module; else None."""
     for parameter in module.parameters():
         for other in names[id(parameter)]:
             if name and not other.startswith(f"{name}."):
@@ -295,7 +295,7 @@ def _as_it_is(state: StateDict, first_argument: Any) -> StateDict:
 
 
 def _of_transformers() -> dict[type[nn.Module], Registration]:
-    """Return registrations of those models whose modules the program has imported."""
+    """Return registrations of the models whose modules the program has imported."""
     found: dict[type[nn.Module], Registration] = {}
     for model, module_name in MODELS.items():
         if module_name in sys.modules:

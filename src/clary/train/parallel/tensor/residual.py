@@ -13,14 +13,14 @@ from clary.train.parallel.tensor.settings import LayerSettings
 def add_residual(
     output: torch.Tensor, residual: torch.Tensor, layernorm: HiddenLayerNorm | None, settings: LayerSettings
 ) -> torch.Tensor:
-    """Return a block's output with its input added, and normalised where it has a layer for it.
+    """Return a block's output with its input added, and normalised if there is a `layernorm`.
 
-    With `fp32_residual_addition` the sum stays in float32 until a layer normalises it, or it leaves the module.
+    With `fp32_residual_addition` the sum stays in float32 until a layer normalises it or the module returns it.
 
     Args:
-        output: of the block, as hidden states lie inside: [M, S, H/T] or [M, S, H], see `layout`.
+        output: of the block, in the inside layout: [M, S, H/T] or [M, S, H], see `layout`.
         residual: input of the block, of the same shape; added unless `settings.adds_residual` is off.
-        layernorm: None leaves the sum as it is.
+        layernorm: None does not normalise the sum.
     """
     if settings.adds_residual:
         output = add((output, residual), settings)

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: queries and keys turned by their positions.
+"""Rotary position embeddings: queries and keys rotated by their positions.
 
 Source: arXiv 2104.09864 section 3.4. Two orders of channels are in use: pairs of neighbours (GPT-J) and the first half
 with the second (GPT-NeoX).
@@ -13,12 +13,12 @@ import torch
 
 @dataclass(frozen=True)
 class Rotary:
-    """How heads are turned.
+    """The rotation of heads.
 
     Args:
-        num_channels: of every head, from the first; the others stay as they are.
+        num_channels: number of rotated channels of every head, from the first; the others are not changed.
         base: of the wavelengths.
-        is_interleaved: whether pairs are neighbours rather than from two halves.
+        is_interleaved: whether pairs are neighbours; else each pair is from two halves.
     """
 
     num_channels: int
@@ -26,7 +26,7 @@ class Rotary:
     is_interleaved: bool = False
 
     def turn(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return heads [M, H, S, D] turned by positions [M, S], [1, S] or [S]."""
+        """Return heads [M, H, S, D] rotated by positions [M, S], [1, S] or [S]."""
         rates = 1.0 / self.base ** (
             torch.arange(0, self.num_channels, 2, device=heads.device, dtype=torch.float32) / self.num_channels
         )

@@ -22,8 +22,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_fast": partial(functional.gelu, approximate="tanh"),
     "silu": functional.silu,
 }
-# Arguments that scripts give and that change nothing here: torch chooses kernels, and scores are never of less than
-# float32 inside of them; embeddings are always cut.
+# Arguments of scripts that have no effect here: torch chooses kernels, which compute scores in at least float32;
+# embeddings are always cut.
 WITHOUT_EFFECT = frozenset(
     {
         "attention_in_fp32",
@@ -44,7 +44,7 @@ ABOUT_POSITIONS = ("attention_window", "rotary", "use_alibi")
 
 
 class NotSupportedError(ValueError):
-    """A request that the distributed version of a module cannot meet; the module stays as it is."""
+    """A feature that the distributed version of a module lacks; the module is not replaced."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,23 @@ class LayerSettings:
 
     Args:
         use_alibi: whether scores fall with the distance.
-        alibi_bias_max: how steeply: the last head's slope is 2^-alibi_bias_max.
+        alibi_bias_max: steepness of that: the last head's slope is 2^-alibi_bias_max.
         fp32_residual_addition: whether residuals are added in float32.
         use_qkv_bias: whether queries, keys and values have biases.
-        use_attention_dense_bias: whether the projection behind attention has one.
+        use_attention_dense_bias: whether the projection after attention has a bias.
         use_output_bias: whether the linear layers of the output layer have biases.
         use_rms_norm: whether layers normalise by the root of the mean square alone, without a mean or a bias.
         use_gate: whether the output layer multiplies by the activation of a second projection of its input.
-        num_key_value_heads: of keys and values, each shared by as many neighbouring heads; None for one a head.
+        num_key_value_heads: number of heads of keys and values, each shared by neighbouring heads of queries; None for
+            as many as heads of queries.
         scale_attention_scores: whether scores are divided by the square root of the head size.
-        scale_attn_by_layer_idx: whether they are divided by `layer_idx + 1` as well.
-        layer_idx: which layer this is, from 0.
-        attention_window: how many positions a query sees, itself and those before; None for all.
-        rotary: how queries and keys are turned by their positions.
+        scale_attn_by_layer_idx: whether scores are divided by `layer_idx + 1` as well.
+        layer_idx: number of the layer, from 0.
+        attention_window: number of positions that a query sees, its own and earlier ones; None for all.
+        rotary: the rotary embedding of queries and keys; None for none.
         parallel_residual: whether attention and output layer both read the layer's input, and are added to it.
-        shared_layernorm: whether they then share one pre-layernorm.
-        final_layernorm: whether a transformer normalises its output also without `post_layernorm`.
+        shared_layernorm: whether both then share one pre-layernorm.
+        final_layernorm: whether a transformer normalises its output even without `post_layernorm`.
     """
 
     use_alibi: bool = False
@@ -96,7 +97,7 @@ class LayerSettings:
 
 
 def read_settings(more: dict[str, Any], who: str) -> LayerSettings:
-    """Return the settings among keywords; a warning names those without effect, once in a program.
+    """Return the settings among keywords; a warning names keywords without effect, once per program.
 
     Keywords that begin with an underscore tune the original, as such keys of the configuration do.
 
@@ -119,7 +120,7 @@ def read_settings(more: dict[str, Any], who: str) -> LayerSettings:
 def find_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function of an activation.
 
-    Raises: ValueError if it is not known.
+    Raises: ValueError for an unknown name.
     """
     if name not in ACTIVATIONS:
         raise ValueError(f"activation is {name!r}; expected one of {', '.join(sorted(ACTIVATIONS))}")

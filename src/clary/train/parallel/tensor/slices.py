@@ -1,7 +1,7 @@
-"""Which slice of a parameter a rank of a tensor group holds, and how slices become whole again.
+"""The slices of parameters that the ranks of a tensor group hold: marking, cutting and drawing.
 
-Where: layers mark what they hold here; checkpoints gather and cut by the marks; drawing initial weights goes through
-here, so that a layer that is cut starts as the layer that is not.
+Where: layers mark their slices; checkpoints gather and cut by the marks; `draw` makes initial weights, so that a cut
+layer starts with the values of a whole one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ MARK = "tensor_slice"  # the attribute of a parameter that is a slice
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """The mark of a parameter that is slice `rank` of `size` equal ones along `dimension` of the whole."""
+    """The mark of a parameter that is slice `rank` of `size` equal slices along `dimension` of the whole."""
 
     dimension: int
     rank: int
     size: int
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this slice of a whole tensor, in memory of its own.
+        """Return a copy of this slice of a whole tensor.
 
         Args:
             whole: of any shape; the result is shorter by the factor `size` along `dimension`.
 
-        Raises: ValueError if its length is no multiple of `size`.
+        Raises: ValueError if its length is not a multiple of `size`.
         """
         length, rest = divmod(whole.shape[self.dimension], self.size)
         if rest:
@@ -43,7 +43,7 @@ class TensorSlice:
 
 
 def slice_of(parameter: torch.Tensor) -> TensorSlice | None:
-    """Return which slice a parameter is, None if it is whole.
+    """Return the slice mark of a parameter, None if it is whole.
 
     Args:
         parameter: of any shape.
@@ -68,7 +68,7 @@ def new_parameter(
 
     Args:
         shape: of the whole weight.
-        dimension: along which it is cut; None keeps it whole and without a mark.
+        dimension: the dimension that is cut; None keeps it whole and without a mark.
         dtype: None is torch's default.
 
     Raises: NotDivisibleError if the group does not divide the dimension.
@@ -83,11 +83,11 @@ def new_parameter(
 
 
 def mark(parameter: torch.Tensor, piece: TensorSlice) -> None:
-    """Say which slice a parameter is.
+    """Mark a parameter as a slice.
 
     Args:
         parameter: of any shape, that of the slice.
-        piece: replaces an earlier mark.
+        piece: the mark; it replaces an earlier one.
     """
     setattr(parameter, MARK, piece)
 
@@ -95,8 +95,8 @@ def mark(parameter: torch.Tensor, piece: TensorSlice) -> None:
 def draw(parameter: nn.Parameter, fill: Callable[[torch.Tensor], object], shape: tuple[int, ...]) -> None:
     """Fill a parameter with its slice of a whole tensor of `shape` that `fill` has written.
 
-    The whole tensor is drawn on every rank: with generators in equal states the ranks hold slices of one matrix, the
-    one that a model in one piece would have drawn. On the meta device nothing is drawn.
+    The whole tensor is drawn on every rank: with generators in equal states the ranks hold slices of one matrix, which
+    a model on a single rank would have drawn. A parameter on the meta device is not drawn.
     """
     if parameter.is_meta:
         return
@@ -108,7 +108,7 @@ def draw(parameter: nn.Parameter, fill: Callable[[torch.Tensor], object], shape:
 
 
 def cut_state_dict(module: nn.Module, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a state that `module` can load: this rank's slices of a whole one; keys that it has not stay as they are.
+    """Return a state that `module` can load: this rank's slices of a whole state; keys that it lacks are not changed.
 
     Raises: ValueError if a tensor cannot be cut into equal slices.
     """

@@ -19,7 +19,7 @@ from clary.train.parallel.tensor.output import DistributedTransformerOutputLayer
 from clary.train.parallel.tensor.residual import add
 from clary.train.parallel.tensor.settings import ABOUT_POSITIONS, check_layernorms, read_settings
 
-Entry: TypeAlias = torch.Tensor | None  # of the tuples that layers take; a mask may be missing
+Entry: TypeAlias = torch.Tensor | None  # entries of the tuples that layers take; a mask may be missing
 
 
 class DistributedTransformerLayer(DistributedModule):
@@ -30,8 +30,8 @@ class DistributedTransformerLayer(DistributedModule):
     Raises:
         NotDivisibleError: the tensor group does not divide heads or intermediate channels, or with optimize=memory
             `hidden_size`.
-        ValueError: arguments that exclude each other; says which.
-        TypeError: an argument that is not known.
+        ValueError: arguments that exclude each other; the text names them.
+        TypeError: an unknown argument.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class DistributedTransformerLayer(DistributedModule):
 
         Args:
             inputs: (hidden_states [N, S, H], attention_mask [N, 1, 1, S]), or with cross-attention (hidden_states,
-                cross_states [N, P, H], attention_mask, cross_mask [N, 1, 1, P]); positions [N, S] may follow where
-                queries are turned by them. Masks are as `DistributedAttentionLayer` takes them.
+                cross_states [N, P, H], attention_mask, cross_mask [N, 1, 1, P]); positions [N, S] may follow for rotary
+                embeddings. Masks are as `DistributedAttentionLayer` takes them.
         """
         entries = inputs if self.is_inner else enter_entries(self.layout, inputs, is_cross=self.has_cross_attention)
         hidden = self._transform(entries)
@@ -116,8 +116,8 @@ class DistributedTransformerLayer(DistributedModule):
 class DistributedTransformer(DistributedModule):
     """A sequence of transformer layers, in `seq_layers`.
 
-    With both layer normalisations asked for, its own input and output are normalised as well. `more` are fields of
-    `LayerSettings`; `attention_window` may be one a layer.
+    With both layer normalisations on, its own input and output are normalised as well. `more` are fields of
+    `LayerSettings`; `attention_window` may be a list, one per layer.
 
     Raises: as `DistributedTransformerLayer`.
     """
@@ -186,13 +186,13 @@ class DistributedTransformer(DistributedModule):
 
 
 def enter_entries(layout: Layout, inputs: Sequence[Entry], *, is_cross: bool) -> tuple[Entry, ...]:
-    """Return the inputs of a layer as they lie inside.
+    """Return the inputs of a layer in the inside layout.
 
     Args:
         inputs: as `DistributedTransformerLayer.forward` takes them; a mask may be None.
-        is_cross: whether the layer has cross-attention, so that states and a mask of it are among them.
+        is_cross: whether the layer has cross-attention, so that `inputs` includes its states and mask.
 
-    Raises: ValueError if there are too few, or too many.
+    Raises: ValueError if there are too few or too many inputs.
     """
     num_hidden, num_masks = (2, 2) if is_cross else (1, 1)
     if not num_hidden + num_masks <= len(inputs) <= num_hidden + num_masks + 1 or inputs[0] is None:
@@ -210,11 +210,11 @@ def enter_entries(layout: Layout, inputs: Sequence[Entry], *, is_cross: bool) ->
 
 
 def leave_hidden(layout: Layout, hidden: torch.Tensor, inputs: Sequence[Entry]) -> torch.Tensor:
-    """Return hidden states as they lie outside, in the dtype in which they came.
+    """Return hidden states in the outside layout, in the dtype of the input.
 
     Args:
         hidden: [M, S, H/T] or [M, S, H], see `layout`; the result is [N, S, H].
-        inputs: of the layer, as they came; the first one gives the dtype.
+        inputs: the layer's original inputs; the first one determines the dtype.
     """
     assert inputs[0] is not None
     return layout.leave(hidden).to(inputs[0].dtype)

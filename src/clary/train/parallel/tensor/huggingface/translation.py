@@ -1,7 +1,7 @@
-"""From the names and shapes of a transformers checkpoint to those of distributed modules, and back.
+"""Converts states between the names and shapes of a transformers checkpoint and those of distributed modules.
 
-States are whole here, no slices. A state may have any prefix, such as that of a module which holds the model; keys that
-no rule knows stay as they are.
+"Ours" are names and tensors of distributed modules, "theirs" those of transformers. States are whole here, not slices.
+A state may have any prefix, such as that of a module around the model; keys without a rule are not changed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ StateDict = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of theirs is one of ours, or several of ours behind each other.
+    """One tensor of theirs, which equals one of ours, or several of ours concatenated.
 
     Args:
         is_transposed: whether theirs is [in, out].
-        is_by_head: whether theirs has the parts of each head together, rather than all heads of each part.
+        is_by_head: whether theirs has the parts of each head together, not all heads of each part.
     """
 
     ours: tuple[str, ...]
@@ -30,13 +30,13 @@ class Rule:
     is_by_head: bool = False
 
     def split(self, tensor: torch.Tensor, num_heads: int | None) -> list[torch.Tensor]:
-        """Return ours for theirs.
+        """Split a tensor of theirs into ours.
 
         Args:
             tensor: theirs: a weight [out, in], [in, out] if `is_transposed`, or a bias [out].
-            num_heads: needed if `is_by_head`.
+            num_heads: required if `is_by_head`.
 
-        Raises: ValueError if `num_heads` is needed and None.
+        Raises: ValueError if `num_heads` is required and None.
         """
         if self.is_transposed:
             tensor = tensor.t()
@@ -46,7 +46,7 @@ class Rule:
         return [part.contiguous() for part in tensor.chunk(len(self.ours))]
 
     def join(self, tensors: Sequence[torch.Tensor], num_heads: int | None) -> torch.Tensor:
-        """Return theirs for ours."""
+        """Join tensors of ours into theirs."""
         if self.is_by_head:
             heads = [tensor.unflatten(0, (_known(num_heads), -1)) for tensor in tensors]
             whole = torch.stack(heads, 1).flatten(0, 2)
@@ -56,13 +56,13 @@ class Rule:
 
 
 def linear(ours: str | Sequence[str], theirs: str, *, transposed: bool = False, by_head: bool = False) -> list[Rule]:
-    """Return the rules of a linear layer, or of several that are one of theirs; biases may be missing.
+    """Return the rules of a linear layer, or of several that are one layer of theirs; biases may be missing.
 
     Args:
-        ours: path of our layer, or of several whose outputs lie behind each other in theirs.
+        ours: path of our layer, or of several whose outputs are concatenated in theirs.
         theirs: path of their layer.
         transposed: whether the weight of theirs is [in, out].
-        by_head: whether theirs has the parts of each head together, rather than all heads of each part.
+        by_head: whether theirs has the parts of each head together, not all heads of each part.
     """
     names = (ours,) if isinstance(ours, str) else tuple(ours)
     return [
@@ -73,15 +73,15 @@ def linear(ours: str | Sequence[str], theirs: str, *, transposed: bool = False, 
 
 @dataclass(frozen=True)
 class Translation:
-    """How one kind of model is translated.
+    """The rules for the states of one kind of model.
 
     Args:
         ours: the prefix of our layers, such as "transformer.seq_layers".
-        theirs: that of theirs, such as "transformer.h".
-        layer: the rules inside of a layer.
-        model: those outside of layers.
-        mask: their module, in a layer, that older versions give a buffer for the causal mask.
-        computed: other buffers, in a layer, that older versions keep in a state; ours compute them.
+        theirs: the prefix of their layers, such as "transformer.h".
+        layer: the rules for names within a layer.
+        model: the rules for names outside of layers.
+        mask: their module, in a layer, with a buffer for the causal mask in older versions.
+        computed: other buffers, in a layer, that older versions keep in a state; our layers compute them.
     """
 
     ours: str
@@ -92,22 +92,22 @@ class Translation:
     computed: tuple[str, ...] = ()
 
     def to_theirs(self, state: StateDict, *, num_heads: int | None = None, max_seq_len: int | None = None) -> StateDict:
-        """Return their state for ours, also where single layers of theirs have been replaced by ours.
+        """Convert our state to theirs, even if only single layers of theirs were replaced by ours.
 
         Args:
-            num_heads: where theirs has the parts of each head together.
+            num_heads: required if theirs has the parts of each head together.
             max_seq_len: adds the causal masks that older versions of transformers keep in a state.
 
-        Raises: ValueError if parts of one of their tensors are missing, or `num_heads` is.
+        Raises: ValueError if a part of one of their tensors, or a required `num_heads`, is missing.
         """
         *_, last = self.theirs.split(".")
         patterns = [(_pattern(self.ours), self.theirs), (_pattern(last), last)]
         return self._translate(state, patterns, num_heads, is_ours=True, max_seq_len=max_seq_len)
 
     def to_ours(self, state: StateDict, *, num_heads: int | None = None) -> StateDict:
-        """Return our state for theirs.
+        """Convert their state to ours.
 
-        Raises: ValueError if `num_heads` is missing, where theirs has the parts of each head together.
+        Raises: ValueError if a required `num_heads` is missing.
         """
         base, _, last = self.theirs.rpartition(".")
         pattern = re.compile(rf"^(.*?)(?:{re.escape(base)}\.)?{re.escape(last)}\.(\d+)\.(.+)$" if base else "^$")
@@ -115,16 +115,16 @@ class Translation:
         return self._translate(state, patterns, num_heads, is_ours=False, max_seq_len=None)
 
     def layer_to_ours(self, state: StateDict, *, num_heads: int | None = None) -> StateDict:
-        """Return the state of one of our layers for one of theirs, or of a model of theirs whose layers are ours.
+        """Convert the state of one of their layers to ours, or of their model to that of one with our layers.
 
-        In a model layers keep their places, and what is in no layer stays as it is.
+        In a model layers keep their places, and keys outside of layers are not changed.
         """
         return self._translate_layers(state, num_heads, is_ours=False, max_seq_len=None)
 
     def layer_to_theirs(
         self, state: StateDict, *, num_heads: int | None = None, max_seq_len: int | None = None
     ) -> StateDict:
-        """Return the way back from `layer_to_ours`.
+        """Convert a state back from `layer_to_ours`.
 
         Args: as `to_theirs`.
         """
@@ -133,7 +133,7 @@ class Translation:
     def _translate_layers(
         self, state: StateDict, num_heads: int | None, *, is_ours: bool, max_seq_len: int | None
     ) -> StateDict:
-        """Translate every layer in place; the text before a layer's names tells layers apart."""
+        """Translate every layer under its own prefix; the text before a layer's names distinguishes layers."""
         known = self._known_names(is_ours=is_ours)
         layers: dict[str, StateDict] = {}
         found: StateDict = {}
@@ -170,7 +170,7 @@ class Translation:
     def _translate_each(
         self, layers: dict[str, StateDict], num_heads: int | None, *, is_ours: bool, max_seq_len: int | None
     ) -> StateDict:
-        """Return the states of layers in one, keyed with the text before their names."""
+        """Return one state of all layers, with the text before each layer's names as prefix."""
         found: StateDict = {}
         for prefix, tensors in layers.items():
             layer = self._translate_layer(tensors, num_heads, is_ours=is_ours)
@@ -180,7 +180,7 @@ class Translation:
         return found
 
     def _known_names(self, *, is_ours: bool) -> set[str]:
-        """Return the names inside of a layer that rules know."""
+        """Return the names within a layer that have rules."""
         return {name for rule in self.layer for name in (rule.ours if is_ours else (rule.theirs,))} | self._masks()
 
     def _translate_layer(self, tensors: StateDict, num_heads: int | None, *, is_ours: bool) -> StateDict:
@@ -212,14 +212,14 @@ class Translation:
         return masks | set(self.computed)
 
     def _causal_mask(self, length: int) -> StateDict:
-        """Return the buffers of a layer in older versions of transformers; 1 stands for a key that counts there."""
+        """Return a layer's buffers in older versions of transformers; in these masks 1 marks a key that counts."""
         if self.mask is None:
             return {}
         mask = torch.ones(length, length, dtype=torch.uint8).tril()[None, None]
         return {f"{self.mask}.bias": mask, f"{self.mask}.masked_bias": torch.tensor(_OLD_MASKED_SCORE)}
 
 
-_OLD_MASKED_SCORE = -1e4  # what older versions of transformers put for a masked score
+_OLD_MASKED_SCORE = -1e4  # a masked score in older versions of transformers
 
 
 def _pattern(prefix: str) -> re.Pattern[str]:
