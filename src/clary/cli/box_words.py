@@ -69,6 +69,6 @@ def clock_words(name: str, ahead_s: float) -> str:
         return ""
     side = "ahead of" if ahead_s > 0 else "behind"
     return (
-        f"{name}: its clock is {abs(ahead_s):.0f} s {side} this machine's; what failed first is told by time, so have "
-        "NTP set it"
+        f"{name}: its clock is {abs(ahead_s):.0f} s {side} this machine's; the first failure is found by time, so "
+        "have NTP set the clock"
     )

@@ -35,7 +35,7 @@ class _Node:
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser("completion", help="print what completes commands, options and jobs in a shell")
+    parser = commands.add_parser("completion", help="print a shell script that completes commands, options and jobs")
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=f"one of {', '.join(SHELLS)}")
     parser.set_defaults(run=run, root=commands.root)
 

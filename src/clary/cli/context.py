@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("context", help="name services elsewhere, and choose which one commands talk to")
     parser.set_defaults(run=run_list)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    listing = actions.add_parser("list", help="list them; * is the one that commands talk to (the default)")
+    listing = actions.add_parser("list", help="list contexts; * marks the chosen one (the default action)")
     listing.set_defaults(run=run_list)
     use = actions.add_parser("use", help=f"talk to this one from now on; {LOCAL}: this machine's service")
     use.add_argument("name", metavar="NAME", help="of a context")

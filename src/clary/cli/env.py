@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("env", help='print variables for clients: eval "$(clary env)"')
     parser.add_argument("--tls", action="store_true", help="also answer as https://sts.<region>.amazonaws.com")
-    parser.add_argument("--unset", action="store_true", help="print what takes them away again")
+    parser.add_argument("--unset", action="store_true", help="print commands that unset the variables")
     parser.add_argument(
         "--json", action="store_true", help="print the variables as a JSON object; with --unset their names as a list"
     )

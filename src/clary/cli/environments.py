@@ -43,8 +43,8 @@ def add_parser(commands: Any) -> None:
     add.add_argument(
         "--torch-backend",
         metavar="NAME",
-        help=f"build of torch as uv names it (cpu, cu128, auto); {_INDEX_BUILD}: what the package index has. "
-        "Without: cpu where there is no NVIDIA driver, else that of the index",
+        help=f"build of torch as uv names it (cpu, cu128, auto); {_INDEX_BUILD}: the package index's default. "
+        "Default: cpu without an NVIDIA driver, else that of the index",
     )
     add.set_defaults(run=run_add)
     remove = actions.add_parser("remove", help="remove an added environment")

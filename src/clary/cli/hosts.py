@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
     add = actions.add_parser("add", help="install the daemon on boxes, or repair it; jobs that run there go on")
     add.add_argument("targets", nargs="+", metavar="USER@BOX", help="as ssh takes it, with your own configuration")
     add.add_argument("--name", help="of the box here, if not its name for ssh; for one box")
-    add.add_argument("--scratch", default="", metavar="DIR", help="folder there for what hosts need while they live")
+    add.add_argument("--scratch", default="", metavar="DIR", help="folder there for the files of running hosts")
     add.add_argument("--python", default="python3", metavar="PY", help="interpreter there, 3.10 or newer")
     add.add_argument(
         "--ssh-option", action="append", default=[], metavar="NAME=VALUE", help="for ssh, as of ssh_config; repeat it"

@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--ca", metavar="FILE|SHA256", help="certificate of the service's authority, or its fingerprint"
     )
-    parser.add_argument("--scratch", default="", metavar="DIR", help="folder for what hosts need while they live")
+    parser.add_argument("--scratch", default="", metavar="DIR", help="folder for the files of running hosts")
     parser.add_argument("--python", default="", metavar="PY", help="interpreter for the daemon, if not this one")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)

@@ -1,4 +1,4 @@
-"""Starts the daemon under the user's systemd, or without systemd where the user has none.
+"""Starts the daemon under the user's systemd, or without systemd where the user has no systemd.
 
 Where: `installation` starts the daemon; the daemon of a removed box removes its unit.
 """

@@ -78,7 +78,7 @@ class _Looks(Worker):
     ) -> None:
         super().__init__(
             "rendezvous-watch",
-            failure="connections to the master port could not be read; they are not looked for any more",
+            failure="connections to the master port could not be read and are not watched any more",
         )
         self._first_pid = first_pid
         self._meeting, self._ports = Meeting(place), place.ports
@@ -108,7 +108,7 @@ class _Looks(Worker):
             if self._mark is not None and error.errno in _GONE:  # `abort` will come
                 return None
             if before is None:
-                logger.warning("connections to the master port are not looked for: %s", error)
+                logger.warning("connections to the master port are not watched: %s", error)
                 self._tell(None)
                 return None
             self._mark = ()  # forces the next look to read the table

@@ -91,7 +91,7 @@ class HangAlarm(Companion):
             self._watch.close()
 
     def _look(self, words: str) -> None:
-        self._log.say(f"its processes are looked at: {words}, as ranks do that wait for each other on GPUs")
+        self._log.say(f"the program's processes are dumped: {words}, like ranks that wait for each other on GPUs")
         self._take_dump(words)
 
     def _raise_alarm(self, words: str) -> None:

@@ -80,9 +80,9 @@ class HostDebugging(Companion):
                 )
                 self._rules.start()
         except Exception as error:  # boundary: an observer of a program must not end it
-            logger.exception("saved tensors are not looked at")
+            logger.exception("saved tensors are neither stored nor checked")
             words = f"{type(error).__name__}: {error}"
-            self._say(f"saved tensors are not looked at: {words}")
+            self._say(f"saved tensors are neither stored nor checked: {words}")
             if self._has_rules and self._rules is None:
                 facts = [RuleFacts(name=rule.name, status=RuleStatus.ERROR, details=words) for rule in self._plan.rules]
                 self._board.tell(rules=tuple(facts))
@@ -113,7 +113,7 @@ class HostDebugging(Companion):
             return self._finish(limit_s)
         except Exception as error:  # boundary: other hosts wait for this host, even without its tensors
             logger.exception("saved tensors are not finished")
-            return (f"saved tensors: the end was not waited for: {type(error).__name__}: {error}",)
+            return (f"saved tensors: the wait for their storage failed: {type(error).__name__}: {error}",)
 
     def _finish(self, limit_s: float) -> tuple[str, ...]:
         deadline_s = time.monotonic() + limit_s

@@ -137,7 +137,7 @@ class HostHealth:
                 self._is_ended = True
                 self._watch.abort()
                 if self._record:
-                    self._record = settled(self._record, "the host's part was over before this was known")
+                    self._record = settled(self._record, "the host's program ended before this was known")
                     self._board.note(health=tuple(self._record.values()))
 
     def abort(self) -> None:

@@ -110,7 +110,7 @@ class ProgramWatch:
         self._is_killed = True
         self.due_at_s = time.monotonic() + KILL_TIMEOUT_S
         self.program.send_signal(signal.SIGKILL)
-        return "the grace is over: SIGKILL was sent to every process that was left"
+        return "the grace has ended: SIGKILL was sent to every remaining process"
 
     def take(self, exits: Sequence[ProcessExit]) -> ProcessExit | None:
         """Record exits; return the first failure that is not the agent's doing, or None."""

@@ -169,7 +169,7 @@ class StandbyKeeper:
         # A program that the interpreter cannot run is of another kind, and gets nothing that the last program left.
         reasons = [standby.why_not(sandbox, processes), *map(standby.why_not_fork, processes)]
         if reason := next(filter(None, reasons), ""):
-            logger.info("the host that stands by is not used: %s", reason)
+            logger.info("the standby host is not used: %s", reason)
             standby.close()
             return Program.start(processes, sandbox, on_output=on_output)
         return standby.start(processes, binds=standby.late_binds(sandbox), on_output=on_output, on_free=self._take_back)
@@ -229,7 +229,7 @@ class StandbyKeeper:
                 lasts=bool(example.plan.series) and not self._leaves_traces,
             )
         except (AgentError, OSError) as error:
-            logger.warning("no host stands by: %s", error)
+            logger.warning("no standby host was made: %s", error)
             remove_tree(str(place))
             return
         made = _Ready(standby, place)

@@ -285,7 +285,7 @@ class HostSteps:
             why = error.message
         if not why:
             return result.output
-        self._note([f"what {process.argv[0]} is could not be found out: {why}"])
+        self._note([f"the kind of {process.argv[0]} could not be determined: {why}"])
         return ""
 
     def _brings_wandb_key(self) -> bool:
@@ -378,7 +378,7 @@ class HostSteps:
     def _open_store(self) -> ObjectStore:
         with self._lock:
             if self._stopping.is_set():
-                raise AgentError(f"{self._host.name} has given up what it was doing")
+                raise AgentError(f"{self._host.name} has broken off its current step")
             if self._store is None:
                 self._store = ObjectStore(self._plan.object_store, attempts=_STORE_ATTEMPTS)
             return self._store

@@ -29,7 +29,7 @@ class FoundFile:
 
 
 def walk(root: Path, folder: str, *, max_entries: int = MAX_ENTRIES) -> Iterator[FoundFile]:
-    """Yield the regular files below a folder of `root`, in no order; none if a step of the path is no folder.
+    """Yield the regular files below a folder of `root`, in no order; no file if a step is no folder.
 
     Args:
         root: a host's `/opt/ml` as the agent sees it.

@@ -175,7 +175,7 @@ def test_rules_run_on_the_first_host_alone_and_a_failure_there_is_only_said(said
     subject = debugging(first, said, rules=[RULE])
     subject.begin(None, None)
     assert first.num_asked == 1
-    assert said == ["saved tensors are not looked at: OSError: no room"]
+    assert said == ["saved tensors are neither stored nor checked: OSError: no room"]
     assert subject.finish() == ()
     (facts,) = subject.board.facts.rules
     assert (facts.name, facts.status.value, facts.details) == ("Loss", "Error", "OSError: no room")

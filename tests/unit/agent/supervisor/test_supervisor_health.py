@@ -340,7 +340,7 @@ def test_a_program_that_ends_before_the_rest_is_measured_leaves_it_as_not_checke
     assert health.close(DEADLINE_S)
     assert network_states(board)["link", "algo-2"] == "skipped"
     (link,) = [item for item in board.facts.health if item.peer == "algo-2"]
-    assert link.words == "the host's part was over before this was known"
+    assert link.words == "the host's program ended before this was known"
     assert log.lines == []
 
 

@@ -110,7 +110,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         if isinstance(optimizer, DistributedOptimizer):
             optimizer = optimizer._optimizer
             warnings.warn(
-                "DistributedTrainer averages gradients itself: what is inside of the DistributedOptimizer is taken",
+                "DistributedTrainer averages gradients itself: the optimizer in the DistributedOptimizer is used",
                 stacklevel=2,
             )
         if isinstance(params, list | tuple):

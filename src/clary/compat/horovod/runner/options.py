@@ -1,4 +1,4 @@
-"""The command line of horovodrun: which options take effect, which have none, which are refused."""
+"""The command line of horovodrun: options with an effect, options without effect, refused options."""
 
 from __future__ import annotations
 
