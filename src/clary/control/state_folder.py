@@ -287,8 +287,8 @@ class StateFolder:
         lived = [name for name in _MADE_WITH_KEYS if (self.root / name).exists()]
         if lived and not begins_anew:
             raise ContractError(
-                f"the keys {path} are missing, but {self.root} has lived with keys: it holds {', '.join(lived)}. "
-                f"Clients, and agents of running jobs, know those alone: {_WAY_OUT}",
+                f"the keys {path} are missing, but {self.root} had keys before: it holds {', '.join(lived)}. "
+                f"Clients, and agents of running jobs, know only those: {_WAY_OUT}",
                 fault=Fault.USER,
             )
         made = RootSecrets(

@@ -1,7 +1,7 @@
-"""Backups of the database: whole copies beside it, made while it is used, a few of them, each read through once.
+"""Backups of the database: a few whole copies beside it, made while it is in use; each is read once as a check.
 
-Where: `backup_keeping` makes them while the service runs, `clary backup` lists, makes and brings one back. SQLite only;
-a PostgreSQL server has ways of its own (pg_dump), and whoever runs it keeps its backups.
+Where: `backup_keeping` makes them while the service runs, `clary backup` lists, makes and restores them. SQLite only;
+a PostgreSQL server has its own tools (pg_dump), and its administrator makes its backups.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 from clary.base.errors import Fault, StoreError
 
 SIDE_FILES = ("-wal", "-shm")
-CHECK_TIMEOUT_S = 20.0  # for reading a database through; a larger one is started unread, and that is said
-SPARE_FACTOR = 2  # free space over the size of the database that a backup needs: it must never fill the disk
+CHECK_TIMEOUT_S = 20.0  # longest check of a database; a larger one is used without a whole check
+SPARE_FACTOR = 2  # a backup needs as many times the database's size of free space: it must never fill the disk
 _NAME = re.compile(r"clary-([0-9]{8}T[0-9]{12})Z\.db")
 _TIME_FORMAT = "%Y%m%dT%H%M%S%f"
-_STEPS = 100_000  # of SQLite's machine between two looks at the time
+_STEPS = 100_000  # instructions of SQLite's virtual machine between checks of the time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backup:
-    """One copy."""
+    """One backup."""
 
     path: Path
     made_at: datetime
@@ -36,13 +36,13 @@ class Backup:
 
 
 class Backups:
-    """The copies of one SQLite database.
+    """The backups of one SQLite database.
 
     Args:
         database: its file.
-        folder: of the copies.
-        keep: copies that stay; the oldest go.
-        monotonic: seconds, for the bound of a check.
+        folder: of the backups.
+        keep: number of backups that stay; older ones are removed.
+        monotonic: clock in seconds, to bound a check.
     """
 
     def __init__(self, database: Path, folder: Path, *, keep: int, monotonic: Callable[[], float]) -> None:
@@ -52,7 +52,7 @@ class Backups:
         self._monotonic = monotonic
 
     def all(self) -> list[Backup]:
-        """Return the copies, newest first."""
+        """Return the backups, newest first."""
         found = []
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             matched = _NAME.fullmatch(path.name)
@@ -62,21 +62,21 @@ class Backups:
         return sorted(found, key=lambda backup: backup.path.name, reverse=True)
 
     def make(self, now: datetime) -> Backup:
-        """Copy the database as it is now, and let the oldest copies go.
+        """Copy the database as it is now, and remove the oldest copies.
 
-        A copy is named after its time, but never before those that are there: where the clock was set back, the newest
-        would else be taken for the oldest, and go.
+        A copy is named after its time, but always after the newest existing copy: otherwise, after the clock was set
+        back, the new copy would count as the oldest and be removed.
 
-        Raises: StoreError if there is no room, or the copy cannot be made or read; older copies stay then.
+        Raises: StoreError if there is no room, or the copy cannot be made or read; then older copies stay.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for leftover in self._folder.glob("*.new*"):  # of a service that was killed meanwhile
+        for leftover in self._folder.glob("*.new*"):  # left by a killed service
             leftover.unlink(missing_ok=True)
         size = self._database.stat().st_size
         free = shutil.disk_usage(self._folder).free
         if free < SPARE_FACTOR * size:
             raise StoreError(
-                f"no backup is made: {free} bytes are free at {self._folder}, and {SPARE_FACTOR * size} are wanted to "
+                f"no backup is made: {free} bytes are free at {self._folder}, and {SPARE_FACTOR * size} are needed to "
                 "copy the database; free space there",
                 fault=Fault.INFRASTRUCTURE,
                 retryable=True,
@@ -102,14 +102,14 @@ class Backups:
         return Backup(path=target, made_at=now, size_bytes=target.stat().st_size)
 
     def bring_back(self, name: str | None, now: datetime) -> tuple[Backup, Path | None]:
-        """Put a copy in the place of the database; nobody may have that open.
+        """Replace the database by a backup; no process may have the database open.
 
         Args:
-            name: file of the copy; None for the newest.
-            now: names what is moved away.
+            name: file of the backup; None for the newest.
+            now: dates the name of the former database.
 
-        Returns: the copy, and where the former database is now; None if there was none.
-        Raises: StoreError if there is no such copy, it is damaged, or there is no room; nothing is moved then.
+        Returns: the backup, and the former database's new place, or None if there was no database.
+        Raises: StoreError if there is no such backup, it is damaged, or there is no room; then no file is moved.
         """
         found = [backup for backup in self.all() if name is None or backup.path.name == name]
         if not found:
@@ -138,7 +138,7 @@ class Backups:
         return found[0], aside
 
     def way_out(self) -> str:
-        """Return in one or two sentences the way to bring the database back."""
+        """Return one or two sentences on how to restore the database."""
         anew = "begin anew, without the jobs of the past, with: clary up --new-database"
         newest = next(iter(self.all()), None)
         if newest is None:
@@ -148,7 +148,7 @@ class Backups:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a database that others use, as it is at one moment, and force the copy to disk; blocks.
+    """Copy a database in use, as it is at one moment, and force the copy to disk; blocks.
 
     Raises: sqlite3.Error, OSError.
     """
@@ -156,13 +156,13 @@ def copy(source: Path, target: Path) -> None:
     os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     with contextlib.closing(sqlite3.connect(source)) as origin, contextlib.closing(sqlite3.connect(target)) as draft:
         origin.backup(draft)
-        draft.execute("PRAGMA journal_mode = DELETE").close()  # one file, whole without its side files
+        draft.execute("PRAGMA journal_mode = DELETE").close()  # one file that is complete without side files
     with target.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def check(database: Path, *, monotonic: Callable[[], float]) -> str:
-    """Read a database through and return its faults; empty without a fault, or if the time was too short."""
+    """Read a whole database and return its faults; empty without a fault, or if the time ran out."""
     deadline_s = monotonic() + CHECK_TIMEOUT_S
     try:
         with contextlib.closing(sqlite3.connect(database, timeout=CHECK_TIMEOUT_S)) as connection:
@@ -178,14 +178,14 @@ def check(database: Path, *, monotonic: Callable[[], float]) -> str:
 
 
 def has_table(database: Path, name: str) -> bool:
-    """Whether a database has a table; changes nothing of it."""
+    """Whether a database has a table; only reads it."""
     query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
     with contextlib.closing(sqlite3.connect(database, timeout=CHECK_TIMEOUT_S)) as connection:
         return bool(connection.execute(query, (name,)).fetchone()[0])
 
 
 def set_aside(database: Path, now: datetime) -> Path | None:
-    """Move a database that nobody has open out of the way, with its side files; return where to."""
+    """Move an unused database out of the way, with its side files; return its new place."""
     if not database.exists():
         return None
     target = database.with_name(f"{database.name}.set-aside-{now.strftime(_TIME_FORMAT)}Z")

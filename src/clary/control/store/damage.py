@@ -1,8 +1,8 @@
 """Rows that cannot be read: how they are recognised, and how a query names them.
 
-Where: whatever turns rows into objects does it through `readable`. A question that meets damaged rows raises
-`RowsUnreadable`; the store sets those rows aside (`quarantine`) and asks again. So one row spoils one answer at most,
-never a start of the service and never its neighbours.
+Where: all code that turns rows into objects uses `readable`. A query that meets damaged rows raises `RowsUnreadable`;
+the store sets those rows aside (`quarantine`) and repeats the query. So a damaged row prevents neither a start of the
+service nor the reading of other rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clary.base.errors import ContractError, Fault, StoreError
 T = TypeVar("T")
 
 MAX_REASON_CHARACTERS = 400
-# What parsing raises on bytes that nobody wrote: JSON and encodings (ValueError), types, members, numbers, depth.
+# Errors of parsing on damaged bytes: JSON and encodings (ValueError), types, members, numbers, depth.
 DAMAGE = (ContractError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
@@ -27,13 +27,13 @@ class DamagedRow:
     """One row that cannot be read."""
 
     table: str
-    key: Mapping[str, Any]  # column -> value, which finds the row; `rowid` in SQLite for a row whose key is damaged
-    name: str  # what people call it: a job's name, or the key in words
+    key: Mapping[str, Any]  # column -> value, to find the row; in SQLite `rowid` for a row whose key is damaged
+    name: str  # name for users: the job's name, or the key in words
     reason: str
 
 
 class RowsUnreadable(StoreError):
-    """A question met damaged rows; they are to be set aside before it is asked again."""
+    """A query met damaged rows; they have to be set aside before it is repeated."""
 
     def __init__(self, rows: Iterable[DamagedRow]) -> None:
         self.rows = tuple(rows)
@@ -45,7 +45,7 @@ class RowsUnreadable(StoreError):
 
 
 class JobUnreadable(StoreError):
-    """Error for a job whose record is set aside; the message names the time, the reason and the remedy."""
+    """Error for a job whose record was set aside; the message names the time, the reason and the remedy."""
 
     def __init__(self, name: str, *, entry: int, reason: str, found_at: str) -> None:
         super().__init__(
@@ -68,9 +68,9 @@ def readable(
 
     Args:
         rows: of one answer.
-        build: raises one of `DAMAGE` for a row that no release can have written.
-        table: where the rows stand.
-        key: names the columns that find a row.
+        build: makes the result; raises one of `DAMAGE` for a damaged row.
+        table: of the rows.
+        key: returns the columns that identify a row.
 
     Raises: RowsUnreadable with all rows that could not be read.
     """
@@ -88,14 +88,14 @@ def readable(
 
 
 def words_of(key: Mapping[str, Any]) -> str:
-    """Return a key as people read it."""
+    """Return a key in words, for users."""
     if set(key) == {"name"}:
         return storable(str(key["name"]))
     return storable(", ".join(f"{column} {value}" for column, value in key.items()))
 
 
 def reason_of(error: BaseException) -> str:
-    """Return in one line why a row could not be read."""
+    """Return the reason why a row could not be read, in one line."""
     words = error.message if isinstance(error, StoreError | ContractError) else f"{type(error).__name__}: {error}"
     return storable(" ".join(words.split()))[:MAX_REASON_CHARACTERS]
 

@@ -1,7 +1,7 @@
-"""Looks for rows with values of another type than their column declares; SQLite stores values of any type.
+"""Finds rows with values of another type than their column declares; SQLite stores values of any type.
 
-Where: `Store.open` sweeps the table of jobs, since a job whose marks are damaged would be passed over in silence;
-`Store` sweeps every table when a question failed for a reason that names no row.
+Where: `Store.open` sweeps the table of jobs, since queries would silently skip a job with damaged marks;
+`Store` sweeps every table if a query failed for a reason that names no row.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from clary.control.store.damage import DamagedRow, storable
 from clary.control.store.tables import job_cards, jobs, metadata, to_microseconds
 
 _NOT_SWEPT = frozenset({"quarantine", "schema_version", "properties", "leases"})
-_MOST_ROWS = 1000  # of one table in one sweep; more are found by the next
+_MOST_ROWS = 1000  # of one table in one sweep; the next sweep finds more
 _LEAST_TIME = 0
 _MOST_TIME = to_microseconds(LATEST)
 _BITS = 2**31
 
 
 def sweep_jobs(connection: Connection) -> list[DamagedRow]:
-    """Return the damaged rows of the table of jobs; looks at columns, not at documents."""
+    """Return the damaged rows of the table of jobs; checks columns, not documents."""
     return [] if connection.dialect.name != "sqlite" else list(_sweep(connection, jobs))
 
 
 def sweep_all(connection: Connection) -> list[DamagedRow]:
     """Return the damaged rows of all tables."""
-    if connection.dialect.name != "sqlite":  # PostgreSQL takes nothing of another type
+    if connection.dialect.name != "sqlite":  # PostgreSQL refuses values of another type
         return []
     swept = [table for name, table in metadata.tables.items() if name not in _NOT_SWEPT]
     return [row for table in swept for row in _sweep(connection, table)]
@@ -56,12 +56,12 @@ def _sweep(connection: Connection, table: Table) -> Iterator[DamagedRow]:
             table=table.name,
             key={"rowid": row[len(key)]},
             name=storable(words),
-            reason=f"what stands in {', '.join(wrong)} is nothing that was written there",
+            reason=f"damaged values in {', '.join(wrong)}",
         )
 
 
 def _sound(column: Column[object]) -> str:
-    """Return the condition that holds for every value that was written to a column."""
+    """Return the condition that holds for every undamaged value of a column."""
     name = column.name
     if isinstance(column.type, Integer):
         condition = f"typeof({name}) = 'integer'"

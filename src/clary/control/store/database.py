@@ -1,7 +1,7 @@
-"""Connections to SQLite and PostgreSQL, set up so that a commit that returned survives a crash.
+"""Connections to SQLite and PostgreSQL, set up so that a returned commit survives a crash.
 
-Where: `Store.open` makes two engines of one URL: one whose transactions take the write lock at once, for the writer
-thread, and one without transactions, for readers. Durability: SQLite in WAL mode with synchronous=FULL, PostgreSQL
+Where: `Store.open` makes two engines for a URL: one for the writer thread, whose transactions take the write lock at
+once, and one without transactions, for readers. Durability: SQLite in WAL mode with synchronous=FULL, PostgreSQL
 with the server's synchronous_commit.
 """
 
@@ -20,23 +20,23 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from clary.base.errors import NOTHING_CHANGED, Fault, StoreError
 
-BUSY_TIMEOUT_S = 10.0  # how long a statement waits for a lock that another process holds
+BUSY_TIMEOUT_S = 10.0  # longest wait of a statement for a lock that another process holds
 CONNECT_TIMEOUT_S = 10.0
 STATEMENT_TIMEOUT_S = 30.0  # PostgreSQL ends a statement that runs longer
-_PRIMARY_CODE = 0xFF  # part of an extended SQLite error code that tells its kind
+_PRIMARY_CODE = 0xFF  # the part of an extended SQLite error code that is its kind
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_MAX_WAL_PAUSE_S = 0.02  # between two tries to switch the journal
-_FILE_MODE = 0o600  # documents hold the secrets of running jobs
+_MAX_WAL_PAUSE_S = 0.02  # between tries to switch the journal
+_FILE_MODE = 0o600  # documents contain secrets of running jobs
 _FOLDER_MODE = 0o700
 
-# PostgreSQL: deadlock_detected and serialization_failure. The same work, done again by itself, can succeed.
+# PostgreSQL: deadlock_detected and serialization_failure. The same work can succeed if it is repeated by itself.
 _REPEATABLE_STATES = frozenset({"40P01", "40001"})
 
 
 def parse_url(database_url: str) -> URL:
     """Return the URL with its driver filled in.
 
-    Raises: StoreError for text that is no URL, an in-memory SQLite, or a database that is neither of the two.
+    Raises: StoreError for text that is no URL, an in-memory SQLite, or another kind of database.
     """
     try:
         url = make_url(database_url)
@@ -61,13 +61,13 @@ def parse_url(database_url: str) -> URL:
 
 
 def open_engines(url: URL, *, num_readers: int) -> tuple[Engine, Engine]:
-    """Return the writer's engine (one connection) and the readers' (`num_readers`); nothing is connected yet."""
+    """Return the writer's engine (one connection) and the readers' (`num_readers`); neither connects yet."""
     if url.get_backend_name() == "sqlite":
         _prepare_file(Path(str(url.database)))
         arguments: dict[str, Any] = {"timeout": BUSY_TIMEOUT_S, "check_same_thread": False}
     else:
         arguments = _postgres_arguments()
-    # A connection that the database closed meanwhile (a restart) is found and replaced before it is used.
+    # Before each use, a connection that the database has closed (by a restart) is detected and replaced.
     common: dict[str, Any] = {
         "connect_args": arguments,
         "pool_timeout": BUSY_TIMEOUT_S,
@@ -85,7 +85,7 @@ def open_engines(url: URL, *, num_readers: int) -> tuple[Engine, Engine]:
 
 
 def describe_failure(doing: str, error: SQLAlchemyError) -> StoreError:
-    """Return the StoreError for a failure while `doing`, with the database's own words."""
+    """Return the StoreError for a failure while `doing`, with the database's own message."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     retryable = isinstance(error, OperationalError | PoolTimeoutError)
     words = " ".join(str(cause).split())
@@ -102,18 +102,18 @@ def describe_failure(doing: str, error: SQLAlchemyError) -> StoreError:
 
 
 def has_no_room(error: SQLAlchemyError) -> bool:
-    """Whether SQLite undid the work because the disk is full."""
+    """Whether SQLite rolled the work back because the disk is full."""
     cause = error.orig if isinstance(error, DBAPIError) else None
     return getattr(cause, "sqlite_errorcode", 0) & _PRIMARY_CODE == sqlite3.SQLITE_FULL
 
 
 def may_repeat(error: SQLAlchemyError) -> bool:
-    """Whether the database ended the work only because it collided with another service's."""
+    """Whether the database ended the work only because it collided with that of another service."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _REPEATABLE_STATES
 
 
 def _prepare_file(path: Path) -> None:
-    """Create the database file for its owner alone; SQLite gives its side files the same mode."""
+    """Create the database file, readable only by its owner; SQLite gives its side files the same mode."""
     try:
         path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE))
@@ -125,8 +125,8 @@ def _prepare_file(path: Path) -> None:
 
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:
-    connection.text_factory = _text  # a damaged text must not fail the whole answer that it stands in
-    connection.isolation_level = None  # transactions begin where the engine says so, never by the driver's guess
+    connection.text_factory = _text  # a damaged text must not fail a whole answer
+    connection.isolation_level = None  # only the engine begins transactions, never the driver by itself
     _switch_to_wal(connection)
     for pragma in ("synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}").close()
@@ -137,8 +137,8 @@ def _text(data: bytes) -> str:
 
 
 def _switch_to_wal(connection: Any) -> None:
-    """Turn on write-ahead logging, which the file remembers; two services that do it at once must take turns."""
-    # SQLite does not wait for locks here, whatever its busy timeout: it reports a collision at once.
+    """Turn on write-ahead logging, which the file records; two services can not do it at once."""
+    # SQLite ignores its busy timeout here and reports a collision at once.
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
@@ -152,7 +152,7 @@ def _switch_to_wal(connection: Any) -> None:
 
 
 def _begin_immediately(connection: Connection) -> None:
-    # A transaction that reads first and locks later can fail at its first write; this one waits at its start.
+    # A transaction that locks only at its first write can fail there; this one waits for the lock at its start.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 

@@ -1,8 +1,8 @@
-"""Whether the database that is opened is the one that the state folder has lived with.
+"""Checks that the opened database is the one that the state folder had before.
 
-Where: `Store.open`, before anything is created or migrated. A state folder whose database is gone must not begin as
-new: clients would be told that their jobs never were, names would be given away twice, and what runs would be nobody's.
-The folder keeps the id of its database in `database.json`; one from before there were ids is known by what it holds.
+Where: `Store.open` calls it before it creates or migrates a table. A state folder that has lost its database must not
+begin with an empty one: clients would not find their jobs, names would be given twice, and running jobs would have no
+owner. The folder keeps its database's id in `database.json`; without that file, `_TRACES` in it show that it had one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clary.control.store.tables import properties
 
 MARK_FILE = "database.json"
 BACKUP_FOLDER = "backups"
-# What only a service with a database makes: log streams, folders of attempts, copies of a database.
+# Files that only a service with a database makes: log streams, folders of attempts, copies of a database.
 _TRACES = (("logs", "*.log"), ("jobs", "*/*"), (BACKUP_FOLDER, "clary-*.db"))
 _HEADER = b"SQLite format 3\0"
 
@@ -34,7 +34,7 @@ class DatabaseLife:
 
     Args:
         home: the state folder.
-        keep: backups that stay.
+        keep: number of backups that stay.
         begins_anew: whether the user asked for a new database.
     """
 
@@ -48,16 +48,16 @@ class DatabaseLife:
         return Backups(database, self._home / BACKUP_FOLDER, keep=self._keep, monotonic=time.monotonic)
 
     def way_out(self, database: Path | None) -> str:
-        """Return in words the way to bring the database back; `database` is None if it is not a file."""
+        """Return a sentence on how to restore the database; `database` is None if it is not a file."""
         if database is not None:
             return self.backups(database).way_out()
         anew = "begin anew, without the jobs of the past, with: clary up --new-database"
         return f"bring back a backup of that server, or {anew}"
 
     def prepare_file(self, database: Path) -> None:
-        """Look at the file of a SQLite database before it is opened.
+        """Check the file of a SQLite database before it is opened.
 
-        Raises: StoreError if it is missing, empty, no database or damaged though the folder has lived with one.
+        Raises: StoreError if it is missing, empty, no database or damaged, though the folder had one.
         """
         way_out = self.backups(database).way_out
         if self._begins_anew:
@@ -88,7 +88,7 @@ class DatabaseLife:
         Args:
             connection: to the database before its tables are made or changed.
             place: of the database, for the error.
-            way_out: what its owner can do, in words, for the error.
+            way_out: sentence on how to restore the database, for the error.
         """
         if self._begins_anew:
             return
@@ -96,11 +96,11 @@ class DatabaseLife:
             self._require_new(f"the database {place} has none of Clary's tables", way_out)
 
     def take_note(self, connection: Connection, place: str, way_out: str) -> None:
-        """Compare the id of a migrated database with the folder's and write it down; raises StoreError.
+        """Compare the id of a migrated database with the folder's, and record it; raises StoreError.
 
         Args:
             connection: to the migrated database.
-            place: as for `require_own`; the folder remembers it, too.
+            place: as for `require_own`; the folder records it, too.
             way_out: as for `require_own`.
         """
         statement = select(properties.c.value).where(properties.c.name == "database_id")
@@ -108,8 +108,8 @@ class DatabaseLife:
         known = self._known_id()
         if known not in ("", found) and not self._begins_anew:
             raise StoreError(
-                f"the database {place} is not the one that {self._home} has lived with (it is {found[:8]}, expected "
-                f"{known[:8]}); set database_url to that one; {way_out}",
+                f"the database {place} is not the one that {self._home} had before (it is {found[:8]}, expected "
+                f"{known[:8]}); set database_url to the expected one; {way_out}",
                 fault=Fault.USER,
             )
         if known != found:
@@ -119,7 +119,7 @@ class DatabaseLife:
         evidence = self._evidence()
         if evidence:
             raise StoreError(
-                f"{what}, but {self._home} has lived with one: it holds {', '.join(evidence)}. Nothing was begun anew: "
+                f"{what}, but {self._home} had one before: it holds {', '.join(evidence)}. No new one was made: "
                 f"{way_out}",
                 fault=Fault.USER,
             )
@@ -139,7 +139,7 @@ class DatabaseLife:
         except FileNotFoundError:
             return ""
         except (OSError, ValueError, KeyError, TypeError):
-            # That there was one is known; the database's own message names it.
+            # The file shows that there was a database; without its id, no other database can be told from it.
             return ""
 
 

@@ -1,12 +1,12 @@
-"""Errors of the store that callers tell apart; all are `StoreError`.
+"""Errors of the store that callers distinguish; all are `StoreError`.
 
 StoreError
-|-- JobExists         a job of that name is there already
+|-- JobExists         a job of that name exists already
 |-- JobNotFound       no job of that name
-|-- BadToken          a page token that this query did not give out
-|-- StaleLease        a write under a lease that somebody else holds by now
+|-- BadToken          a page token that is not of this query
+|-- StaleLease        a write under a lease that another owner has taken
 |-- StreamNotFound    no log stream of that name
-|-- SequenceGap       log lines whose predecessors never came
+|-- SequenceGap       log lines after a gap
 `-- BadLogQuery       a log query that the service refuses (InvalidParameterException)
 """
 
@@ -16,7 +16,7 @@ from clary.base.errors import Fault, StoreError
 
 
 class JobExists(StoreError):
-    """A job of that name is there already; `existing_arn` is its ARN."""
+    """A job of that name exists already; `existing_arn` is its ARN."""
 
     default_fault = Fault.USER
 
@@ -44,7 +44,7 @@ class BadToken(StoreError):
 
 
 class StaleLease(StoreError):
-    """The lease went to another holder; nothing was written, and the caller must drop its work."""
+    """Another owner has taken the lease; no change was written, and the caller must drop its work."""
 
 
 class StreamNotFound(StoreError):
@@ -58,13 +58,13 @@ class StreamNotFound(StoreError):
 
 
 class StreamDamaged(StoreError):
-    """A log file that cannot be read as far as it should be; other streams are not affected."""
+    """A log file that cannot be read completely; other streams are not affected."""
 
     default_fault = Fault.INFRASTRUCTURE
 
 
 class SequenceGap(StoreError):
-    """Log lines came whose predecessors never did; nothing was stored, resend from `next_sequence`."""
+    """Log lines before the batch are missing; no line was stored, resend from `next_sequence`."""
 
     def __init__(self, stream: str, *, next_sequence: int, first_sequence: int) -> None:
         super().__init__(
@@ -83,4 +83,4 @@ class BadLogQuery(StoreError):
 
 
 class SeriesMoved(StoreError):
-    """Blocks of series were joined or removed by another while they were looked at; look again."""
+    """Another thread joined or removed blocks of series during a read; read again."""

@@ -1,7 +1,7 @@
 """Notices that the file of a SQLite database was deleted or replaced under the service, and puts it back.
 
-Where: the writer's thread looks before each transaction; the lease alone makes one every few seconds. SQLite goes on
-writing to a file that has no name any more, and all of that would be gone with the process.
+Where: the writer's thread checks before each transaction; renewing the lease makes one every few seconds. SQLite would
+continue to write to the deleted file, and all changes would be lost at the end of the process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class FileGuard:
     """Watches one database file.
 
     Args:
-        file: which was opened.
-        engines: the writer's and the readers'; their connections are made anew after the file is.
+        file: the opened one.
+        engines: the writer's and the readers'; they connect again after the file was put back.
     """
 
     def __init__(self, file: Path, engines: tuple[Engine, Engine]) -> None:
@@ -36,9 +36,9 @@ class FileGuard:
         self._known_sides = [_identity(side) for side in self._sides]
 
     def look(self) -> None:
-        """Put the file back if it is not the one that was opened.
+        """Put the file back if it is not the opened one.
 
-        Raises: OperationalError if it cannot be put back; nothing is to be written then.
+        Raises: OperationalError if it cannot be put back; then no transaction may begin.
         """
         found, sides = _identity(str(self._file)), [_identity(side) for side in self._sides]
         if found == self._known:  # side files are made at the first write
@@ -62,7 +62,7 @@ class FileGuard:
                 os.fsync(file.fileno())
             self._readers.dispose()
             self._writer.dispose()
-            for suffix in SIDE_FILES:  # of the file that has gone: they would be replayed into the new one
+            for suffix in SIDE_FILES:  # those of the deleted file would be replayed into the new one
                 Path(f"{self._file}{suffix}").unlink(missing_ok=True)
             draft.replace(self._file)
         except (OSError, sqlite3.Error) as error:

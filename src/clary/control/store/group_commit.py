@@ -1,4 +1,4 @@
-"""One thread that writes, many operations to a commit.
+"""A thread that writes many operations in one commit.
 
 Where: every change of the store goes through `GroupCommitWriter.run`. While one transaction is being forced to disk
 the next operations gather in the queue; the thread then runs all of them in one transaction and commits once. So the
@@ -31,9 +31,9 @@ from clary.control.store.database import describe_failure, has_no_room, may_repe
 T = TypeVar("T")
 Item = TypeVar("Item")
 
-WRITE_TIMEOUT_S = 60.0  # from the call to the commit, time in the queue included
-CLOSE_TIMEOUT_S = 60.0  # for what is queued to be written
-MAX_BATCH = 256  # operations to a transaction: bounds how long one of them waits for the others
+WRITE_TIMEOUT_S = 60.0  # from the call to the commit, with the time in the queue
+CLOSE_TIMEOUT_S = 60.0  # for writing the queued operations
+MAX_BATCH = 256  # operations in a transaction: bounds the wait of one for the others
 MAX_QUEUED = 20_000  # operations that may wait; more would time out anyway
 _MAX_REPEATS = 5  # for an operation that keeps colliding with other services
 
@@ -49,16 +49,16 @@ class _Operation:
     must_repeat: bool = False
     value: Any = None
     error: BaseException | None = None
-    together: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None  # does many of these at once
+    together: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None  # runs many operations at once
     item: Any = None  # argument of this operation in such a call
 
 
 class GroupCommitWriter:
-    """Runs operations on one thread, in order, many to a transaction.
+    """Runs operations on one thread, in order, many in a transaction.
 
     Args:
-        engine: whose transactions take the write lock when they begin.
-        max_batch: operations to a transaction.
+        engine: its transactions take the write lock at their start.
+        max_batch: most operations in a transaction.
         before_commit: called on the thread before each transaction; raises SQLAlchemyError to prevent the transaction.
     """
 
@@ -69,7 +69,7 @@ class GroupCommitWriter:
         self._before_commit = before_commit
         self._max_batch = max_batch
         self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
-        self._repeats: deque[_Operation] = deque()  # collided with another service; each gets a transaction of its own
+        self._repeats: deque[_Operation] = deque()  # after collisions; each gets its own transaction
         self._is_closing = False
         self._death: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="clary-store-writer", daemon=True)
@@ -78,10 +78,10 @@ class GroupCommitWriter:
     async def run(self, operation: Callable[[Connection], T], *, timeout_s: float = WRITE_TIMEOUT_S) -> T:
         """Run `operation` in a transaction on the writer thread; return its value once that is committed.
 
-        The operation may be run more than once, never after this call was cancelled while it was still queued.
+        The operation may run more than once; it does not run if this call is cancelled while it is queued.
 
-        Raises: what the operation raised, with nothing of it written. StoreError if the commit failed, the store is
-            closed, overloaded or broken; after a timeout the outcome is unknown.
+        Raises: the operation's error; then none of its changes were written. StoreError if the commit failed, the store
+            is closed, overloaded or broken; after a timeout the outcome is unknown.
         """
         loop = asyncio.get_running_loop()
         value: T = await self._done(_Operation(operation, loop, loop.create_future()), timeout_s=timeout_s)
@@ -94,13 +94,13 @@ class GroupCommitWriter:
         *,
         timeout_s: float = WRITE_TIMEOUT_S,
     ) -> T:
-        """Run `operation` on `item`, with the items of others that wait for the same; return its value for `item`.
+        """Run `operation` on `item`, with the items of other calls that wait for it; return its value for `item`.
 
-        The operation is given items in the order in which they came, and returns a value each. If it raises, it is run
-        again for each item by itself, and only the items fail for which it raises again. All else is as for `run`.
+        The operation gets items in the order of calls, and returns a value for each. If it raises, it is run again for
+        each item by itself, and only the items for which it raises again fail. Otherwise this is like `run`.
 
         Args:
-            operation: gets a connection and items; the same object for all items that may go together.
+            operation: gets a connection and items; only calls with the same object are run together.
             item: of this call.
             timeout_s: from the call to the commit.
         """
@@ -132,17 +132,17 @@ class GroupCommitWriter:
             )
 
     async def _done(self, pending: _Operation, *, timeout_s: float) -> Any:
-        """Queue an operation and wait for its end."""
+        """Queue an operation and wait for its result."""
         self._refuse_if_unusable()
         self._queue.put(pending)
-        if self._death is not None:  # it died after the first look, and may have emptied the queue already
+        if self._death is not None:  # the thread died after the first check, and may have emptied the queue already
             self._refuse_if_unusable()
         limit = asyncio.timeout(timeout_s)
         try:
             async with limit:
                 return await pending.future
         except TimeoutError as error:
-            if not limit.expired():  # the operation's own
+            if not limit.expired():  # the operation's own error
                 raise
             raise StoreError(
                 f"a write was not on disk after {timeout_s:g} s, with {self._queue.qsize()} more waiting: it may or "
@@ -199,9 +199,9 @@ class GroupCommitWriter:
             except queue.Empty:
                 break
             if operation is None:
-                self._queue.put(None)  # seen again when this batch is done
+                self._queue.put(None)  # read again after this batch
                 break
-            # Nobody waits for it any more, and it has not begun: the one moment when dropping it is certain.
+            # A cancelled call whose operation has not begun: only now can it be dropped safely.
             if not operation.future.cancelled():
                 batch.append(operation)
         return batch
@@ -217,9 +217,9 @@ class GroupCommitWriter:
                 left.append(operation)
 
     def _commit(self, batch: Sequence[_Operation]) -> None:
-        """Run the batch in one transaction; afterwards every operation has its value or error, or waits to repeat."""
-        # Savepoints cost two round trips an operation, and failures are rare: first without, and if one fails, undo
-        # everything and do it again with a savepoint each.
+        """Run the batch in one transaction; afterwards every operation has its value or error, or will be repeated."""
+        # Savepoints cost two round trips an operation, and failures are rare: try without; if one operation fails,
+        # roll back and run them again with a savepoint each.
         running: _Operation | None = None
         try:
             if self._before_commit is not None:
@@ -235,7 +235,7 @@ class GroupCommitWriter:
             elif len(batch) == 1:
                 _fail_one(running, error)
             elif isinstance(error, SQLAlchemyError) and may_repeat(error):
-                # Two services lock the same rows in another order. One row at a time, they cannot collide again.
+                # Two services have locked the same rows in different orders. One operation at a time cannot collide so.
                 for operation in batch:
                     operation.must_repeat = True
             else:
@@ -283,7 +283,7 @@ def _run_under_savepoint(connection: Connection, operation: _Operation) -> None:
         try:
             connection.exec_driver_sql("ROLLBACK TO SAVEPOINT operation")
         except SQLAlchemyError as lost:
-            # Some failures (a full disk) end the whole transaction; the first complaint says why, not this one.
+            # Some failures (a full disk) end the whole transaction; the first error has the reason, not this one.
             raise (error if isinstance(error, SQLAlchemyError) else lost) from lost
     connection.exec_driver_sql("RELEASE SAVEPOINT operation")
 
@@ -298,7 +298,7 @@ def _fail_one(operation: _Operation, error: Exception) -> None:
 
 def _fail_all(batch: Sequence[_Operation], error: Exception) -> None:
     if not isinstance(error, SQLAlchemyError):
-        raise error  # a defect of ours: the thread ends and says so
+        raise error  # a defect of the service: the thread ends with this error
     what = "the change was not made"
     if not has_no_room(error):
         what = (
@@ -319,18 +319,18 @@ def _as_new(operation: _Operation) -> _Operation:
 
 
 def _deliver(batch: Sequence[_Operation]) -> None:
-    """Hand results to the event loops that wait for them, with one wake-up a loop."""
+    """Pass results to the waiting event loops, with one wake-up a loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Operation]] = {}
     for operation in batch:
         by_loop.setdefault(operation.loop, []).append(operation)
     for loop, operations in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and those who waited are gone with it
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and its callers have ended
             loop.call_soon_threadsafe(_resolve, operations)
 
 
 def _resolve(operations: Sequence[_Operation]) -> None:
     for operation in operations:
-        if operation.future.done():  # its caller gave up
+        if operation.future.done():  # its call was cancelled or timed out
             continue
         if operation.error is None:
             operation.future.set_result(operation.value)

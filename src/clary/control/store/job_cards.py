@@ -1,10 +1,10 @@
-"""Cards of jobs: the columns of job lists, in a narrow table that is searched whole in milliseconds.
+"""Cards of jobs: the columns of job lists, in a narrow table that a search reads completely in milliseconds.
 
 Where: `Store` writes a job's card in the transaction that writes the job, if the card has changed; `Store.cards`
-reads pages of them. Documents of jobs are many kilobytes long, and no index helps to find words within them.
+reads pages of them. Jobs' documents have many kilobytes, and no index finds words within them.
 
-Pages are cut by the last row's sort key and name, so jobs created or deleted between two pages shift nothing. Who
-looks at a place far away passes over what is between (`skip`): a page each would be asked for in turn otherwise.
+A page begins after the last row's sort key and name, so jobs created or deleted between two pages shift no row. `skip`
+leads to a distant place without requests for the pages in between.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from clary.control.store.damage import readable
 from clary.control.store.series_blocks import Runner
 from clary.control.store.tables import from_microseconds, job_cards, tags, to_microseconds
 
-MAX_CARDS = 500  # of one page
+MAX_CARDS = 500  # in one page
 MAX_CARD_METRICS = 8  # a list has no room for more
-MAX_NAMES_FOUND = 10_000  # that a search finds by what no card holds; databases take about three times as many
+MAX_NAMES_FOUND = 10_000  # jobs that a search adds by reasons to wait; databases accept about three times as many
 _MICROSECONDS = 1_000_000
-_CONTAINS = {"sqlite": func.instr, "postgresql": func.strpos}  # LIKE has characters of its own
+_CONTAINS = {"sqlite": func.instr, "postgresql": func.strpos}  # LIKE has wildcards
 
 _COLUMNS = (
     "name",
@@ -63,25 +63,25 @@ class CardOrder(StrEnum):
     NAME = "name"
     CREATED = "created"
     STATUS = "status"  # by state, in the order of a job's life
-    DURATION = "duration"  # from start to end, or to now; a job that has not started has none
+    DURATION = "duration"  # from start to end, or to now; none before the start
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardQuery:
-    """Which cards, in which order."""
+    """A query of cards: filters, order and page."""
 
     search: str = ""  # in name, statuses, state, instance type and failure reason; case does not count
-    also_found: tuple[str, ...] = ()  # names that the search finds by what no card holds: why jobs wait
+    also_found: tuple[str, ...] = ()  # jobs that the search finds by their reasons to wait, which cards lack
     status: TrainingJobStatus | None = None
-    state: JobState | None = None  # finer: of jobs in progress those that are queued, starting or running
+    state: JobState | None = None  # finer than status: jobs in progress are queued, starting or running
     order: CardOrder = CardOrder.CREATED
     descending: bool = True
     limit: int = 100  # 1 to MAX_CARDS; may differ from page to page
     token: str | None = None  # of the last page of the same query
-    skip: int = 0  # cards that are passed over, from the begin or from where the token points
+    skip: int = 0  # cards to skip, from the begin or from the token's place
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of this query: all but the page; a token is bound to it."""
+        """Return the identity of this query: all members but those of the page; a token is bound to it."""
         return {
             "list": "cards",
             "search": self.search,
@@ -105,7 +105,7 @@ class JobCard:
     ended_at: datetime | None
     duration_s: float | None  # from start to end, or to now; None for a job that has not started
     num_hosts: int
-    instance_type: str  # several, of a job with groups, with commas between
+    instance_type: str  # several, separated by commas, for a job with groups
     failure_reason: str
     metrics: tuple[Mapping[str, Any], ...]  # name and last value; NaN is possible
     tags: Mapping[str, str]
@@ -116,7 +116,7 @@ class CardPage:
     """One page; `next_token` is None on the last one."""
 
     cards: tuple[JobCard, ...]
-    counts: Mapping[str, int]  # by status, of all jobs that the search finds, whatever status is asked for
+    counts: Mapping[str, int]  # by status, of all jobs that the search finds, of any status
     states: Mapping[str, int]  # the same by state
     next_token: str | None
 
@@ -126,12 +126,12 @@ def card_row(job: TrainingJob) -> dict[str, Any]:
     groups = JobRequest(job.request).instance_groups
     instance_type = _storable(", ".join(dict.fromkeys(group.instance_type for group in groups if group.instance_type)))
     reason = _storable(job.failure.reason if job.failure is not None else "")
-    # A job that was stopped before it began has no end of its training, and does not change any more.
+    # A job that was stopped before it began has no end of training; its last change was its end.
     ended_at = job.training_ended_at or (job.modified_at if job.is_terminal else None)
     state = job_state(job)
     told = [job.status.value, job.secondary_status.value, state.value]
     if state is JobState.QUEUED and job.secondary_status is SecondaryStatus.STARTING:
-        told = [job.status.value, state.value]  # nothing starts yet, whatever AWS calls it
+        told = [job.status.value, state.value]  # the job does not start yet, although AWS calls it so
     words = "\n".join((job.name, *told, instance_type, reason))
     last = [{"name": metric.name, "value": metric.value} for metric in job.final_metrics[:MAX_CARD_METRICS]]
     return {
@@ -155,7 +155,7 @@ class JobCards:
     """Reads pages of cards from the database.
 
     Args:
-        read: asks the database.
+        read: runs queries on the database.
         token_key: signs page tokens.
     """
 
@@ -164,11 +164,11 @@ class JobCards:
         self._token_key = token_key
 
     async def page(self, query: CardQuery, *, now: datetime) -> CardPage:
-        """Return one page, with how many jobs there are of each status.
+        """Return one page, with the number of jobs of each status.
 
         Args:
-            query: which, and in which order.
-            now: up to when jobs that run have run.
+            query: filters, order and page.
+            now: end of running jobs' durations.
 
         Raises: BadToken for a token that is forged or belongs to another query; StoreError for a bad limit.
         """
@@ -201,7 +201,7 @@ class JobCards:
 
 
 def _page_statement(query: CardQuery, *, after: list[Any] | None, now_us: int, dialect: str) -> Select[Any]:
-    """Return the statement for one page and one more row; its column `sort_key` holds the value to sort by."""
+    """Return the statement for one page and one more row; its column `sort_key` has the value to sort by."""
     key = _sort_key(query.order, now_us)
     statement = select(*job_cards.c, key.label("sort_key")).where(*_filters(query, dialect=dialect))
     if query.status is not None:
@@ -219,7 +219,7 @@ def _page_statement(query: CardQuery, *, after: list[Any] | None, now_us: int, d
 
 
 def _counts_of(connection: Connection, query: CardQuery) -> tuple[dict[str, int], dict[str, int]]:
-    """Return how many jobs of each status, and of each state, the search finds."""
+    """Return the numbers of jobs of each status, and of each state, that the search finds."""
     both = (job_cards.c.status, job_cards.c.state)
     statement = select(*both, func.count()).where(*_filters(query, dialect=connection.dialect.name))
     by_status, by_state = Counter[str](), Counter[str]()
@@ -265,7 +265,7 @@ def _sort_key(order: CardOrder, now_us: int) -> ColumnElement[Any]:
         case CardOrder.STATUS:
             return case({state.value: number for number, state in enumerate(JobState)}, value=job_cards.c.state)
         case CardOrder.DURATION:
-            # Up to the moment of the first page, which requests of later pages repeat: rows keep their places between
+            # Until the time of the first page, which requests of later pages repeat: rows keep their places between
             # pages.
             end = func.coalesce(job_cards.c.ended_at, literal(now_us))
             return end - func.coalesce(job_cards.c.started_at, end)
@@ -281,7 +281,7 @@ def _filters(query: CardQuery, *, dialect: str) -> list[ColumnElement[bool]]:
 
 
 def _storable(words: str) -> str:
-    """Return a text as every database takes it: a program's last words must not keep its job from ending."""
+    """Return a text that every database accepts: a program's last output must not keep its job from ending."""
     return words.replace("\0", "").encode("utf-8", "backslashreplace").decode()
 
 

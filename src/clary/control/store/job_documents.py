@@ -1,8 +1,8 @@
 """Jobs in the table `jobs`: a document with the whole job, and columns for queries.
 
-Where: `store` writes and reads them, in transactions of its own. A row whose document cannot be read, or says another
-thing than its columns, raises `RowsUnreadable`; one that is set aside raises `JobUnreadable` to whoever asks for it by
-name, and is left out of every list.
+Where: `store` writes and reads them, in transactions of its own. A row whose document cannot be read, or contradicts
+its columns, raises `RowsUnreadable`; a row that was set aside raises `JobUnreadable` if it is read by name, and is left
+out of every list.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ UPDATE_JOB = text(
     " is_released = :is_released, warm_pool_status = :warm_pool_status, warm_pool = :warm_pool,"
     " version = version + 1, document = :document WHERE name = :name"
 )
-# What `job_of_row` needs.
+# The columns that `job_of_row` needs.
 READ_COLUMNS = (jobs.c.name, jobs.c.status, jobs.c.is_terminal, jobs.c.is_released, jobs.c.document)
 _READ = "SELECT name, status, is_terminal, is_released, document, is_quarantined FROM jobs"
 SELECT_JOB = text(f"{_READ} WHERE name = :name")
-# Spelled as the partial index spells it, or SQLite would not use that index.
+# Spelled as in the partial index, or SQLite would not use that index.
 SELECT_UNFINISHED = text(
     f"{_READ} WHERE (is_terminal = 0 OR is_released = 0) AND is_quarantined = 0 ORDER BY created_at, name"
 )
@@ -61,7 +61,7 @@ def row_of(job: TrainingJob) -> dict[str, Any]:
 
 def job_of(document: str) -> TrainingJob:
     """Return the job in a document. Raises: one of `damage.DAMAGE` for a damaged document."""
-    document.encode()  # bytes that are no UTF-8 were read as lone surrogates, which JSON takes
+    document.encode()  # bytes that are no UTF-8 were read as lone surrogates, which JSON would accept
     return from_plain(TrainingJob, json.loads(document))
 
 
@@ -80,15 +80,15 @@ def job_of_row(row: Row[Any]) -> TrainingJob:
 
 
 def key_of_row(row: Row[Any]) -> Mapping[str, Any]:
-    """Return the key (column -> value) that finds the row of a job."""
+    """Return the key (column -> value) of a job's row."""
     return {"name": row.name}
 
 
 def refuse(connection: Connection, name: str) -> JobUnreadable:
-    """Return the error that says why the job called `name`, which is set aside, cannot be read."""
+    """Return the error with the reason why the job called `name` was set aside."""
     at = (quarantine.c.source == JOBS_SOURCE) & (quarantine.c.name == name) & (quarantine.c.is_held == 1)
     entry = connection.execute(select(quarantine).where(at).order_by(quarantine.c.id.desc()).limit(1)).one_or_none()
-    if entry is None:  # the mark is there and nothing says why
+    if entry is None:  # the row is marked, but has no entry in the quarantine
         return JobUnreadable(name, entry=0, reason="it is marked, and nothing says why", found_at="an unknown day")
     found_at = from_microseconds(entry.found_at).strftime("%Y-%m-%d %H:%M UTC")
     return JobUnreadable(name, entry=entry.id, reason=entry.reason, found_at=found_at)

@@ -1,7 +1,7 @@
-"""ListTrainingJobs as a question to the database: filters, order, and pages that continue after a key.
+"""ListTrainingJobs as a query of the database: filters, order, and pages that continue after a key.
 
-Where: `Store.list_jobs` passes a `JobQuery` and the key behind its page token, and gets the statement for one page.
-Pages are cut by the last row's sort key and name, so jobs created or deleted between two pages shift nothing.
+Where: `Store.list_jobs` passes a `JobQuery` and the key in its page token, and gets the statement for one page. A page
+begins after the last row's sort key and name, so jobs created or deleted between two pages shift no row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SortBy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class JobQuery:
-    """Which jobs, in which order; every filter that is not None must hold. Times are exclusive."""
+    """A query of jobs: filters, order and page; every filter that is not None must hold. Times are exclusive."""
 
     name_contains: str | None = None  # case counts
     status_equals: TrainingJobStatus | None = None
@@ -48,7 +48,7 @@ class JobQuery:
     next_token: str | None = None  # of the last page of the same query
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of this query: all but the page; a token is bound to it."""
+        """Return the identity of this query: all members but those of the page; a token is bound to it."""
         times = {
             name: None if moment is None else to_microseconds(moment)
             for name, moment in (
@@ -93,7 +93,7 @@ class JobPage:
 
 _NOT_SHOWN = frozenset({"document", "version", "is_terminal", "is_released", "is_quarantined"})
 _SORT_COLUMNS: dict[SortBy, ColumnElement[Any] | None] = {
-    SortBy.NAME: None,  # the name itself, which every order ends with
+    SortBy.NAME: None,  # by the name itself, the last key of every order
     SortBy.CREATION_TIME: jobs.c.created_at,
     SortBy.STATUS: jobs.c.status,
 }
@@ -101,10 +101,10 @@ _CONTAINS = {"sqlite": func.instr, "postgresql": func.strpos}  # LIKE would igno
 
 
 def page_statement(query: JobQuery, *, after: list[Any] | None, dialect: str) -> Select[Any]:
-    """Return the statement for one page and one row more, which tells whether another page follows.
+    """Return the statement for one page and one row more, which shows whether another page follows.
 
     Args:
-        after: `key_of` the last row of the page before; None for the first page.
+        after: `key_of` the last row of the last page; None for the first page.
         dialect: sqlite or postgresql.
 
     Raises: StoreError if `max_results` is out of range.
@@ -125,7 +125,7 @@ def page_statement(query: JobQuery, *, after: list[Any] | None, dialect: str) ->
 
 
 def key_of(row: Row[Any], query: JobQuery) -> list[Any]:
-    """Return the sort key of a row, as a page token carries it."""
+    """Return the sort key of a row, for a page token."""
     sort_column = _SORT_COLUMNS[query.sort_by]
     return [row.name] if sort_column is None else [row._mapping[sort_column], row.name]
 

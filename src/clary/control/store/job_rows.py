@@ -1,6 +1,6 @@
-"""Rows of a job that is being deleted, a few at a time: all other writes wait while rows go.
+"""Deletes rows of a job in pieces: all other writes wait while rows are deleted.
 
-Where: `Store.delete_job` calls it, a transaction a piece; the few rows that are left go with the job's own.
+Where: `Store.delete_job` calls it, with one transaction a piece; the last few rows are deleted with the job's own.
 """
 
 from __future__ import annotations

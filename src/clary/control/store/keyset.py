@@ -12,9 +12,9 @@ def after_key(order: Sequence[ColumnElement[Any]], after: Sequence[Any], *, desc
     """Return the condition that a row comes after the key `after`.
 
     Args:
-        order: columns that rows are sorted by; together they are unique.
-        after: the last row's values of them.
-        descending: whether all of them sort so.
+        order: columns by which rows are sorted; together they are unique.
+        after: the last row's values of these columns.
+        descending: whether all columns sort descending.
     """
     ways = []
     for index, (column, value) in enumerate(zip(order, after, strict=True)):

@@ -1,9 +1,9 @@
 """Leases with fencing tokens, for services that share one database.
 
 Where: `Store` runs these inside its write transactions. A lease is a row with an owner, an end and a token that grows
-with every grant. Work done under a lease carries the token; a write whose token is not the newest is refused, so a
-service that slept through its lease cannot undo what its successor did. Time is the database's clock: services need
-not agree on the time of day.
+with every grant. Work under a lease carries the token; a write whose token is not the newest is refused, so a
+service whose lease has expired cannot undo its successor's work. Time is the database's clock: services' own clocks
+do not matter.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from clary.control.store.errors import StaleLease
 from clary.control.store.tables import from_microseconds, leases
 
 _CLOCKS = {
-    # julianday has a resolution of about a millisecond, which is finer than any lease; 2440587.5 is the day of 1970.
+    # julianday's resolution of about a millisecond is fine enough for leases; 2440587.5 is the first day of 1970.
     "sqlite": text("SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"),
     "postgresql": text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"),
 }
-_RELEASED_AT = 0  # an end so long ago that anybody may take the lease
+_RELEASED_AT = 0  # an end in the past, so that any service may take the lease
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +35,14 @@ class Lease:
 
 
 def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> Lease | None:
-    """Take the lease if it is free, over, or the owner's own already; None if somebody else holds it.
+    """Take the lease if it is free, expired, or the owner's own already; None if another owner holds it.
 
-    An owner that asks again gets a new token: what it began under the old one is fenced off.
+    An owner that takes it again gets a new token; writes with the old token are refused from then on.
 
     Args:
         connection: in a transaction that the caller commits.
         name: of the lease.
-        owner: unique to the process, or to a folder that one process at a time has.
+        owner: unique to the process, or to a folder that one process at a time holds.
         ttl_s: from now on, by the database's clock.
     """
     now = _database_now(connection)
@@ -53,7 +53,7 @@ def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> L
     is_readable = isinstance(row.token, int) and isinstance(row.expires_at, int)
     if is_readable and row.owner != owner and row.expires_at > now:
         return None
-    # A token that cannot be read is followed by one that is larger than any that was given out.
+    # After an unreadable token, the time is a token that is larger than any earlier one.
     token = row.token + 1 if isinstance(row.token, int) else now
     values = {"owner": owner, "token": token, "expires_at": expires_at}
     connection.execute(update(leases).where(leases.c.name == name).values(values))
@@ -61,13 +61,13 @@ def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> L
 
 
 def renew(connection: Connection, lease: Lease, *, ttl_s: float) -> Lease:
-    """Move the end of a lease to `ttl_s` from now, even if it is over but nobody took it since.
+    """Move the end of a lease to `ttl_s` from now, even if it has expired, unless another owner has taken it.
 
     Args:
         connection: in a transaction that the caller commits.
-        lease: as it was last given.
+        lease: as last returned.
         ttl_s: from now on, by the database's clock.
-    Raises: StaleLease if somebody else took it.
+    Raises: StaleLease if another owner has taken it.
     """
     require_current(connection, lease)
     expires_at = _database_now(connection) + _microseconds(ttl_s)
@@ -76,14 +76,14 @@ def renew(connection: Connection, lease: Lease, *, ttl_s: float) -> Lease:
 
 
 def release(connection: Connection, lease: Lease) -> None:
-    """Give a lease back; does nothing if somebody else has taken it. The row stays, so that tokens keep growing."""
+    """Release a lease; does nothing if another owner has taken it. The row stays, so that tokens keep growing."""
     connection.execute(
         update(leases).where(leases.c.name == lease.name, leases.c.token == lease.token).values(expires_at=_RELEASED_AT)
     )
 
 
 def require_current(connection: Connection, lease: Lease) -> None:
-    """Hold the lease's row until the transaction ends, so that nobody takes the lease before the write is in.
+    """Lock the lease's row until the transaction ends, so that no other owner takes the lease before the write.
 
     Raises: StaleLease if the lease's token is not the newest.
     """
@@ -103,7 +103,7 @@ def _grant_first(connection: Connection, name: str, *, owner: str, expires_at: i
         "INSERT INTO leases (name, owner, token, expires_at) VALUES (:name, :owner, :token, :expires_at) "
         "ON CONFLICT (name) DO NOTHING"
     )
-    if connection.execute(statement, row).rowcount == 0:  # another service was granted it in this very moment
+    if connection.execute(statement, row).rowcount == 0:  # another service has just taken it
         return None
     return Lease(name=name, owner=owner, token=first_token, expires_at=from_microseconds(expires_at))
 

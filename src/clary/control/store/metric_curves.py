@@ -1,13 +1,12 @@
 """Metrics of a job as curves of few points, thinned out by the database.
 
-Where: `Store.curves`; the console's charts and its comparison of jobs. Values are in the table of metrics, whoever
-brought them there. A metric with more values than asked for is cut into stretches of equal length, of each of which
-the least and the greatest value are kept: a chart shows every spike, whatever its width.
+Where: `Store.curves`, for the console's charts and its comparison of jobs. All values are in the table of metrics. A
+metric with more values than requested is cut into stretches of equal length; each stretch contributes its least and its
+greatest value, so that a chart shows every spike, whatever its width.
 
-A chart of a job that runs asks every few seconds. Stretches begin at multiples of their length, of which there are few
-to choose from, so that a curve that grows keeps those that it has: what was read stays in memory, and only values that
-came since are read. Values never change; if they are not as many as they should be (the job has a successor of the
-same name), all are read anew.
+A chart of a running job asks every few seconds. Stretches begin at multiples of their length, and few lengths are
+possible, so that a growing curve keeps its stretches: these stay in memory, and only new values are read. Values never
+change; if their number is unexpected (another job has the same name by now), all values are read anew.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from sqlalchemy import Connection, func, select
 from clary.control.store.series_blocks import Runner
 from clary.control.store.tables import metrics
 
-MAX_POINTS = 5000  # of one curve
-MAX_CURVES = 100  # of one answer
+MAX_POINTS = 5000  # in one curve
+MAX_CURVES = 100  # in one answer
 MAX_KEPT = 100_000  # stretches of all curves, some twenty megabytes
 _PER_MS = 1000  # microseconds
-_FOURTHS = (4, 5, 6, 7)  # of a power of two: lengths of stretches are a fourth apart at most
+_FOURTHS = (4, 5, 6, 7)  # of a power of two: neighbouring lengths differ by at most a fourth
 _FOURTHS_BITS = 3
 
 
@@ -42,7 +41,7 @@ class CurvePoint(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Extent:
-    """Which values there are; times are microseconds."""
+    """Number, times and last id of the stored values; times are microseconds."""
 
     count: int
     first_at: int
@@ -63,14 +62,14 @@ class _Stretch(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A metric, and how long its stretches are, in microseconds."""
+    """A metric, and the length of its stretches in microseconds."""
 
     job_name: str
     metric_name: str
     width: int
 
 
-_Stretches = Mapping[int, _Stretch]  # by number, from 1970 on
+_Stretches = Mapping[int, _Stretch]  # by number; number 0 begins in 1970
 
 
 class MetricCurves:
@@ -78,8 +77,8 @@ class MetricCurves:
 
     def __init__(self, *, read: Runner) -> None:
         self._read = read
-        self._lock = threading.Lock()  # several threads read
-        self._kept: OrderedDict[_Cut, _Stretches] = OrderedDict()  # those asked for last at the end
+        self._lock = threading.Lock()  # several threads read curves
+        self._kept: OrderedDict[_Cut, _Stretches] = OrderedDict()  # the last requested ones at the end
         self._num_kept = 0
 
     async def names(self, job_name: str, *, prefix: str) -> list[str]:
@@ -98,9 +97,9 @@ class MetricCurves:
         """Return curves by name, oldest point first.
 
         Args:
-            job_name: whose.
-            names: of metrics, those that do not exist are left out; None for all, up to MAX_CURVES.
-            num_points: of each curve at most, 2 to MAX_POINTS.
+            job_name: job of the metrics.
+            names: of metrics; missing ones are left out; None for all, up to MAX_CURVES.
+            num_points: most points of each curve, 2 to MAX_POINTS.
         """
         most = max(2, min(num_points, MAX_POINTS))
 
@@ -130,12 +129,12 @@ class MetricCurves:
             if one.greatest != one.least:
                 points.append(CurvePoint(one.last_at // _PER_MS, after, one.step))
         newest = values.order_by(metrics.c.at.desc(), metrics.c.id.desc()).limit(1)
-        for at, value, step in connection.execute(newest):  # what a chart says of now is the last value itself
+        for at, value, step in connection.execute(newest):  # a chart ends with the last value itself
             points.append(CurvePoint(at // _PER_MS, value, step))
         return points[-num_points:]
 
     def _stretches(self, connection: Connection, cut: _Cut, extent: _Extent) -> _Stretches:
-        """Return the stretches of a metric, read from where they were left off."""
+        """Return the stretches of a metric; only new values are read."""
         with self._lock:
             known = self._kept.get(cut, {})
             if known:
@@ -151,7 +150,7 @@ class MetricCurves:
         return known
 
     def _keep(self, cut: _Cut, stretches: _Stretches) -> None:
-        if not stretches:  # the job went while it was looked at; nothing would count against what may be kept
+        if not stretches:  # the job was deleted during the read; empty stretches would escape the bound of `_kept`
             return
         with self._lock:
             self._num_kept += len(stretches) - len(self._kept.pop(cut, ()))
@@ -179,7 +178,7 @@ def _extents(connection: Connection, job_name: str, names: Sequence[str] | None)
 
 
 def _width_of(extent: _Extent, num_stretches: int) -> int:
-    """Return the length of the stretches that a metric is cut into, at most so many: the shortest of few lengths."""
+    """Return the shortest of the possible lengths that cuts a metric into at most this number of stretches."""
     shortest = (extent.last_at - extent.first_at) // num_stretches
     widths = (
         fourths << power for power in count_from(max(0, shortest.bit_length() - _FOURTHS_BITS)) for fourths in _FOURTHS
@@ -192,7 +191,7 @@ def _width_of(extent: _Extent, num_stretches: int) -> int:
 
 
 def _number_of(at: int, width: int) -> int:
-    """Return the stretch that a time is in, as databases divide: times just before 1970 are in the first one too."""
+    """Return the number of a time's stretch, as databases divide: times just before 1970 have number 0, too."""
     return at // width if at >= 0 else -(-at // width)
 
 

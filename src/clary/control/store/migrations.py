@@ -1,7 +1,7 @@
 """Numbered migrations of the database, applied in order and in one transaction when a store opens.
 
-Where: `Store.open` calls `migrate` before anything else touches the database. A migration, once released, is never
-edited: a change to the tables is a new migration at the end of `MIGRATIONS`, with `tables` brought in line.
+Where: `Store.open` calls `migrate` before anything else touches the database. A released migration is never
+edited: a change of the tables is a new migration at the end of `MIGRATIONS`, with the same change in `tables`.
 
 Why no migration tool: the list is short, runs the same on SQLite and PostgreSQL, must run unattended inside the
 service, and needs no second way of describing tables (docs/adr/0003-store-writer-and-migrations.md).
@@ -23,11 +23,11 @@ from clary.control.jobs.job_state import state_of
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store import job_cards, tables
 
-# Names the advisory lock that keeps two services from migrating one PostgreSQL database at once: "clary" in ASCII.
+# Name of the advisory lock against two services migrating a PostgreSQL database at once: "clary" in ASCII.
 _MIGRATION_LOCK = 0x636C617279
 
-# Where the two databases spell a column differently. Names sort by code point in both: pages continue where they
-# stopped only if the database orders names as the page token compares them.
+# Spellings of columns that differ between the two databases. Names sort by code point in both: pages continue at the
+# right place only if the database orders names as the page token compares them.
 _WORDS = {
     "sqlite": {
         "bytes": "BLOB",
@@ -43,7 +43,7 @@ _WORDS = {
     },
 }
 
-_JOBS_AT_ONCE = 200  # that a migration holds in memory
+_JOBS_AT_ONCE = 200  # jobs that a migration holds in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,8 @@ def migrate(connection: Connection, migrations: Sequence[Migration] | None = Non
         connection: inside a transaction that can write; the caller commits, or rolls back on any error.
         migrations: in order, numbered from 1 without gaps; None for those of this release.
 
-    Raises: StoreError if the database is newer than this release. Whatever a migration raises passes through; the
-        caller's rollback leaves the database at the version it had.
+    Raises: StoreError if the database is newer than this release. Errors of a migration pass through; the caller's
+        rollback then leaves the database at its old version.
     """
     steps = MIGRATIONS if migrations is None else migrations
     if connection.dialect.name == "postgresql":
@@ -85,7 +85,7 @@ def migrate(connection: Connection, migrations: Sequence[Migration] | None = Non
 
 
 def read_version(connection: Connection) -> int:
-    """Return the schema version of the database; 0 if it holds nothing of ours yet."""
+    """Return the schema version of the database; 0 if it has no table of Clary's yet."""
     if not inspect(connection).has_table("schema_version"):
         return 0
     return connection.execute(select(func.max(tables.schema_version.c.version))).scalar() or 0
@@ -241,7 +241,7 @@ def _add_job_cards(connection: Connection) -> None:
         some = names[first : first + _JOBS_AT_ONCE]
         documents = connection.execute(select(tables.jobs.c.document).where(tables.jobs.c.name.in_(some))).scalars()
         cards = [job_cards.card_row(from_plain(TrainingJob, json.loads(document))) for document in documents]
-        # Cards have their state from migration 9 on.
+        # Cards have a state only from migration 9 on.
         cards_of_then = [{name: value for name, value in card.items() if name != "state"} for card in cards]
         columns, values = ", ".join(cards_of_then[0]), ", ".join(f":{name}" for name in cards_of_then[0])
         insertion = text(f"INSERT INTO job_cards ({columns}) VALUES ({values})")  # noqa: S608 - names of columns
@@ -348,7 +348,7 @@ def _add_states_of_cards(connection: Connection) -> None:
     for status, secondary in connection.execute(select(*both).distinct()).all():
         try:
             state = state_of(status, secondary).value
-        except ValueError:  # damaged: found and set aside as any row that cannot be read
+        except ValueError:  # damaged: will be set aside like any row that cannot be read
             continue
         connection.execute(
             update(tables.job_cards)
@@ -383,7 +383,7 @@ def _add_tuning_jobs(connection: Connection) -> None:
             is_terminal INTEGER NOT NULL,
             document {text} NOT NULL
         )""",
-        # A trial outlives its training job, which may be deleted: else its number would be given out again.
+        # A trial stays when its training job is deleted: otherwise its number would be used again.
         """CREATE TABLE tuning_trials (
             tuning_job {text} NOT NULL REFERENCES tuning_jobs (name) ON DELETE CASCADE,
             number BIGINT NOT NULL,

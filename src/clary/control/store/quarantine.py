@@ -1,8 +1,8 @@
-"""Rows that cannot be read, set aside with a name, a reason and every byte, until somebody decides.
+"""Rows that cannot be read, set aside with a name, a reason and every byte until the owner decides.
 
-Where: `Store` sets aside what `damage.readable` or the sweep found, and asks its question again; people see, take back
-and give up entries with `clary quarantine`. A job's row stays in its table, marked: metrics and logs hang on it, and
-its name must not be given away. A row of another table is moved.
+Where: `Store` sets aside the rows that `damage.readable` or the sweep found, and repeats its query; users list, release
+and drop entries with `clary quarantine`. A job's row stays in its table, marked: metrics and logs belong to it, and its
+name must stay taken. A row of another table is moved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from clary.control.store.tables import (
 )
 from clary.control.store.tables import job_cards as cards_table
 
-# A card is made of its job: what cannot be read of it is made anew and need not be kept.
+# A card is derived from its job: an unreadable one is made anew, and its bytes need not be kept.
 _DERIVED = cards_table.name
 _SQLITE_CASTS = {
     "text": "CAST(:{0} AS TEXT)",
@@ -45,18 +45,18 @@ _SQLITE_CASTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantineEntry:
-    """One row that was set aside, or mended."""
+    """One row that was set aside, or repaired."""
 
     id: int
     source: str  # table
     name: str  # of the job, or the row's key in words
     reason: str
     found_at: datetime
-    is_held: bool  # whether it waits for a decision; else it was mended at once and is kept for its bytes
+    is_held: bool  # whether it waits for a decision; else it keeps the old bytes of a repaired row
 
 
 class NoSuchEntry(StoreError):
-    """No entry of that number."""
+    """No entry has this number."""
 
     default_fault = Fault.USER
 
@@ -65,7 +65,7 @@ class NoSuchEntry(StoreError):
 
 
 class Quarantine:
-    """The entries of a database; `Store.quarantine` is the one of a store."""
+    """The entries of a database, as `Store.quarantine`."""
 
     def __init__(self, *, read: Runner, write: Runner) -> None:
         self._read = read
@@ -85,7 +85,7 @@ class Quarantine:
         return await self._read(lambda connection: [_entry_of(row) for row in connection.execute(statement)])
 
     async def num_held(self) -> int:
-        """Return how many rows wait for a decision."""
+        """Return the number of rows that wait for a decision."""
         statement = select(func.count()).select_from(quarantine).where(quarantine.c.is_held == 1)
         return await self._read(lambda connection: int(connection.execute(statement).scalar_one()))
 
@@ -96,16 +96,16 @@ class Quarantine:
         return found
 
     async def hold(self, rows: Sequence[DamagedRow]) -> None:
-        """Set rows aside; skip rows that are already gone or set aside."""
+        """Set rows aside; skip rows that were deleted or set aside already."""
         await self._write(lambda connection: hold_all(connection, rows))
         for row in rows:
             if row.table == JOBS_SOURCE:
                 self._on_job(row.name)
 
     async def release(self, number: int) -> TrainingJob | None:
-        """Take a row back; return the job if it is one.
+        """Put a row back; return the job if it is one.
 
-        Raises: NoSuchEntry; StoreError if the row can still not be read, or something stands in its place.
+        Raises: NoSuchEntry; StoreError if the row can still not be read, or its place is taken.
         """
 
         def take_back(connection: Connection) -> TrainingJob | None:
@@ -122,7 +122,7 @@ class Quarantine:
         return await self._write(take_back)
 
     async def drop(self, number: int) -> QuarantineEntry:
-        """Give a row up, and of a job everything that the database has of it; raises NoSuchEntry."""
+        """Delete a row, and with a job's row all its data in the database; raises NoSuchEntry."""
 
         def give_up(connection: Connection) -> QuarantineEntry:
             entry = _require(connection, number)
@@ -137,7 +137,7 @@ class Quarantine:
 
 
 def hold_all(connection: Connection, rows: Iterable[DamagedRow]) -> int:
-    """Set rows aside inside a transaction; return how many were found."""
+    """Set rows aside inside a transaction; return the number of found rows."""
     return sum(_hold(connection, row) for row in rows)
 
 
@@ -169,9 +169,9 @@ def _hold(connection: Connection, row: DamagedRow) -> bool:
 
 
 def _hold_job(connection: Connection, row: DamagedRow) -> bool:
-    """Mark a job's row; a row with damaged columns alone is repaired from its document."""
+    """Mark a job's row; if only its columns are damaged, repair it from its document."""
     if "name" in row.key and _reads_again(connection, row.key["name"]):
-        return False  # mended since it was found
+        return False  # repaired meanwhile
     condition, values = _condition(row.key)
     where = f"{condition} AND is_quarantined = 0"
     document = connection.execute(text(f"SELECT document FROM jobs WHERE {where}"), values).scalar()  # noqa: S608
@@ -196,9 +196,9 @@ def _reads_again(connection: Connection, name: Any) -> bool:
 
 
 def _job_behind(document: Any, row: DamagedRow) -> TrainingJob | None:
-    """Return the job of a sound document beside columns that the sweep found damaged; None for all else.
+    """Return the job of an intact document whose columns the sweep found damaged; None otherwise.
 
-    Columns and a document that say different things are not mended: nothing tells which is true.
+    Contradictions between intact columns and the document are not repaired: either may be right.
     """
     if "rowid" not in row.key:
         return None
@@ -210,18 +210,18 @@ def _job_behind(document: Any, row: DamagedRow) -> TrainingJob | None:
 
 
 def _mend_card(connection: Connection, row: DamagedRow) -> None:
-    """Make a card anew of its job, if that can be read."""
+    """Make a card anew from its job, if the job can be read."""
     found = connection.execute(job_documents.SELECT_JOB, {"name": row.key.get("name", row.name)}).one_or_none()
     if found is None or found.is_quarantined:
         return
     try:
         connection.execute(job_cards.UPSERT_CARD, job_cards.card_row(job_documents.job_of_row(found)))
     except DAMAGE:
-        return  # the job itself is found damaged when it is asked for
+        return  # reading the job itself will report the damage
 
 
 def _keep(connection: Connection, row: DamagedRow, *, is_held: bool, extra: str = "") -> bool:
-    """Copy a row's bytes; return whether the row is there."""
+    """Copy a row's bytes; return whether the row exists."""
     condition, values = _condition(row.key)
     contents = _raw(connection, row.table, condition + extra, values)
     if contents is None:
@@ -242,7 +242,7 @@ def _keep(connection: Connection, row: DamagedRow, *, is_held: bool, extra: str 
 def _raw(
     connection: Connection, table: str, condition: str, values: Mapping[str, Any]
 ) -> dict[str, dict[str, str]] | None:
-    """Return column -> type and bytes of a row, as the database has them."""
+    """Return column -> type and bytes of a row, as stored in the database."""
     names = [column.name for column in metadata.tables[table].c]
     if connection.dialect.name == "sqlite":
         parts = ", ".join(f"typeof({name}), CAST({name} AS BLOB)" for name in names)
@@ -275,7 +275,7 @@ def _typed(value: Any) -> tuple[str, bytes]:
 
 
 def _put_back(connection: Connection, entry: Row[Any]) -> None:
-    """Insert a moved row again, byte for byte; raises StoreError if it cannot stand there any more."""
+    """Insert a moved row again, byte for byte; raises StoreError if it does not fit there any more."""
     columns: dict[str, dict[str, str]] = json.loads(entry.contents)
     is_sqlite = connection.dialect.name == "sqlite"
     parts, values = [], {}
@@ -324,7 +324,7 @@ def _release_job(connection: Connection, entry: Row[Any]) -> TrainingJob:
             fault=Fault.USER,
         )
     connection.execute(update(jobs).where(jobs.c.name == entry.name).values(is_quarantined=0))
-    connection.execute(job_documents.UPDATE_JOB, job_documents.row_of(job))  # columns follow the document
+    connection.execute(job_documents.UPDATE_JOB, job_documents.row_of(job))  # columns are set from the document
     connection.execute(job_cards.UPSERT_CARD, job_cards.card_row(job))
     return job
 

@@ -1,6 +1,6 @@
-"""Series of jobs in the database: rows taken in exactly once, and questions about them.
+"""Series of jobs in the database: stores rows exactly once, and answers queries.
 
-Where: the sample gateway appends, CloudWatch's operations and people's pages ask, `series_joining` joins what is small.
+Where: the sample gateway appends, CloudWatch's operations and pages read, `series_joining` joins small blocks.
 A block holds the rows of one host in one attempt for one stretch of time (`control.series.codec`).
 """
 
@@ -33,10 +33,10 @@ Item = TypeVar("Item")
 Owner = tuple[str, int, str]  # job, attempt, host
 
 READ_AT_ONCE = 32  # blocks: a large one has some hundred kilobytes
-MOST_PACKED_HERE = 10_000  # values: a millisecond or two; more would hold up everybody else on the loop
-MAX_LOOKS = 5  # at blocks that are joined while they are read
+MOST_PACKED_HERE = 10_000  # values: they take a millisecond or two; more would block the event loop
+MAX_LOOKS = 5  # tries of a read during which blocks are joined
 
-# Held against deletion until the rows are in; SQLite's writer is alone anyway.
+# Lock the jobs against deletion until the rows are written; SQLite has only one writer anyway.
 _HOLD_JOBS = (
     select(jobs.c.name)
     .where(jobs.c.name.in_(bindparam("names", expanding=True)))
@@ -45,8 +45,8 @@ _HOLD_JOBS = (
 _OWNER = (series_ends.c.job_name, series_ends.c.attempt, series_ends.c.host)
 _READ_ENDS = (
     select(*_OWNER, series_ends.c.next_row, series_ends.c.num_dropped)
-    # Each column by itself, which both databases look up in the key; SQLite reads all rows for a list of triples. What
-    # nobody asked for is few rows: hosts of all jobs have the same names.
+    # Each column by itself, so that both databases use the key; SQLite reads all rows for a list of triples. This
+    # finds few unwanted rows: hosts of all jobs have the same names.
     .where(*(column.in_(bindparam(f"{column.name}s", expanding=True)) for column in _OWNER))
     .order_by(*_OWNER)  # services lock rows in this order, whatever the order of batches
     .with_for_update()
@@ -55,7 +55,7 @@ _CLAIM_END = text(
     "INSERT INTO series_ends (job_name, attempt, host, next_row, num_dropped)"
     " VALUES (:job_name, :attempt, :host, 0, 0) ON CONFLICT (job_name, attempt, host) DO NOTHING"
 )
-_PUT_BLOCKS = insert(series_blocks).inline()  # their numbers are not needed
+_PUT_BLOCKS = insert(series_blocks).inline()  # without returning the blocks' numbers
 _SET_END = text(
     "INSERT INTO series_ends (job_name, attempt, host, next_row, num_dropped)"
     " VALUES (:job_name, :attempt, :host, :next_row, :num_dropped) ON CONFLICT (job_name, attempt, host)"
@@ -83,7 +83,7 @@ class GroupRunner(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Batch:
-    """Rows on their way into the database."""
+    """Rows to be stored together."""
 
     owner: Owner
     table: SeriesTable
@@ -93,7 +93,7 @@ class _Batch:
 
 
 class SeriesBlocks:
-    """Blocks of series; `Store.series` is the one of a database."""
+    """Blocks of series of a database, as `Store.series`."""
 
     def __init__(self, *, read: Runner, write: Runner, write_together: GroupRunner) -> None:
         self.read = read
@@ -103,15 +103,15 @@ class SeriesBlocks:
     async def append(
         self, job_name: str, attempt: int, host: str, table: SeriesTable, *, first_row: int, num_dropped: int = 0
     ) -> int:
-        """Store rows of a host, each once however often it is sent; return the number of the next row.
+        """Store rows of a host, each once even if it is sent again; return the number of the next row.
 
         Args:
-            job_name: whose host.
+            job_name: job of the host.
             attempt: of the job; rows count from 0 in each.
             host: algo-N.
             table: rows in order of their numbers.
-            first_row: number of the first; rows between those stored and this one are given up.
-            num_dropped: rows that the agent says it has given up.
+            first_row: number of the first; missing rows before it will not come.
+            num_dropped: number of rows that the agent has dropped.
 
         Raises: JobNotFound.
         """
@@ -120,11 +120,11 @@ class SeriesBlocks:
         batch = _Batch(
             owner=(job_name, attempt, host), table=table, packed=packed, first_row=first_row, num_dropped=num_dropped
         )
-        await asyncio.sleep(0)  # so that batches which are here already go into the same transaction
+        await asyncio.sleep(0)  # so that other arrived batches share the transaction
         return await self._write_together(_put, batch)
 
     async def query(self, query: SeriesQuery) -> SeriesAnswer:
-        """Return the points that are asked for; blocks that are damaged are named and left out.
+        """Return the points of a query; damaged blocks are named and left out.
 
         Raises: ContractError if the answer would be too long.
         """
@@ -140,7 +140,7 @@ class SeriesBlocks:
         return await self.read(ask)
 
     async def names(self, job_name: str) -> dict[str, list[str]]:
-        """Return host -> names of the series that it sent last."""
+        """Return host -> names of its newest series."""
         newest = (
             select(func.max(series_blocks.c.id))
             .where(series_blocks.c.job_name == job_name)
@@ -160,7 +160,7 @@ class SeriesBlocks:
         return await self.read(ask)
 
     async def num_dropped(self, job_name: str) -> int:
-        """Return how many rows of a job agents gave up, in all attempts."""
+        """Return the number of rows that a job's agents have dropped, in all attempts."""
         statement = select(func.sum(series_ends.c.num_dropped)).where(series_ends.c.job_name == job_name)
         return await self.read(lambda connection: int(connection.execute(statement).scalar() or 0))
 
@@ -174,8 +174,8 @@ def _put(connection: Connection, batches: Sequence[_Batch]) -> list[int]:
     owners = {batch.owner for batch in batches}
     ends = _ends_of(connection, owners)
     if new := sorted(owners - ends.keys()):
-        # Two services may hear of a host for the first time at once, and no row is there yet to lock: the second waits
-        # here for the first, and then knows what that one stored.
+        # Two services may store a host's first rows at once, when there is no row yet to lock: the second waits here
+        # for the first, and then reads what that one stored.
         connection.execute(_CLAIM_END, [_named(owner) for owner in new])
         ends |= _ends_of(connection, new)
     changed: set[Owner] = set()
@@ -183,7 +183,7 @@ def _put(connection: Connection, batches: Sequence[_Batch]) -> list[int]:
     for batch in batches:
         end = known_row, known_dropped = ends[batch.owner]
         next_row = max(known_row, batch.first_row + batch.table.num_rows)
-        num_known = max(0, known_row - batch.first_row)  # a batch that is sent again, or grew meanwhile
+        num_known = max(0, known_row - batch.first_row)  # rows of a batch that was sent before, perhaps with fewer rows
         if num_known < batch.table.num_rows:
             piece = rows_from(batch.table, num_known)
             data = batch.packed if not num_known else pack(piece)
@@ -204,7 +204,7 @@ def _put(connection: Connection, batches: Sequence[_Batch]) -> list[int]:
 
 
 def _ends_of(connection: Connection, owners: Iterable[Owner]) -> dict[Owner, tuple[int, int]]:
-    """Return the next row of hosts and how many rows they gave up; hosts that have sent nothing are left out."""
+    """Return the next row of hosts and their number of dropped rows; hosts without rows are left out."""
     job_names, attempts, hosts = (sorted(set(column)) for column in zip(*owners, strict=True))
     rows = connection.execute(_READ_ENDS, {"job_names": job_names, "attempts": attempts, "hosts": hosts})
     return {(job_name, attempt, host): (row, dropped) for job_name, attempt, host, row, dropped in rows}
@@ -220,7 +220,7 @@ def row_of(table: SeriesTable, *, step_ms: int, is_rolled: bool, is_open: bool, 
     Args:
         table: of the block; it is not empty.
         step_ms: width of a row's time; `ROWS_MS` for rows as measured.
-        is_rolled: whether its rows are in a coarser block already, or need none.
+        is_rolled: whether its rows are in a coarser block already, or need no such block.
         is_open: whether it may be joined with others.
         data: the table, packed.
     """

@@ -2,13 +2,13 @@
 
 Where: the service that holds the database's lease runs this in the background (`reconcile.series_keeping`).
 
-    rows as they came -> gathered, and rolled up to 10 s -> joined to about an hour -> removed after a day
+    rows as sent      -> gathered, and rolled up to 10 s -> joined to about an hour -> removed after a day
     roll-ups of 10 s  -> gathered, and rolled up to 5 min -> joined                 -> removed after a month
-    roll-ups of 5 min -> joined                                                     -> go with their job
+    roll-ups of 5 min -> joined                                                     -> removed with their job
 
-Each step is one transaction that takes the old blocks away and puts the new ones in: a service that is killed, or two
-that do the same, lose and double nothing. What is due of several hosts is made one after the other and written
-together, so that its changes share commits.
+Each step is one transaction that removes the old blocks and inserts the new ones: killed services, or two services that
+do the same, neither lose nor double a row. The blocks of several hosts are made one after the other and written
+together, so that they share commits.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from clary.control.store.series_blocks import SeriesBlocks, row_of
 from clary.control.store.tables import series_blocks
 
 MAX_BLOCKS_AT_ONCE = 1_000
-JOINED_TOGETHER = 8  # hosts whose joined blocks wait for one commit: their bytes are in memory meanwhile
-MAX_NAMES = 1_024  # of a joined block: hosts that name their series anew in each batch stay in small ones
+JOINED_TOGETHER = 8  # hosts whose joined blocks share a commit: meanwhile their bytes are in memory
+MAX_NAMES = 1_024  # in a joined block: hosts with new names in each batch keep small blocks
 REMOVE_AT_ONCE = 200
 _MINUTE_MS = 60_000
 _HOUR_MS = 60 * _MINUTE_MS
@@ -41,13 +41,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRule:
-    """When blocks of one step are joined: once they have so many rows, or the oldest is so old."""
+    """The condition for joining blocks of one step: their number of rows, or the age of the oldest."""
 
     rows: int
     patience_ms: int
 
 
-# At two rows a second: five minutes, and an hour.
+# At two rows a second: 600 rows are five minutes, 7,200 an hour.
 GATHER: Mapping[int, JoinRule] = {
     ROWS_MS: JoinRule(rows=600, patience_ms=15 * _MINUTE_MS),
     FINE_MS: JoinRule(rows=360, patience_ms=2 * _HOUR_MS),
@@ -84,14 +84,14 @@ class _Group:
         return now_ms - self.start_ms >= self.rule.patience_ms
 
     def is_due(self, num_rows: int, now_ms: int) -> bool:
-        """Whether it is joined while so many of its rows are left."""
+        """Whether the group is due for joining with this number of rows left."""
         return num_rows >= self.rule.rows or (num_rows > 0 and self.is_old(now_ms))
 
 
 async def join_open_blocks(blocks: SeriesBlocks, *, now_ms: int) -> int:
-    """Join the blocks that are due now; return the number of blocks that others replaced.
+    """Join the blocks that are due now; return the number of replaced blocks.
 
-    Raises: StoreError; what was joined before stays.
+    Raises: StoreError; blocks joined before stay joined.
     """
     groups = await blocks.read(_open_groups)
     num_joined = 0
@@ -110,11 +110,11 @@ async def join_open_blocks(blocks: SeriesBlocks, *, now_ms: int) -> int:
 
 
 async def remove_old_blocks(blocks: SeriesBlocks, *, before_ms: Mapping[int, int]) -> int:
-    """Remove blocks that coarser ones stand for; return how many.
+    """Remove blocks whose values coarser blocks contain; return their number.
 
     Args:
         blocks: of the database.
-        before_ms: step -> blocks of it that end before this time go.
+        before_ms: step -> time; its blocks that end before are removed.
     """
     num_removed = 0
     for step_ms, cut_ms in before_ms.items():
@@ -167,14 +167,14 @@ class _Joining:
     """Old blocks and the new blocks that replace them."""
 
     gone: Sequence[int] = ()
-    closed: Sequence[int] = ()  # stay as they are, and are not looked at again
-    damaged: Sequence[int] = ()  # stay, and are not looked at again
+    closed: Sequence[int] = ()  # they stay, and are not joined again
+    damaged: Sequence[int] = ()  # they stay, and are not read again here
     new: Sequence[Mapping[str, Any]] = ()
-    num_rows: int = 0  # of those that go
+    num_rows: int = 0  # in the replaced blocks
 
 
 async def _prepare(blocks: SeriesBlocks, group: _Group, *, now_ms: int) -> _Joining:
-    """Join the oldest of a group, as many as its rule says; nothing of it where another was quicker."""
+    """Join a group's oldest blocks, as many as its rule says; none if another service was quicker."""
     try:
         return await blocks.read(lambda connection: _prepared(connection, group, is_last=group.is_old(now_ms)))
     except SeriesMoved as error:
@@ -217,7 +217,7 @@ def _prepared(connection: Connection, group: _Group, *, is_last: bool) -> _Joini
     """Return the replacement that joins a group's oldest blocks. Raises: SeriesMoved if another service was quicker."""
     blocks = _oldest_of(connection, group)
     if group.is_rolled and len(blocks) == 1:
-        return _Joining(closed=[number for number, _ in blocks])  # nothing will come that it could be joined to
+        return _Joining(closed=[number for number, _ in blocks])  # no further blocks of the group will come
     data_of = _data_of(connection, [number for number, _ in blocks])
     gone: list[int] = []
     tables: list[SeriesTable] = []
@@ -232,7 +232,7 @@ def _prepared(connection: Connection, group: _Group, *, is_last: bool) -> _Joini
             continue
         names |= table.columns.keys()
         if tables and len(names) > MAX_NAMES:
-            is_last = True  # the next ones go on alone
+            is_last = True  # the next blocks are joined by themselves
             break
         gone.append(number)
         tables.append(table)
@@ -246,7 +246,7 @@ def _prepared(connection: Connection, group: _Group, *, is_last: bool) -> _Joini
 
 
 def _oldest_of(connection: Connection, group: _Group) -> list[tuple[int, int]]:
-    """Return the numbers of a group's oldest blocks and of their first rows, up to as many rows as its rule says."""
+    """Return the numbers of a group's oldest blocks and of their first rows, up to the number of rows in its rule."""
     columns = series_blocks.c
     statement = (
         select(columns.id, columns.first_row, columns.num_rows)
@@ -272,7 +272,7 @@ def _oldest_of(connection: Connection, group: _Group) -> list[tuple[int, int]]:
 
 
 def _data_of(connection: Connection, numbers: Sequence[int]) -> dict[int, bytes]:
-    """Return blocks by number. Raises: SeriesMoved when another was quicker."""
+    """Return blocks by number. Raises: SeriesMoved if another service was quicker."""
     statement = select(series_blocks.c.id, series_blocks.c.data).where(series_blocks.c.id.in_(numbers))
     found = {row.id: bytes(row.data) for row in connection.execute(statement)}
     if len(found) != len(numbers):
@@ -281,7 +281,7 @@ def _data_of(connection: Connection, numbers: Sequence[int]) -> dict[int, bytes]
 
 
 def _rows(whole: SeriesTable, group: _Group, *, is_open: bool) -> list[dict[str, Any]]:
-    """Return the joined block and, of one that was not rolled up yet, its roll-ups."""
+    """Return the joined block and, if it was not rolled up yet, its roll-ups."""
     rows = [row_of(whole, step_ms=group.step_ms, is_rolled=True, is_open=is_open, data=pack(whole))]
     if not group.is_rolled:
         step_ms = COARSER[group.step_ms]

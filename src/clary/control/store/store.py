@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 NUM_READERS = 4
 READ_TIMEOUT_S = 30.0
-_MOST_TRIES = 5  # of a question that keeps meeting damaged rows
+_MOST_TRIES = 5  # for a query that meets damaged rows each time
 
 _KEY_BYTES = 32  # of the key of page tokens
 
@@ -58,11 +58,11 @@ _SET_TAG = text(
 
 
 class Store:
-    """Everything that must survive a restart, but logs and objects.
+    """All data that must survive a restart, except logs and objects.
 
     Use `await Store.open(url)`; one store serves one event loop, and any number of tasks on it. A call that returns
-    has its effect on disk. Every call raises StoreError when the database fails; nothing was written then, unless the
-    error says that the outcome is unknown.
+    has its effect on disk. Every call raises StoreError when the database fails; then no change was written, unless
+    the error says that the outcome is unknown.
     """
 
     def __init__(
@@ -70,21 +70,21 @@ class Store:
     ) -> None:
         self._write_engine, self._read_engine = engines
         self._token_key = token_key
-        self.file = file  # of a SQLite database; None for a server's
+        self.file = file  # of a SQLite database; None for a server
         self._place = place  # the URL without its password, for error texts
         guard = None if file is None else FileGuard(file, engines).look
         self._writer = GroupCommitWriter(self._write_engine, before_commit=guard)
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="clary-store-reader")
         self._is_closed = False
         self.quarantine = Quarantine(read=self._ask, write=self._writer.run)  # rows that cannot be read
-        self.cards = JobCards(read=self._read, token_key=token_key)  # what lists of jobs show
-        self.curves = MetricCurves(read=self._read)  # metrics, thinned out
-        self.series = SeriesBlocks(  # what hosts measure
+        self.cards = JobCards(read=self._read, token_key=token_key)  # rows of lists of jobs
+        self.curves = MetricCurves(read=self._read)  # metrics, with fewer points
+        self.series = SeriesBlocks(  # measurements of hosts
             read=self._read, write=self._write, write_together=self._writer.run_together
         )
         self.experiments = ExperimentStore(read=self._read, write=self._write, token_key=token_key)
         self.tuning = TuningRecords(read=self._read, write=self._write, token_key=token_key)
-        self.training = TrainingRecords(read=self._read, write=self._write)  # what programs write about themselves
+        self.training = TrainingRecords(read=self._read, write=self._write)  # findings of programs about their training
 
     @classmethod
     async def open(cls, database_url: str, *, life: DatabaseLife | None = None) -> Store:
@@ -92,10 +92,10 @@ class Store:
 
         Args:
             database_url: `sqlite:///PATH`, `postgresql://...` or `postgresql+psycopg://...`.
-            life: what the state folder knows of its database; None takes any, also a new one.
+            life: the state folder's record of its database; None accepts any database, also a new one.
 
-        Raises: StoreError for a URL that is not understood, a database that cannot be reached, is damaged, is not the
-            folder's own or is newer than this release; nothing is left running then.
+        Raises: StoreError for an invalid URL, and for a database that cannot be reached, is damaged, is not the
+            folder's own or is newer than this release; then no thread is left running.
         """
         return await asyncio.to_thread(cls._open, database_url, life)
 
@@ -146,8 +146,8 @@ class Store:
         Args:
             job: the record.
             tags: of it.
-            trial: of a tuning job that it is; stored with it or not at all.
-        Raises: JobExists with the ARN of the job that has the name, TrialRefused; nothing is written then.
+            trial: of a tuning job, if the job is one; stored with the job or not at all.
+        Raises: JobExists with the ARN of the job that has the name, TrialRefused; then neither is written.
         """
         row = job_documents.row_of(job)
         card = job_cards.card_row(job)
@@ -168,7 +168,7 @@ class Store:
     async def get_job(self, name: str) -> TrainingJob | None:
         """Return a job as it was last written, or None if no job has that name.
 
-        Raises: JobUnreadable for one that is set aside.
+        Raises: JobUnreadable for a job that was set aside.
         """
 
         def get(connection: Connection) -> TrainingJob | None:
@@ -193,13 +193,13 @@ class Store:
         Args:
             name: of the job.
             change: a pure function, run on the writer's thread; it may be run again on a newer state. Returning the
-                very object that it got writes nothing. What it raises is raised here, and nothing is written.
+                same object writes nothing. Its errors are raised here, and then nothing is written.
             lease: under which the caller acts.
-            known: the job as the caller last saw it stored. It takes the place of a document that cannot be read, whose
-                bytes are kept in quarantine.
+            known: the job in the caller's memory. It replaces a document that cannot be read, whose bytes are kept in
+                quarantine.
 
-        Raises: JobNotFound; JobUnreadable for one that is set aside, or cannot be read and is not known; StaleLease if
-            somebody else holds the lease by now.
+        Raises: JobNotFound; JobUnreadable for a job that was set aside, or that cannot be read, without `known`;
+            StaleLease if another owner has taken the lease.
         """
 
         def read_modify_write(connection: Connection) -> TrainingJob:
@@ -251,7 +251,7 @@ class Store:
     async def unfinished_jobs(self) -> list[TrainingJob]:
         """Return the jobs that still need work, oldest first: not terminal, or with hosts that may still exist.
 
-        Those that cannot be read are set aside and left out.
+        Unreadable ones are set aside and left out.
         """
 
         def find(connection: Connection) -> list[TrainingJob]:
@@ -268,7 +268,7 @@ class Store:
         Args:
             name: exactly.
             status: a TrainingJobStatus.
-            after: the name that comes before the first.
+            after: jobs with names after this one; empty for all.
             limit: most jobs.
         """
         statement = select(*job_documents.READ_COLUMNS).where(jobs.c.name > after, jobs.c.is_quarantined == 0)
@@ -284,7 +284,7 @@ class Store:
         return await self._read(find)
 
     async def delete_job(self, name: str) -> None:
-        """Delete a job of any status with all its rows; until the end it may stand with a part of them.
+        """Delete a job of any status with all its rows; a failure may leave it with a part of them.
 
         Raises: JobNotFound.
         """
@@ -292,7 +292,7 @@ class Store:
         created_at = await self._read(lambda connection: connection.execute(birth).scalar())
 
         def require(connection: Connection) -> None:
-            # Another call may have deleted it meanwhile, and somebody made one of the same name.
+            # Meanwhile, another call may have deleted it, and another job may have its name.
             if created_at is None or connection.execute(birth).scalar() != created_at:
                 raise JobNotFound(name)
 
@@ -303,14 +303,14 @@ class Store:
         def remove(connection: Connection) -> None:
             require(connection)
             arn = connection.execute(delete(jobs).where(jobs.c.name == name).returning(jobs.c.arn)).scalar()
-            connection.execute(delete(tags).where(tags.c.arn == arn))  # what else it has goes with the job's row
+            connection.execute(delete(tags).where(tags.c.arn == arn))  # its other rows are deleted with the job's row
 
         while await self._writer.run(remove_piece):
             pass
         await self._writer.run(remove)
 
     async def set_tags(self, arn: str, new_tags: Mapping[str, str]) -> None:
-        """Add tags to a resource; a key that it has gets the new value."""
+        """Add tags to a resource; an existing key gets the new value."""
         rows = _tag_rows(arn, new_tags)
         if rows:
             await self._writer.run(lambda connection: _execute(connection, _SET_TAG, rows))
@@ -322,7 +322,7 @@ class Store:
         return {row.tag_key: row.tag_value for row in rows}
 
     async def remove_tags(self, arn: str, keys: Iterable[str]) -> None:
-        """Take tags away by key; keys that the resource does not have are passed over."""
+        """Remove tags by key; missing keys are ignored."""
         statement = delete(tags).where(tags.c.arn == arn, tags.c.tag_key.in_(list(keys)))
         await self._writer.run(lambda connection: _execute(connection, statement))
 
@@ -345,7 +345,7 @@ class Store:
             return
 
         def add(connection: Connection) -> None:
-            # Held against deletion until the values are in; SQLite's writer is alone anyway.
+            # Lock the job against deletion until the values are written; SQLite has only one writer anyway.
             holds = select(jobs.c.name).where(jobs.c.name == job_name).with_for_update(read=True, key_share=True)
             if connection.execute(holds).scalar() is None:
                 raise JobNotFound(job_name)
@@ -360,7 +360,7 @@ class Store:
             job_name: of any job.
             metric_name: as it was stored, case included.
             start: first time.
-            end: the time behind the last one.
+            end: end of the span, exclusive.
         """
         statement = (
             select(metrics.c.at, metrics.c.value, metrics.c.step)
@@ -375,7 +375,7 @@ class Store:
         return await self._read(lambda connection: values_of(connection.execute(statement), metric_name))
 
     async def acquire_lease(self, name: str, owner: str, ttl_s: float) -> Lease | None:
-        """Take a lease for `ttl_s`; None while another owner holds it. `owner` must be unique to the process.
+        """Take a lease for `ttl_s`; return None while another owner holds it. `owner` must be unique to the process.
 
         Args: as `leases.acquire`.
         """
@@ -384,29 +384,29 @@ class Store:
     async def renew_lease(self, lease: Lease, ttl_s: float) -> Lease:
         """Hold a lease for `ttl_s` from now, under the same token.
 
-        Raises: StaleLease if somebody else took it.
+        Raises: StaleLease if another owner has taken it.
         """
         return await self._writer.run(lambda connection: leases.renew(connection, lease, ttl_s=ttl_s))
 
     async def release_lease(self, lease: Lease) -> None:
-        """Give a lease back; does nothing if somebody else has taken it."""
+        """Release a lease; does nothing if another owner has taken it."""
         await self._writer.run(lambda connection: leases.release(connection, lease))
 
     async def _read(self, question: Callable[[Connection], T]) -> T:
-        """Ask the database; rows that cannot be read are set aside, and the question is asked again."""
+        """Run a query; rows that cannot be read are set aside, and it is run again."""
         for _ in range(_MOST_TRIES):
             try:
                 return await self._ask(question)
             except RowsUnreadable as unreadable:
                 await self.quarantine.hold(unreadable.rows)
             except DAMAGE:
-                # Something was no number, no time, no word of its list: the types of its row give it away.
+                # A value had the wrong type or range: the sweep finds its row.
                 if await self._writer.run(lambda connection: hold_all(connection, sweep_all(connection))) == 0:
                     raise
         return await self._ask(question)
 
     async def _write(self, operation: Callable[[Connection], T]) -> T:
-        """Run a change; rows that cannot be read are set aside, and it is run again."""
+        """Run a change; rows that cannot be read are set aside, and the change is run again."""
         for _ in range(_MOST_TRIES):
             try:
                 return await self._writer.run(operation)
@@ -441,7 +441,7 @@ class Store:
 def _job_of_row_or(known: TrainingJob | None, connection: Connection, row: Any) -> tuple[TrainingJob, bool]:
     """Return the job of a row that will be changed, and whether a known job replaced a damaged row.
 
-    Raises: JobUnreadable for a row that is set aside, RowsUnreadable for one that is damaged, where nothing is known.
+    Raises: JobUnreadable for a row that was set aside, RowsUnreadable for a damaged row, both only without `known`.
     """
     if row.is_quarantined and known is None:
         raise job_documents.refuse(connection, row.name)
@@ -459,7 +459,7 @@ def _job_of_row_or(known: TrainingJob | None, connection: Connection, row: Any) 
 
 
 def _token_key(connection: Connection) -> bytes:
-    """Return the key of page tokens; one that cannot be read is made anew, which ends pages that are open."""
+    """Return the key of page tokens; an unreadable one is made anew, which makes old tokens invalid."""
     kept = connection.execute(select(properties.c.value).where(properties.c.name == "token_key")).scalar()
     try:
         return bytes.fromhex(str(kept))

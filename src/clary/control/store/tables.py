@@ -1,7 +1,7 @@
-"""Tables of the database, as the queries see them; `migrations` creates them.
+"""Tables of the database, for queries; `migrations` creates them.
 
 Times are whole microseconds since 1970 (UTC) in a BIGINT: exact, sortable and the same in SQLite and PostgreSQL.
-Truth values are 0 and 1 in an INTEGER, so that the partial index over unfinished jobs reads alike in both.
+Truth values are 0 and 1 in an INTEGER, so that the partial index over unfinished jobs is spelt the same in both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 metadata = MetaData()
-JOBS_SOURCE = "jobs"  # in the quarantine
+JOBS_SOURCE = "jobs"  # its name in the quarantine
 
 jobs = Table(
     "jobs",
@@ -30,9 +30,9 @@ jobs = Table(
     Column("is_released", Integer, nullable=False),
     Column("warm_pool_status", Text),
     Column("warm_pool", Text),  # the job's WarmPool as JSON; NULL for a job that never ran on one
-    Column("version", BigInteger, nullable=False),  # grows by one with every change
+    Column("version", BigInteger, nullable=False),  # number of the last change
     Column("document", Text, nullable=False),  # the whole TrainingJob as JSON; the columns above repeat parts of it
-    Column("is_quarantined", Integer, nullable=False),  # whether the row cannot be read and is passed over
+    Column("is_quarantined", Integer, nullable=False),  # whether the row cannot be read and is left out
 )
 
 job_cards = Table(
@@ -50,7 +50,7 @@ job_cards = Table(
     Column("instance_type", Text, nullable=False),
     Column("failure_reason", Text, nullable=False),
     Column("metrics", Text, nullable=False),  # JSON: name and last value of the first few
-    Column("words", Text, nullable=False),  # what a search looks at, in lower case
+    Column("words", Text, nullable=False),  # searched text, in lower case
 )
 
 tags = Table(
@@ -69,7 +69,7 @@ metrics = Table(
     Column("metric_name", Text, nullable=False),
     Column("at", BigInteger, nullable=False),
     Column("value", Double),  # NULL is not-a-number: SQLite keeps no NaN
-    Column("step", BigInteger),  # of the training, where it was said
+    Column("step", BigInteger),  # of the training, if known
 )
 
 training_ends = Table(
@@ -78,8 +78,8 @@ training_ends = Table(
     Column("job_name", Text, primary_key=True),
     Column("attempt", Integer, primary_key=True),
     Column("host", Text, primary_key=True),
-    Column("next_finding", BigInteger, nullable=False),  # findings below are stored, or will never be
-    Column("num_dropped", BigInteger, nullable=False),  # findings that the agent gave up
+    Column("next_finding", BigInteger, nullable=False),  # findings below are stored, or were dropped
+    Column("num_dropped", BigInteger, nullable=False),  # findings that the agent dropped
     Column("progress", Text),  # the newest TrainingProgress as JSON
 )
 
@@ -90,17 +90,17 @@ training_pictures = Table(
     Column("job_name", Text, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("host", Text, nullable=False),
-    Column("kind", Text, nullable=False),  # contract.training_values.FindingKind, less scalars
+    Column("kind", Text, nullable=False),  # contract.training_values.FindingKind, without scalars
     Column("tag", Text, nullable=False),
     Column("at", BigInteger, nullable=False),
     Column("step", BigInteger),
     Column("file", Text, nullable=False),  # below the host's /opt/ml
     Column("file_offset", BigInteger, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
-    Column("data", LargeBinary),  # NULL for a picture that is too large to keep
+    Column("data", LargeBinary),  # NULL for a picture that is too large to store
 )
 
-# Requests of dumps, answers of hosts and the like; control/store/documents/numbered_documents.py.
+# Requests of dumps, answers of hosts and others; control/store/documents/numbered_documents.py.
 tuning_jobs = Table(
     "tuning_jobs",
     metadata,
@@ -137,8 +137,8 @@ training_tags = Table(
     Column("job_name", Text, primary_key=True),
     Column("kind", Text, primary_key=True),
     Column("tag", Text, primary_key=True),
-    Column("num_seen", BigInteger, nullable=False),  # pictures that came
-    Column("num_kept", BigInteger, nullable=False),  # of them that stayed
+    Column("num_seen", BigInteger, nullable=False),  # received pictures
+    Column("num_kept", BigInteger, nullable=False),  # stored pictures
     Column("kept_bytes", BigInteger, nullable=False),
     Column("last_step", BigInteger),
 )
@@ -149,8 +149,8 @@ series_ends = Table(
     Column("job_name", Text, primary_key=True),
     Column("attempt", Integer, primary_key=True),
     Column("host", Text, primary_key=True),
-    Column("next_row", BigInteger, nullable=False),  # rows below are stored, or will never be
-    Column("num_dropped", BigInteger, nullable=False),  # rows that the agent gave up
+    Column("next_row", BigInteger, nullable=False),  # rows below are stored, or were dropped
+    Column("num_dropped", BigInteger, nullable=False),  # rows that the agent dropped
 )
 
 series_blocks = Table(
@@ -161,13 +161,13 @@ series_blocks = Table(
     Column("attempt", Integer, nullable=False),
     Column("host", Text, nullable=False),
     Column("step_ms", BigInteger, nullable=False),  # 0: rows as they were measured
-    # The number of the first row that is in it: times may be equal, and clocks may be set back.
+    # Number of its first row; times may be equal, and clocks may be set back.
     Column("first_row", BigInteger, nullable=False),
     Column("start_ms", BigInteger, nullable=False),  # times of the first and the last row
     Column("end_ms", BigInteger, nullable=False),
     Column("num_rows", BigInteger, nullable=False),
-    Column("is_rolled", Integer, nullable=False),  # whether coarser blocks hold the same values
-    Column("is_open", Integer, nullable=False),  # whether it waits to be joined to others
+    Column("is_rolled", Integer, nullable=False),  # whether coarser blocks have the same values
+    Column("is_open", Integer, nullable=False),  # whether it may be joined with other blocks
     Column("data", LargeBinary, nullable=False),  # control/series/codec.py
 )
 
@@ -176,7 +176,7 @@ tracked = Table(
     "tracked",
     metadata,
     Column("kind", Text, primary_key=True),
-    Column("name_key", Text, primary_key=True),  # in small letters: names differ by more than their case
+    Column("name_key", Text, primary_key=True),  # in lower case: names must differ in more than case
     Column("name", Text, nullable=False),
     Column("arn", Text, nullable=False),
     Column("parent_key", Text, nullable=False),  # experiment of a trial; empty for others
@@ -219,8 +219,8 @@ associations = Table(
     Column("created_at", BigInteger, nullable=False),
 )
 
-# Rows that cannot be read. Those of jobs stay where they are, marked, since other rows hang on them and a name is not
-# given away twice; all others are moved here. `contents` has every column byte for byte either way.
+# Rows that cannot be read. Rows of jobs stay in their table, marked, since other rows refer to them and their names
+# stay taken; rows of other tables are moved here. In both cases `contents` has the bytes of every column.
 quarantine = Table(
     "quarantine",
     metadata,
@@ -229,7 +229,7 @@ quarantine = Table(
     Column("name", Text, nullable=False),  # of the job, or the row's key in words
     Column("reason", Text, nullable=False),
     Column("found_at", BigInteger, nullable=False),
-    Column("is_held", Integer, nullable=False),  # 0: the row was mended at once, and this is what it held before
+    Column("is_held", Integer, nullable=False),  # 0: the row was repaired at once, and this is its old content
     Column("contents", Text, nullable=False),  # JSON: column -> type, and bytes in base64
 )
 
@@ -238,7 +238,7 @@ leases = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("owner", Text, nullable=False),
-    Column("token", BigInteger, nullable=False),  # grows with every grant and never goes back, released or not
+    Column("token", BigInteger, nullable=False),  # grows with every grant, never falls, even after a release
     Column("expires_at", BigInteger, nullable=False),  # by the database's clock, which all services share
 )
 
@@ -264,5 +264,5 @@ def to_microseconds(moment: datetime) -> int:
 
 
 def from_microseconds(microseconds: int) -> datetime:
-    """Return the time, aware, in UTC, that lies `microseconds` after 1970 began."""
+    """Return the aware time in UTC, `microseconds` after the beginning of 1970."""
     return EPOCH + timedelta(microseconds=microseconds)

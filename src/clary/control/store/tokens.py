@@ -1,7 +1,7 @@
-"""Page tokens: opaque text that only the query which gave it out accepts.
+"""Page tokens: opaque texts, each accepted only by its own query.
 
 Where: `Store.list_jobs`, `LogStore.list_streams` and `LogStore.filter_events` put the position of the next page into
-one. A token carries the position in plain sight and a keyed digest over position and query, so that a forged or
+one. A token contains the readable position and a keyed digest of position and query, so that a forged or
 damaged token, or one from another query, is refused and never silently skips items.
 """
 
@@ -16,15 +16,15 @@ from typing import Any
 
 from clary.control.store.errors import BadToken
 
-_DIGEST_BYTES = 16  # enough that a guess is hopeless, short enough for a URL
+_DIGEST_BYTES = 16  # long enough against guesses, short enough for a URL
 
 
 def make_token(key: bytes, *, query: Any, position: list[Any]) -> str:
     """Return the token that continues `query` after `position`; both must be JSON-serialisable.
 
     Args:
-        key: of the store; a token that was made with another one is refused.
-        query: identity of the query, limit of the page left out.
+        key: of the store; a token of another key is refused.
+        query: identity of the query, without the limit of the page.
         position: of the last item of the page.
     """
     payload = json.dumps(position, separators=(",", ":")).encode()

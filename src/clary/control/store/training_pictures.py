@@ -1,8 +1,8 @@
-"""Histograms and images of trainings in the database: some of each tag, thinned as more come.
+"""Histograms and images of trainings in the database: a bounded number for each tag, thinned out as more arrive.
 
-Where: `training_records` puts them in, in the transaction that counts a host's findings, and hands out what people ask
-for. `jobs.kept_pictures` decides what stays. A row a tag (`training_tags`) counts what was seen and what is kept, so
-that no batch has to look through the pictures.
+Where: `training_records` stores them, in the transaction that counts a host's findings, and reads them for pages.
+`jobs.kept_pictures` decides which ones stay. A row for each tag (`training_tags`) counts received and stored pictures,
+so that storing a batch need not read all pictures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clary.contract.training_values import FindingKind
 from clary.control.jobs.kept_pictures import MOST_TAGS, TagSize, surplus, tags_to_thin
 from clary.control.store.tables import from_microseconds, to_microseconds, training_pictures, training_tags
 
-_IDS_AT_ONCE = 500  # named in one statement
+_IDS_AT_ONCE = 500  # ids in one statement
 
 _SET_TAG = text(
     "INSERT INTO training_tags (job_name, kind, tag, num_seen, num_kept, kept_bytes, last_step)"
@@ -30,7 +30,7 @@ _SET_TAG = text(
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A histogram or an image of one step, and where it stands in the program's files."""
+    """A histogram or an image of one step, and its place in the program's files."""
 
     kind: str
     tag: str
@@ -39,9 +39,9 @@ class Picture:
     file: str
     offset: int
     size_bytes: int
-    data: bytes | None  # None for an image that is not kept, and where it was not asked for
+    data: bytes | None  # None for an image that is not stored, or whose bytes were not requested
     id: int = 0
-    is_kept: bool = True  # of one that was read: whether the database has its data
+    is_kept: bool = True  # for a picture from the database: whether its data is stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +50,14 @@ class TagFacts:
 
     kind: str
     tag: str
-    num_seen: int  # that the program has written, as far as they came
-    num_values: int  # of them that are there
+    num_seen: int  # pictures that have arrived from the program
+    num_values: int  # stored pictures
     kept_bytes: int
     last_step: int | None
 
 
 def put_pictures(connection: Connection, owner: Mapping[str, Any], pictures: Sequence[Picture]) -> None:
-    """Store pictures of a host, and let those go that are too many; those of a tag too many are left out.
+    """Store pictures of a host, and delete surplus ones; pictures of tags beyond the limit are left out.
 
     Args:
         owner: job_name, attempt, host.
@@ -89,7 +89,7 @@ def put_pictures(connection: Connection, owner: Mapping[str, Any], pictures: Seq
         fact = known[key]
         known[key] = replace(fact, num_values=fact.num_values - num_gone, kept_bytes=fact.kept_bytes - gone_bytes)
         changed.add(key)
-    # In the order of their key: two writers on PostgreSQL then wait for one another, and never both.
+    # In order of their keys: so two writers on PostgreSQL cannot deadlock.
     connection.execute(_SET_TAG, [_tag_row(job_name, known[key]) for key in sorted(changed)])
 
 
@@ -111,14 +111,14 @@ def tags_of(connection: Connection, job_name: str) -> list[TagFacts]:
 
 
 def pictures_of(connection: Connection, job_name: str, kind: str, tag: str, *, most: int) -> list[Picture]:
-    """Return the newest pictures of a tag, oldest first; those of images without their bytes.
+    """Return the newest pictures of a tag, oldest first; images come without their bytes.
 
     Args:
         connection: to read with.
         job_name: of any job.
         kind: a `FindingKind`, image or histogram.
         tag: of the pictures.
-        most: pictures.
+        most: number of pictures.
     """
     columns = training_pictures.c
     wanted: list[Any] = [column for column in columns if column.name != "data" or kind != FindingKind.IMAGE]
@@ -136,7 +136,7 @@ def picture_by_id(connection: Connection, job_name: str, picture_id: int) -> Pic
 
     Args:
         connection: to read with.
-        job_name: whose picture it must be.
+        job_name: job that the picture must belong to.
         picture_id: of `Picture.id`.
     """
     columns = training_pictures.c

@@ -1,7 +1,7 @@
 """Records that programs write about their own training, in the database: values, pictures and progress, each once.
 
-Where: the training gateway appends, people's pages ask. Values stand in the table of metrics, among those that metric
-definitions found and BatchPutMetrics brought.
+Where: the training gateway appends, pages read. Values are in the table of metrics, together with those of metric
+definitions and of BatchPutMetrics.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from clary.control.store.training_pictures import (
 )
 
 _END_KEY = (training_ends.c.job_name, training_ends.c.attempt, training_ends.c.host)
-MAX_POINTS = 10_000  # of one answer
+MAX_POINTS = 10_000  # in one answer
 
 _CLAIM_END = text(
     "INSERT INTO training_ends (job_name, attempt, host, next_finding, num_dropped)"
@@ -55,7 +55,7 @@ _SET_END = text(
 
 @dataclass(frozen=True, kw_only=True)
 class MetricFacts:
-    """One metric of a job, as a whole."""
+    """Facts about all values of one metric of a job."""
 
     name: str
     num_values: int
@@ -67,14 +67,14 @@ class MetricFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class HostProgress:
-    """How far the program of a host is."""
+    """Progress of a host's program."""
 
     host: str
     progress: TrainingProgress
 
 
 class TrainingRecords:
-    """Findings of trainings; `Store.training` is the one of a database."""
+    """Findings of trainings in a database, as `Store.training`."""
 
     def __init__(self, *, read: Runner, write: Runner) -> None:
         self._read = read
@@ -91,23 +91,23 @@ class TrainingRecords:
         progress: TrainingProgress | None = None,
         num_dropped: int = 0,
     ) -> tuple[int, int]:
-        """Store findings of a host, each once however often it is sent.
+        """Store findings of a host, each once even if it is sent again.
 
         Args:
-            job_name: whose host.
+            job_name: job of the host.
             attempt: of the job; findings count from 0 in each.
             host: algo-N.
-            first: number of the first finding; those between what is stored and it were given up.
+            first: number of the first finding; missing ones before it were dropped.
             findings: in order of their numbers.
-            progress: takes the place of what stood there, if it counts for more; None leaves that.
-            num_dropped: findings that the agent says it has given up.
+            progress: replaces the stored one if it takes precedence; None keeps that.
+            num_dropped: number of findings that the agent has dropped.
         Returns: the number of the next finding, and how many of these were known.
         Raises: JobNotFound.
         """
         owner = {"job_name": job_name, "attempt": attempt, "host": host}
 
         def put(connection: Connection) -> tuple[int, int]:
-            # Held against deletion until the findings are in; SQLite's writer is alone anyway.
+            # Lock the job against deletion until the findings are written; SQLite has only one writer anyway.
             holds = select(jobs.c.name).where(jobs.c.name == job_name).with_for_update(read=True, key_share=True)
             if connection.execute(holds).scalar() is None:
                 raise JobNotFound(job_name)
@@ -118,7 +118,7 @@ class TrainingRecords:
             )
             end_row = connection.execute(ends.with_for_update()).one_or_none()
             if end_row is None:
-                # No row to lock yet: of two services that hear of a host at once the second waits here for the first.
+                # No row to lock yet: if two services store a host's first findings at once, the second waits here.
                 connection.execute(_CLAIM_END, owner)
                 end_row = connection.execute(ends.with_for_update()).one()
             known, dropped, stood = end_row
@@ -185,7 +185,7 @@ class TrainingRecords:
         Args:
             job_name: of any job.
             metric_name: as it was stored.
-            most: values, at most `MAX_POINTS` of them.
+            most: number of values, up to `MAX_POINTS`.
         """
         statement = (
             select(metrics.c.at, metrics.c.value, metrics.c.step)
@@ -201,13 +201,13 @@ class TrainingRecords:
         return await self._read(lambda connection: tags_of(connection, job_name))
 
     async def pictures(self, job_name: str, kind: str, tag: str, *, most: int) -> list[Picture]:
-        """Return the last pictures of a tag, oldest first; those of images without their bytes.
+        """Return the last pictures of a tag, oldest first; images come without their bytes.
 
         Args:
             job_name: of any job.
             kind: a `FindingKind`, image or histogram.
             tag: of the pictures.
-            most: pictures, at most `MAX_POINTS` of them.
+            most: number of pictures, up to `MAX_POINTS`.
         """
         most = min(most, MAX_POINTS)
         return await self._read(lambda connection: pictures_of(connection, job_name, kind, tag, most=most))
@@ -236,14 +236,14 @@ def _end_key(row: Row[Any]) -> Mapping[str, Any]:
 
 
 def _told_of(row: Row[Any]) -> None:
-    """Read an end; raises one of `damage.DAMAGE` if it is damaged."""
+    """Check a row of `training_ends`; raises one of `damage.DAMAGE` if it is damaged."""
     if not isinstance(row.next_finding, int) or not isinstance(row.num_dropped, int):
         raise TypeError(f"next_finding is {row.next_finding!r}, num_dropped is {row.num_dropped!r}")
     _told(None, row.progress)
 
 
 def _told(new: TrainingProgress | None, stood: str | None) -> str | None:
-    """Return the progress that counts from now on, new or stored, as JSON, or None if both are absent."""
+    """Return the new or the stored progress, whichever takes precedence, as JSON; None if both are absent."""
     counts = standing(new, None if stood is None else from_plain(TrainingProgress, json.loads(stood)))
     return None if counts is None else json.dumps(to_plain(counts))
 

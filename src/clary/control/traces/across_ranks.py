@@ -1,8 +1,8 @@
 """Collectives of all ranks side by side: offsets of their clocks, and the late ranks. Pure.
 
-A collective is known by its step, its name, and which of that name it is within the step: ranks that run the same
-program ask for the same ones in the same order. An accelerator comes to them later than its program: its kernels belong
-to the step that asked for them. Steps that not all ranks have recorded whole are left out.
+A collective is identified by its step, its name, and its number among those of that name in the step: ranks with the
+same program call the same ones in the same order. An accelerator reaches a collective later than its program: its
+kernels belong to the step that launched them. Steps that some rank has not recorded completely are left out.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ NUM_SHOWN = 10
 ONE_CLOCK = "one clock"
 BY_ENDS = "by the ends of collectives"
 NOT_ALIGNED = "not aligned"
-_LEAST_MATCHED = 3  # collectives by which clocks are set to each other
+_LEAST_MATCHED = 3  # fewest collectives for comparing clocks
 
 Key = tuple[int, str, int]
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Arrival and end times of a rank's collectives, kept after its trace has been put aside."""
+    """Arrival and end times of a rank's collectives, kept after its trace was closed."""
 
     profile: RankProfile
     arrivals: Mapping[Key, float]
@@ -39,7 +39,7 @@ class Clocks:
 
     offsets: Mapping[int, float]
     method: str
-    spread_us: float | None = None  # of the ends that the offsets were taken from
+    spread_us: float | None = None  # of the ends of collectives that gave the offsets
 
 
 def marks_of(trace: RankTrace) -> Marks:
@@ -54,8 +54,8 @@ def marks_of(trace: RankTrace) -> Marks:
 def set_clocks(marks: Sequence[Marks]) -> Clocks:
     """Return offsets onto the first rank's clock.
 
-    Ranks of one machine share a clock, known by its kernel's boot. Others end a collective at nearly the same time:
-    the median over all that both have is what their clocks differ by.
+    Ranks of one machine share a clock, known by its kernel's boot. Other ranks end a collective at nearly the same
+    time: the difference of their clocks is the median over all common collectives.
     """
     if not marks:
         return Clocks(offsets={}, method=ONE_CLOCK)
@@ -111,7 +111,7 @@ def _keyed(trace: RankTrace, operations: Sequence[Operation]) -> dict[Key, Opera
     counts: dict[tuple[int, str], int] = {}
     found: dict[Key, Operation] = {}
     if trace.profile.by_time:
-        return found  # ranks have no step in common to count from
+        return found  # ranks have no common step to count from
     for item in operations:
         step = trace.step_at(item.begin if item.asked is None else item.asked)
         if step is None:
@@ -123,7 +123,7 @@ def _keyed(trace: RankTrace, operations: Sequence[Operation]) -> dict[Key, Opera
 
 
 def _differences(some: Sequence[Marks], others: Sequence[Marks]) -> list[float]:
-    """Return for each collective that both have how much earlier the others' clock shows its end."""
+    """Return for each common collective how much earlier its end is by the others' clock."""
     found = []
     reference: dict[Key, float] = {}
     for item in some:

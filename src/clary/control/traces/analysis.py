@@ -1,6 +1,6 @@
 """Summary and merged trace of a profile, from the files of its folder.
 
-Traces are read one after the other; of each only figures and marks of its collectives are kept.
+Traces are read one after the other; only figures, and marks of collectives, are kept of each.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def analyse(folder: Path) -> dict[str, Any]:
     """
     ranks: list[dict[str, Any]] = []
     read: list[_Read] = []
-    windows: dict[int, tuple[dict[str, Any], float]] = {}  # rank -> its row, and when its window began
+    windows: dict[int, tuple[dict[str, Any], float]] = {}  # rank -> its row, and the beginning of its window
     errors: list[str] = []
     for host, profile in _profiles(folder, errors):
         row: dict[str, Any] = {
@@ -91,7 +91,7 @@ def analyse(folder: Path) -> dict[str, Any]:
 
 
 def _place_windows(windows: Mapping[int, tuple[dict[str, Any], float]], clocks: Clocks) -> None:
-    """Add to each row how long after the first of all windows its own began."""
+    """Add to each row the time from the beginning of the first window to that of its own."""
     begins = {rank: begin + clocks.offsets[rank] for rank, (_, begin) in windows.items()}
     for rank, (row, _) in windows.items():
         row["begins_ms"] = (begins[rank] - min(begins.values())) / US_PER_MS

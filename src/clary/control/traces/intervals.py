@@ -1,4 +1,4 @@
-"""Sets of time as sorted intervals that do not touch, in microseconds. Pure."""
+"""Sets of times as sorted, separate intervals, in microseconds. Pure."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def within(intervals: Iterable[tuple[float, float]], begin: float, end: float) -
 
 
 def total(intervals: Intervals) -> float:
-    """Return how long all of them last together."""
+    """Return the sum of the intervals' lengths."""
     return sum(end - begin for begin, end in intervals)

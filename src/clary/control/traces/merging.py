@@ -1,6 +1,6 @@
 """One trace of all ranks on one time axis, for Perfetto and chrome://tracing: one process a rank and device.
 
-Events are copied one by one, so that no more than one of them lies in memory.
+Events are copied one by one, so that only one is in memory at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.contract.deep_profiles import RankProfile
 from clary.control.traces.rank_trace import is_time
 from clary.control.traces.trace_file import TraceFile
 
-_PIDS_PER_RANK = 1000  # processes and devices of one rank's trace
+_PIDS_PER_RANK = 1000  # range of ids for processes and devices of one rank's trace
 _FLOW_PHASES = ("s", "t", "f")
 _SKIPPED_METADATA = ("process_name", "process_labels", "process_sort_index")
 _LEVEL = 1
@@ -34,10 +34,10 @@ class Source:
 
 
 def write_merged(place: Path, sources: Sequence[Source], *, facts: Mapping[str, Any]) -> int:
-    """Write the traces as one, whole or not at all; return the number of events.
+    """Write the traces as one file, completely or not at all; return the number of events.
 
     Args:
-        facts: kept in the file beside the events: how clocks were set.
+        facts: about the offsets of clocks; stored in the file beside the events.
     Raises: TraceError, OSError.
     """
     starts = [source.profile.bounds_ns[0] / 1000 + source.offset_us for source in sources]
@@ -61,13 +61,13 @@ def write_merged(place: Path, sources: Sequence[Source], *, facts: Mapping[str, 
 
 
 def events_of(source: Source, *, origin_us: float) -> Iterator[dict[str, Any]]:
-    """Yield a rank's events as they stand in the merged trace, its steps and names first."""
+    """Yield a rank's events for the merged trace, its steps and names first."""
     rank = source.profile.rank
     label = f"rank {rank} ({source.host})"
     yield from _naming(rank, 0, label)
     yield from _steps(source, origin_us=origin_us)
     if not source.file.base_us:
-        for _ in source.file.events():  # the base time may stand behind the events
+        for _ in source.file.events():  # the base time may follow the events
             pass
     shift_us = source.file.base_us + source.offset_us - origin_us
     pids: dict[Any, int] = {source.profile.pid: 0}
@@ -87,7 +87,7 @@ def events_of(source: Source, *, origin_us: float) -> Iterator[dict[str, Any]]:
                 continue
             moved["ts"] = round(moved["ts"] + shift_us, 3)
         if moved.get("ph") in _FLOW_PHASES and "id" in moved:
-            moved["id"] = f"{rank}.{moved['id']}"  # arrows of different ranks are not the same arrow
+            moved["id"] = f"{rank}.{moved['id']}"  # flows of different ranks need different ids
         yield moved
 
 

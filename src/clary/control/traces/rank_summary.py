@@ -1,13 +1,13 @@
-"""Where the time of a rank's window went. Pure.
+"""Shares of compute, communication and waits in a rank's window. Pure.
 
 Formulas, over the window from its first bound to its last:
-    compute         times at which an operator of torch (`aten::mm`) runs on any thread, or anything else that has no
-                    operation nested in it; calls of collectives and what the data loader does left out. Where there
-                    are kernels of an accelerator, they alone count.
+    compute         times at which an operator of torch (`aten::mm`) runs on any thread, or another operation without
+                    nested ones; without calls of collectives and work of the data loader. If the trace has kernels
+                    of an accelerator, only these count.
     communication   times at which a collective occupies the rank
-    exposed         communication less compute and less data wait: what hides behind nothing
+    exposed         communication less compute and less data wait: the part that nothing hides
     data wait       times within the data loader's `__next__`
-    rest            what is left: Python between operations, other programs, waits for anything else
+    rest            remaining time: Python between operations, other programs, other waits
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def summarize(trace: RankTrace) -> dict[str, Any]:
 
 
 def _top(trace: RankTrace, nested: Any, *, begin: float, end: float) -> list[Mapping[str, Any]]:
-    """Return the operations that took longest by themselves; kernels where there are any."""
+    """Return the operations with the longest times of their own; kernels if there are any."""
     sums: dict[str, list[float]] = {}
     if trace.kernels:
         timed = [(item, item.end - item.begin) for item in [*trace.kernels, *trace.completions]]
     else:
-        # What a group's own threads do is shown as it is: the program may be computing meanwhile.
+        # Work of a process group's own threads is not subtracted: the program may compute meanwhile.
         timed = [(item, seconds) for item, seconds, _ in nested]
         timed += [(item, item.end - item.begin) for item in trace.completions]
     for item, took in timed:

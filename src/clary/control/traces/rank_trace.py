@@ -1,4 +1,4 @@
-"""Counted operations of a rank's trace by kind, on the rank's own clock. Pure but for reading the file."""
+"""Operations of a rank's trace by kind, on the rank's own clock. Pure but for reading the file."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any, TypeGuard
 
 from clary.contract.deep_profiles import RankProfile
 
-MAX_EVENTS = 5_000_000  # that are counted; a trace with more is summed up to there
-MAX_TIME_US = 1e18  # of an event; Unix time is a thousandth of it
+MAX_EVENTS = 5_000_000  # events that are counted; the rest of a longer trace is ignored
+MAX_TIME_US = 1e18  # largest time of an event; the present Unix time is a thousandth of it
 _LOADER = "enumerate(DataLoader)#"  # torch.utils.data.DataLoader's own mark around `__next__`
-_ASYNC_PREFIXES = ("gloo:", "mpi:", "ucc:", "xccl:", "smddp:")  # marks of process groups around what their threads do
+_ASYNC_PREFIXES = ("gloo:", "mpi:", "ucc:", "xccl:", "smddp:")  # marks of process groups around their threads' work
 _ISSUE_PREFIXES = ("c10d::", "_c10d_functional::", "c10d_functional::")
 _PLUMBING = ("record_param_comms", "c10d_functional::wait_tensor", "_c10d_functional::wait_tensor")
 _NODE_PREFIXES = ("autograd::", "torch::autograd::")
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_op")
-_CALL_CATEGORIES = ("cuda_runtime", "cuda_driver")  # of the processor, by which it asks a GPU
-_COLLECTIVE_KERNELS = ("nccl", "nvshmem")  # in names of what groups start on an accelerator
+_CALL_CATEGORIES = ("cuda_runtime", "cuda_driver")  # calls of the processor to a GPU
+_COLLECTIVE_KERNELS = ("nccl", "nvshmem")  # in names of kernels of process groups
 _NO_NUMBER = -1
-_LAUNCH = "launch"  # in names of those that start kernels: cudaLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch
+_LAUNCH = "launch"  # in names of calls that start kernels: cudaLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation, Unix microseconds."""
+    """One operation; times are Unix microseconds."""
 
     name: str
     begin: float
     end: float
     thread: object = None
-    asked: float | None = None  # when the program asked for a kernel, which runs later; None where that is not known
+    asked: float | None = None  # time of a kernel's launch, before it runs; None if unknown
 
 
 @dataclass
@@ -39,11 +39,11 @@ class RankTrace:
     """The operations of one rank.
 
     Attributes:
-        operations: of the processor, with what is nested in them.
-        kernels: of the accelerator, communication left out.
-        communication: what collectives occupy: threads of a process group and calls, or an accelerator's kernels.
-        arrivals: when the rank came to each collective, in order: its program, or its accelerator.
-        completions: when what a process group or an accelerator did for one ended, in order.
+        operations: of the processor, with nested ones.
+        kernels: of the accelerator, without communication.
+        communication: work of collectives: in threads of a process group and calls, or an accelerator's kernels.
+        arrivals: calls of the program, or kernels of the accelerator, with which the rank reaches each collective.
+        completions: work of a process group or an accelerator that completes a collective, in order.
         loading: waits for the data loader.
     """
 
@@ -58,11 +58,11 @@ class RankTrace:
 
     @property
     def bounds(self) -> tuple[float, ...]:
-        """When the window began and each of its steps ended."""
+        """Times of the window's beginning and of the end of each step."""
         return tuple(bound / 1000 for bound in self.profile.bounds_ns)
 
     def step_at(self, moment: float) -> int | None:
-        """Return the number of the step that a moment lies in; None outside of the window."""
+        """Return the number of the step at a moment; None outside of the window."""
         bounds = self.bounds
         index = bisect_right(bounds, moment) - 1
         return self.profile.first_step + index if 0 <= index < len(bounds) - 1 else None
@@ -73,12 +73,13 @@ def read_trace(profile: RankProfile, events: Iterable[Mapping[str, Any]], base_u
 
     Args:
         profile: of the rank; kept with the trace.
-        events: of the framework's trace, from a file of the user: malformed ones are skipped, MAX_EVENTS are read.
+        events: of the framework's trace, from a file of the user: malformed ones are skipped, and at most MAX_EVENTS
+            are read.
         base_us: added to each time, in microseconds, to make it Unix time.
     """
     trace = RankTrace(profile=profile)
-    launches: dict[int, float] = {}  # by the number that a kernel shares with the call that started it
-    kernels: list[tuple[Operation, int]] = []  # of collectives, each with that number
+    launches: dict[int, float] = {}  # correlation number of a kernel and its launch -> time of the launch
+    kernels: list[tuple[Operation, int]] = []  # kernels of collectives, each with its correlation number
     num_events = 0
     for event in events:
         if event.get("ph") != "X":
@@ -102,7 +103,7 @@ def read_trace(profile: RankProfile, events: Iterable[Mapping[str, Any]], base_u
             _sort_in(trace, category, operation)
     launches.pop(_NO_NUMBER, None)
     if kernels:
-        # Calls of the processor put collectives in line; it is the accelerator that comes to them, early or late.
+        # Calls of the processor only queue collectives; the accelerator's kernels show when the rank reaches them.
         placed = [replace(kernel, asked=launches.get(number)) for kernel, number in kernels]
         trace.communication = [item for item in trace.communication if not is_collective_call(item.name)] + placed
         trace.arrivals = list(placed)
@@ -113,7 +114,7 @@ def read_trace(profile: RankProfile, events: Iterable[Mapping[str, Any]], base_u
 
 
 def is_time(value: Any) -> TypeGuard[float]:
-    """Whether a value of an event is a usable time; programs may write any value."""
+    """Whether a value of an event is a usable time: programs may write any value."""
     return isinstance(value, int | float) and abs(value) < MAX_TIME_US
 
 
@@ -126,7 +127,7 @@ def shifted(trace: RankTrace, offset_us: float) -> RankTrace:
 
 
 def self_times(operations: Sequence[Operation]) -> list[tuple[Operation, float, bool]]:
-    """Return each operation with the time that nothing nested in it took, and whether nothing was."""
+    """Return each operation with its time outside of nested ones, and whether it has no nested ones."""
     by_thread: dict[object, list[Operation]] = {}
     for operation in operations:
         by_thread.setdefault(operation.thread, []).append(operation)
@@ -153,14 +154,14 @@ def is_collective(name: str) -> bool:
 
 
 def is_collective_call(name: str) -> bool:
-    """Whether an operation of the processor asks for a collective."""
+    """Whether an operation of the processor calls a collective."""
     return name.startswith(_ISSUE_PREFIXES) and name not in _PLUMBING
 
 
 def is_work(name: str, *, is_leaf: bool) -> bool:
     """Whether a processor's operation computes while it runs, with all that is nested in it.
 
-    Nodes of the backward pass may wait within themselves: hooks run there, and they wait for collectives.
+    Nodes of the backward pass may contain waits: their hooks wait for collectives.
     """
     if is_collective(name):
         return False
@@ -172,7 +173,7 @@ def _is_collective_kernel(name: str) -> bool:
 
 
 def _correlation(event: Mapping[str, Any]) -> int:
-    """Return the number that a kernel shares with the call that started it; -1 for an event without one."""
+    """Return the correlation number that a kernel shares with its launch; -1 for an event without one."""
     facts = event.get("args")
     number = facts.get("correlation") if isinstance(facts, dict) else None
     return number if isinstance(number, int) else _NO_NUMBER

@@ -1,6 +1,6 @@
 """A rank's window as a strip of cells, each with its longest activity: a timeline in a few hundred bytes. Pure.
 
-Letters: `c` compute, `x` communication that nothing hides, `d` data wait, `.` the rest.
+Letters: `c` compute, `x` exposed communication, `d` data wait, `.` the rest.
 """
 
 from __future__ import annotations

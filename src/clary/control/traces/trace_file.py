@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MAX_TEXT_BYTES = 4 * 1024 * 1024 * 1024  # of an unpacked trace; what lies behind is not read
+MAX_TEXT_BYTES = 4 * 1024 * 1024 * 1024  # of an unpacked trace; the rest is not read
 MAX_EVENT_CHARACTERS = 4 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*([0-9]{1,20})')
-_KEPT_CHARACTERS = 4096  # around the events, where the base time stands
+_KEPT_CHARACTERS = 4096  # before and after the events, where the base time is
 _SKIPPED = re.compile(r"[\s,]*")
 
 
@@ -31,7 +31,7 @@ class TraceFile:
     """One packed trace; `events` may be called again.
 
     Attributes:
-        base_us: Unix time of the trace's time 0, in microseconds; known once `events` is through.
+        base_us: Unix time of the trace's time 0, in microseconds; known after `events` has yielded all events.
     """
 
     def __init__(self, path: Path) -> None:

@@ -45,7 +45,7 @@ async def place(call: Call, request: Mapping[str, Any]) -> Placing | None:
     """Return where the request's ExperimentConfig puts the job; None without one.
 
     Raises: WireError(ValidationException) for an experiment or trial that does not exist, or that do not belong
-    together.
+        together.
     """
     config = request.get("ExperimentConfig")
     if not config:

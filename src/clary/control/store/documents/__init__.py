@@ -1,1 +1,1 @@
-"""Numbered JSON documents of jobs: their rows, and the folders in which older releases had them."""
+"""Numbered JSON documents of jobs: their rows, and the folders of older releases."""

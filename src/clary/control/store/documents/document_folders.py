@@ -1,4 +1,4 @@
-"""Takes numbered documents of older releases, files in `<home>/KIND/JOB/NUMBER/`, over into the database.
+"""Moves numbered documents of older releases, files in `<home>/KIND/JOB/NUMBER/`, into the database.
 
 Where: the service calls it at each start, before any request is answered.
 """
@@ -24,14 +24,14 @@ _log = logging.getLogger(__name__)
 async def take_over(folder: Path, documents: NumberedDocuments, *, first: str, keeps_files: bool = False) -> int:
     """Store the documents of a folder that the database does not have; return the number of stored numbers.
 
-    The files of a number are stored together and removed afterwards, so a service that is killed in between does the
-    same again. Files of jobs that are not in the database, since it was restored, go to `<home>/set-aside/KIND/`.
+    The files of a number are stored together and removed afterwards, so a service that is killed in between
+    repeats this. Files of jobs that a restored database does not have are moved to `<home>/set-aside/KIND/`.
 
     Args:
         folder: holds one folder a job; it may be missing.
-        first: stem of the file without which a number is nothing.
-        keeps_files: whether files stay, because others than documents lie beside them.
-    Raises: StoreError if the database fails; the files are still there then.
+        first: stem of the file that every valid number has.
+        keeps_files: whether files stay, because the folder also has files other than documents.
+    Raises: StoreError if the database fails; then the files stay.
     """
     num_stored = 0
     known: dict[str, list[int]] = {}
@@ -44,7 +44,7 @@ async def take_over(folder: Path, documents: NumberedDocuments, *, first: str, k
                 await asyncio.to_thread(_remove, place)
             continue
         if known[job_name] and number < min(known[job_name]):
-            continue  # it made place for newer ones, and a kill kept its folder: it does not come back
+            continue  # it was removed in favour of newer ones, and a kill left its folder: do not restore it
         found = await asyncio.to_thread(_read, place)
         if first not in found:
             continue
@@ -67,7 +67,7 @@ def _places(folder: Path) -> list[Path]:
 
 
 def _read(place: Path) -> dict[str, Any]:
-    """Return the documents of a folder by the stems of their files, without files that are no JSON."""
+    """Return the documents of a folder by the stems of their files; files that are no JSON are left out."""
     found = {}
     for path in place.glob("*.json"):
         try:
@@ -96,9 +96,9 @@ def _set_aside(place: Path) -> None:
 
 
 def _remove_empty(place: Path) -> None:
-    """Remove the folders above a number that nothing else lies in."""
+    """Remove the folders above a number if they are empty."""
     for folder in (place.parent, place.parent.parent):
         try:
             folder.rmdir()
         except OSError:
-            return  # others lie in it
+            return  # not empty

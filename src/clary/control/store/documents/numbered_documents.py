@@ -1,7 +1,7 @@
-"""JSON documents that belong to a job and a number: the request of a dump and the answers of its hosts, and the like.
+"""JSON documents that belong to a job and a number, such as the request of a dump and the answers of its hosts.
 
-Where: desks of `reconcile` keep here what people and hosts send; one object serves one kind of documents. Rows go with
-their job, and all documents of a number go at once.
+Where: desks of `reconcile` store requests of users and answers of hosts here; one object serves one kind of documents.
+Rows are deleted with their job, and all documents of a number together.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from clary.control.store.errors import JobNotFound
 from clary.control.store.series_blocks import Runner
 from clary.control.store.tables import jobs, numbered_documents
 
-REQUEST = "request"  # name of the document that a number begins with; others are named after hosts
+REQUEST = "request"  # name of a number's first document; others are named after hosts
 
 T = TypeVar("T")
 
-_NUMBERS = 1 << 63  # of a BIGINT
+_NUMBERS = 1 << 63  # numbers of a BIGINT end here
 _SET = text(
     "INSERT INTO numbered_documents (job_name, kind, number, name, document)"
     " VALUES (:job_name, :kind, :number, :name, :document)"
@@ -35,8 +35,7 @@ _COLUMNS = numbered_documents.c
 class NumberedDocuments:
     """Documents of one kind in the database; `Store.documents` makes them.
 
-    A row that is no JSON is set aside, and reads as one that is not there. Every call raises StoreError when the
-    database fails.
+    A row that is no JSON is set aside, and counts as missing. Every call raises StoreError if the database fails.
     """
 
     def __init__(self, kind: str, *, read: Runner, write: Runner) -> None:
@@ -52,15 +51,15 @@ class NumberedDocuments:
         Args:
             job_name: a stored job.
             number: at least 0.
-            documents: name -> what JSON can hold.
-            keep: newest numbers of the job that stay, beside this one; None removes nothing.
+            documents: name -> JSON value.
+            keep: number of the job's newest numbers that stay, beside this one; None removes none.
         Raises: JobNotFound.
         """
         key = {"job_name": job_name, "kind": self._kind, "number": number}
         rows = [{**key, "name": name, "document": json.dumps(value)} for name, value in sorted(documents.items())]
 
         def put(connection: Connection) -> None:
-            # Held against deletion until the rows are in; SQLite's writer is alone anyway.
+            # Lock the job against deletion until the rows are written; SQLite has only one writer anyway.
             holds = select(jobs.c.name).where(jobs.c.name == job_name).with_for_update(read=True, key_share=True)
             if connection.execute(holds).scalar() is None:
                 raise JobNotFound(job_name)
@@ -80,11 +79,11 @@ class NumberedDocuments:
         return {name: value for _, _, name, value in await self._documents(*self._at(job_name, number))}
 
     async def read_one(self, job_name: str, number: int, name: str) -> Any | None:
-        """Return one document, or None if it is not there.
+        """Return one document, or None if it does not exist.
 
         Args:
             job_name: of any job.
-            number: any; one that no BIGINT holds has no documents.
+            number: any; one outside of BIGINT has no documents.
             name: of the document.
         """
         found = await self._documents(*self._at(job_name, number), _COLUMNS.name == name)
@@ -123,7 +122,7 @@ class NumberedDocuments:
         return await self._read(find)
 
     def _at(self, job_name: str, number: int) -> tuple[Any, ...]:
-        known = number if 0 <= number < _NUMBERS else -1  # agents may name any
+        known = number if 0 <= number < _NUMBERS else -1  # agents may send any number
         return _COLUMNS.job_name == job_name, _COLUMNS.kind == self._kind, _COLUMNS.number == known
 
     def _numbers(self, connection: Connection, job_name: str) -> list[int]:

@@ -1,9 +1,9 @@
-"""CloudWatch filter patterns over plain text: which messages a FilterLogEvents call wants.
+"""CloudWatch filter patterns over plain text: select messages for FilterLogEvents.
 
     ERROR timeout         both terms occur
     "disk full"           the phrase occurs; quotes are needed for anything but letters, digits and _
     ERROR -retry          the first occurs and the second does not
-    ?ERROR ?WARN          one of them occurs; ignored beside terms of the other kinds
+    ?ERROR ?WARN          one of the terms occurs; ignored beside terms of the other kinds
 
 Case counts; a term is found anywhere in the message. Patterns over JSON `{ }`, space-delimited fields `[ ]` and regular
 expressions `% %` are refused by name.
@@ -26,9 +26,9 @@ _UNSUPPORTED = {"{": "JSON patterns", "[": "space-delimited patterns", "%": "reg
 
 
 def compile_pattern(pattern: str | None) -> Callable[[str], bool]:
-    """Return the function that tells whether a message matches; an empty pattern matches all.
+    """Return a function that decides whether a message matches; an empty pattern matches all messages.
 
-    Raises: BadLogQuery for a pattern that is not understood or not supported.
+    Raises: BadLogQuery for an invalid or unsupported pattern.
     """
     text = (pattern or "").strip()
     if not text:
@@ -55,7 +55,7 @@ def _matches_all(_message: str) -> bool:
 
 
 def _parse(text: str) -> tuple[list[str], list[str], list[str]]:
-    """Return the terms that must occur, must not occur, and of which one must occur."""
+    """Return the terms that must occur, those that must not, and those of which one must."""
     terms: dict[str, list[str]] = {"": [], "-": [], "?": []}
     position = 0
     while position < len(text):

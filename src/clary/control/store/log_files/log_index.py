@@ -1,8 +1,8 @@
-"""Where blocks of records begin in a log file: enough to find a line by number or time without reading the file.
+"""The offsets of blocks of records in a log file: they find a line by number or time without reading the whole file.
 
-Where: `StreamFile` keeps one in memory for each open stream (24 bytes for every block of up to 256 lines) and leaves it
-beside the file when it closes, so that opening again does not read the whole file. The file beside is a cache: one that
-is missing, damaged or ahead of its log file is not used, one that is behind is brought up from there.
+Where: `StreamFile` keeps one in memory for each open stream (24 bytes for every block of up to 256 lines) and saves it
+beside the file when it closes, so that opening again does not read the whole file. The saved index is a cache: one that
+is missing, damaged or ahead of its log file is not used; one that is behind is completed from the log file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 
 BLOCK_RECORDS = 256
-BLOCK_BYTES = 256 * 1024  # a block ends after this much even with fewer records, which bounds what one read decodes
+BLOCK_BYTES = 256 * 1024  # a block ends after this size even with fewer records, which bounds the work of one read
 _MAGIC = "CLARYINDEX1"
 
 
@@ -30,7 +30,7 @@ def _numbers() -> array[int]:
 class LogIndex:
     """Blocks of a stream and its summary; grows with every record."""
 
-    end: int  # offset behind the last record
+    end: int  # offset after the last record
     next_sequence: int = 0
     first_at_ms: int | None = None
     last_at_ms: int | None = None
@@ -40,12 +40,12 @@ class LogIndex:
     block_times_ms: array[int] = field(default_factory=_numbers)
 
     def add(self, *, offset: int, end: int, at_ms: int, ingestion_ms: int) -> None:
-        """Take in the next record, which lies from `offset` to `end`.
+        """Add the next record, which lies from `offset` to `end`.
 
         Args:
             offset: of its first byte in the file.
-            end: offset behind its last byte.
-            at_ms: its time, in ms since 1970; not before the last one's.
+            end: offset after its last byte.
+            at_ms: its time, in ms since 1970; not before the last record's.
             ingestion_ms: time of its arrival, likewise.
         """
         if not self.block_offsets or (
@@ -54,7 +54,7 @@ class LogIndex:
         ):
             self.block_sequences.append(self.next_sequence)
             self.block_times_ms.append(at_ms)
-            # Last: a reader on another thread takes this list's length for the number of blocks.
+            # Last: a reader on another thread uses this list's length as the number of blocks.
             self.block_offsets.append(offset)
         if self.first_at_ms is None:
             self.first_at_ms = at_ms
@@ -64,7 +64,7 @@ class LogIndex:
         self.next_sequence += 1
 
     def add_run(self, sizes: Sequence[int], *, at_ms: int, ingestion_ms: int) -> None:
-        """Take in records of these sizes behind the last one, all of one time.
+        """Add several records after the last one, all with the same time.
 
         Args:
             sizes: in bytes, headers of records included.
@@ -73,12 +73,12 @@ class LogIndex:
         """
         first = 0
         while first < len(sizes):
-            # The first record may begin a block; those behind it fill that block up, or a part of it.
+            # The first record may begin a block; the next ones fill that block, or a part of it.
             self.add(offset=self.end, end=self.end + sizes[first], at_ms=at_ms, ingestion_ms=ingestion_ms)
             first += 1
             room_bytes = self.block_offsets[-1] + BLOCK_BYTES - self.end
             some = sizes[first : first + self.block_sequences[-1] + BLOCK_RECORDS - self.next_sequence]
-            if sum(some) > room_bytes:  # the record that passes the bound belongs to the block, the next one does not
+            if sum(some) > room_bytes:  # the record that crosses the bound still belongs to the block
                 some = some[: bisect_left(list(accumulate(some)), room_bytes) + 1] if room_bytes > 0 else ()
             self.end += sum(some)
             self.next_sequence += len(some)
@@ -91,12 +91,12 @@ class LogIndex:
     def block_before_time(self, at_ms: int, *, num_blocks: int) -> int:
         """Return the last block that begins before `at_ms`, or the first block.
 
-        Lines of `at_ms` or later lie in that block or behind it.
+        Lines of `at_ms` or later lie in that block or after it.
         """
         return max(0, bisect_left(self.block_times_ms, at_ms, hi=num_blocks) - 1)
 
     def save(self, path: Path) -> None:
-        """Write the index beside its log file, whole or not at all."""
+        """Write the index beside its log file, completely or not at all."""
         body = b"".join(numbers.tobytes() for numbers in self._blocks())
         summary = {
             "magic": _MAGIC,

@@ -3,9 +3,8 @@
 Where: `LogStore.get_events` (GetLogEvents, one stream) and `LogStore.filter_events` (FilterLogEvents, many streams by
 time). Both work on views of streams, so lines that arrive meanwhile do not disturb a page.
 
-GetLogEvents always returns both tokens. A token is a place between two lines: `f/...` continues behind it, `b/...`
-before it. A page that has nothing new returns the token that it was asked with, and the same token yields new lines
-once there are any.
+GetLogEvents always returns both tokens. A token is a place between two lines: `f/...` continues after it, `b/...`
+before it. A page without new lines returns the request's token, and the same token yields new lines once they exist.
 Source: AWS API reference, GetLogEvents and FilterLogEvents; docs/design/contract.md section 4.
 """
 
@@ -24,7 +23,7 @@ from clary.control.store.log_files.stream_file import StreamView
 
 MAX_EVENTS = 10_000  # GetLogEvents and FilterLogEvents, limit
 MAX_PAGE_BYTES = 1024 * 1024
-MAX_SEARCHED = 100_000  # lines that one FilterLogEvents call looks at before it answers with a token to go on
+MAX_SEARCHED = 100_000  # lines that one FilterLogEvents call reads before it answers with a token
 _END_OF_TIME_MS = 2**63 - 1
 
 _PLACE = re.compile(r"(?P<way>[fb])/(?P<sequence>[0-9]{20})(?P<check>[0-9]{10})/s")
@@ -36,9 +35,9 @@ class LogEvent(NamedTuple):
     timestamp_ms: int
     ingestion_ms: int
     message: str
-    event_id: str  # digits; the same line has the same one for ever, no other line has it
+    event_id: str  # digits; permanent, and unique to the line
     stream: str
-    rank: int | None  # of the process that wrote the line, when known
+    rank: int | None  # of the process that wrote the line, if known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class EventPage:
 
 @dataclass(frozen=True, kw_only=True)
 class FilteredPage:
-    """A page of many streams, oldest first; `next_token` is None when everything was searched."""
+    """A page of many streams, oldest first; `next_token` is None once all lines were searched."""
 
     events: tuple[LogEvent, ...]
     next_token: str | None
@@ -60,13 +59,13 @@ class FilteredPage:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeRange:
-    """From `start_ms` (inclusive) to `end_ms` (exclusive); None is open."""
+    """The time from `start_ms` (inclusive) to `end_ms` (exclusive); None is open."""
 
     start_ms: int | None = None
     end_ms: int | None = None
 
     def limits(self, view: StreamView) -> tuple[int, int]:
-        """Return the first record of the range and the one behind its last."""
+        """Return the numbers of the range's first record and of the record after its last."""
         first = 0 if self.start_ms is None else view.first_at_or_after(self.start_ms)
         stop = view.next_sequence if self.end_ms is None else view.first_at_or_after(self.end_ms)
         return first, stop
@@ -76,15 +75,15 @@ SearchKey = tuple[int, int, str, int]  # time, ingestion time, stream, sequence:
 
 
 def read_page(view: StreamView, *, within: TimeRange, from_head: bool, token: str | None, limit: int) -> EventPage:
-    """Return the page of one stream that `token` asks for, or the first or last one of the range without a token.
+    """Return the page of one stream at `token`; without a token, the first or last page of the range.
 
     Args:
         view: of the stream.
         within: the range of time.
         from_head: whether the page without a token is the first one.
-        token: of an earlier page of this stream, which says the direction, too.
+        token: of an earlier page of this stream; it also has the direction.
         limit: of events, 1 to `MAX_EVENTS`; a page ends at 1 MiB in any case.
-    Raises: BadToken for a token of another stream or none of ours; BadLogQuery for a bad limit.
+    Raises: BadToken for a token of another stream or a forged one; BadLogQuery for a bad limit.
     """
     _check_limit(limit)
     first, stop = within.limits(view)
@@ -113,13 +112,13 @@ def search(
     after: SearchKey | None,
     limit: int,
 ) -> tuple[list[LogEvent], SearchKey | None]:
-    """Return the next matching events of many streams in order of time, and the key to go on behind.
+    """Return the next matching events of many streams in order of time, and the key after which to continue.
 
     Args:
         views: of the streams; a stream's lines are read only when their time comes.
         within: the range of time.
-        matches: tells whether a message is wanted.
-        after: key of the last line that was looked at; None to begin.
+        matches: decides whether a message is wanted.
+        after: key of the last searched line; None to begin.
         limit: of events.
 
     Raises: BadLogQuery for a bad limit.
@@ -159,9 +158,9 @@ def _take(records: Iterator[LogRecord], limit: int) -> list[LogRecord]:
 def _merge(
     views: Iterable[StreamView], *, within: TimeRange, after: SearchKey | None
 ) -> Iterator[tuple[SearchKey, StreamView, LogRecord]]:
-    """Yield the records of all views in order of `SearchKey`, those behind `after` only."""
-    # A stream waits in the heap under the time of its first line, unread, until that time comes: streams of jobs that
-    # ran one after the other are never in memory together.
+    """Yield the records of all views after `after`, in order of `SearchKey`."""
+    # A stream stays unread in the heap, under the time of its first line, until that time is reached: streams of jobs
+    # that ran one after the other are never in memory together.
     begin_ms = max(within.start_ms or 0, after[0] if after else 0)
     heap: list[tuple[SearchKey, int, StreamView, Iterator[LogRecord] | None, LogRecord | None]] = []
     for number, view in enumerate(views):
@@ -205,7 +204,7 @@ def _make_place(view: StreamView, way: str, sequence: int) -> str:
 
 
 def _read_place(view: StreamView, token: str) -> tuple[bool, int]:
-    """Return whether a token goes forward, and its place."""
+    """Return whether a token leads forward, and its place."""
     found = _PLACE.fullmatch(token)
     if found is None or int(found["check"]) != _check_number(view) or int(found["sequence"]) > view.next_sequence:
         raise BadToken(

@@ -1,13 +1,13 @@
-r"""How log lines lie in a file: a header line, then records with a length and a checksum.
+r"""The layout of log files: a header line, then records with a length and a checksum.
 
-Where: `StreamFile` writes and reads these; nothing else knows the layout.
+Where: `StreamFile` writes and reads them; no other module knows the layout.
 
     CLARYLOG1 {"stream": ..., "created_at_ms": ..., "stream_id": ...}\n
     record: length of the message, checksum of all that follows, time, ingestion time, rank, message in UTF-8
 
-A write that a crash cut short leaves an incomplete last record, and a power cut may leave zeros from some point on
-where data was not on disk yet; `scan` calls both torn and stops there. Any other record that is wrong is damage and
-is reported, never skipped.
+A crash during a write leaves an incomplete last record, and a power cut may leave zeros in place of data that was not
+on disk yet; `scan` calls both torn and stops there. Any other invalid record is damage, which is reported and never
+skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from clary.control.store.errors import StreamDamaged
 
 MAX_MESSAGE_BYTES = 256 * 1024  # CloudWatch's limit on an event
-# CloudWatch counts this much besides the message of each event towards the size of a page (PutLogEvents, quotas).
+# Bytes that CloudWatch adds to each event's message for the size of a page (PutLogEvents, quotas).
 EVENT_OVERHEAD_BYTES = 26
 NO_RANK = -1
 MAX_TIME_MS = 253_402_300_799_999  # end of the year 9999, the last that clients can print
@@ -34,19 +34,19 @@ _MAGIC = b"CLARYLOG1 "
 _RECORD = struct.Struct("<IIqqi")
 _LENGTH_AND_CHECKSUM = struct.Struct("<II")
 _CHECKED = struct.Struct("<qqi")
-_SUSPICIOUS_CHARACTERS = MAX_MESSAGE_BYTES // 4  # as many have more bytes than a message may only in a text so long
-_CHECKSUM_END = 8  # length and checksum come first and are not part of what is checked
+_SUSPICIOUS_CHARACTERS = MAX_MESSAGE_BYTES // 4  # a shorter text cannot have more bytes than a message may
+_CHECKSUM_END = 8  # the checksum covers neither the length nor itself
 _MAX_RANK = 2**31 - 1
 # Records are at most this long; a longer length can only be damage.
 _MAX_RECORD_BYTES = _RECORD.size + MAX_MESSAGE_BYTES
-# JSON from agents may hold halves of surrogate pairs; they are kept as they came.
+# JSON from agents may contain lone surrogates; they are stored unchanged.
 _LENIENT = "surrogatepass"
 
 
 class LogRecord(NamedTuple):
     """One stored line."""
 
-    sequence: int  # its place in the stream, from 0
+    sequence: int  # its number in the stream, from 0
     at_ms: int
     ingestion_ms: int
     rank: int  # NO_RANK if the line has none
@@ -69,7 +69,7 @@ class StreamHeader:
 
     stream: str
     created_at_ms: int
-    stream_id: int  # random: tells a stream from an earlier one of the same name
+    stream_id: int  # random: differs from that of an earlier stream of the same name
 
 
 def pack_header(header: StreamHeader) -> bytes:
@@ -78,9 +78,9 @@ def pack_header(header: StreamHeader) -> bytes:
 
 
 def unpack_header(data: bytes, *, path: str) -> tuple[StreamHeader, int]:
-    """Return the header at the start of `data` and where the first record begins.
+    """Return the header at the start of `data` and the offset of the first record.
 
-    Raises: StreamDamaged if there is none: files get their name only once their header is in.
+    Raises: StreamDamaged without a header: a file gets its name only after its header was written.
     """
     end = data.find(b"\n")
     try:
@@ -94,22 +94,22 @@ def unpack_header(data: bytes, *, path: str) -> tuple[StreamHeader, int]:
 
 
 def pack_lines(text: str, *, at_ms: int, ingestion_ms: int, rank: int | None) -> tuple[bytes, list[int]]:
-    """Return lines as they lie in the file, and the size of each record.
+    """Return the records of lines, as stored in the file, and the size of each record.
 
     Args:
-        text: lines with line ends between them; one over MAX_MESSAGE_BYTES is cut, and ends by saying so.
+        text: lines with line ends between them; a line over MAX_MESSAGE_BYTES is cut and ends with a note.
         at_ms: time of all of them.
-        ingestion_ms: when they came.
+        ingestion_ms: time of their arrival.
         rank: of the process that wrote them.
     """
-    # Each line of every log passes here: no statement of Python runs once a line.
+    # Every line of every log passes here: for speed, no Python statement runs for each line.
     messages = text.encode("utf-8", _LENIENT).split(b"\n")
     if len(text) >= _SUSPICIOUS_CHARACTERS:
         messages = [_cut(message) if len(message) > MAX_MESSAGE_BYTES else message for message in messages]
     stored_rank = rank if rank is not None and 0 <= rank <= _MAX_RANK else NO_RANK
     facts = _CHECKED.pack(at_ms, ingestion_ms, stored_rank)
     if b"" in messages:
-        messages = [message or b" " for message in messages]  # clients want at least one character
+        messages = [message or b" " for message in messages]  # clients expect at least one character
     lengths = list(map(len, messages))
     heads = map(_LENGTH_AND_CHECKSUM.pack, lengths, map(zlib.crc32, messages, repeat(zlib.crc32(facts))))
     records = b"".join(chain.from_iterable(zip(heads, repeat(facts), messages)))
@@ -120,7 +120,7 @@ def unpack_block(data: bytes, *, first_sequence: int, first_offset: int, path: s
     """Return the records of whole-record `data`, which begins at `first_offset` of the file at `path`.
 
     Args:
-        data: whole records, one behind the other.
+        data: whole records, one after the other.
         first_sequence: number of the first record.
         first_offset: of its first byte in the file.
         path: for the error.
@@ -149,7 +149,7 @@ def scan(read: Reader, *, start: int, size: int, path: str) -> Iterator[ScannedR
         start: offset of a record.
         size: of the file.
 
-    Raises: StreamDamaged at a record that is damaged and not torn.
+    Raises: StreamDamaged at a damaged record that is not torn.
     """
     offset = start
     buffer, buffer_start = b"", start
@@ -176,7 +176,7 @@ def scan(read: Reader, *, start: int, size: int, path: str) -> Iterator[ScannedR
 def _cut(payload: bytes) -> bytes:
     note_bytes = 64  # room for the note below
     end = MAX_MESSAGE_BYTES - note_bytes
-    while payload[end] & 0b1100_0000 == 0b1000_0000:  # within a character
+    while payload[end] & 0b1100_0000 == 0b1000_0000:  # within a character's bytes
         end -= 1
     return payload[:end] + f" ... [line cut by the log store: {len(payload) - end} bytes more]".encode("ascii")
 

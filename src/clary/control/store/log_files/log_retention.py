@@ -1,7 +1,7 @@
 """Retention of log lines: the policy of the log group, beside its streams, overrides the settings.
 
-Where: `LogStore` shows no line that is older, and `remove_expired` deletes the streams that have no younger one. A line
-that expires in a stream which still grows is hidden at once; its space comes back with the stream.
+Where: `LogStore` hides expired lines, and `remove_expired` deletes streams without younger lines. An expired line in a
+stream that still grows is hidden at once; its space is freed with the stream.
 Source: PutRetentionPolicy, DeleteRetentionPolicy (API reference).
 """
 
@@ -19,11 +19,11 @@ _DAYS = "retention_in_days"
 
 
 class LogRetention:
-    """Says from when on lines are kept; calls that change it must not overlap.
+    """Knows for how many days lines are kept; calls that change this must not overlap.
 
     Args:
         folder: of the log streams.
-        default_days: holds where no policy was put; 0 keeps lines for ever.
+        default_days: used without a policy; 0 keeps lines for ever.
     """
 
     def __init__(self, folder: Path, *, default_days: int) -> None:
@@ -33,9 +33,9 @@ class LogRetention:
         self._has_read = False
 
     def days(self) -> int:
-        """Return how long lines are kept; 0 is for ever.
+        """Return the days for which lines are kept; 0 is for ever.
 
-        Raises: StoreError for a policy that cannot be read: lines that somebody wants to keep are not guessed away.
+        Raises: StoreError for a policy that cannot be read: a guess could delete lines that have to be kept.
         """
         if not self._has_read:
             self._policy_days = self._read()
@@ -43,7 +43,7 @@ class LogRetention:
         return self._default_days if self._policy_days is None else self._policy_days
 
     def put(self, days: int | None) -> None:
-        """Set the policy; None removes it. Raises: StoreError if the disk refuses, and nothing has changed then."""
+        """Set the policy; None removes it. Raises: StoreError if the disk refuses; then the policy is unchanged."""
         try:
             if days is None:
                 self._path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Every line of several streams in slices of time, so that a long look holds no thread for long.
+"""Reads all lines of several streams in slices of time, so that a long scan does not block a thread.
 
-Where: `LogStore.scan` makes one and `LogStore.advance` moves it; queries over lines (`services.query_desk`). Lines come
-stream after stream, within a stream in order.
+Where: `LogStore.scan` makes a scan and `LogStore.advance` moves it, for queries over lines (`services.query_desk`). The
+order is stream after stream, and line after line in a stream.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from clary.control.store.log_files.log_pages import TimeRange
 from clary.control.store.log_files.log_records import LogRecord
 from clary.control.store.log_files.stream_file import StreamView
 
-Take = Callable[[str, LogRecord], None]  # is given the stream's name and a line
-Step = tuple[str, LogRecord] | None  # a line; None where a stream ends, so that time is looked at between empty ones
+Take = Callable[[str, LogRecord], None]  # gets the stream's name and a line
+Step = tuple[str, LogRecord] | None  # a line; None at a stream's end, so that the time is checked between empty streams
 
 
 @dataclass
 class LogScan:
-    """Where a scan stands.
+    """The state of a scan.
 
     Args:
         prefix: of the streams' names.
@@ -34,11 +34,11 @@ class LogScan:
 
 
 def steps_of(names: Iterable[str], views: Callable[[str], Iterator[StreamView]], within: TimeRange) -> Iterator[Step]:
-    """Yield the lines of streams within a range of time; a stream that is deleted meanwhile ends there.
+    """Yield the lines of streams within a range of time; a stream that is deleted meanwhile has no further lines.
 
     Args:
         names: of streams.
-        views: returns the view of a stream, or none for one without lines in the range.
+        views: returns the view of a stream, or no view if it has no lines in the range.
         within: the range.
 
     Raises: StreamDamaged.
@@ -55,13 +55,13 @@ def steps_of(names: Iterable[str], views: Callable[[str], Iterator[StreamView]],
 
 
 def advance(steps: Iterator[Step], take: Take, *, budget_s: float) -> bool:
-    """Hand lines to `take` until the time is over; return whether there are no more.
+    """Pass lines to `take` until the time is over; return whether all lines were passed.
 
     Args:
-        steps: of `steps_of`; what is left of them can be advanced again.
-        take: is given each line and its stream.
-        budget_s: looked at after each step, so at least one is taken.
-    Raises: what `take` raises.
+        steps: of `steps_of`; the next call continues with the rest.
+        take: gets each line and its stream.
+        budget_s: checked after each step, so at least one is done.
+    Raises: errors of `take`.
     """
     deadline = time.monotonic() + budget_s
     for step in steps:

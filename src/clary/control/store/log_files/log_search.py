@@ -1,11 +1,11 @@
 """Lines of several streams by time in both directions, with a search that ends in bounded time.
 
-Where: `LogStore.find_lines`; the console's log page. CloudWatch's pages, which go one way through many streams, are in
-`log_pages`.
+Where: `LogStore.find_lines`, for the console's log page. `log_pages` has CloudWatch's pages, which lead through many
+streams in one direction.
 
-A place is the key of a line: time, number of its stream among those asked for, number of the line. Streams are merged
-by key; within a stream keys only grow, since times never go back there. A search looks for the bytes of the text in
-whole blocks of the file first, and takes apart only those that have them: a million lines take a fraction of a second.
+A place is the key of a line: time, number of its stream among the requested ones, number of the line. Streams are
+merged by key; within a stream keys only grow, since its times never decrease. A search first looks for the text's bytes
+in whole blocks of the file, and splits only matching blocks into lines: a million lines take a fraction of a second.
 The case of ASCII letters does not count.
 """
 
@@ -22,15 +22,15 @@ from clary.control.store.log_files.log_pages import MAX_PAGE_BYTES
 from clary.control.store.log_files.log_records import NO_RANK, LogRecord
 from clary.control.store.log_files.stream_file import StreamView
 
-MAX_LINES = 2000  # of one page
-SEARCH_S = 0.5  # a search that takes longer answers with what it has, and where to go on
+MAX_LINES = 2000  # in one page
+SEARCH_S = 0.5  # a longer search answers with its lines so far, and the place at which to continue
 
 
 class LinePlace(NamedTuple):
     """The key of a line."""
 
     at_ms: int
-    stream: int  # place of its stream among those that were asked for
+    stream: int  # number of its stream among the requested ones
     sequence: int
 
 
@@ -44,14 +44,14 @@ class FoundLine(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LineQuery:
-    """Which lines, and in which direction."""
+    """A query of lines: filters, direction and limit."""
 
-    needle: str = ""  # lines that have this text
-    rank: int | None = None  # lines of this rank alone
-    start: LinePlace | None = None  # lines before it, or behind it; None for the newest, or the oldest
-    # Forward: of each stream, how many lines were seen already, whatever their times; None is as `start` says.
+    needle: str = ""  # only lines with this text
+    rank: int | None = None  # only lines of this rank
+    start: LinePlace | None = None  # lines before it, or after it; None begins with the newest, or the oldest
+    # Forward only: number of seen lines of each stream, whatever their times; None begins at `start`.
     seen: tuple[int | None, ...] = ()
-    is_backward: bool = True  # from new to old
+    is_backward: bool = True  # from newer to older lines
     limit: int = 200
     begin_ms: int = 0  # older lines have expired
 
@@ -61,12 +61,12 @@ class FoundLines:
     """A page: lines in the direction of the query.
 
     Args:
-        lines: fewer than the limit where nothing more was found, the page got long, or the time was over.
-        searched_to: place of the last line that was looked at; None where there was none.
-        is_complete: whether there is nothing beyond in this direction.
-        num_lines: of the streams that were asked for, whatever the query wants of them.
-        seen: for a query that goes on forward; None of streams that were not looked at. Hosts bring their lines when
-            they can: one may come later than others' lines with later times, and would be missed by time alone.
+        lines: fewer than the limit if there are no more, the page got too large, or the time was over.
+        searched_to: place of the last searched line; None if no line was searched.
+        is_complete: whether no more lines match in this direction.
+        num_lines: of the requested streams, without the query's filters.
+        seen: for the next query forward; None for streams that were not searched. A line may arrive after lines of
+            other hosts with later times: a query by time alone would miss it.
     """
 
     lines: tuple[FoundLine, ...]
@@ -91,9 +91,9 @@ def find_lines(views: Sequence[StreamView | None], query: LineQuery, *, budget_s
     """Return a page of the lines of all views.
 
     Args:
-        views: of the streams in the order that places count them by; None for one that does not exist.
-        query: which lines.
-        budget_s: seconds; each call comes at least a block of lines further.
+        views: of the streams in the order of their numbers in places; None for a missing stream.
+        query: selects the lines.
+        budget_s: seconds; each call searches at least one block of lines.
 
     Raises: StoreError for a bad limit; StreamDamaged.
     """
@@ -138,7 +138,7 @@ def _num_lines(view: StreamView, query: LineQuery) -> int:
 
 
 def _seen_before(views: Sequence[StreamView | None], query: LineQuery) -> dict[int, int | None]:
-    """Return how many lines of each stream lie before a page; of a backward one, how many there are."""
+    """Return the number of each stream's lines before a page; for a backward page, of all its lines."""
     seen: dict[int, int | None] = dict(enumerate(query.seen))
     for number, view in enumerate(views):
         if view is None:
@@ -150,18 +150,18 @@ def _seen_before(views: Sequence[StreamView | None], query: LineQuery) -> dict[i
     return seen
 
 
-_Step = tuple[LinePlace, LogRecord | None]  # a wanted line; or that no line up to a place is wanted
+_Step = tuple[LinePlace, LogRecord | None]  # a wanted line; or a place up to which no line is wanted
 
 
 def _merged(views: Sequence[StreamView | None], query: LineQuery) -> Iterator[_Step]:
     """Yield the steps of all streams in the direction of the query."""
     streams = [_steps(view, number, query) for number, view in enumerate(views) if view is not None]
-    # Places differ between streams, so that records are never compared.
+    # Places of two streams are never equal, so records are never compared.
     yield from heapq.merge(*streams, key=lambda step: step[0], reverse=query.is_backward)
 
 
 def _steps(view: StreamView, number: int, query: LineQuery) -> Iterator[_Step]:
-    """Yield the wanted lines of one stream, and how far each block without any was looked through."""
+    """Yield the wanted lines of one stream, and the end of the search for each block without them."""
     first = view.first_at_or_after(query.begin_ms) if query.begin_ms else 0
     stop = view.next_sequence
     seen = query.seen[number] if number < len(query.seen) and not query.is_backward else None
@@ -191,30 +191,30 @@ def _steps(view: StreamView, number: int, query: LineQuery) -> Iterator[_Step]:
 
 
 def _passed(view: StreamView, number: int, block: int, begin: int, data: bytes, query: LineQuery) -> LinePlace:
-    """Return how far a search has come that passed over a whole block."""
+    """Return the place that a search has reached after skipping a whole block."""
     times = view.index.block_times_ms
     if query.is_backward:
-        # The block's first line. Where the range begins within the block, its time is at least that of the first.
+        # The block's first line. If the range begins within the block, its first line is not older than this.
         return LinePlace(times[block], number, begin)
     if block + 1 < view.num_blocks:
-        # Just before the next block's first line, whose time is known without taking this block apart.
+        # Just before the next block's first line, whose time is known without splitting this block into lines.
         return LinePlace(times[block + 1], number, view.index.block_sequences[block + 1] - 1)
     last = view.block_records(block, data)[-1]
     return LinePlace(last.at_ms, number, last.sequence)
 
 
 def _border(view: StreamView, number: int, start: LinePlace, *, is_inside: bool) -> int:
-    """Return the number of the stream's first line that lies behind a place, or of the place itself.
+    """Return the number of the stream's first line after a place, or of the line at the place itself.
 
     Args:
         view: of the stream.
         number: of the stream.
         start: the place.
-        is_inside: whether the line of the place itself is left out (forward); it is the first one behind if not.
+        is_inside: whether to leave out the line at the place itself (forward); else it counts as after the place.
     """
     if number == start.stream:
         return start.sequence + 1 if is_inside else start.sequence
-    # Of lines with the place's own time, those of streams with lower numbers come before it.
+    # Of lines with the same time, those of streams with lower numbers are before the place.
     return view.first_at_or_after(start.at_ms + 1 if number < start.stream else start.at_ms)
 
 

@@ -1,8 +1,8 @@
 """Log streams in a folder: appended by agents exactly once, read with CloudWatch's rules, kept over restarts.
 
 Where: the agents' service appends batches, the logs service answers DescribeLogStreams, GetLogEvents and
-FilterLogEvents from here. One file a stream (`stream_file`, `stream_registry`), pages in `log_pages`. A call that
-returns has its lines in the kernel's hands, so that they survive the death of this process; `seal` forces them to disk.
+FilterLogEvents from here. One file a stream (`stream_file`, `stream_registry`), pages in `log_pages`. When a call
+returns, the kernel has its lines, so that they survive the death of this process; `seal` forces them to disk.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ NUM_THREADS = 4
 NUM_SEARCHERS = 2
 CALL_TIMEOUT_S = 60.0
 MAX_LISTED = 50  # DescribeLogStreams, limit
-REMOVED_AT_ONCE = 200  # streams looked at in one go, far below what CALL_TIMEOUT_S allows
-# Log tokens open nothing that their bearer could not read anyway: the digest only has to catch mistakes.
+REMOVED_AT_ONCE = 200  # streams checked in one call, far fewer than CALL_TIMEOUT_S allows
+# Log tokens give no access that their bearer lacks: the digest only has to detect mistakes.
 _TOKEN_KEY = b"clary log pages"
 
 _log = logging.getLogger(__name__)
 
 
 class StreamOrder(StrEnum):
-    """Sort order of streams, as DescribeLogStreams spells it."""
+    """Sort order of streams, spelt as in DescribeLogStreams."""
 
     NAME = "LogStreamName"
     LAST_EVENT = "LastEventTime"  # streams without events count as oldest
@@ -54,7 +54,7 @@ class StreamOrder(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPage:
-    """One page of streams; `next_token` is None unless more really follow."""
+    """One page of streams; `next_token` is None unless more streams follow."""
 
     streams: tuple[StreamSummary, ...]
     next_token: str | None
@@ -65,8 +65,8 @@ class LogStore:
 
     Args:
         folder: holds one file a stream and belongs to this store alone; created if missing, at the first call.
-        clock: gives the ingestion times, and the age of lines.
-        retention_days: how long lines are kept where `set_retention` says nothing else; 0 is for ever.
+        clock: for ingestion times and ages of lines.
+        retention_days: days for which lines are kept, unless `set_retention` sets another number; 0 is for ever.
     """
 
     def __init__(self, folder: Path | str, *, clock: Clock | None = None, retention_days: int = 0) -> None:
@@ -76,7 +76,7 @@ class LogStore:
         self._retention = LogRetention(self._folder, default_days=retention_days)
         self._setting_retention = asyncio.Lock()
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="clary-log-store")
-        # Of their own: a search takes a second, and lines of all jobs wait to be stored meanwhile.
+        # Separate threads: a search takes a second, and must not delay storing lines.
         self._searchers = ThreadPoolExecutor(NUM_SEARCHERS, thread_name_prefix="clary-log-search")
         self._is_closed = False
 
@@ -101,15 +101,15 @@ class LogStore:
         await self._run(lambda: self._registry.create(stream, int(created_at.timestamp() * 1000)))
 
     async def append(self, stream: str, first_sequence: int, blocks: Sequence[LogBlock]) -> int:
-        """Store lines exactly once and return the number of the line that is expected next.
+        """Store lines exactly once and return the number of the next expected line.
 
         Args:
             stream: its name.
             first_sequence: number of the first line within the stream, from 0. Lines that are stored already are
-                dropped, so a batch may be sent again as often as its answer gets lost.
+                dropped, so a batch may be sent again if its answer was lost.
             blocks: their lines are numbered without gaps.
 
-        Raises: StreamNotFound; SequenceGap if lines before the first are missing. Nothing of the batch is stored then.
+        Raises: StreamNotFound; SequenceGap if lines before the first are missing. Then no line of the batch is stored.
         """
         if first_sequence < 0:
             raise StoreError(f"log stream {stream!r}: line numbers begin at 0, got {first_sequence}", fault=Fault.USER)
@@ -141,7 +141,7 @@ class LogStore:
         await self._run(seal)
 
     async def delete_streams(self, prefix: str) -> int:
-        """Delete every stream whose name begins with `prefix`, which must not be empty; return how many there were.
+        """Delete every stream whose name begins with `prefix`, which must not be empty; return their number.
 
         Raises: StoreError for an empty prefix.
         """
@@ -150,23 +150,22 @@ class LogStore:
         return await self._run(lambda: sum(self._registry.delete(name) for name in self._registry.names_with(prefix)))
 
     async def retention_days(self) -> int:
-        """Return how long lines are kept; 0 is for ever."""
+        """Return the days for which lines are kept; 0 is for ever."""
         return await self._run(self._retention.days)
 
     async def set_retention(self, days: int | None) -> None:
-        """Set how many days lines are kept; None restores the store's default.
+        """Set the number of days for which lines are kept; None restores the store's default.
 
-        It holds from now on, for stored lines too.
+        It applies at once, also to stored lines.
         """
         async with self._setting_retention:
             await self._run(lambda: self._retention.put(days))
 
     async def remove_expired(self, is_in_use: Callable[[str], bool]) -> int:
-        """Delete the streams whose lines have all expired; return how many.
+        """Delete the streams whose lines have all expired; return their number.
 
         Args:
-            is_in_use: whether lines may still come to the stream of that name, which is kept then; called from a
-                thread of this store.
+            is_in_use: whether a stream may still get lines, so that it is kept; called from a thread of this store.
         """
         begin_ms = await self._run(lambda: self._retention.begin_ms(self._clock.now()))
         if begin_ms is None:
@@ -198,14 +197,14 @@ class LogStore:
     ) -> StreamPage:
         """Return one page of streams whose names begin with `prefix`.
 
-        A damaged stream is left out; asking for its events says what is wrong with it.
+        A damaged stream is left out; reading its events raises the reason.
 
         Args:
             prefix: of names; empty for all.
             order_by: name, or time of the last event.
-            descending: whether the last one comes first.
+            descending: whether the order is reversed.
             limit: of streams, 1 to `MAX_LISTED`.
-            token: of the page before, for the same query.
+            token: of the last page of the same query.
         Raises: BadToken; BadLogQuery for a bad limit.
         """
         if not 1 <= limit <= MAX_LISTED:
@@ -271,7 +270,7 @@ class LogStore:
         """Return matching events of many streams, oldest first, by the rules of FilterLogEvents.
 
         Args:
-            streams: names; None for all, or for those with `prefix`. Names that do not exist are passed over.
+            streams: names; None for all, or for those with `prefix`. Missing streams are skipped.
             prefix: of names; not together with `streams`.
             start_ms: events of this time and later.
             end_ms: events before this time.
@@ -291,7 +290,7 @@ class LogStore:
         def search() -> FilteredPage:
             names = self._registry.names_with(prefix or "") if streams is None else sorted(set(streams))
             after: SearchKey | None = (position[0], position[1], position[2], position[3]) if position else None
-            kept = self._kept(within)  # not part of the query's identity: it moves on with the clock
+            kept = self._kept(within)  # not part of the query's identity: it changes with the time
             views = self._views(names, within=kept, after_ms=after[0] if after else None)
             events, last_key = log_pages.search(views, within=kept, matches=matches, after=after, limit=limit)
             next_token = None
@@ -302,12 +301,12 @@ class LogStore:
         return await self._run(search, threads=self._searchers)
 
     async def find_lines(self, streams: Sequence[str | None], query: LineQuery) -> tuple[FoundLines, LinePlace]:
-        """Return a page of lines by time, and the place of the newest line of all (see `log_search`).
+        """Return a page of lines by time, and the place of the newest of all lines (see `log_search`).
 
         Args:
-            streams: names in the order that places count them by; None keeps the place of one that is left out. One
-                that does not exist has no lines.
-            query: which lines, and in which direction.
+            streams: names in the order of their numbers in places; None keeps the number of an omitted stream. A
+                missing stream has no lines.
+            query: selects the lines and the direction.
 
         Raises: StoreError for a bad limit; StreamDamaged.
         """
@@ -325,14 +324,14 @@ class LogStore:
         Args:
             prefix: of streams' names.
             start_ms: first time, in ms since 1970.
-            end_ms: the time behind the last one.
+            end_ms: end of the span, exclusive.
         """
         return LogScan(prefix, TimeRange(start_ms=start_ms, end_ms=end_ms))
 
     async def advance(self, scan: LogScan, take: log_scan.Take, *, budget_s: float) -> bool:
         """Pass the next lines of a scan to `take`, in a thread, for about `budget_s`; return whether the scan is done.
 
-        Raises: StreamDamaged; what `take` raises. A scan that raised is over.
+        Raises: StreamDamaged; errors of `take`. After an error, a scan can not be continued.
         """
 
         def work() -> bool:
@@ -385,7 +384,7 @@ class LogStore:
                 yield self._registry.view(name)
 
     def _summary_or_none(self, stream: str) -> StreamSummary | None:
-        """Return None for a stream that is gone, or damaged: one bad file must not hide all others."""
+        """Return a stream's summary; None for a deleted or damaged one, which must not hide the others."""
         try:
             return self._registry.summary(stream)
         except StreamNotFound:

@@ -21,14 +21,14 @@ from clary.control.store.log_files import log_records
 from clary.control.store.log_files.log_index import LogIndex, load_index
 from clary.control.store.log_files.log_records import LogRecord, StreamHeader
 
-_HEADER_BYTES = 16 * 1024  # more than a header with the longest stream name takes
+_HEADER_BYTES = 16 * 1024  # more than the longest header
 _FILE_MODE = 0o600
 
 _log = logging.getLogger(__name__)
 
 
 def create_stream_file(path: Path, header: StreamHeader) -> None:
-    """Create the file of an empty stream, whole or not at all.
+    """Create the file of an empty stream, completely or not at all.
 
     Raises: StoreError.
     """
@@ -75,20 +75,20 @@ class StreamFile:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that the stream's records take."""
+        """Bytes of the stream's records."""
         return self.index.end - self._start
 
     def append(self, first_sequence: int, blocks: Sequence[LogBlock], *, now_ms: int) -> int:
         """Store the lines that are not stored yet and return the number of the next one.
 
-        Times never go back within a stream: a line that claims to be older than the one before gets that one's time.
+        Times never decrease within a stream: a line with an earlier time gets the time of the line before.
 
         Args:
             first_sequence: number of the first line, from 0; lines that are stored already are dropped.
             blocks: their lines are numbered without gaps.
             now_ms: time of arrival, in ms since 1970.
-        Raises: SequenceGap if lines are missing before the first; StoreError if the disk refuses. Nothing of the batch
-            is stored then.
+        Raises: SequenceGap if lines are missing before the first; StoreError if the disk refuses. Then no line of the
+            batch is stored.
         """
         index = self.index
         if first_sequence > index.next_sequence:
@@ -96,7 +96,7 @@ class StreamFile:
         at_ms = index.last_at_ms or 0
         ingestion_ms = max(now_ms, index.last_ingestion_ms or 0)
         records = []
-        runs = []  # sizes of records that have one time, and that time
+        runs = []  # sizes of records with the same time, and that time
         for block in _behind(blocks, index.next_sequence - first_sequence):
             at_ms = min(max(at_ms, block.at_ms), log_records.MAX_TIME_MS)
             packed, sizes = log_records.pack_lines(block.text, at_ms=at_ms, ingestion_ms=ingestion_ms, rank=block.rank)
@@ -108,15 +108,15 @@ class StreamFile:
         return index.next_sequence
 
     def flush(self) -> None:
-        """Force everything stored so far to disk, and leave the index beside it.
+        """Force all stored lines to disk, and save the index beside the file.
 
-        Raises: StoreError; the index is not a reason, it only spares reading the file.
+        Raises: StoreError; not for the index, which only saves reading the file later.
         """
         try:
             os.fsync(self._file)
             folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                os.fsync(folder)  # the file's name
+                os.fsync(folder)  # makes the file's name durable
             finally:
                 os.close(folder)
         except OSError as error:
@@ -124,7 +124,7 @@ class StreamFile:
         self._save_index()
 
     def close(self) -> None:
-        """Leave the index beside the file and close it."""
+        """Save the index beside the file, and close the file."""
         self._save_index()
         os.close(self._file)
 
@@ -140,7 +140,7 @@ class StreamFile:
         )
 
     def _load(self, start: int) -> LogIndex:
-        """Return the index of the file, read from beside it as far as that goes, and cut off a torn last record."""
+        """Return the file's index, from the saved one and the records after it; cut off a torn last record."""
         size = os.fstat(self._file).st_size
         index = load_index(self._index_path, file_size=size) or LogIndex(end=start)
         for record in log_records.scan(self._read, start=index.end, size=size, path=str(self._path)):
@@ -153,7 +153,7 @@ class StreamFile:
         return _read_fully(self._file, offset, count, path=self._path)
 
     def _write(self, data: bytes) -> None:
-        """Write all of `data` behind the last record, or nothing."""
+        """Write all of `data` after the last record, or nothing."""
         offset = self.index.end
         try:
             with memoryview(data) as left:
@@ -161,7 +161,7 @@ class StreamFile:
                 while position < len(data):
                     position += os.pwrite(self._file, left[position:], offset + position)
         except OSError as error:
-            with contextlib.suppress(OSError):  # what is left over is overwritten, or cut off at the next opening
+            with contextlib.suppress(OSError):  # the leftover is overwritten, or cut off at the next opening
                 os.ftruncate(self._file, offset)
             raise _failure("append to", self._path, error) from error
 
@@ -170,7 +170,7 @@ class StreamFile:
             return
         try:
             self.index.save(self._index_path)
-        except OSError as error:  # it only spares reading the file at the next opening
+        except OSError as error:  # the index only saves reading the file at the next opening
             _log.warning("%s", _failure("save the index of", self._path, error))
         else:
             self._num_saved = self.index.next_sequence
@@ -181,7 +181,7 @@ class StreamView:
     """A stream as it was at one moment: records 0 to `next_sequence` - 1."""
 
     header: StreamHeader
-    index: LogIndex  # grows while others append; only what lies within the numbers below belongs to the view
+    index: LogIndex  # grows with further appends; only records within the numbers below belong to the view
     next_sequence: int
     end: int
     num_blocks: int
@@ -192,7 +192,7 @@ class StreamView:
         if not self.num_blocks:
             return 0
         first_block = self.index.block_before_time(at_ms, num_blocks=self.num_blocks)
-        # The answer lies in this block, or is the first record of the next one.
+        # The record is in this block, or is the first one of the next block.
         for record in self._block(first_block):
             if record.at_ms >= at_ms:
                 return record.sequence
@@ -201,7 +201,7 @@ class StreamView:
         return self.next_sequence
 
     def forward(self, first: int, stop: int) -> Iterator[LogRecord]:
-        """Yield records `first` to `stop` - 1, a block read at a time."""
+        """Yield records `first` to `stop` - 1, reading a block at a time."""
         stop = min(stop, self.next_sequence)
         if first >= stop:
             return
@@ -213,7 +213,7 @@ class StreamView:
                     yield record
 
     def backward(self, first: int, stop: int) -> Iterator[LogRecord]:
-        """Yield records `stop` - 1 down to `first`, a block read at a time."""
+        """Yield records `stop` - 1 down to `first`, reading a block at a time."""
         stop = min(stop, self.next_sequence)
         if first >= stop:
             return
@@ -229,7 +229,7 @@ class StreamView:
         return self.index.block_of(sequence, num_blocks=self.num_blocks)
 
     def block_bytes(self, number: int) -> bytes:
-        """Return a block as it lies in the file: much faster to look for bytes in than its records one by one.
+        """Return the bytes of a block in the file: much faster to search than its records one by one.
 
         Raises: StreamNotFound if the stream was deleted; StoreError.
         """
@@ -237,7 +237,7 @@ class StreamView:
         stop = self.index.block_offsets[number + 1] if number + 1 < self.num_blocks else self.end
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as error:  # deleted since
+        except FileNotFoundError as error:  # deleted meanwhile
             raise StreamNotFound(self.header.stream) from error
         except OSError as error:
             raise _failure("open", self.path, error) from error

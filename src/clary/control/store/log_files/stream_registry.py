@@ -1,4 +1,4 @@
-"""Which log streams a folder holds, and the few whose files are open.
+"""The log streams of a folder, and the few whose files are open.
 
 Where: `LogStore` calls this from its threads; everything here blocks, and is safe to call from several of them.
 """
@@ -24,15 +24,15 @@ from clary.control.store.errors import BadLogQuery, StreamDamaged, StreamNotFoun
 from clary.control.store.log_files.log_records import StreamHeader
 from clary.control.store.log_files.stream_file import StreamFile, StreamView, create_stream_file, read_stream_name
 
-MAX_OPEN_FILES = 128  # streams that keep their file open for appending; others are opened again when needed
+MAX_OPEN_FILES = 128  # streams with an open file for appending; other files are opened when needed
 MAX_NAME_LENGTH = 512  # logStreamName
 
 _FOLDER_MODE = 0o700
 _SUFFIX = ".log"
 _INDEX_SUFFIX = ".idx"
-_LEFTOVER_SUFFIXES = (".new", ".tmp")  # files that a crash left before they got their name
-_MAX_QUOTED_LENGTH = 200  # file systems end at 255 bytes
-_HASHED = "~"  # begins file names that hold a digest in place of the stream's name; quoted names never contain it
+_LEFTOVER_SUFFIXES = (".new", ".tmp")  # files that a crash left before they were renamed
+_MAX_QUOTED_LENGTH = 200  # file systems allow 255 bytes
+_HASHED = "~"  # begins file names with a digest instead of the stream's name; quoted names never contain it
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class StreamSummary:
 
 
 class _Entry:
-    """A stream that exists; `lock` guards the rest."""
+    """An existing stream; `lock` guards the other members."""
 
     __slots__ = ("file", "is_deleted", "lock", "name", "path", "summary")
 
@@ -60,7 +60,7 @@ class _Entry:
         self.path = path
         self.lock = threading.Lock()
         self.file: StreamFile | None = None
-        self.summary: StreamSummary | None = None  # of a stream whose file is closed
+        self.summary: StreamSummary | None = None  # for a stream whose file is closed
         self.is_deleted = False
 
 
@@ -69,15 +69,15 @@ class StreamRegistry:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._registry = threading.Lock()  # guards the next three; held for moments only, never around file access
+        self._registry = threading.Lock()  # guards the next three; held only for moments, never during file access
         self._entries: dict[str, _Entry] = {}
         self._names: list[str] = []  # sorted
         self._opened: OrderedDict[str, _Entry] = OrderedDict()  # longest unused first
-        self._changing = threading.Lock()  # held while streams come and go
+        self._changing = threading.Lock()  # held while streams are created and deleted
         self._folder_lock: int | None = None
 
     def ensure_open(self) -> None:
-        """Take possession of the folder and find its streams, unless that was done.
+        """Take possession of the folder and find its streams, at the first call.
 
         Raises: StoreError if another process has the folder, or it cannot be used.
         """
@@ -122,12 +122,12 @@ class StreamRegistry:
             raise BadLogQuery(
                 f"a log stream's name has 1 to {MAX_NAME_LENGTH} characters, got {len(stream)}: {stream[:40]!r}"
             )
-        with self._changing:  # one creation at a time, so that two of one name cannot meet
+        with self._changing:  # one creation at a time, so that two of the same name cannot collide
             with self._registry:
                 if stream in self._entries:
                     return
             entry = _Entry(stream, self._folder / _file_name(stream))
-            entry.path.with_suffix(_INDEX_SUFFIX).unlink(missing_ok=True)  # of an earlier stream of that name
+            entry.path.with_suffix(_INDEX_SUFFIX).unlink(missing_ok=True)  # left by an earlier stream of that name
             header = StreamHeader(stream=stream, created_at_ms=created_at_ms, stream_id=secrets.randbits(63))
             create_stream_file(entry.path, header)
             with self._registry:
@@ -163,7 +163,7 @@ class StreamRegistry:
 
     @contextmanager
     def file_of(self, stream: str) -> Iterator[StreamFile]:
-        """Hold a stream with its file open; nobody else appends to it or deletes it meanwhile.
+        """Hold a stream with its file open; no other thread appends to it or deletes it meanwhile.
 
         Raises: StreamNotFound.
         """
@@ -253,7 +253,7 @@ def _summarise(file: StreamFile) -> StreamSummary:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Return the open lock file; the lock ends with the process, however it ends."""
+    """Return the open lock file; the lock ends with the process, even after a crash."""
     path = folder / ".lock"
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -28,7 +28,7 @@ class EdgeOrder(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeQuery:
-    """Which edges, in which order; every filter that is not None must hold. Times are exclusive."""
+    """A query of edges: filters and order; every filter that is not None must hold. Times are exclusive."""
 
     source_arn: str | None = None
     destination_arn: str | None = None
@@ -41,7 +41,7 @@ class EdgeQuery:
     descending: bool = True
 
     def equals(self) -> dict[str, str | None]:
-        """Return column -> the value that it must have."""
+        """Return column -> required value."""
         return {
             "source_arn": self.source_arn,
             "destination_arn": self.destination_arn,
@@ -57,7 +57,7 @@ class EdgeQuery:
 
 
 class Associations:
-    """Edges; `ExperimentStore.lineage` is the one of a database."""
+    """Edges of a database, as `ExperimentStore.lineage`."""
 
     def __init__(self, *, read: Runner, write: Runner, token_key: bytes) -> None:
         self._read = read
@@ -65,7 +65,7 @@ class Associations:
         self._token_key = token_key
 
     async def add(self, edge: Association) -> bool:
-        """Store an edge; return False, with nothing written, if the two are associated already."""
+        """Store an edge; return False, without a change, if the two are associated already."""
 
         def put(connection: Connection) -> bool:
             if connection.execute(select(associations.c.source_arn).where(_between(edge))).one_or_none() is not None:
@@ -90,7 +90,7 @@ class Associations:
         Args:
             query: filters and order.
             max_results: above 0.
-            next_token: of the page before, for the same query; None for the first page.
+            next_token: of the last page of the same query; None for the first page.
         """
         columns = associations.c
         identity = query.identity()

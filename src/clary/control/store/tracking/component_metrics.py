@@ -1,7 +1,7 @@
 """Values that programs report for a trial component, with steps, and their summaries.
 
-Where: `services.experiments.values` puts them in and asks. Values of a training job's own component lie in the table
-of jobs' metrics, where metric definitions put theirs too; `of_job` says which of the two is meant.
+Where: `services.experiments.values` stores and reads them. Values of a training job's own component are in the table
+of jobs' metrics, together with those of metric definitions; `of_job` tells the two tables apart.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from clary.control.store.tables import component_metrics, from_microseconds, met
 from clary.control.store.tracking.experiment_rows import Kind, key_of
 
 US_PER_S = 1_000_000
-LARGEST = 1e150  # its square is a number still: beyond it, PostgreSQL refuses a mean and a deviation
-MAX_ROWS = 200_000  # read for one answer
-_MOST = 2**63 - 1  # that a column holds
-_AT_ONCE = 200  # owners in one question
+LARGEST = 1e150  # its square is finite: beyond it, PostgreSQL refuses a mean and a deviation
+MAX_ROWS = 200_000  # rows read for one answer
+_MOST = 2**63 - 1  # largest number of a column
+_AT_ONCE = 200  # owners in one query
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Summary of a metric, without values that are not numbers.
+    """Summary of a metric, without NaN values.
 
-    Mean and deviation are NaN where a value is infinite or larger than `LARGEST`.
+    Mean and deviation are NaN if a value is infinite or larger than `LARGEST`.
     """
 
     name: str
@@ -45,21 +45,21 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """Whose values: those of a training job, else those of a component by its key."""
+    """Owner of values: a training job, or else a component by its key."""
 
     name: str
     of_job: bool = False
 
 
 class ComponentMetrics:
-    """Values of components; `ExperimentStore.values` is the one of a database."""
+    """Values of components in a database, as `ExperimentStore.values`."""
 
     def __init__(self, *, read: Runner, write: Runner) -> None:
         self._read = read
         self._write = write
 
     async def add(self, component: str, values: Sequence[FinalMetric]) -> bool:
-        """Append values, which may be NaN or infinite; write nothing and return False if there is no such component."""
+        """Append values, which may be NaN or infinite; without such a component, write nothing and return False."""
         key = key_of(component)
         rows = [
             {
@@ -73,7 +73,7 @@ class ComponentMetrics:
         ]
 
         def put(connection: Connection) -> bool:
-            # Held against deletion until the values are in; SQLite's writer is alone anyway.
+            # Lock the component against deletion until the values are written; SQLite has only one writer anyway.
             is_it = (tracked.c.kind == Kind.COMPONENT.value) & (tracked.c.name_key == key)
             holds = select(tracked.c.name).where(is_it).with_for_update(read=True, key_share=True)
             if connection.execute(holds).scalar() is None:
@@ -84,7 +84,7 @@ class ComponentMetrics:
         return await self._write(put)
 
     async def summaries(self, owners: Sequence[Owner]) -> dict[Owner, list[Summary]]:
-        """Return owner -> its metrics in short, sorted by name."""
+        """Return owner -> summaries of its metrics, sorted by name."""
         wanted = {(owner.of_job, owner.name): owner for owner in owners}
 
         def ask(connection: Connection) -> dict[Owner, list[Summary]]:
@@ -103,13 +103,13 @@ class ComponentMetrics:
     ) -> tuple[list[tuple[int, Summary]], bool]:
         """Return values of one metric in buckets, and whether others follow.
 
-        Buckets come in order, each as (where it begins, what is in it).
+        Buckets are in order, each as (its beginning, summary of its values).
 
         Args:
-            owner: whose.
+            owner: of the values.
             name: of the metric.
             width_s: of a bucket in seconds since 1970; None for one bucket a step.
-            start: first second or step; None for the first there is.
+            start: first second or step; None for the first one stored.
             end: last second or step, inclusive.
             limit: most buckets.
         """
@@ -136,7 +136,7 @@ class ComponentMetrics:
                 begin = row.step if width_s is None else row.at // (width_s * US_PER_S) * width_s
                 groups.setdefault(begin, []).append(row)
             if len(rows) > MAX_ROWS:
-                groups.popitem()  # may have values that were not read
+                groups.popitem()  # it may have more values, which were not read
             shown = list(groups.items())[:limit]
             is_cut = len(rows) > MAX_ROWS or len(groups) > limit
             return [
@@ -147,7 +147,7 @@ class ComponentMetrics:
 
 
 def summary(name: str, values: Sequence[float], *, last_at: int) -> Summary:
-    """Return values, at least one, in short.
+    """Return the summary of values, at least one.
 
     Args:
         name: of the metric.
@@ -174,7 +174,7 @@ def _place(of_job: bool) -> tuple[Any, Any]:
 
 
 def _summary_rows(connection: Connection, *, of_job: bool, names: Sequence[str]) -> Sequence[Row[Any]]:
-    """Return a row a metric: the database reads the values, twice, because the mean comes before the deviation."""
+    """Return a row for each metric: the database reads the values twice, since the deviation needs the mean."""
     table, column = _place(of_job)
     counted = (
         select(column.label("owner"), table.c.metric_name, table.c.at, table.c.id, table.c.value)

@@ -1,7 +1,7 @@
 """Records of experiments in the store: one class for experiments, trials, trial components and artifacts.
 
 Where: `store.tracking.experiments` reads and writes them, `services.experiments` gives them their meaning.
-Names are unique whatever their case, as the API says; the record keeps them as they were first spelled.
+Names are unique regardless of case, as in the API; the record keeps their first spelling.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clary.base.errors import Fault, StoreError
 from clary.control.store.damage import readable
 from clary.control.store.tables import from_microseconds, to_microseconds, tracked
 
-_TIME = "$time_us"  # marks a time in a stored document, which JSON has no word for
+_TIME = "$time_us"  # marks a time in a stored document, since JSON has no times
 
 
 class Kind(StrEnum):
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Tracked:
-    """One record; replaced, never changed."""
+    """One immutable record."""
 
     kind: Kind
     name: str  # spelled as in the request that created it
@@ -47,7 +47,7 @@ class Tracked:
 
     @property
     def key(self) -> str:
-        """The name as the database compares it."""
+        """The name in the form that the database compares."""
         return key_of(self.name)
 
 
@@ -66,7 +66,7 @@ class Association:
 
 
 class TrackedExists(StoreError):
-    """A record of that kind and name is there already; `existing_arn` is its ARN."""
+    """A record of that kind and name exists already; `existing_arn` is its ARN."""
 
     default_fault = Fault.USER
 
@@ -87,18 +87,18 @@ class TrackedNotFound(StoreError):
 
 
 class TrackedInUse(StoreError):
-    """A record that others hang on; the message says which."""
+    """A record that other records depend on; the message names them."""
 
     default_fault = Fault.USER
 
 
 def key_of(name: str) -> str:
-    """Return a name as names are compared."""
+    """Return a name in the form in which names are compared."""
     return name.lower()
 
 
 def source_key_of(kind: Kind, source: str) -> str:
-    """Return a source as sources are compared: in URIs, case counts."""
+    """Return a source in the form in which sources are compared: in URIs, case counts."""
     return source if kind is Kind.ARTIFACT else key_of(source)
 
 
@@ -121,7 +121,7 @@ def values_of(thing: Tracked) -> dict[str, Any]:
 
 
 def tracked_of(row: Row[Any]) -> Tracked:
-    """Return the record of a row; raises RowsUnreadable for one that is damaged."""
+    """Return the record of a row; raises RowsUnreadable for a damaged row."""
     return readable([row], _tracked_of, table=tracked, key=lambda row: {"kind": row.kind, "name_key": row.name_key})[0]
 
 

@@ -1,7 +1,7 @@
 """Experiments, trials, trial components and artifacts in the database, with their relations.
 
-Where: `Store.experiments` is the one of a database; `services.experiments` asks and writes. Lineage and values of
-components lie beside it, in `associations` and `component_metrics`.
+Where: `services.experiments` reads and writes them through `Store.experiments`. `associations` has their lineage,
+`component_metrics` the values of components.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ _JOIN = text(
     "INSERT INTO trial_members (trial_key, component_key, joined_at) VALUES (:trial_key, :component_key, :joined_at)"
     " ON CONFLICT (trial_key, component_key) DO NOTHING"
 )
-_AT_ONCE = 500  # names in one question: databases bound the number of parameters
+_AT_ONCE = 500  # names in one query: databases limit the number of parameters
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedQuery:
-    """Which records, in which order; every filter that is not None must hold. Times are exclusive."""
+    """A query of records: filters and order; every filter that is not None must hold. Times are exclusive."""
 
     kind: Kind
     name: str | None = None
     parent: str | None = None  # of trials: the experiment
     trial: str | None = None  # of components
-    experiment: str | None = None  # of components: of any trial of it
+    experiment: str | None = None  # of components: in any of its trials
     component: str | None = None  # of trials
     source: str | None = None
     label: str | None = None  # of artifacts: the type
     created_after: datetime | None = None
     created_before: datetime | None = None
-    by_name: bool = False  # else by the time of creation
+    by_name: bool = False  # else in order of creation
     descending: bool = True
 
     def identity(self) -> list[Any]:
@@ -103,10 +103,10 @@ class ExperimentStore:
         Args:
             thing: the record.
             new_tags: of it.
-            trials: that a component joins at once.
-            replaces: whether a record of the name makes room, with all that hung on it.
+            trials: of a component.
+            replaces: whether to delete a record of the same name first, with all that depends on it.
 
-        Raises: TrackedExists; TrackedNotFound for a trial, or for the experiment of a trial. Nothing is written then.
+        Raises: TrackedExists; TrackedNotFound for a trial, or for the experiment of a trial. Then nothing is written.
         """
 
         def put(connection: Connection) -> None:
@@ -146,7 +146,7 @@ class ExperimentStore:
             kind: of the record.
             name: of the record; case does not count.
             change: a pure function, which may run again on a newer state.
-        Raises: TrackedNotFound; what `change` raised, with nothing written.
+        Raises: TrackedNotFound; errors of `change`, and then nothing is written.
         """
 
         def read_modify_write(connection: Connection) -> Tracked:
@@ -185,7 +185,7 @@ class ExperimentStore:
         Args:
             query: filters and order.
             max_results: above 0.
-            next_token: of the page before, for the same query; None for the first page.
+            next_token: of the last page of the same query; None for the first page.
         Raises: BadToken; TrackedNotFound for a trial, experiment or component that the query names.
         """
         identity = query.identity()
@@ -224,12 +224,12 @@ class ExperimentStore:
         return tokens.read_token(self._token_key, token, query=query)
 
     async def all_of(self, query: TrackedQuery) -> list[Tracked]:
-        """Return every record that a query chooses, in no order."""
+        """Return all records of a query, in no particular order."""
         statement = _chosen(query)
         return await self._read(lambda connection: [tracked_of(row) for row in connection.execute(statement)])
 
     async def join(self, trial: str, component: str, *, at: datetime) -> tuple[Tracked, Tracked]:
-        """Make a component belong to a trial, which it may do already; return both.
+        """Add a component to a trial and return both; a repeated call changes nothing.
 
         Args:
             trial: its name.
@@ -246,7 +246,7 @@ class ExperimentStore:
         return await self._write(put)
 
     async def part(self, trial: str, component: str) -> tuple[Tracked, Tracked]:
-        """Take a component out of a trial, and return both; raises TrackedNotFound if it does not belong to it."""
+        """Remove a component from a trial, and return both; raises TrackedNotFound if it is not in the trial."""
 
         def take(connection: Connection) -> tuple[Tracked, Tracked]:
             found = _require(connection, Kind.TRIAL, trial), _require(connection, Kind.COMPONENT, component)
@@ -279,7 +279,7 @@ class ExperimentStore:
         return await self._read(ask)
 
     async def tags_of(self, arns: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Return ARN -> its tags, for many at once."""
+        """Return ARN -> its tags, for many resources at once."""
 
         def ask(connection: Connection) -> dict[str, dict[str, str]]:
             found: dict[str, dict[str, str]] = {}
@@ -312,7 +312,7 @@ def _join(connection: Connection, trial: str, component: str, *, at: datetime) -
 
 
 def _users(connection: Connection, thing: Tracked) -> str:
-    """Return in words how many records depend on a record, with the remedy; empty if it has no dependents."""
+    """Return a sentence on the number of records that depend on a record, with the remedy; empty without any."""
     match thing.kind:
         case Kind.EXPERIMENT:
             belongs = (tracked.c.kind == Kind.TRIAL.value) & (tracked.c.parent_key == thing.key)
@@ -331,7 +331,7 @@ def _users(connection: Connection, thing: Tracked) -> str:
 def _forget(connection: Connection, kind: Kind, name: str) -> None:
     """Remove a record with its tags and edges; do nothing if it does not exist.
 
-    Values and memberships of a component go with it.
+    A component's values and memberships are deleted, too.
     """
     thing = _row(connection, kind, name)
     if thing is None:

@@ -1,7 +1,7 @@
 """Tuning jobs and their trials: a document each, and columns for queries.
 
-Where: `Store.tuning`. A trial is written in the transaction that stores its training job (`add_trial`), and only while
-its tuning job is in progress; its number stays taken when the training job is deleted.
+Where: it is `Store.tuning`. A trial is written in the transaction that stores its training job (`add_trial`), and only
+while its tuning job is in progress; its number stays taken after the training job was deleted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TuningSort(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TuningQuery:
-    """Which tuning jobs, in which order; every filter that is not None must hold. Times are exclusive."""
+    """A query of tuning jobs: filters and order; every filter that is not None must hold. Times are exclusive."""
 
     name_contains: str | None = None
     status: str | None = None
@@ -115,7 +115,7 @@ class TuningRecords:
         await self._write(create)
 
     async def get(self, name: str) -> TuningJob | None:
-        """Return a tuning job, or None if no one has that name."""
+        """Return a tuning job, or None if none has that name."""
         found = await self._jobs(tuning_jobs.c.name == name)
         return found[0] if found else None
 
@@ -124,7 +124,7 @@ class TuningRecords:
         return await self._jobs(true())
 
     async def unfinished(self) -> list[TuningJob]:
-        """Return the tuning jobs that are not over, the oldest first."""
+        """Return the unfinished tuning jobs, the oldest first."""
         return await self._jobs(tuning_jobs.c.is_terminal == 0)
 
     async def change(self, name: str, change: Callable[[TuningJob], TuningJob]) -> TuningJob:
@@ -133,7 +133,7 @@ class TuningRecords:
         Args:
             name: of the tuning job.
             change: a pure function, which may run again on a newer state.
-        Raises: TuningJobNotFound; what `change` raised, with nothing written.
+        Raises: TuningJobNotFound; errors of `change`, and then nothing is written.
         """
 
         def read_modify_write(connection: Connection) -> TuningJob:
@@ -173,7 +173,7 @@ class TuningRecords:
         return await self._read(find)
 
     async def put_trial(self, trial: Trial) -> None:
-        """Write a trial that is stored anew: its end, or why it is stopped."""
+        """Write a stored trial again, with its outcome or the reason of its stop."""
         at = (tuning_trials.c.tuning_job == trial.tuning_job) & (tuning_trials.c.number == trial.number)
         statement = update(tuning_trials).where(at).values(document=_document(trial))
         await self._write(lambda connection: connection.execute(statement))
@@ -186,7 +186,7 @@ class TuningRecords:
         Args:
             query: filters and order.
             max_results: above 0.
-            next_token: of the page before, for the same query; None for the first page.
+            next_token: of the last page of the same query; None for the first page.
         Raises: BadToken.
         """
         identity = query.identity()
@@ -214,13 +214,13 @@ class TuningRecords:
     def cut(
         self, items: Sequence[T], *, identity: list[Any], max_results: int, next_token: str | None
     ) -> tuple[Sequence[T], str | None]:
-        """Return one page of a list that is in memory, and the token of the next; None on the last.
+        """Return one page of a list in memory, and the token of the next; None on the last.
 
         Args:
             items: all, in the order of the pages.
-            identity: of the question; a token is bound to it.
+            identity: of the query; a token is bound to it.
             max_results: above 0.
-            next_token: of the page before; None for the first page.
+            next_token: of the last page; None for the first page.
         Raises: BadToken.
         """
         start = 0
