@@ -78,7 +78,7 @@ class BoxBed:
         self.folder = folder
         self.boxes = [f"box{number}" for number in range(1, num_boxes + 1)]
         self.home = folder / "service"  # state folder of the service
-        self._outer: dict[str, subprocess.Popen[bytes]] = {}  # machine -> `unshare`, which leaves with its child
+        self._outer: dict[str, subprocess.Popen[bytes]] = {}  # machine -> `unshare`, which ends with its child
         self._first: dict[str, int] = {}  # machine -> pid of its first process, as this machine numbers it
         self._handles: dict[str, int] = {}  # machine -> pidfd of that process
 
@@ -102,7 +102,7 @@ class BoxBed:
             self.power_off(machine)
 
     def first_process(self, machine: str) -> int:
-        """Return the number of a machine's first process here."""
+        """Return the pid of a machine's first process, as this machine numbers it."""
         return self._first[machine]
 
     def argv_on(self, machine: str, *command: str) -> list[str]:

@@ -1,7 +1,7 @@
 """A census of things on the machine that a job could leave behind, beyond the engine's own search.
 
-Where: the tests take a census around each test. Functions as those of `engines.local.machine_census`, which knows
-shared memory, sockets and ports. The owner of a thing is found by a process's ancestors and environment, or by a
+Where: the tests take a census around each test. Its functions are like those of `engines.local.machine_census`, which
+covers shared memory, sockets and ports. The owner of a thing is found by a process's ancestors and environment, or by a
 cgroup's name.
 Source: proc(5), sysvipc(7), unix(7).
 """

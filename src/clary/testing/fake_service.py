@@ -55,7 +55,7 @@ class FakeService:
     Args:
         plan: what `assignment` answers; `service_url` and `agent_token` are filled in.
         host: the host that agents may speak for.
-        token: bearer token that opens it.
+        token: bearer token that it accepts.
     """
 
     def __init__(self, plan: LaunchPlan, *, host: str = "algo-1", token: str = "fake-token") -> None:  # noqa: S107

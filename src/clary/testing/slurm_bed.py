@@ -113,7 +113,7 @@ class SlurmBed:
         self.scratch = folder / "scratch"
         self._slurm_conf = _SLURM_CONF.replace("@NODES@", _ONE_KIND if are_alike else _TWO_KINDS) + options
         self._conf = str(folder / "etc/slurm.conf")
-        self._outer: dict[str, subprocess.Popen[bytes]] = {}  # machine -> `unshare`, which leaves with its child
+        self._outer: dict[str, subprocess.Popen[bytes]] = {}  # machine -> `unshare`, which ends with its child
         self._first: dict[str, int] = {}  # machine -> pid of its first process, as this machine numbers it
         self._handles: dict[str, int] = {}  # machine -> pidfd of that process
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}  # name of a daemon -> process
@@ -279,7 +279,7 @@ class SlurmBed:
         return [line for line in lines if not any(text in line for text in own)]
 
     def read(self, node: str, path: Path | str) -> str:
-        """Return the text of a file of a node; empty for a file that is not there."""
+        """Return the text of a file of a node; empty for a missing file."""
         return self.run("cat", str(path), machine=node, check=False)
 
     def logs(self) -> str:

@@ -1,6 +1,6 @@
 """Detection of the program's captures of GPU work as graphs, and a gate that delays new captures.
 
-Where: the debugger's writer and the profiler's recorder ask before they wait for a GPU, on threads of their own.
+Where: the debugger's writer and the profiler's recorder use it before they wait for a GPU, on threads of their own.
 
 [Note: other threads]
 While a thread captures in CUDA's usual mode, `global`, no other thread of the process may wait for an event or for the

@@ -58,7 +58,7 @@ def form_reader(shape: Any) -> Reader:
 
 
 class _Compiler:
-    """Compiles one shape with its members; knows the shapes under way, so that recursive ones end."""
+    """Compiles one shape with its members; remembers the shapes under way, so that recursive shapes end."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str, bool], Reader | None] = {}
@@ -146,7 +146,7 @@ def _numbered(tree: Tree, name: str | None, kind: str) -> list[tuple[int, Tree]]
     if tree.get("", ""):
         raise MisfitError(f"a value stands where a {kind} is expected")
     if name is not None:
-        # `Names=` alone is how an empty list is written.
+        # An empty list is written as `Names=` alone.
         if tree.keys() <= {""}:
             return []
         if name not in tree:
@@ -176,7 +176,7 @@ def _scalar(read_text: Callable[[str], Any]) -> Reader:
 def _field_names(member: Any, name: str) -> set[str]:
     names = {_name(member, name)}
     if member.type_name == "list" and member.serialization.get("flattened") and member.member.serialization.get("name"):
-        # A flattened list is named by its elements where these have a name, and by its own when it is empty.
+        # A flattened list has the name of its elements, if these have one, and its own name if it is empty.
         names.add(_name(member.member, name))
     return names
 

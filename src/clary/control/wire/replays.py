@@ -1,6 +1,6 @@
 """Signatures seen lately, so that a recorded request can not be sent again.
 
-Where: `signatures` asks for every request that changes something. A signature is good for the clock skew before and
+Where: `signatures` calls it for every request that changes something. A signature is good for the clock skew before and
 after its time; nothing needs to be remembered longer.
 
 [Note: floor] Memory is bounded. When it is full the oldest signing times are forgotten, and from then on requests
@@ -55,7 +55,7 @@ class ReplayGuard:
     def is_new(self, signature: str, *, signed_at: datetime, clock: Clock) -> bool:
         """Remember a signature; return False if it was seen before, or if its signing time is not trusted any more.
 
-        The journal has it too before this returns.
+        The journal has the signature, too, before this returns.
 
         Args:
             signature: hexadecimal, proved.

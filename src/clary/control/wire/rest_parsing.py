@@ -157,7 +157,7 @@ def _grouped(pairs: list[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _header_items(text: str, *, is_date: bool) -> list[str]:
-    """Split a header list at its commas: not inside quotes, and at every second one for dates, which hold one."""
+    """Split a header list at its commas: not inside quotes, and for dates, which hold a comma, at every second one."""
     if is_date:
         pieces = [piece.strip() for piece in text.split(",")]
         return [", ".join(pieces[index : index + 2]) for index in range(0, len(pieces), 2)]

@@ -1,7 +1,7 @@
 """Results and errors to HTTP answers.
 
 Where: last step of the wire. Results pass the output shape of their operation; errors need no operation, so that a
-request that could not even be routed is refused in words that its sender can read.
+request that could not even be routed is refused in a form that its sender can read.
 Source: Smithy, "AWS JSON 1.0/1.1", "AWS query", "AWS restJson1" and "awsQueryCompatible".
 """
 
@@ -22,7 +22,7 @@ from clary.control.wire.xml_serializing import xml_members_writer, xml_text
 REQUEST_ID_HEADER = "x-amzn-RequestId"
 ERROR_TYPE_HEADER = "x-amzn-ErrorType"
 QUERY_ERROR_HEADER = "x-amzn-query-error"
-RETRY_AFTER_HEADER = "x-amz-retry-after"  # milliseconds that a client should wait before it tries again
+RETRY_AFTER_HEADER = "x-amz-retry-after"  # milliseconds that a client should wait before it retries
 MEMBERS = "members"  # key in a WireError's details: further members of the error, spelled as in its model
 RETRY_AFTER_MS = "retry_after_ms"  # key in a WireError's details: the value of that header
 SERVER_ERROR_STATUS = 500

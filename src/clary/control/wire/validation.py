@@ -1,7 +1,7 @@
-"""The model's constraints, and AWS's words for breaking them.
+"""Checks of the model's constraints, with AWS's error texts.
 
 Where: after parsing, before services see the parameters. Checkers are closures compiled once for each operation; a
-request without fault costs one walk and no message.
+valid request costs one walk and no message.
 Source: contract of the clients, section "Errors of the real service"; texts as the real service writes them:
 `2 validation errors detected: Value 'a_b' at 'trainingJobName' failed to satisfy constraint: Member must satisfy
 regular expression pattern: ...; Value null at 'roleArn' failed to satisfy constraint: Member must not be null`.
@@ -21,7 +21,7 @@ from clary.control.wire.patterns import compile_pattern
 # Shapes whose values outgrow the model: any ml.*, local or future instance type is judged later, by the catalogue.
 LENIENT_ENUMS = frozenset({"TrainingInstanceType"})
 LENIENT_MAX_LENGTH = 128  # of a value whose enumeration is not enforced
-PATTERN_MAX_LENGTH = 4096  # longer values, where the model allows them, are not matched: see patterns
+PATTERN_MAX_LENGTH = 4096  # longer values, if the model allows them, are not matched: see patterns
 MAX_SHOWN_ERRORS = 20
 MAX_SHOWN_CHARACTERS = 1024  # of a refused value
 
@@ -85,7 +85,7 @@ def _checker(operation: Operation, lenient_enums: frozenset[str]) -> Checker | N
 
 
 class _Compiler:
-    """Compiles one shape with its members; knows the shapes under way, so that recursive ones end."""
+    """Compiles one shape with its members; remembers the shapes under way, so that recursive shapes end."""
 
     def __init__(self, lenient_enums: frozenset[str]) -> None:
         self._lenient_enums = lenient_enums

@@ -33,7 +33,7 @@ def xml_text(text: str) -> str:
 
 
 class _Compiler:
-    """Compiles one shape with its members; knows the shapes under way, so that recursive ones end."""
+    """Compiles one shape with its members; remembers the shapes under way, so that recursive shapes end."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str, bool], Writer | None] = {}
@@ -128,7 +128,7 @@ def _element(name: str, content: str) -> str:
 
 def _element_name(member: Any, name: str) -> str:
     if member.type_name == "list" and member.serialization.get("flattened"):
-        # A flattened list is named by its elements where these have a name (botocore does the same).
+        # A flattened list has the name of its elements, if these have one (as in botocore).
         element_name = member.member.serialization.get("name")
         if element_name is not None:
             return str(element_name)

@@ -49,7 +49,7 @@ def strike(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
 
 def _kill_service(world: FaultWorld, fault: Fault, _: str) -> Damage | None:
     killed = world.service.kill()
-    # Started again even if it was not there to be killed.
+    # Started again even if it had ended before the kill.
     return damage_of(fault, f"service {killed.pid if killed else '(gone)'}", mend=world.service.start)
 
 

@@ -71,7 +71,10 @@ class Book:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def add_violation(self, violation: Violation) -> None:
-        """Take note, with the fault that is the likeliest cause: the last that struck this very job, or anything."""
+        """Record a violation with the fault that is its likeliest cause.
+
+        That is the last fault aimed at the job, else the last during the job's life, else the last of all.
+        """
         with self.changed:
             entry = self.jobs.get(violation.job)
             met = self.struck(entry) if entry is not None else []

@@ -69,7 +69,7 @@ MAY_FAIL: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.CUT_HOSTS: ("link has carried nothing",),
     FaultKind.FILL_HOME: ("No space left", "disk", "object store runs and is not full"),
     FaultKind.FILL_HOSTS: ("No space left", "disk"),
-    # Hosts of a job whose record cannot be read are taken back when the service starts.
+    # The service releases the hosts of a job with an unreadable record when it starts.
     FaultKind.SPOIL_ROW: ("agent", "taken back"),
     FaultKind.TEAR_SPOOL: ("agent",),
 }

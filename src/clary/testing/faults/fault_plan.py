@@ -69,7 +69,7 @@ class Moment(StrEnum):
     DOWNLOADING = "downloading"
     TRAINING = "training"  # the program runs and its output is shipped
     UPLOADING = "uploading"  # between the program's end and the terminal status
-    ENDED = "ended"  # the status is terminal and hosts are taken back
+    ENDED = "ended"  # the status is terminal and hosts are released
 
 
 @dataclass(frozen=True, kw_only=True)

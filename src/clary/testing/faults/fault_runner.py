@@ -1,4 +1,4 @@
-"""Let a number of faults strike a service at work, and check after each and at the end that every promise was kept.
+"""Let a number of faults strike a service at work, and check meanwhile and at the end that every promise was kept.
 
 Run: `python -m clary.testing.faults.fault_runner --seed 7 --faults 1000` (or `make faults SEED=7 FAULTS=1000`).
 Progress and the table go to stderr, one JSON object a kind to stdout; the exit code is 1 if anything was lost, doubled

@@ -67,7 +67,7 @@ class Job:
 
 
 class Client:
-    """Lives of jobs, one step at a time."""
+    """Leads jobs through their lives, one step at a time."""
 
     def __init__(self, task: ClientTask) -> None:
         self._task = task

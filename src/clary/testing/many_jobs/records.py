@@ -12,7 +12,7 @@ class Life(StrEnum):
 
     FINISHES = "finishes"  # ends by itself with 0
     FAILS = "fails"  # ends by itself with another code
-    STOPPED_AT_ONCE = "stopped_at_once"  # would run for ever; stopped right after it was accepted, most often waiting
+    STOPPED_AT_ONCE = "stopped_at_once"  # would run for ever; stopped once accepted, most often while it waits
     STOPPED_RUNNING = "stopped_running"  # would run for ever; stopped as soon as it says Training
     STOPPED_ENDING = "stopped_ending"  # ends by itself with 0; stopped as soon as it says Training, perhaps too late
 

@@ -304,7 +304,7 @@ class NativeCore:
         )
 
     def gather_memory(self, source: Any, target: Any, timeout_s: float) -> bool:
-        """Collect an object of every rank in one that holds all; False, with nothing done, if one is not plain.
+        """Collect an object of every rank into one object; False, with nothing done, if one is not plain.
 
         Args: as `Core.all_gather`, by objects with the buffer protocol; they lie apart.
         """
@@ -372,7 +372,7 @@ class NativeCore:
                 self._calls.abort(self._handle, reason.encode())
 
     def explain(self, collective: int, num_bytes: int) -> str:
-        """Say which algorithm the cost model takes and why."""
+        """Return the algorithm that the cost model chooses, and why."""
         text = ctypes.create_string_buffer(_EXPLANATION_BYTES)
         self._calls.explain(self._handle or self._gone(), collective, num_bytes, text, _EXPLANATION_BYTES)
         return text.value.decode()

@@ -107,10 +107,10 @@ class GroupConnections:
 class Kind(IntEnum):
     """Collectives, and the two ends of a message, numbered as in native/include/clary/collectives.h."""
 
-    ALL_REDUCE = 0  # reduce `count` elements of every rank into `target` of all
+    ALL_REDUCE = 0  # reduce `count` elements of every rank into the `target` of all ranks
     ALL_GATHER = 1  # collect `count` elements of every rank, in rank order
     REDUCE_SCATTER = 2  # reduce `size * count` elements of every rank; rank r keeps chunk r
-    BROADCAST = 3  # copy the root's `target` to that of all
+    BROADCAST = 3  # copy the root's `target` to the `target` of all ranks
     REDUCE = 4  # reduce into the root's `target`; others may pass 0
     ALL_TO_ALL = 5  # send a chunk to every rank and receive one from each
     GATHER = 6  # collect `count` elements of every rank on the root
@@ -122,7 +122,7 @@ class Kind(IntEnum):
 
 @dataclass(slots=True)
 class Chunks:
-    """Addresses by rank, where parts of one buffer lie apart, and counts by rank, where they differ."""
+    """Addresses by rank, if parts of one buffer lie apart, and counts by rank, if they differ."""
 
     sources: Sequence[int] | None = None
     targets: Sequence[int] | None = None
@@ -139,7 +139,7 @@ class Operation:
         source, target: addresses.
         timeout_s: 0 means the group's.
         root: its rank, or a message's peer.
-        chunks: None where all parts lie behind each other and have `count` elements.
+        chunks: None if all parts lie behind each other and have `count` elements.
     """
 
     kind: Kind
@@ -147,7 +147,7 @@ class Operation:
     count: int = 0
     source: int = 0
     target: int = 0
-    asynchronous: bool = False  # of collectives; messages always are
+    asynchronous: bool = False  # only for collectives; messages are always asynchronous
     timeout_s: float = 0.0
     reduction: int = ReduceOp.SUM
     root: int = 0
@@ -197,8 +197,8 @@ class ShortCalls(ABC):
 class Core(Protocol):
     """A communicator over made connections.
 
-    Every method raises `errors` as `clary_code` says; after any error other than a bad argument the core is poisoned
-    and each later call raises the first cause.
+    Every method raises the classes of `errors`, by `clary_code`; after any error other than a bad argument the core is
+    poisoned and each later call raises the first cause.
     """
 
     def run(self, operation: Operation) -> int:
@@ -268,7 +268,7 @@ class Core(Protocol):
         """Poison the group on all ranks."""
 
     def explain(self, collective: int, num_bytes: int) -> str:
-        """Say which algorithm the cost model takes and why."""
+        """Return the algorithm that the cost model chooses, and why."""
 
     def counters(self) -> dict[str, int]:
         """Count operations, bytes reduced, bytes on lanes, sleeps and wakes since creation."""

@@ -42,7 +42,7 @@ class PlannedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The part that this rank writes. `metadata` is of all ranks, pickled; the same on all."""
+    """The part that this rank writes. `metadata` describes all ranks' parts, pickled; it is equal on all ranks."""
 
     signature: list[Any]
     tensors: list[PlannedTensor]
@@ -71,7 +71,7 @@ def signature(flat: dict[str, Any]) -> list[Any]:
 def agree_on_plan(ranks: Ranks, flat: dict[str, Any]) -> Plan:
     """Agree with the other ranks on the part that each writes.
 
-    Raises: CheckpointError on all ranks if one could not.
+    Raises: CheckpointError on all ranks if one failed.
     """
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 

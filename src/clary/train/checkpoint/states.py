@@ -32,7 +32,7 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile's, ac
 
 @dataclass(frozen=True)
 class Hole:
-    """Where a tensor stood in a value."""
+    """The place of a tensor in a value."""
 
     number: int
 

@@ -18,7 +18,7 @@ def in_and_out(source: Any, target: Any, dtype: Dtype | None) -> tuple[Buffer, B
 
     Args:
         source: memory as `buffer_of` takes it.
-        target: the same; None for in place, where `source` must be writable.
+        target: the same; None for in place, for which `source` must be writable.
         dtype: of both; None where their formats tell it.
     """
     read = buffer_of(source, name="source", dtype=dtype, is_output=target is None)

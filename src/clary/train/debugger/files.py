@@ -42,7 +42,7 @@ class Files(Protocol):
         """
 
     def size(self, name: str) -> int:
-        """Return a file's length in bytes. Raises: OSError, FileNotFoundError for one."""
+        """Return a file's length in bytes. Raises: OSError, such as FileNotFoundError."""
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return bytes of a file, fewer at its end.

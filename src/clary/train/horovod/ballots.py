@@ -111,7 +111,7 @@ def write_ballot(message: bytes, mask: int, num_known: int) -> bytearray:
 
     Args:
         message: its news as `encode_news` writes them; empty for none.
-        mask: bit i is set where this rank has submitted the known tensor i.
+        mask: bit i is set if this rank has submitted the known tensor i.
         num_known: known tensors, equal on all ranks.
     """
     digest = hashlib.blake2b(message, digest_size=_DIGEST_BYTES).digest()

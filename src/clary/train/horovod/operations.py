@@ -120,7 +120,7 @@ class Operations:
         return Buffer(start, num_bytes // dtype.element_bytes, dtype, True, self._common_bytes)
 
     def _reduce_scatter(self, what: Description, request: Request) -> None:
-        """Reduce, and keep this rank's rows; the first ranks have one more where rows do not divide."""
+        """Reduce, and keep this rank's rows; the first ranks have one more if rows do not divide evenly."""
         size, rank = self._group.size, self._group.rank
         rows, over = divmod(what.shape[0], size)
         row_elements = what.num_elements // what.shape[0] if what.shape[0] else 0

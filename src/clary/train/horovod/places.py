@@ -70,7 +70,7 @@ def layout_of(hosts: Sequence[object], rank: int) -> Layout:
 
     Args:
         hosts: identity of each rank's host, by rank.
-        rank: whose layout.
+        rank: of the layout.
     """
     locals_of: dict[object, list[int]] = {}
     for one, host in enumerate(hosts):

@@ -38,7 +38,7 @@ class ProcessSet:
         return None if self.process_set_id is None else len(world.ranks_of(self.process_set_id))
 
     def rank(self) -> int | None:
-        """Return this process's index in the set; None before it was added. Raises: ValueError for no member."""
+        """Return this process's index in the set; None before it was added. Raises: ValueError if it is no member."""
         if self.process_set_id is None:
             return None
         ranks = world.ranks_of(self.process_set_id)

@@ -16,7 +16,7 @@ from clary.train.parallel.steppers import Half, Shards
 
 
 class GradScaler(torch.amp.GradScaler):
-    """torch's scaler; all ranks skip a step where any finds a gradient that is not finite.
+    """torch's scaler; all ranks skip a step if any rank finds a gradient that is not finite.
 
     Args: torch's, without the device, which is the rank's.
     """

@@ -1,4 +1,4 @@
-"""NumPy arrays over a group, with MPI's words: ranks that send, reduce and gather arrays without a framework.
+"""NumPy arrays over a group, with MPI's names: ranks that send, reduce and gather arrays without a framework.
 
     from clary.train.collective.adapters.numpy import init
 
@@ -6,7 +6,7 @@
         total = comm.all_reduce(gradients)   # a new array
         comm.all_reduce(gradients, out=gradients)  # in place
 
-Where: on top of `communicator`, with a `tcp_store` kept by rank 0. Every rank calls the same in the same order.
+Where: on top of `communicator`, with a `tcp_store` kept by rank 0. Every rank makes the same calls in the same order.
 
 Arrays are taken as they are: C-contiguous, of a type that cores know, aligned. Nothing is converted or copied; any
 other array raises TypeError or ValueError with the fix. Results are new arrays unless `out` names one.

@@ -101,11 +101,11 @@ class _Forming:
         self._listeners: Listeners | None = None
         self._generation = ""
         self._core = ""
-        self._is_ready = False  # and has sent so: peers may have handed the streams to their cores already
+        self._is_ready = False  # READY was sent: peers may have handed the streams to their cores already
         self._own_keys: list[str] = []
 
     def run(self) -> GroupConnections:
-        """Do all steps but the last."""
+        """Do all steps except the last."""
         credentials = self._agree_on_credentials()
         self._core = core_kind(self._settings)
         self._listeners = open_listeners(own_address(self._settings), self._size)

@@ -9,7 +9,7 @@ Where: `meeting` runs it on every socket between ranks, `tcp_store` on every con
                                                  <----  verdict, HMAC over all of it, as "accepting"
 
 Both proofs bind the name of the group, its generation (a number that rank 0 draws for each attempt), both ranks, the
-role and both nonces, so that none can be replayed, reflected or used for another socket. The accepting side proves
+role and both nonces, so that no proof can be replayed, reflected or used for another socket. The accepting side proves
 nothing to a caller that has not proved itself. Messages have fixed sizes. Nothing is encrypted afterwards: anyone who
 can change packets between hosts is trusted.
 
@@ -108,7 +108,7 @@ def receive(credentials: Credentials, own_rank: int, is_expected: Callable[[Gues
     """Talk as the accepting side; return the guest.
 
     Args:
-        own_rank: this rank, which the guest must mean.
+        own_rank: this rank, which the guest must address.
         is_expected: whether a guest of this rank and role is still to come.
     Raises: Refused; a guest with a wrong proof gets a refusal first.
     """

@@ -1,6 +1,6 @@
 """The identity of this rank's host, and the address on which other ranks reach it.
 
-Where: `group.connect_group` asks before it publishes this rank's record.
+Where: `group.connect_group` calls it before it publishes this rank's record.
 Sources: random(4) for boot_id, namespaces(7), netdevice(7) for SIOCGIFADDR, /proc/net/if_inet6.
 """
 

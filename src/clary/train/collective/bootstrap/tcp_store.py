@@ -2,8 +2,8 @@
 
 Where: under the NumPy adapter; torch brings a store of its own.
 
-A connection begins with `handshake` in the role STORE, keyed by the job's secret. Without a secret that prevents
-accidents, but no attacks: a shared network needs CLARY_COLLECTIVE_SECRET. Then, from the client, any number of
+A connection begins with `handshake` in the role STORE, keyed by the job's secret. Without a secret the handshake
+prevents accidents, but no attacks: a shared network needs CLARY_COLLECTIVE_SECRET. Then, from the client, any number of
 
     request  operation (1), bytes of key (2), bytes of value (4), milliseconds to wait (4), key, value
     answer   found (1), bytes of value (4), value

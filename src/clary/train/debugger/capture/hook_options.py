@@ -64,7 +64,7 @@ class HookOptions:
         return self.collection_manager.collections
 
     def add_collection(self, collection: Collection) -> None:
-        """Add a collection, or put it in the place of the one of its name, and save it. Raises: ConfigurationError."""
+        """Add a collection, or replace the one of its name, and save it. Raises: ConfigurationError."""
         if not isinstance(collection, Collection):
             raise ConfigurationError(f"add_collection was given a {type(collection).__name__}; expected a Collection")
         self.collection_manager.add(collection)
@@ -87,7 +87,7 @@ class HookOptions:
         return bool(new)
 
     def make_chooser(self, module_names: Mapping[int, str]) -> Chooser:
-        """Return a chooser for the options as they are now.
+        """Return a chooser for the present options.
 
         Args:
             module_names: of the model's modules, by `id`; some may have been put into collections.

@@ -73,7 +73,7 @@ class HostsFiles:
         return dict(sorted({**far, **near}.items()))
 
     def size(self, name: str) -> int:
-        """Return a file's length. Raises: OSError, FileNotFoundError for one."""
+        """Return a file's length. Raises: OSError, such as FileNotFoundError."""
         try:
             return self._near.size(name)
         except FileNotFoundError:

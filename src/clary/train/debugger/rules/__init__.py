@@ -52,7 +52,7 @@ UNSUPPORTED = (
     "FeatureImportanceOverweight",
     "TreeDepth",
 )
-_NOT_PARAMETERS = {"rule_to_invoke", "source_s3_uri"}  # of a request, which says them in the same place
+_NOT_PARAMETERS = {"rule_to_invoke", "source_s3_uri"}  # keys of RuleParameters that are no parameters of the rule
 
 __all__ = ["RULES", "UNSUPPORTED", "make_rule", "parameters_of", *RULES]
 

@@ -86,8 +86,8 @@ class WeightUpdateRatio(BuiltInRule):
     """Weights change too much from step to step, or not at all.
 
     Formula: r > large_threshold or r < small_threshold, where r = mean(|w - p|) / (mean(|p|) + epsilon) for some tensor
-        w of the collection weights, and p is the same tensor num_steps or more steps of training before, the newest
-        there is
+        w of the collection weights, and p is the newest value of the same tensor that is num_steps or more steps of
+        training older
     Args:
         num_steps: steps between the two that are compared; the step that was saved before if none is given.
         large_threshold: the largest ratio that is no finding.

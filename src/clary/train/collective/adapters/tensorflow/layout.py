@@ -1,7 +1,7 @@
 """Places of a list of tensors in one block of memory, so that many small ones are exchanged at once.
 
 Small tensors lie behind each other at the block's beginning and are exchanged as one run: they are copied there, which
-costs less than an operation each. A large one is a run of its own and is read where it lies. Every tensor begins at a
+costs less than an operation each. A large tensor is a run of its own and is read in place. Every tensor begins at a
 multiple of ALIGNMENT: TensorFlow takes such memory as it is, and copies any other.
 Equal sizes give equal layouts, so ranks with the same tensors exchange the same runs.
 """

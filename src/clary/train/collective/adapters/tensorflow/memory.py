@@ -1,7 +1,7 @@
 """Memory of eager tensors as NumPy arrays, and of NumPy arrays as tensors.
 
-Both share it, for every type that DLPack knows and for bfloat16 (TensorFlow 2.21). Other versions of TensorFlow may
-make a copy, which is correct too.
+Tensor and array share the memory, for every type that DLPack supports and for bfloat16 (TensorFlow 2.21). Other
+versions of TensorFlow may make a copy, which is correct too.
 """
 
 from __future__ import annotations

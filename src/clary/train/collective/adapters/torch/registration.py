@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from clary.train.collective.adapters.torch import store_opening
 from clary.train.collective.adapters.torch.backend_name import BACKEND
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def autoload() -> None:
     """Register the backend if this torch supports it; otherwise do nothing."""
     if dist.is_available():
         register()
+        store_opening.install()
 
 
 def register() -> None:

@@ -7,7 +7,7 @@ host and the one before is copied back. Never run on a GPU: this project has had
 streams that are fakes.
 
 Operations run in the order of their calls in one thread, over connections of their own, so that operations on host
-memory, which run in other threads, cannot come between in another order on another rank. Sends and receives have a
+memory, which run in other threads, cannot interleave in different orders on different ranks. Sends and receives have a
 thread each: a send or receive that waits for its peer must not delay the one that the peer waits for.
 """
 
@@ -85,7 +85,7 @@ class CudaStreams:
         return lambda: torch.cuda.current_stream(self._device).wait_event(done)
 
     def going_up(self) -> AbstractContextManager[Any]:
-        """Return a block in which the stream of the copies back is the current one: futures take it down."""
+        """Return a block in which the stream of the copies back is the current one, which futures record."""
         return torch.cuda.stream(self._up)  # type: ignore[no-any-return]
 
     def make_future(self) -> torch.futures.Future[Any]:

@@ -1,7 +1,7 @@
 """Tensors that a core can take, as an address, a count and a type.
 
-A core reads and writes host memory that lies in one piece. A tensor that does not (a transposed one, every other
-element) is copied into one that does, and copied back where it is written; contiguous tensors are never copied.
+A core reads and writes host memory that lies in one piece. Any other tensor (transposed, or every other element) is
+copied into such memory, and copied back if it is written; contiguous tensors are never copied.
 """
 
 from __future__ import annotations
