@@ -256,7 +256,7 @@ class PeerExchange:
                 return _Failure(
                     Code.TIMEOUT,
                     missing[0],
-                    f"{words}: timeout after {call.limit_s:g} s of waiting for {names}, which have not called it:  "
+                    f"{words}: timeout after {call.limit_s:g} s of waiting for {names}, which have not called it: "
                     f"check what they do instead, or raise CLARY_COLLECTIVE_TIMEOUT_S",
                 )
             self._changed.wait(remaining_s)
