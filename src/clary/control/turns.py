@@ -1,7 +1,7 @@
-"""Turns of clients: each client has a few calls served at once, and its further calls wait behind its own.
+"""Turns of clients: a few calls of each client run at once, and its further calls wait for them.
 
-Where: in front of whatever many clients share - threads that look up names, the handlers of AWS's API. A budget for all
-together would let one client have all of it.
+Where: threads that look up names, and the handlers of AWS's API, are shared through it. One client could use up a
+budget for all clients together.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager
 class _Client:
     def __init__(self, at_once: int) -> None:
         self.turns = asyncio.Semaphore(at_once)
-        self.num_asked = 0  # that wait or have a turn
+        self.num_asked = 0  # calls that wait or have a turn
 
 
 class Turns:
-    """Gives out turns.
+    """Grants turns to clients.
 
     Args:
         at_once: turns that one client has at once.
@@ -26,14 +26,14 @@ class Turns:
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
-        self._clients: dict[str, _Client] = {}  # only those that wait or have a turn
+        self._clients: dict[str, _Client] = {}  # only clients that wait or have a turn
 
     def __len__(self) -> int:
-        """Return how many clients wait or have a turn."""
+        """Return the number of clients that wait or have a turn."""
         return len(self._clients)
 
     async def take(self, name: str) -> Callable[[], None]:
-        """Wait for a turn of a client; return the function that gives it back, to be called once in the event loop."""
+        """Wait for a turn of a client; return a function that gives it back, to be called once in the event loop."""
         client = self._clients.setdefault(name, _Client(self._at_once))
         client.num_asked += 1
         try:
@@ -50,7 +50,7 @@ class Turns:
 
     @asynccontextmanager
     async def taken(self, name: str) -> AsyncIterator[None]:
-        """Have a turn of a client while the block lasts."""
+        """Hold a turn of a client while the block lasts."""
         give_back = await self.take(name)
         try:
             yield

@@ -1,7 +1,7 @@
 """Keys that settings may give for an instance type, and the check of their values.
 
-Where: `settings` checks `[instance_types."ml.x"]` when it reads the file, so that a wrong key keeps the service from
-starting and not a job from being created; `scheduling.catalogue` lays the values over the type's own.
+Where: `settings` checks `[instance_types."ml.x"]` when it reads the file, so that a wrong key
+prevents the start of the service, not the creation of a job; `scheduling.catalogue` replaces the type's values by them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from clary.base.errors import ContractError, Fault
 
-MAX_COUNT = 1024  # of GPUs, CPUs, processes: what is larger is a mistake
+MAX_COUNT = 1024  # of GPUs, CPUs, processes: a larger number is a mistake
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ OVERRIDES: Mapping[str, OverrideKey] = {
 
 
 def check_override(instance_type: str, override: Mapping[str, Any], *, source: str) -> None:
-    """Refuse a key that is not known, or a value that can not be.
+    """Refuse an unknown key, or an invalid value.
 
     Args:
-        instance_type: whose table it is.
+        instance_type: of the table.
         override: the table.
-        source: file that it comes from, named in the error.
-    Raises: ContractError naming file, type and key, with what was expected and what came.
+        source: file of the table, named in the error.
+    Raises: ContractError naming file, type and key, with the expected and the given value.
     """
     for name, value in override.items():
         key = OVERRIDES.get(name)

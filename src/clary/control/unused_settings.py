@@ -1,6 +1,6 @@
-"""Settings that are set and have no effect with the engine that lends hosts, in sentences. Pure.
+"""Sentences on settings that were set and have no effect with the present engine. Pure.
 
-Where: `clary up` and `clary doctor` print them, and the service's log has them.
+Where: `clary up` and `clary doctor` print them, and the service logs them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from clary.control.settings import Settings
 
 LOCAL, SLURM, BOXES = "local", "slurm", "boxes"
-_REACH = "programs reach what their nodes reach"
-_WHOLE = "a host has all of its node"
+_REACH = "programs reach the same networks as their nodes"
+_WHOLE = "a host has a whole node"
 # Setting -> engines with which it has no effect, and why.
 _UNUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "internet": ((SLURM, BOXES), _REACH),
     "reachable_networks": ((SLURM, BOXES), _REACH),
-    "max_hosts": ((SLURM, BOXES), "nodes are as many as there are"),
+    "max_hosts": ((SLURM, BOXES), "the number of nodes is the limit"),
     "memory_per_host_bytes": ((SLURM, BOXES), _WHOLE),
     "memory_overcommit": ((SLURM, BOXES), _WHOLE),
     "advertise_url": ((LOCAL,), "hosts are this machine's own"),
@@ -35,5 +35,7 @@ def unused_settings(settings: Settings) -> list[str]:
         if settings.engine in engines and getattr(settings, name) != getattr(default, name)
     ]
     if settings.engine != LOCAL and settings.isolation == "processes":
-        found.append(f"Setting isolation = processes has no effect with engine {settings.engine}: each node finds out.")
+        found.append(
+            f"Setting isolation = processes has no effect with engine {settings.engine}: each node decides itself."
+        )
     return found

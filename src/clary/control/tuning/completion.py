@@ -1,6 +1,6 @@
 """The next act of a tuning job: start trials, wait, or end. Pure.
 
-Where: the keeper asks after each change of a trial and every few seconds, and does what the decision says.
+Where: the keeper asks after each change of a trial and every few seconds, and carries out the decision.
 Source: ResourceLimits, TuningJobCompletionCriteria (AWS API reference); "Completion criteria" (developer guide).
 """
 
@@ -17,9 +17,9 @@ from clary.control.tuning.tuning_job import Trial, TuningJob, TuningStatus
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
 CONVERGENCE_LEAST_TRIALS = 10
-CONVERGENCE_PART = 0.3  # of the trials: so many in a row have to bring nothing
-CONVERGENCE_GAIN = 0.01  # of the spread of all values: what counts as nothing
-LEAST_FAILURES = 5  # before the first success: the definition is broken, and others would end like that as well
+CONVERGENCE_PART = 0.3  # of the trials: this part of them in a row must not improve the best value
+CONVERGENCE_GAIN = 0.01  # of the spread of all values: a smaller gain is no improvement
+LEAST_FAILURES = 5  # before the first success: the definition is broken, and further trials would fail as well
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class Decision:
 
     num_starts: int = 0  # trials to start now
     ends_as: TuningStatus | None = None  # no further trial starts, and this status follows once all have ended
-    stops_running: bool = False  # whether trials that run are stopped
-    reason: str = ""  # in words
+    stops_running: bool = False  # whether running trials are stopped
+    reason: str = ""  # a sentence
     has_converged: bool = False
 
 
@@ -38,8 +38,8 @@ def decide(job: TuningJob, trials: Sequence[Trial], *, now: datetime) -> Decisio
 
     Args:
         job: the record.
-        trials: all of it.
-        now: as its times are counted.
+        trials: all of them.
+        now: present time on the job's own clock.
     """
     request = TuningRequest(job.request)
     running = [trial for trial in trials if not trial.is_over]
@@ -53,7 +53,7 @@ def decide(job: TuningJob, trials: Sequence[Trial], *, now: datetime) -> Decisio
 
 
 def max_trials(request: TuningRequest) -> int | None:
-    """Return how many trials there are at most; None where only other limits end the tuning job."""
+    """Return the largest number of trials; None if only other limits end the tuning job."""
     if request.strategy == "Grid":
         whole = sum(num_values(one.space) or 0 for one in request.definitions)
         return whole if request.max_jobs is None else min(whole, request.max_jobs)
@@ -61,7 +61,7 @@ def max_trials(request: TuningRequest) -> int | None:
 
 
 def next_definition(request: TuningRequest, trials: Sequence[Trial]) -> Definition:
-    """Return the definition of the next trial: the one with the fewest trials; of a grid the first with points left."""
+    """Return the next trial's definition: the one with the fewest trials; in a grid, the first with points left."""
     counts: Mapping[str, int] = {
         one.name: sum(trial.definition == one.name for trial in trials) for one in request.definitions
     }
@@ -78,9 +78,9 @@ def _end(job: TuningJob, request: TuningRequest, trials: Sequence[Trial], now: d
     over = [trial for trial in trials if trial.outcome is not None]
     broken = [trial for trial in over if _is_broken(trial)]
     if len(broken) == len(over) >= max(LEAST_FAILURES, request.max_parallel):
-        reason = f"All {len(over)} training jobs that have ended brought nothing; the first: {_first_reason(broken)}"
+        reason = f"All {len(over)} training jobs that have ended gave no objective; the first: {_first_reason(broken)}"
         return Decision(ends_as=TuningStatus.FAILED, stops_running=True, reason=reason[:1024])
-    objective = request.definitions[0].objective  # of several definitions all have the same
+    objective = request.definitions[0].objective  # the same in all definitions
     best = best_of(trials, objective)
     target = request.target_value
     if (
@@ -102,7 +102,7 @@ def _end(job: TuningJob, request: TuningRequest, trials: Sequence[Trial], now: d
 
 
 def has_converged(trials: Sequence[Trial], *, is_maximized: bool) -> bool:
-    """Whether the last trials have brought next to nothing.
+    """Whether the last trials have hardly improved the best value.
 
     Args:
         trials: all of a tuning job.
@@ -121,14 +121,14 @@ def has_converged(trials: Sequence[Trial], *, is_maximized: bool) -> bool:
 
 def _finish(trials: Sequence[Trial]) -> Decision:
     if trials and all(trial.value is None for trial in trials):
-        reason = f"No training job has told a value of the objective; the first: {_first_reason(trials)}"
+        reason = f"No training job has reported a value of the objective; the first: {_first_reason(trials)}"
         return Decision(ends_as=TuningStatus.FAILED, reason=reason[:1024])
     return Decision(ends_as=TuningStatus.COMPLETED, reason="all training jobs have ended")
 
 
 def _is_broken(trial: Trial) -> bool:
-    """Whether a trial failed by itself, or completed without a word of the objective, as others will."""
-    assert trial.outcome is not None, "only trials that are over"
+    """Whether a trial failed by itself, or completed without a value of the objective: further ones will, too."""
+    assert trial.outcome is not None, "only ended trials"
     if trial.outcome.status is TrainingJobStatus.COMPLETED:
         return trial.outcome.value is None
     return trial.outcome.status is TrainingJobStatus.FAILED and not trial.outcome.is_retryable
@@ -138,4 +138,4 @@ def _first_reason(trials: Sequence[Trial]) -> str:
     for trial in sorted(trials, key=lambda one: one.number):
         if trial.outcome is not None and trial.outcome.failure_reason:
             return f"{trial.job_name}: {trial.outcome.failure_reason}"
-    return f"{trials[0].job_name} told no value of the objective"
+    return f"{trials[0].job_name} reported no value of the objective"

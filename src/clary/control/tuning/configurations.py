@@ -1,7 +1,7 @@
 """Configurations of a tuning job: points of the space with the trials that trained each, one after the other. Pure.
 
-Where: the search sees a configuration as one observation, whether one training job trained it or several, the later
-ones from the checkpoints of the earlier. Hyperband goes on with one that it had ended when others have made room.
+Where: the search sees a configuration as one observation, trained by one training job or by several, each from the
+checkpoints of the one before. Hyperband may later continue a configuration that it has ended.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from clary.control.tuning.search import Observation, Question, Rungs, next_to_go
 from clary.control.tuning.tuning_job import Trial
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
-Curves = Mapping[str, Sequence[float]]  # training job that runs -> values of the objective that it has told
+Curves = Mapping[str, Sequence[float]]  # running training job -> reported values of the objective
 
-HYPERBAND = "Hyperband: "  # begins the reason of each stop of Hyperband's
+HYPERBAND = "Hyperband: "  # begins the reason of each stop by Hyperband
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Configuration:
 
     @property
     def last(self) -> Trial:
-        """The trial that trains it, or trained it last."""
+        """The last trial that trains it, or has trained it."""
         return self.trials[-1]
 
     @property
     def is_paused(self) -> bool:
-        """Whether Hyperband has stopped it; a configuration that has failed or ended by itself stays so."""
+        """Whether Hyperband has stopped it; false if it has failed or ended by itself."""
         outcome = self.last.outcome
         return (
             outcome is not None
@@ -47,18 +47,18 @@ class Configuration:
         )
 
     def curve(self, curves: Curves) -> tuple[float, ...]:
-        """Return all values of the objective that it has told.
+        """Return all its reported values of the objective.
 
         Args:
-            curves: values of trials that run.
+            curves: values of running trials.
         """
         return tuple(value for one in self.trials for value in _curve_of(one, curves))
 
     def observed(self, curves: Curves) -> Observation:
-        """Return it as the search sees it.
+        """Return the search's observation of this configuration.
 
         Args:
-            curves: values of trials that run.
+            curves: values of running trials.
         """
         outcome = self.last.outcome
         return Observation(
@@ -74,12 +74,12 @@ def configurations_of(trials: Iterable[Trial], definition: str) -> list[Configur
 
     Args:
         trials: all of a tuning job.
-        definition: name.
+        definition: name of the definition.
     """
     found: dict[int, list[Trial]] = {}
     for trial in sorted(trials, key=lambda one: one.number):
         if trial.definition == definition:
-            # One whose first trial is lost begins anew.
+            # A trial whose first one is lost begins a configuration of its own.
             found.setdefault(trial.continues if trial.continues in found else trial.number, []).append(trial)
     return [Configuration(tuple(found[number])) for number in sorted(found)]
 
@@ -91,17 +91,17 @@ def place_of(configurations: Sequence[Configuration], trial: Trial) -> int:
 
 
 def rungs_of(request: TuningRequest, definition: Definition) -> Rungs:
-    """Return where Hyperband compares the trials of a definition; only with checkpoints they go on later."""
+    """Return the points of comparison of a definition's trials; only trials with checkpoints can be continued."""
     least, most = request.hyperband_resources
     can_go_on = bool(definition.definition.get("CheckpointConfig"))
     return Rungs(least=least, most=most or definition.num_epochs, can_go_on=can_go_on)
 
 
 def why_ended(num_values: int, rungs: Rungs, metric: str) -> str:
-    """Return the reason of a stop of Hyperband's.
+    """Return the reason of a stop by Hyperband.
 
     Args:
-        num_values: that the configuration has told.
+        num_values: number of values that the configuration has reported.
         rungs: at which it is compared.
         metric: of the objective.
     """
@@ -112,7 +112,7 @@ def why_ended(num_values: int, rungs: Rungs, metric: str) -> str:
 
 
 def promoted(configurations: Sequence[Configuration], question: Question, rungs: Rungs) -> Configuration | None:
-    """Return a paused configuration that Hyperband goes on with; None if a new one is to begin.
+    """Return the paused configuration that Hyperband continues; None to begin a new one.
 
     Args:
         configurations: of the definition.

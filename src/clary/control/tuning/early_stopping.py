@@ -1,4 +1,4 @@
-"""Whether a trial that runs is worth going on: the median rule of early stopping. Pure.
+"""The median rule of early stopping: decides whether a running trial should continue. Pure.
 
 Where: `services.tuning.tuning_keeper` asks each time a running trial reports another value of its objective.
 Source: "Stop Training Jobs Early" (developer guide): after each epoch the value is compared with the median of the
@@ -14,11 +14,11 @@ from statistics import median
 from clary.control.tuning.tuning_request import Objective
 
 LEAST_TRIALS = 3  # trials with a curve of the same length; a median of fewer is no evidence
-LEAST_VALUES = 2  # of the trial itself: first values are those of an untrained model
+LEAST_VALUES = 2  # values of the trial itself: its first ones are those of an untrained model
 
 
 def why_stop(curve: Sequence[float], others: Sequence[Sequence[float]], objective: Objective) -> str:
-    """Say why a trial should stop; empty if it should go on.
+    """Return the reason why a trial should stop; empty if it should continue.
 
     Args:
         curve: values of the objective that the trial has reported, in order.

@@ -1,8 +1,8 @@
-"""Share of each tuned hyperparameter in whether a trial is among the best. Pure.
+"""Importance of each tuned hyperparameter: its share in the success of the best trials. Pure.
 
 Where: the page of a tuning job, on a thread of its own: the first call imports Optuna.
-Source: PED-ANOVA (arXiv 2304.10255) as Optuna has it: where in a range do the best trials lie, compared with all of
-them. fANOVA would need scikit-learn.
+Source: PED-ANOVA (arXiv 2304.10255) in Optuna's implementation, which compares the distribution of the best trials over
+a range with that of all trials. fANOVA would need scikit-learn.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from clary.control.tuning.search import Observation, Question, optuna_module, st
 from clary.control.tuning.tuning_job import Trial
 from clary.control.tuning.tuning_request import Definition
 
-LEAST_TRIALS = 8  # with an objective: of fewer any parameter looks important
-LEAST_PARAMETERS = 2  # that vary: the share of a single one is always the whole
-BEST_PART = 0.1  # of the trials count as the best ones
-LEAST_BEST = 5  # of them, below which Optuna's documentation calls the answer unsteady
+LEAST_TRIALS = 8  # with an objective: with fewer, any parameter looks important
+LEAST_PARAMETERS = 2  # varying ones: the share of a single one is always 1
+BEST_PART = 0.1  # this part of the trials counts as the best ones
+LEAST_BEST = 5  # best ones; with fewer, Optuna's documentation calls the result unstable
 MOST_BEST_PART = 0.5
 
 
@@ -35,7 +35,7 @@ def importance_of(definitions: Sequence[Definition], trials: Sequence[Trial]) ->
 
     Args:
         definitions: of the tuning job.
-        trials: all of it, those that run as well.
+        trials: all of them, running ones included.
     """
     if len(definitions) != 1:
         return Importance(shares=None, why="Each of its training job definitions has ranges of its own.")
@@ -61,7 +61,7 @@ def importance_of(definitions: Sequence[Definition], trials: Sequence[Trial]) ->
     raw = _weighed(question)
     total = sum(raw.values())
     if not total > 0:
-        return Importance(shares=None, why="The best training jobs lie where all others lie.")
+        return Importance(shares=None, why="The best training jobs have values like all others.")
     ordered = sorted(raw.items(), key=lambda item: (-item[1], item[0]))
     return Importance(shares={name: value / total for name, value in ordered})
 
@@ -69,7 +69,7 @@ def importance_of(definitions: Sequence[Definition], trials: Sequence[Trial]) ->
 def _weighed(question: Question) -> dict[str, float]:
     part = max(BEST_PART, min(MOST_BEST_PART, LEAST_BEST / len(question.observations)))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the evaluator is experimental, and may change
+        warnings.simplefilter("ignore")  # of an experimental evaluator
         evaluator = optuna_module().importance.PedAnovaImportanceEvaluator(target_quantile=part)
         found = evaluator.evaluate(study_of(question, sampler=optuna_module().samplers.RandomSampler(seed=0)))
     return {name: float(value) for name, value in found.items()}

@@ -1,7 +1,7 @@
-"""Ranges of hyperparameters: which values there are, and how a value is written. Pure.
+"""Ranges of hyperparameters: their values and the texts of these. Pure.
 
-Where: `tuning_request` reads ranges of a request into these, `search` asks for a value of each, `validation` checks
-them. Values travel as the text that a training job gets.
+Where: `tuning_request` makes them from a request, `search` chooses a value of each, `validation` checks them. A value
+is passed as the text that a training job gets.
 Source: ParameterRanges, IntegerParameterRange, ContinuousParameterRange, CategoricalParameterRange and
 HyperParameterScalingType (AWS API reference).
 """
@@ -12,11 +12,11 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-AUTO_IS_LOGARITHMIC_FROM = 2 - 1e-9  # orders of magnitude; less a bit, for 1e-7 is not quite a hundred times 1e-9
+AUTO_IS_LOGARITHMIC_FROM = 2 - 1e-9  # orders of magnitude; slightly less: in floats, 1e-7 is less than 100 * 1e-9
 
 
 class Scaling(StrEnum):
-    """HyperParameterScalingType, less Auto, which `scaling_of` decides."""
+    """HyperParameterScalingType without Auto, which `scaling_of` resolves."""
 
     LINEAR = "Linear"
     LOGARITHMIC = "Logarithmic"
@@ -33,7 +33,7 @@ class Continuous:
     scaling: Scaling
 
     def text(self, value: float) -> str:
-        """Return a value as hyperparameters are written; read back it is the same float."""
+        """Return the text of a value; reading it gives the same float."""
         return repr(float(value))
 
     def value(self, text: str) -> float | None:
@@ -52,7 +52,7 @@ class Integer:
     scaling: Scaling
 
     def text(self, value: float) -> str:
-        """Return a value as hyperparameters are written."""
+        """Return the text of a value."""
         return str(int(value))
 
     def value(self, text: str) -> int | None:
@@ -73,7 +73,7 @@ class Categorical:
         return value
 
     def value(self, text: str) -> str | None:
-        """Return the text if it is of the list, else None."""
+        """Return the text if it is in the list, else None."""
         return text if text in self.values else None
 
 
@@ -82,7 +82,7 @@ Space = tuple[Range, ...]
 
 
 def scaling_of(word: str, *, least: float, greatest: float) -> Scaling:
-    """Return the scaling for a word of a request; Auto is logarithmic for ranges of two orders of magnitude.
+    """Return the scaling that a request names; Auto is logarithmic for ranges of two orders of magnitude.
 
     Args:
         word: Linear, Logarithmic, ReverseLogarithmic, Auto, or empty for Auto.
@@ -96,7 +96,7 @@ def scaling_of(word: str, *, least: float, greatest: float) -> Scaling:
 
 
 def num_values(space: Space) -> int | None:
-    """Return how many different points a space has; None for one with a continuous range."""
+    """Return the number of different points of a space; None if it has a continuous range."""
     total = 1
     for one in space:
         if isinstance(one, Continuous):
@@ -111,7 +111,7 @@ def num_values(space: Space) -> int | None:
 
 def _whole_number(text: str) -> int | None:
     try:
-        return int(text)  # not by way of a float, which rounds great ones
+        return int(text)  # not by a float, which rounds large numbers
     except ValueError:
         number = _number(text)
     return None if number is None or number != int(number) else int(number)

@@ -1,7 +1,7 @@
-"""Proposes the hyperparameters of the next trial, and says which trials of Hyperband end. Deterministic.
+"""Proposes the hyperparameters of the next trial, and decides which trials Hyperband ends. Deterministic.
 
-Where: the keeper asks on a thread of its own. Everything is worked out anew from the trials so far: the same trials,
-seed and number give the same answer, so that a service that was killed goes on as if it had not been.
+Where: the keeper calls it in a thread. All results are computed anew from the trials so far: the same trials, seed and
+number give the same result, so that a service continues after a kill as if nothing had happened.
 Source: Optuna's samplers and pruners (docs/adr/0090): TPE with a constant liar for trials that still run, Hyperband.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 
 from clary.control.tuning.parameter_space import Categorical, Continuous, Integer, Range, Scaling, Space, num_values
 
-STARTUP_TRIALS = 10  # of TPE, before it models anything
-AGAIN = 20  # attempts to find a point of a finite space that no trial has
+STARTUP_TRIALS = 10  # trials of TPE before its model is used
+AGAIN = 20  # attempts to find a point of a finite space without a trial
 HYPERBAND_FACTOR = 3
 
 
@@ -27,21 +27,21 @@ class Observation:
     """A trial as the search sees it."""
 
     parameters: Mapping[str, str]
-    value: float | None  # None: runs, or has failed
+    value: float | None  # None: the trial runs, or has failed
     is_over: bool
     curve: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Everything that a proposal depends on."""
+    """All facts that a proposal depends on."""
 
     strategy: str
     space: Space
     is_maximized: bool
-    observations: Sequence[Observation]  # of this definition, by number, and before them those of parents
+    observations: Sequence[Observation]  # first those of parents, then this definition's by number
     seed: int
-    number: int  # of the proposal
+    number: int  # number of the proposed trial
 
 
 def propose(question: Question) -> dict[str, str]:
@@ -58,24 +58,23 @@ def propose(question: Question) -> dict[str, str]:
         found = _sampled(question, attempt)
         if not is_finite or _key(question.space, found) not in taken:
             return found
-    return _point_left(question.space, taken) or found  # all have been tried
+    return _point_left(question.space, taken) or found  # all points have trials
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rungs:
-    """Where Hyperband compares trials: after so many values, and after each threefold number of them."""
+    """Numbers of values at which Hyperband compares trials: `least` and its multiples by powers of three."""
 
     least: int
-    most: int | None  # that a trial tells; None for as many as any trial so far
-    can_go_on: bool  # whether a trial that was ended may be continued
+    most: int | None  # most values of a trial; None: the most of any trial so far
+    can_go_on: bool  # whether an ended trial may be continued
 
 
 def is_pruned(question: Question, index: int, rungs: Rungs) -> bool:
-    """Whether Hyperband ends a running trial at the last rung that it has come to.
+    """Whether Hyperband ends a running trial at the last rung that it has reached.
 
-    A trial that has reported the most values that any may report is about to end by itself. Where trials can go on
-    later, the first
-    ones of a rung end too: the best of them goes on once there are others to compare it with.
+    A trial with the most possible values is about to end by itself, and is not ended. If trials can be continued, the
+    first ones of a rung end, too: the best of them is continued once there are others to compare it with.
 
     Args:
         question: with all trials of the definition.
@@ -90,10 +89,10 @@ def is_pruned(question: Question, index: int, rungs: Rungs) -> bool:
 
 
 def next_to_go_on(question: Question, paused: Sequence[int], rungs: Rungs) -> int | None:
-    """Return the index of the ended trial that Hyperband goes on with; None if no trial may go on.
+    """Return the index of the ended trial that Hyperband continues; None if it continues none.
 
-    A rung has room for a third of the trials of its bracket that have come to it. The best that waits there goes on if
-    there is room and Hyperband would not end it now; greater rungs come first.
+    A third of the trials of a bracket that have reached a rung may pass it. The best one waiting there is continued if
+    fewer have passed and Hyperband would not end it now; higher rungs are tried first.
 
     Args:
         question: with all trials of the definition.
@@ -115,7 +114,7 @@ def next_to_go_on(question: Question, paused: Sequence[int], rungs: Rungs) -> in
         rung = steps.passed(question, index)[-1]
         return -rung, sign * question.observations[index].curve[rung - 1], index
 
-    seen: set[tuple[int, int]] = set()  # rung and bracket of which the best has been looked at
+    seen: set[tuple[int, int]] = set()  # rungs and brackets whose best trial was checked
     for index in sorted(places, key=rank):
         rung = steps.passed(question, index)[-1]
         if (rung, brackets[index]) in seen:
@@ -127,7 +126,7 @@ def next_to_go_on(question: Question, paused: Sequence[int], rungs: Rungs) -> in
 
 
 def _has_room(question: Question, brackets: Sequence[int], bracket: int, rung: int, steps: _Steps) -> bool:
-    """Whether fewer than a third of the trials of a bracket that have come to a rung have gone on from it."""
+    """Whether fewer than a third of the trials of a bracket that have reached a rung have passed it."""
     rivals = [
         one
         for one, own in zip(question.observations, brackets, strict=True)
@@ -142,10 +141,10 @@ def _has_room(question: Question, brackets: Sequence[int], bracket: int, rung: i
 class _Steps:
     least: int
     greatest: int
-    num_waiting: int  # trials of a rung that end there without being compared
+    num_waiting: int  # first trials of a rung, which end there without a comparison
 
     def passed(self, question: Question, index: int) -> list[int]:
-        """Return the numbers of values at which rungs lie that a trial has come to, but for the last one of all."""
+        """Return the rungs that a trial has reached, as numbers of values, without the last rung of all."""
         found = []
         step = self.least
         while step <= len(question.observations[index].curve) and step < self.greatest:
@@ -160,7 +159,7 @@ def _steps(question: Question, rungs: Rungs) -> _Steps:
 
 
 def _judged(question: Question, index: int, steps: _Steps) -> tuple[list[int], bool]:
-    """Return the brackets of all trials, and whether the pruner ends one of them at the last rung it has come to."""
+    """Return the brackets of all trials, and whether the pruner ends one of them at its last reached rung."""
     optuna = optuna_module()
     pruner = optuna.pruners.HyperbandPruner(
         min_resource=steps.least,
@@ -169,7 +168,7 @@ def _judged(question: Question, index: int, steps: _Steps) -> tuple[list[int], b
         bootstrap_count=steps.num_waiting,
     )
     study = optuna.create_study(study_name="tuning", direction=_direction(question), pruner=pruner)
-    for other in question.observations:  # as if all ran: the pruner writes into each which rungs it has come to
+    for other in question.observations:  # all as running ones: the pruner records in each the reached rungs
         curve = dict(enumerate(other.curve, start=1))
         study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING, intermediate_values=curve))
     verdict = False
@@ -187,15 +186,15 @@ def _sampled(question: Question, attempt: int) -> dict[str, str]:
     if question.strategy == "Random":
         asked = study_of(question, sampler=by_chance).ask(_distributions(question.space))
     else:
-        # Here, not once at the import: whoever sets filters anew would have each proposal warned about.
-        warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"optuna\.")  # the logarithm of no chance
+        # Set before each proposal, not at the import: other code may reset the filters.
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"optuna\.")  # the logarithm of 0
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         model = optuna.samplers.TPESampler(
             seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, constant_liar=True
         )
         try:
             asked = study_of(question, sampler=model).ask(_distributions(question.space))
-        except ValueError:  # numbers at the ends of floats defeat the model, and the tuning job would stand still
+        except ValueError:  # the model fails with extreme floats, and must not stop the tuning job
             asked = study_of(question, sampler=by_chance).ask(_distributions(question.space))
     return {one.name: one.text(_outer(one, asked.params[one.name])) for one in question.space}
 
@@ -229,7 +228,7 @@ def _direction(question: Question) -> str:
 
 
 def _until(optuna: ModuleType, frozen: Any, step: int) -> Any:
-    """Return a trial as it was after some value, with the rungs that it has come to."""
+    """Return a trial in its state after a number of values, with the rungs reached so far."""
     shorter = {key: value for key, value in frozen.intermediate_values.items() if key <= step}
     copy = optuna.trial.create_trial(
         state=frozen.state, intermediate_values=shorter, system_attrs=dict(frozen.system_attrs)
@@ -255,12 +254,12 @@ def _distribution(optuna: ModuleType, one: Range) -> Any:
 
 
 def _inner(one: Continuous, value: float) -> float:
-    """Return a value as the search sees it, and back: of a reverse logarithmic range the distance from 1."""
+    """Convert a value to that of the search, or back: for a reverse logarithmic range, its distance from 1."""
     return 1.0 - value if one.scaling is Scaling.REVERSE_LOGARITHMIC else value
 
 
 def _outer(one: Range, value: Any) -> Any:
-    """Return a value of the search as that of a range; its logarithms leave the bounds by a rounding."""
+    """Convert a value of the search to that of a range; rounding of logarithms may exceed the bounds."""
     if isinstance(one, Categorical):
         return value
     outer = _inner(one, value) if isinstance(one, Continuous) else value
@@ -268,7 +267,7 @@ def _outer(one: Range, value: Any) -> Any:
 
 
 def _inner_of(space: Space, parameters: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return a point as the search sees it; None if it is not of this space, as a parent's may not be."""
+    """Convert a point to the search's values; None if it is not in this space, like some points of parents."""
     found: dict[str, Any] = {}
     for one in space:
         value = one.value(parameters.get(one.name, ""))
@@ -279,10 +278,10 @@ def _inner_of(space: Space, parameters: Mapping[str, str]) -> dict[str, Any] | N
 
 
 def _point_left(space: Space, taken: Collection[tuple[Any, ...]]) -> dict[str, str] | None:
-    """Return the first point of a finite space that no trial has, the last range being the fastest; else None."""
+    """Return the first point of a finite space without a trial, varying the last range first; else None."""
     total = num_values(space)
     assert total is not None, "only finite spaces"
-    for index in range(min(total, len(taken) + 1)):  # at least one of so many is free
+    for index in range(min(total, len(taken) + 1)):  # at least one of these is free
         point = _point(space, index)
         if _key(space, point) not in taken:
             return point
@@ -304,14 +303,14 @@ def _point(space: Space, index: int) -> dict[str, str]:
 
 
 def _key(space: Space, parameters: Mapping[str, str]) -> tuple[Any, ...]:
-    """Return the values of a point, which parents may have written in another way."""
+    """Return the values of a point; parents may have written them as other texts."""
     return tuple(one.value(parameters.get(one.name, "")) for one in space)
 
 
 @cache
 def optuna_module() -> ModuleType:
     """Return Optuna, which is imported at the first call."""
-    import optuna  # here, not above: 0.2 s and 19 MB that no service without tuning jobs needs
+    import optuna  # here, not above: it costs 0.2 s and 19 MB, only needed for tuning jobs
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -1,4 +1,4 @@
-"""The standing of a tuning job: its best trial, and how many there are of each kind. Pure.
+"""The standing of a tuning job: its best trial, and the numbers of trials of each kind. Pure.
 
 Source: TrainingJobStatusCounters, ObjectiveStatusCounters, TuningJobCompletionDetails (AWS API reference).
 """
@@ -13,7 +13,7 @@ from clary.control.tuning.tuning_request import Objective
 
 
 def best_of(trials: Iterable[Trial], objective: Objective) -> Trial | None:
-    """Return the trial with the best objective, the earlier one of equals; None if no trial has any."""
+    """Return the trial with the best objective, of equals the earlier one; None if no trial has an objective."""
     best: Trial | None = None
     for trial in sorted(trials, key=lambda one: one.number):
         if trial.value is None:
@@ -40,7 +40,7 @@ def objective_counters(trials: Iterable[Trial]) -> dict[str, int]:
 
 
 def num_not_improving(trials: Sequence[Trial], objective: Objective) -> int:
-    """Return how many trials with an objective have ended since the best one, in the order of their ends."""
+    """Return the number of trials with an objective that have ended after the best one."""
     best: float | None = None
     count = 0
     for trial in in_order_of_ends(trials):
@@ -53,13 +53,13 @@ def num_not_improving(trials: Sequence[Trial], objective: Objective) -> int:
 
 
 def in_order_of_ends(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials with an objective, the one that ended first before the others."""
+    """Return the trials with an objective, in the order of their ends."""
     ended = [trial for trial in trials if trial.outcome is not None and trial.outcome.value is not None]
     return sorted(ended, key=lambda trial: (_ended_at(trial), trial.number))
 
 
 def _ended_at(trial: Trial) -> float:
-    assert trial.outcome is not None, "only trials that are over"
+    assert trial.outcome is not None, "only ended trials"
     at = trial.outcome.training_ended_at or trial.created_at
     return at.timestamp()
 

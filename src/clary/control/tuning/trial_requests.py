@@ -1,9 +1,9 @@
 """The CreateTrainingJob request of a trial, and the name of its training job. Pure.
 
-Where: the keeper creates trials with it; creation of a tuning job tries it out, so that a definition that no training
-job could have is refused at once.
-Source: HyperParameterTrainingJobDefinition (AWS API reference). On AWS the training jobs of a tuning job have each a
-checkpoint prefix of their own, and the hyperparameter `_tuning_objective_metric`.
+Where: the keeper creates trials with it; creation of a tuning job checks one such request, so that an impossible
+definition is refused at once.
+Source: HyperParameterTrainingJobDefinition (AWS API reference). On AWS, each training job of a tuning job has its
+own checkpoint prefix, and the hyperparameter `_tuning_objective_metric`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from clary.control.tuning.tuning_job import TuningJob
 from clary.control.tuning.tuning_request import Definition
 
 OBJECTIVE_KEY = "_tuning_objective_metric"
-KEEP_ALIVE_S = 120  # that the hosts of a trial wait for the next one, unless the definition says another time
-_NUM_DIGITS = 8  # of the digest in a name
+KEEP_ALIVE_S = 120  # time for which the hosts of a trial wait for the next one, unless the definition sets it
+_NUM_DIGITS = 8  # digits of the digest in a name
 _SAME_MEMBERS = (
     "RoleArn",
     "InputDataConfig",
@@ -35,7 +35,7 @@ DEFAULT_VOLUME_GB = 30
 
 
 def trial_name(job: TuningJob, number: int) -> str:
-    """Return the name of a trial's training job: the same each time it is asked for.
+    """Return the name of a trial's training job; the same arguments give the same name.
 
     Args:
         job: that the trial belongs to.
@@ -54,7 +54,7 @@ def trial_request(
         definition: of the training job.
         parameters: tuned hyperparameters as text.
         name: of the training job.
-        continues: name of the training job whose checkpoints it goes on with and adds to; empty for its own.
+        continues: name of the training job whose checkpoints it continues and adds to; empty for none.
     """
     given = definition.definition
     request = {member: given[member] for member in _SAME_MEMBERS if given.get(member) is not None}
@@ -72,7 +72,7 @@ def trial_request(
 
 
 def keep_alive_of(definition: Definition) -> int | None:
-    """Return the keep-alive period of a definition; None where the request is silent."""
+    """Return the keep-alive period of a definition; None if the request has none."""
     value = (definition.definition.get("ResourceConfig") or {}).get("KeepAlivePeriodInSeconds")
     return None if value is None else int(value)
 

@@ -1,6 +1,6 @@
 """Facts of a tuning job for its pages: limits, ends, the best trial, the course of the best objective. Pure.
 
-Where: `server.pages.tuning_page`, which adds statuses and curves of training jobs that run.
+Where: `server.pages.tuning_page`, which adds statuses and curves of running training jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def row_of(job: TuningJob, trials: Sequence[Trial]) -> dict[str, Any]:
         trials: of it.
     """
     request = TuningRequest(job.request)
-    objective = request.definitions[0].objective  # of several definitions all have the same
+    objective = request.definitions[0].objective  # the same in all definitions
     best = best_of(trials, objective)
     return {
         "name": job.name,
@@ -52,7 +52,7 @@ def row_of(job: TuningJob, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def facts_of(job: TuningJob, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return the facts of a tuning job that do not depend on training jobs that run.
+    """Return the facts of a tuning job that do not depend on running training jobs.
 
     Args:
         job: the record.
@@ -83,7 +83,7 @@ def facts_of(job: TuningJob, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def end_words(request: TuningRequest) -> list[str]:
-    """Return the conditions that end a tuning job, the first of which does."""
+    """Return the conditions that end a tuning job, whichever is met first."""
     metric = request.definitions[0].objective.metric
     most = max_trials(request)
     words = []
@@ -102,7 +102,7 @@ def end_words(request: TuningRequest) -> list[str]:
 
 
 def best_so_far(trials: Sequence[Trial], objective: Objective) -> list[list[float]]:
-    """Return [number of the trial, milliseconds of its end, best value up to there], in the order of ends.
+    """Return [number of the trial, milliseconds of its end, best value so far], in the order of ends.
 
     Args:
         trials: all of a tuning job; those without an objective are left out.
@@ -111,7 +111,7 @@ def best_so_far(trials: Sequence[Trial], objective: Objective) -> list[list[floa
     course: list[list[float]] = []
     best: float | None = None
     for trial in in_order_of_ends(trials):
-        assert trial.outcome is not None, "only trials that are over"
+        assert trial.outcome is not None, "only ended trials"
         assert trial.value is not None, "only trials with an objective"
         if best is None or objective.is_better(trial.value, best):
             best = trial.value
@@ -121,11 +121,11 @@ def best_so_far(trials: Sequence[Trial], objective: Objective) -> list[list[floa
 
 
 def few(values: Sequence[float], most: int) -> list[float]:
-    """Return values of a curve, evenly apart, the first and the last among them.
+    """Return values of a curve at even distances, with the first and the last one.
 
     Args:
         values: in order.
-        most: how many; at least 2.
+        most: largest number of values; at least 2.
     """
     if len(values) <= most:
         return list(values)

@@ -1,7 +1,7 @@
 """The records of a tuning job and of its trials.
 
 Where: services create them from a parsed request, the store keeps each as one JSON document. A trial is stored in the
-transaction that stores its training job, so that neither is without the other.
+transaction that stores its training job, so that neither exists without the other.
 Source: DescribeHyperParameterTuningJob, HyperParameterTrainingJobSummary (AWS API reference).
 """
 
@@ -45,12 +45,12 @@ class TrialOutcome:
     """The end of a trial."""
 
     status: TrainingJobStatus  # of its training job
-    value: float | None  # of the objective; None if the job told none
-    curve: tuple[float, ...] = ()  # values of the objective in the order in which they came, the first ones
+    value: float | None  # of the objective; None if the job reported none
+    curve: tuple[float, ...] = ()  # first values of the objective, in the order of arrival
     training_started_at: datetime | None = None
     training_ended_at: datetime | None = None
     failure_reason: str = ""
-    is_retryable: bool = False  # whether a failure is not the program's own
+    is_retryable: bool = False  # whether the failure is not the program's
     runtime_s: int = 0
 
 
@@ -65,7 +65,7 @@ class Trial:
     definition: str  # name of the training job definition; empty for the only one
     parameters: Mapping[str, str]  # tuned hyperparameters, as the training job gets them
     created_at: datetime
-    continues: int = 0  # number of the trial whose configuration it trains on from its checkpoints; 0 for a new one
+    continues: int = 0  # number of the trial whose configuration it continues from checkpoints; 0 for a new one
     stop_reason: str = ""  # why the tuning job ended it early, in words
     outcome: TrialOutcome | None = None
 
@@ -76,7 +76,7 @@ class Trial:
 
     @property
     def value(self) -> float | None:
-        """The objective; None while it is not known, or if no value was reported."""
+        """The objective; None while it is unknown, or if no value was reported."""
         return None if self.outcome is None else self.outcome.value
 
     @property
@@ -89,7 +89,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningJob:
-    """One tuning job from its creation to its end; replaced, never changed."""
+    """One tuning job from its creation to its end; immutable."""
 
     name: str
     arn: str
@@ -97,17 +97,17 @@ class TuningJob:
     status: TuningStatus
     created_at: datetime
     modified_at: datetime
-    anchor: ClockAnchor | None = None  # the anchor that its times are counted from
+    anchor: ClockAnchor | None = None  # the anchor of its times
     seed: int  # of all proposals: RandomSeed, or drawn
     ended_at: datetime | None = None
     ends_as: TuningStatus | None = None  # status that follows once all training jobs have ended
-    stops_running: bool = False  # whether training jobs that run are stopped meanwhile
-    end_reason: str = ""  # why it ends, in words; FailureReason of one that failed
+    stops_running: bool = False  # whether running training jobs are stopped before
+    end_reason: str = ""  # why it ends, in words; FailureReason after a failure
     converged_at: datetime | None = None
-    unknown_members: tuple[str, ...] = ()  # paths of the request that this release does not know
+    unknown_members: tuple[str, ...] = ()  # paths of members that this release does not know
 
     def now(self, clock: Clock) -> datetime:
-        """Return the present as the tuning job counts its times: no step of the wall clock shortens its run time."""
+        """Return the present on the tuning job's own clock: setting the wall clock does not shorten its run time."""
         return clock.now() if self.anchor is None else self.anchor.now(clock)
 
     @property

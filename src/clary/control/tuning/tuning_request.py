@@ -1,6 +1,6 @@
 """A typed view of a CreateHyperParameterTuningJob request. Pure.
 
-Where: services, the search and the keeper read requests through it; the request itself stays as the client sent it.
+Where: services, the search and the keeper read requests through it; the stored request stays as the client sent it.
 Source: CreateHyperParameterTuningJob (AWS API reference).
 """
 
@@ -15,7 +15,7 @@ from clary.control.tuning.parameter_space import Categorical, Continuous, Intege
 MAXIMIZE = "Maximize"
 HINT_SPAN = 10.0  # AutoParameters: a tenth of the hint to ten times of it
 INTEGER_HINT_SPAN = 4
-# Static hyperparameters that MaxResource of Hyperband is read from where it is left out (AWS API reference).
+# Static hyperparameters that replace a missing MaxResource of Hyperband (AWS API reference).
 EPOCH_KEYS = ("epochs", "numepochs", "n-epochs", "n_epochs", "num_epochs")
 
 
@@ -42,7 +42,7 @@ class Definition:
 
     @property
     def num_epochs(self) -> int | None:
-        """Number of epochs in StaticHyperParameters; None where they name no such number."""
+        """Number of epochs in StaticHyperParameters; None if they have no such number."""
         static = self.definition.get("StaticHyperParameters") or {}
         texts = (str(static[key]).strip('"') for key in EPOCH_KEYS if key in static)
         return next((int(text) for text in texts if text.isdecimal() and int(text) > 0), None)
@@ -50,7 +50,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class TuningRequest:
-    """Reads one parsed request; every accessor answers with the service's default where the member is absent."""
+    """Reads one parsed request; every accessor returns the service's default if the member is absent."""
 
     request: Mapping[str, Any]
 
@@ -77,7 +77,7 @@ class TuningRequest:
 
     @property
     def max_jobs(self) -> int | None:
-        """ResourceLimits.MaxNumberOfTrainingJobs; None where nothing bounds them."""
+        """ResourceLimits.MaxNumberOfTrainingJobs; None without a bound."""
         value = self.config["ResourceLimits"].get("MaxNumberOfTrainingJobs")
         return None if value is None else int(value)
 
@@ -94,7 +94,7 @@ class TuningRequest:
 
     @property
     def stops_early(self) -> bool:
-        """Whether TrainingJobEarlyStoppingType is Auto; Autotune chooses it where nothing is said."""
+        """Whether TrainingJobEarlyStoppingType is Auto; the default with Autotune, except for Hyperband."""
         default = "Auto" if self.is_autotuned and self.strategy != "Hyperband" else "Off"
         return bool(self.config.get("TrainingJobEarlyStoppingType", default) == "Auto")
 
@@ -106,7 +106,7 @@ class TuningRequest:
 
     @property
     def hyperband_resources(self) -> tuple[int, int | None]:
-        """MinResource and MaxResource of Hyperband, in values of the objective; None where MaxResource is left out."""
+        """MinResource and MaxResource of Hyperband, in values of the objective; None without MaxResource."""
         found = (self.config.get("StrategyConfig") or {}).get("HyperbandStrategyConfig") or {}
         return int(found.get("MinResource", 1)), found.get("MaxResource")
 
@@ -129,7 +129,7 @@ class TuningRequest:
 
     @property
     def ends_on_convergence(self) -> bool:
-        """ConvergenceDetected.CompleteOnConvergence; Autotune chooses it where nothing is said."""
+        """ConvergenceDetected.CompleteOnConvergence; the default with Autotune."""
         default = "Enabled" if self.is_autotuned else "Disabled"
         return bool((self.criteria.get("ConvergenceDetected") or {}).get("CompleteOnConvergence", default) == "Enabled")
 
@@ -152,7 +152,7 @@ class TuningRequest:
         return tuple(self._definition(one, is_only=False) for one in self.request.get("TrainingJobDefinitions") or ())
 
     def definition(self, name: str) -> Definition:
-        """Return the definition of a name; raises StopIteration for a name that there is not."""
+        """Return the definition of a name; raises StopIteration for an unknown name."""
         return next(one for one in self.definitions if one.name == name)
 
     def _definition(self, definition: Mapping[str, Any], *, is_only: bool) -> Definition:
@@ -193,7 +193,7 @@ def space_of(ranges: Mapping[str, Any]) -> Space:
 
 
 def _around(name: str, hint: str) -> Continuous | Integer | Categorical:
-    """Return the range that Autotune makes of a hint; one that is no positive number is kept as it is."""
+    """Return Autotune's range around a hint; a hint that is no positive number is the only value."""
     try:
         number = float(hint)
     except ValueError:
@@ -205,7 +205,7 @@ def _around(name: str, hint: str) -> Continuous | Integer | Categorical:
         return Integer(name=name, least=low, greatest=high, scaling=scaling_of("Logarithmic", least=low, greatest=high))
     low_value, high_value = number / HINT_SPAN, number * HINT_SPAN
     if number < 1:
-        high_value = min(high_value, 1.0)  # shares and rates stay below one
+        high_value = min(high_value, 1.0)  # hints below 1, such as shares and rates, reach at most 1
     return Continuous(
         name=name,
         least=low_value,

@@ -1,4 +1,4 @@
-"""Rules of CreateHyperParameterTuningJob that the service model does not hold. Pure.
+"""Rules of CreateHyperParameterTuningJob that the service model does not contain. Pure.
 
 Where: `services.tuning.tuning_calls` calls `check` after the wire has validated shapes, before anything is stored.
 Source: CreateHyperParameterTuningJob (AWS API reference); "Define hyperparameter ranges", "Configure and launch a
@@ -17,15 +17,15 @@ from clary.control.tuning.trial_requests import OBJECTIVE_KEY
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
 MAX_GRID = 100_000  # points
-_ONE_TYPE = ("InstanceType", "InstanceCount", "VolumeSizeInGB")  # excluded by InstanceConfigs
-# Member of the tuning job's configuration -> the same of a training job definition.
+_ONE_TYPE = ("InstanceType", "InstanceCount", "VolumeSizeInGB")  # members that InstanceConfigs excludes
+# Member of the tuning job's configuration -> equivalent member of a training job definition.
 _PLACES = {"HyperParameterTuningJobObjective": "TuningObjective", "ParameterRanges": "HyperParameterRanges"}
-MAX_EPOCHS = 20_000  # of Hyperband's MaxResource (AWS API reference)
-MAX_INTEGER = 2**53  # greater ones are rounded on the way through a search
+MAX_EPOCHS = 20_000  # limit of Hyperband's MaxResource (AWS API reference)
+MAX_INTEGER = 2**53  # a search rounds greater ones
 
 
 def check(raw: Mapping[str, Any]) -> None:
-    """Refuse a request that makes no sense as a whole. Raises: WireError(ValidationException)."""
+    """Refuse a request whose members contradict each other. Raises: WireError(ValidationException)."""
     if bool(raw.get("TrainingJobDefinition")) == bool(raw.get("TrainingJobDefinitions")):
         raise _refusal("Give either TrainingJobDefinition or TrainingJobDefinitions.")
     request = TuningRequest(raw)
@@ -47,7 +47,7 @@ def check(raw: Mapping[str, Any]) -> None:
 
 
 def without_effect(request: TuningRequest) -> tuple[str, ...]:
-    """Return sentences on members that change nothing with the request's strategy; its training jobs show them."""
+    """Return sentences on members without effect with the request's strategy; its training jobs show them."""
     found = []
     if request.parents and request.strategy == "Grid":
         found.append("WarmStartConfig has no effect with Strategy Grid, which takes each of its points.")
@@ -160,7 +160,7 @@ def _check_strategy(request: TuningRequest) -> None:
             if most is None and definition.num_epochs is not None and least > definition.num_epochs:
                 raise _refusal(
                     f"MinResource {least} is more than the {definition.num_epochs} epochs of StaticHyperParameters; "
-                    "give MaxResource if a training job tells more values."
+                    "give MaxResource if a training job reports more values."
                 )
     if request.strategy != "Grid":
         return

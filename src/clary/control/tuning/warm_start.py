@@ -13,14 +13,14 @@ from clary.control.tuning.search import Observation
 from clary.control.tuning.tuning_job import Trial, TuningJob
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
-MAX_PARENT_TRIALS = 500  # of each parent, the newest ones
+MAX_PARENT_TRIALS = 500  # newest trials of each parent
 
 
 def why_not_parent(child: TuningRequest, parent: TuningJob) -> str:
-    """Say why a tuning job cannot be a parent of another; empty if it can.
+    """Return the reason why a tuning job cannot be a parent of another; empty if it can.
 
     Args:
-        child: that would begin with its trials.
+        child: tuning job that would begin with the parent's trials.
         parent: the record.
     """
     if not parent.is_terminal:
@@ -60,7 +60,7 @@ def with_metrics_of(definition: Mapping[str, Any], parent: TuningJob) -> dict[st
 
 
 def observations_of(trials: Sequence[Trial], definition: Definition) -> tuple[Observation, ...]:
-    """Return the trials with an objective whose hyperparameters a definition could have, as the search sees them.
+    """Return the observations of trials with an objective whose hyperparameters are possible for a definition.
 
     Args:
         trials: of a parent.

@@ -1,7 +1,7 @@
 """Answers that list nothing, made from a service's model.
 
-Where: `services.dispatch` gives them for listings of kinds that are not offered. None of these can be made here, so it
-is true that there are none, and a script that looks before it cleans up goes on.
+Where: `services.dispatch` returns them for listings of kinds that are not offered. Records of these kinds cannot be
+made here, so the empty list is true, and scripts that list before they clean up continue.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _LISTING = "List"
 
 
 def empty_listing(service_name: str, operation_name: str, *, always_there: Sequence[str] = ()) -> dict[str, Any] | None:
-    """Return the answer of a listing that finds nothing.
+    """Return the answer of a listing without results.
 
     Args:
-        service_name: as botocore's data folders are called.
+        service_name: name of botocore's data folder.
         operation_name: of that service.
-        always_there: members of requests that name a thing which exists whatever it is called.
-    Returns: None for what is no listing, and for one that asks about a thing by its name: that thing is not there.
+        always_there: members of requests that name things which exist under every name.
+    Returns: None if the operation is no listing, or requires the name of another thing, which does not exist.
     """
     model = service(service_name).model.operation_model(operation_name)
     if not operation_name.startswith(_LISTING) or model.output_shape is None:

@@ -1,8 +1,8 @@
-"""Documents cut to the members that a structure of the model has.
+"""Cuts documents to the members that a structure of the model has.
 
 Where: a job's stored request is repeated in answers whose structures differ from the request's: DescribeTrainingJob
 lacks some of its members, Search lacks more, and a release with another model may have written it. The writers of
-answers refuse such members as bugs of our own; `fit` takes them out before and names them.
+answers refuse such members as bugs of the service; `fit` removes them before, and names them.
 Source: Smithy, "AWS JSON 1.1 protocol"; closures are compiled once for each shape, as in `json_serializing`.
 """
 
@@ -17,14 +17,14 @@ from clary.control.wire.json_serializing import json_writer
 from clary.control.wire.models import service
 from clary.control.wire.scalars import MisfitError
 
-_NOTHING = object()  # stands for a value that its shape can not say
-# Takes a value and its path; returns what the shape can say of it, or _NOTHING, and adds the paths of the rest.
+_NOTHING = object()  # stands for a value that its shape can not represent
+# Takes a value and its path; returns the part that the shape can represent, or _NOTHING, and adds the rest's paths.
 _Fitter = Callable[[Any, str, list[str]], Any]
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The part of a document that a structure can say, and the dotted paths of the rest."""
+    """The part of a document that a structure can represent, and the dotted paths of the rest."""
 
     document: dict[str, Any]
     left_out: tuple[str, ...]
@@ -33,11 +33,11 @@ class Fitted:
 def fit(shape_name: str, document: Mapping[str, Any]) -> Fitted:
     """Cut a document to the members that a structure of SageMaker's model has.
 
-    A list loses the structures that lack a required member, so that its readers can rely on those.
+    Structures of a list that lack a required member are removed, so that readers can rely on it.
 
     Args:
         shape_name: of the model, as in botocore's data: DescribeTrainingJobResponse.
-        document: spelled as in the model. Members that the structure requires of itself may be missing.
+        document: spelled as in the model. Required members of this structure itself may be missing.
     """
     left_out: list[str] = []
     found = _top(shape_name)(document, "", left_out)
@@ -50,7 +50,7 @@ def _top(shape_name: str) -> _Fitter:
 
 
 class _Compiler:
-    """Compiles one shape with its members; knows the shapes under way, so that recursive ones end."""
+    """Compiles one shape with its members; records begun shapes, so that recursive ones end."""
 
     def __init__(self) -> None:
         self._done: dict[str, _Fitter | None] = {}

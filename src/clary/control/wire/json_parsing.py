@@ -1,8 +1,8 @@
 """JSON documents to request parameters, by closures compiled once for each shape.
 
 Where: `parsing` calls the closure of an operation's input; REST bodies use it too. Unknown members are ignored and
-null members are absent, as on AWS, so that newer clients keep working; null elements of lists and maps stay None for
-validation to refuse.
+null members are absent, as on AWS, so that newer clients keep working; null elements of lists and maps stay None, and
+validation refuses them.
 Source: Smithy, "AWS JSON 1.1 protocol".
 """
 
@@ -33,9 +33,9 @@ Reader = Callable[[Any], Any]
 def load_document(body: bytes) -> Any:
     """Read one JSON document, strictly.
 
-    Raises: MisfitError for anything that two readers could understand differently or that no store can keep: bytes
+    Raises: MisfitError for content that two parsers may read differently or that databases cannot store: bytes
         that are not UTF-8, duplicate keys, NaN and infinities, U+0000, lone surrogates, nesting, numbers or a
-        number of values beyond reason.
+        number of values beyond the limits.
     """
     if has_more_values(body):
         raise MisfitError(f"the body has more than {MAX_VALUES} values")
@@ -60,7 +60,7 @@ def json_reader(shape: Any) -> Reader:
 
 
 class _Compiler:
-    """Compiles one shape with its members; knows the shapes under way, so that recursive ones end."""
+    """Compiles one shape with its members; records begun shapes, so that recursive ones end."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str, bool], Reader | None] = {}
@@ -110,7 +110,7 @@ class _Compiler:
                 if member is None or item is None:
                     continue
                 name, plain_type, reader = member
-                # The common case, a string or boolean as it should be, needs no call.
+                # The common case, a valid string or boolean, needs no call.
                 if type(item) is plain_type:
                     result[name] = item
                     continue
@@ -206,7 +206,7 @@ def _plain_type(shape: Any) -> type | None:
 
 
 def _check_escapes(document: Any) -> None:
-    # Escapes are the only way for these to get into valid UTF-8. Dumping finds them at any depth at C speed.
+    # Valid UTF-8 can contain these only as escapes. Dumping finds them at any depth, at C speed.
     dumped = json.dumps(document, ensure_ascii=False)
     try:
         dumped.encode("utf-8")

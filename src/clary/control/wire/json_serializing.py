@@ -1,7 +1,8 @@
 """Results to JSON values, by closures compiled once for each shape.
 
-Where: `serializing` calls the writer of an operation's output; REST bodies use it too. None is absence at any depth
-of a structure. A member that the model does not have, or a value of another type, is our own bug and says so.
+Where: `serializing` calls the writer of an operation's output; REST bodies use it too. None means absence at any
+depth of a structure. A member that the model does not have, or a value of another type, is a bug of the service, and
+raises an error.
 Source: Smithy, "AWS JSON 1.1 protocol".
 """
 
@@ -28,7 +29,7 @@ def json_writer(shape: Any) -> Writer:
 
 
 class _Compiler:
-    """Compiles one shape with its members; knows the shapes under way, so that recursive ones end."""
+    """Compiles one shape with its members; records begun shapes, so that recursive ones end."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str], Writer | None] = {}

@@ -1,6 +1,6 @@
-"""HTTP requests and responses as the wire sees them: bytes and strings, no server library.
+"""HTTP requests and responses of the wire: bytes and strings, without a server library.
 
-Where: `control.server` builds the one from its HTTP library and writes the other back to it.
+Where: `control.server` makes requests from those of its HTTP library, and passes responses back to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HttpRequest:
     is_secure: bool = False
 
     def header(self, name: str) -> str | None:
-        """Return the value of a header, case-insensitively; several of the name are joined with commas."""
+        """Return the value of a header, case-insensitively; several of one name are joined with commas."""
         return self.lowered_headers.get(name.lower())
 
     @cached_property

@@ -21,7 +21,7 @@ SERVICE_NAMES = ("sagemaker", "logs", "sts", "iam", "cloudwatch", "sagemaker-met
 
 
 class Protocol(StrEnum):
-    """How a request and its answer are written."""
+    """Format of a request and its answer."""
 
     JSON_1_0 = "json-1.0"  # X-Amz-Target, application/x-amz-json-1.0
     JSON_1_1 = "json-1.1"  # X-Amz-Target, application/x-amz-json-1.1
@@ -47,14 +47,14 @@ class ExceptionModel:
     """An error that a service's model names."""
 
     shape_name: str  # NoSuchEntityException
-    code: str  # NoSuchEntity: what query clients see
-    http_status: int | None  # None: the model leaves it open
+    code: str  # code for query clients, such as NoSuchEntity
+    http_status: int | None  # None: not in the model
     message_member: str  # message, or Message
     is_sender_fault: bool
 
 
 class Service:
-    """One AWS service; compared and hashed by identity, so that compiled operations can be kept by it."""
+    """One AWS service; compared and hashed by identity, so that it can be a key for compiled operations."""
 
     def __init__(self, name: str, model: Any) -> None:
         """Wrap a botocore ServiceModel."""
@@ -85,7 +85,7 @@ class Service:
 
     @cached_property
     def is_query_compatible(self) -> bool:
-        """Whether JSON errors also carry the code that older query clients knew."""
+        """Whether JSON errors also contain the code for older query clients."""
         return "awsQueryCompatible" in self.metadata
 
     @cached_property
@@ -117,13 +117,13 @@ class Service:
         return found
 
     def operation(self, name: str, protocol: Protocol) -> Operation:
-        """Return an operation as seen through a protocol; raises KeyError if the model lacks the name."""
+        """Return an operation in a protocol; raises KeyError if the model lacks the name."""
         found = self._operations.get((name, protocol))
         if found is None:
             if name not in self.operation_names:
                 raise KeyError(name)
             found = Operation(self, name, protocol, self.model.operation_model(name))
-            # setdefault: two threads that compile the same operation agree on one object.
+            # setdefault: two threads that compile the same operation get the same object.
             found = self._operations.setdefault((name, protocol), found)
         return found
 
@@ -133,7 +133,7 @@ class Service:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation of one service, spoken through one protocol; compared by identity."""
+    """One operation of one service in one protocol; compared by identity."""
 
     service: Service
     name: str
@@ -159,5 +159,5 @@ def service(name: str) -> Service:
 
 
 def all_services(names: Iterable[str] = SERVICE_NAMES) -> tuple[Service, ...]:
-    """Return every service that the wire speaks; loads the ones that are not loaded yet."""
+    """Return every service of the wire; loads those that are not loaded yet."""
     return tuple(service(name) for name in names)

@@ -180,7 +180,7 @@ def test_trials_that_complete_without_a_word_of_the_objective_do_not_go_on_for_e
     assert decided(job, silent[:4]).ends_as is None
     decision = decided(job, silent)
     assert decision.ends_as is TuningStatus.FAILED
-    assert "tuned-001-0000abcd told no value of the objective" in decision.reason
+    assert "tuned-001-0000abcd reported no value of the objective" in decision.reason
 
 
 def test_it_fails_at_its_end_when_no_trial_has_an_objective():

@@ -248,7 +248,7 @@ class TuningKeeper:
         num_values, metric = len(observations[place].curve), definition.objective.metric
         _, most = request.hyperband_resources
         if most is not None and num_values > most:
-            return f"{HYPERBAND}it has told {num_values} values of {metric}, and MaxResource is {most}"
+            return f"{HYPERBAND}it has reported {num_values} values of {metric}, and MaxResource is {most}"
         question = question_of(job, definition, observations, number=trial.number)
         rungs = rungs_of(request, definition)
         is_hopeless = await asyncio.to_thread(is_pruned, question, place, rungs)

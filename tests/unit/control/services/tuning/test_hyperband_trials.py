@@ -49,7 +49,7 @@ async def test_a_trial_that_tells_more_values_than_max_resource_is_stopped_and_n
     definition = definition_of(CheckpointConfig={"S3Uri": "s3://bucket/checkpoints"})
     config = {"Strategy": "Hyperband", "StrategyConfig": hyperband}
     await runs.create(most=30, parallel=1, config=config, TrainingJobDefinition=definition)
-    reason = "Hyperband: it has told 4 values of loss, and MaxResource is 3"
+    reason = "Hyperband: it has reported 4 values of loss, and MaxResource is 3"
     while not [one for one in await runs.trials() if one.stop_reason == reason]:
         (name,) = await runs.open_names()
         agent = await runs.run(name)

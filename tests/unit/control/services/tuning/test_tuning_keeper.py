@@ -263,7 +263,7 @@ async def test_it_fails_when_all_trials_fail_and_names_the_first_cause(plane, ru
     await runs.create(most=9, parallel=2)
     for _ in range(5):
         await runs.finish((await runs.open_names())[0], exit_code=7)
-    assert (await runs.trials())[5].stop_reason.startswith("All 5 training jobs that have ended brought nothing")
+    assert (await runs.trials())[5].stop_reason.startswith("All 5 training jobs that have ended gave no objective")
     agent = plane.agent((await runs.open_names())[0])
     await runs.end(agent)
     await runs.look()
