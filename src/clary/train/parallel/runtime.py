@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from clary.train.collective.adapters.torch.store_opening import LIMIT_S, wait_until_open
 from clary.train.collective.bootstrap.hosts import host_name
 from clary.train.collective.settings import CollectiveSettings
 from clary.train.parallel import one_library
@@ -161,11 +162,14 @@ def _join(configuration: Configuration, place: Place, device: torch.device, time
     port = configuration.ddp_port or int(os.environ.get("MASTER_PORT", _MASTER_PORT))
     # torchrun's agent serves the store at MASTER_PORT already; on a port from the configuration rank 0 opens it.
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not configuration.ddp_port
+    is_master = place.rank == 0 and not is_agents
+    if not is_master:
+        wait_until_open(os.environ["MASTER_ADDR"], port, limit_s=min(LIMIT_S, timeout_s))
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         port,
         place.size,
-        is_master=place.rank == 0 and not is_agents,
+        is_master=is_master,
         timeout=timeout,
         wait_for_workers=False,
     )
