@@ -1,15 +1,13 @@
 """Records the calls of torch's process groups: operation, elements, type, begin and end.
 
-Where: `torch_hooks.install` puts these around the methods of `ProcessGroup`, through which all of torch.distributed
-goes from Python; its wrapper of `wait` says what is waited for. The first thing that goes wrong ends it, unseen.
+Where: `torch_hooks.install` wraps the methods of `ProcessGroup`, through which all of torch.distributed goes from
+Python; its wrapper of `wait` records the waits. The first error ends the recording, with a debug log only.
 
 [Note: what is not seen]
-Calls that C++ makes. Functional collectives are seen on their way there (`functional_hooks`). Of the buckets of
-DistributedDataParallel a pass is one operation `gradients`, from the beginning of the backward pass that reduces them
-to its end; it is waited for as soon as all gradients are there. Groups that are classes of Python with methods of their
-own (smddp) record themselves.
-
-Where nothing is waited for on the host, as with NCCL, an operation that was waited for has been put in line.
+Calls from C++ are not seen. Functional collectives are recorded before they reach C++ (`functional_hooks`). The buckets
+of DistributedDataParallel are one operation `gradients` per backward pass, from its beginning to its end; the wait
+begins as soon as all gradients are computed. Groups that are Python classes with their own methods (smddp) record
+themselves. With backends that do not block the host, as NCCL, a finished wait means that the operation is queued.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ from clary.train.operation_record import is_wanted, record_of_process
 
 GRADIENTS_KIND = "DDP"
 _RING = NUM_ROWS - 1
-# Method of ProcessGroup: operation, which argument holds what this rank brings, or its share of the result.
+# Method of ProcessGroup: operation, index of the argument with this rank's input or its share of the result.
 _METHODS: dict[str, tuple[str, int | None]] = {
     "allreduce": ("all_reduce", 0),
     "allreduce_coalesced": ("all_reduce_coalesced", 0),
@@ -73,11 +71,11 @@ _METHODS: dict[str, tuple[str, int | None]] = {
     "recv_anysource": ("recv", 0),
 }
 _MESSAGE_CODES = (OPERATION_CODES["send"], OPERATION_CODES["recv"])
-_PEER = 1  # argument of a send or receive
-_MOST_WORKS = 1024  # that are waited for at once
+_PEER = 1  # index of an argument of a send or receive
+_MOST_WORKS = 1024  # most works that are tracked at once
 
 _log = logging.getLogger("clary.steps")
-# Memory, where in it the rows of a group begin, what gives the next number, what tells that the group is gone.
+# Memory, offset of a group's rows in it, source of the next number, weak reference that reports the group's end.
 _Slot = tuple[Any, int, Callable[[], int], Any]
 _NOWHERE: _Slot = (None, 0, int, None)
 Mark = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -88,28 +86,28 @@ class CollectiveCalls:
 
     Attributes:
         memory, words: of the record, by bytes and by numbers of eight; None before there is one.
-        works: row by what the caller waits on, which is not kept alive.
-        works_of_rows: the other way around; a row that another operation has taken names that one's.
-        outputs: row and number of functional operations, by the memory of what they returned.
-        operators: of torch, as they are wrapped: it knows some by their identity, which is not to come again.
+        works: row by `id` of the work that the caller waits on, which is not kept alive.
+        works_of_rows: the inverse; a row that another operation has taken has that operation's work.
+        outputs: row and number of functional operations, by the address of their results.
+        operators: torch's wrapped operators, kept alive since torch knows some by their `id`.
     """
 
     def __init__(self) -> None:
         self.slots: dict[int, _Slot] = {}  # by group
-        self.message_slots: dict[int, _Slot] = {}  # the same, of sends and receives
+        self.message_slots: dict[int, _Slot] = {}  # of sends and receives, by group
         self.works: dict[int, int] = {}
         self.works_of_rows: dict[int, int] = {}
         self.outputs: dict[int, tuple[int, int]] = {}
         self.operators: list[object] = []
         self.dtypes: dict[object, int] = {}
-        self._reducers: dict[int, tuple[int, Callable[[], int]]] = {}  # their rows, by themselves
-        self._num_reducers = 0  # that there have been; some of them are gone
+        self._reducers: dict[int, tuple[int, Callable[[], int]]] = {}  # rows and numbers, by `id` of the reducer
+        self._num_reducers = 0  # made so far, including freed ones
         self._prepared: list[int] = []
         self._passing: list[int] = []
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew, in a process that was forked off. Tables stay the same objects: wrappers hold them."""
+        """Reset in a forked process. Tables stay the same objects, since wrappers hold them."""
         self.memory: Any = None
         self.words: Any = None
         self._is_on = is_wanted()
@@ -120,15 +118,15 @@ class CollectiveCalls:
         self._passing.clear()
 
     def begin_group(self, group: Any, slots: dict[int, _Slot]) -> _Slot:
-        """Return where the operations of a group go; never raises."""
+        """Return the slot for a group's operations; never raises."""
         if not self._is_on:
             return _NOWHERE
         try:
             facts = facts_of(group, is_message=slots is self.message_slots)
-            # Ranks would take groups without a name for one another's.
+            # Groups without a name could not be matched between ranks.
             rows = self._rows_of(facts) if facts.name else 0
             key = id(group)
-            # Numbers of objects come again: a group that is gone takes its own with it.
+            # An `id` may be reused, so the end of a group removes its slot.
             gone = weakref.ref(group, lambda _: slots.pop(key, None))
             slots[key] = (self.memory if rows else None, rows, itertools.count(1).__next__, gone)
             return slots[key]
@@ -136,7 +134,7 @@ class CollectiveCalls:
             return self.give_up(error)
 
     def give_up(self, error: Exception) -> _Slot:
-        """Record nothing more."""
+        """Stop recording."""
         self._is_on = False
         self.slots.clear()
         self.message_slots.clear()
@@ -144,15 +142,15 @@ class CollectiveCalls:
         return _NOWHERE
 
     def ended(self, row: int, is_good: bool = True) -> None:
-        """Take note that an operation has ended."""
-        if self.words is None:  # in a process that was forked off meanwhile
+        """Record the end of an operation."""
+        if self.words is None:  # forked meanwhile
             return
         if not is_good:
             self.memory[row + STATE_OFFSET] = FAILED
         self.words[(row + FINISHED_OFFSET) // NUMBER.size] = time.monotonic_ns()
 
     def sweep(self) -> None:
-        """Forget works whose rows belong to other operations now."""
+        """Drop works whose rows now belong to other operations."""
         # A copy: another thread may add to it.
         kept = {work: row for row, work in self.works_of_rows.copy().items() if self.works.get(work) == row}
         self.works.clear()
@@ -166,7 +164,7 @@ class CollectiveCalls:
             return
         try:
             facts = facts_of(group, is_message=False)
-            name = f"{facts.name}/{self._num_reducers}"  # models are made in one order on all ranks
+            name = f"{facts.name}/{self._num_reducers}"  # all ranks make models in the same order
             self._num_reducers += 1
             rows = self._rows_of(facts._replace(name=name, kind=GRADIENTS_KIND))
             self._reducers[id(reducer)] = (rows, itertools.count(1).__next__)
@@ -174,12 +172,12 @@ class CollectiveCalls:
             self.give_up(error)
 
     def prepare(self, reducer: object) -> None:
-        """Take note that the next backward pass reduces gradients."""
+        """Record that the next backward pass reduces gradients."""
         if id(reducer) in self._reducers and id(reducer) not in self._prepared:
             self._prepared.append(id(reducer))
 
     def begin_gradients(self) -> bool:
-        """Take note that a backward pass begins; return whether it reduces gradients."""
+        """Record the beginning of a backward pass; return whether it reduces gradients."""
         if not self._prepared or not self._is_on:
             return False
         prepared, self._prepared = self._prepared, []
@@ -194,12 +192,12 @@ class CollectiveCalls:
         return True
 
     def wait_for_gradients(self) -> None:
-        """Record that all gradients are there: the rest of the pass is a wait for other ranks."""
+        """Record that all gradients are computed: the rest of the pass is a wait for other ranks."""
         for row in self._passing:
             self.memory[row + STATE_OFFSET] = WAITED_FOR
 
     def end_gradients(self, is_good: bool) -> None:
-        """Take note that the backward pass has ended."""
+        """Record the end of the backward pass."""
         passing, self._passing = self._passing, []
         for row in passing:
             self.ended(row, is_good)
@@ -219,12 +217,12 @@ class CollectiveCalls:
 
 
 def wrap_groups(calls: CollectiveCalls, mark: Mark) -> list[FunctionType]:
-    """Have every operation of torch's groups recorded; nothing in a torch without them.
+    """Wrap every operation of torch's groups to record it; does nothing if torch has no groups.
 
     Args:
-        mark: says of a function that it is ours, and that it is not to be compiled.
+        mark: marks a function as ours and as excluded from compilation.
 
-    Returns: the functions that have a name of torch's in place of their own.
+    Returns: the wrappers, whose code has the names of torch's methods.
     """
     distributed = sys.modules.get("torch.distributed")
     kind = getattr(distributed, "ProcessGroup", None)
@@ -244,8 +242,8 @@ def wrap_groups(calls: CollectiveCalls, mark: Mark) -> list[FunctionType]:
 
 
 def _recorded(function: Callable[..., Any], calls: CollectiveCalls, operation: int, place: int | None) -> Any:
-    # [Note: cost] A program asks for thousands of operations a second. Everything is in one function, and what it needs
-    # is bound here: that is half of the time.
+    # [Note: cost] A program calls thousands of operations a second. All code is in one function, with its names bound
+    # here, which halves the time.
     is_message = operation in _MESSAGE_CODES
     slots = calls.message_slots if is_message else calls.slots
     works, works_of_rows, dtypes = calls.works, calls.works_of_rows, calls.dtypes
@@ -264,7 +262,7 @@ def _recorded(function: Callable[..., Any], calls: CollectiveCalls, operation: i
                     while type(item) is list:
                         item = item[0]
                     count, dtype = item.numel(), dtypes.get(item.dtype, 0)
-                    if type(count) is not int:  # a symbol of a traced program, which would take a value here
+                    if type(count) is not int:  # a symbol of a traced program, which must not be evaluated
                         count, dtype = 0, 0
                     if is_message and len(arguments) > _PEER + 1:  # tensors, peer, tag
                         peer = arguments[_PEER]
@@ -327,7 +325,7 @@ def facts_of(group: Any, *, is_message: bool) -> GroupFacts:
     known = world.pg_map.get(group)
     name = world.pg_names.get(group)
     if not name:
-        with contextlib.suppress(AttributeError, RuntimeError):  # a group that torch did not make has none
+        with contextlib.suppress(AttributeError, RuntimeError):  # a group that torch did not make has no name
             name = group.group_name
     return GroupFacts(
         name=str(name or ""),

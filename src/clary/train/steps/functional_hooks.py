@@ -1,21 +1,21 @@
-"""Writes down functional collectives where torch runs them, DTensor's among them, and times the waiting for them.
+"""Records functional collectives, including DTensor's, where torch runs them, and times the waits for them.
 
-Where: `torch_hooks.install`. Their rows and numbers are those of the group's other operations: `collective_hooks`.
+Where: `torch_hooks.install` calls it. Rows and numbers continue those of the group's other operations:
+`collective_hooks`.
 
 [Note: where these hooks are]
-A functional collective goes from Python to C++ through an operator, an object in `torch.ops` that calls what it has as
-`_op`. We are put there. Whatever traces programs - dynamo, export, make_fx, FakeTensor - knows operators by their
-object, its hash and its schema, and never looks at `_op`. It would trace into functions of `_functional_collectives`,
-and through wrappers of them; and a kernel of Python in the dispatcher would be met by it, and costs ten times as much.
+A functional collective goes from Python to C++ through an operator, an object in `torch.ops` that calls its attribute
+`_op`. The hooks replace `_op`. Tracers - dynamo, export, make_fx, FakeTensor - know operators by their object, its hash
+and its schema, and never read `_op`. They would trace into functions of `_functional_collectives` and wrappers of
+these; they would also see a Python kernel in the dispatcher, which costs ten times as much.
 
 [Note: what is counted]
-Classes of tensors and modes that are written in Python are handed an operator first and call it again; what traces
-calls it with tensors of its own. It is counted where nothing of the kind is left: with plain tensors, outside of all
-modes. That is once, and only where it is run. Graphs that were compiled are counted as far as they call operators from
-Python. C++ that calls C++ is not seen: some backward passes, of torch before they were written in Python.
-Sends and receives, which compiled graphs alone have, are left out.
+Tensor classes and modes written in Python receive an operator first and call it again; tracers call it with their own
+tensors. A call is counted only with plain tensors, outside of all modes: once, and only where it runs. Compiled graphs
+are counted if they call operators from Python. Calls from C++ to C++ are not seen: some backward passes, in versions of
+torch before these were written in Python. Sends and receives, which only compiled graphs have, are left out.
 
-Groups that are classes of Python are asked by C++ through their methods, which record or are recorded themselves.
+C++ calls groups that are Python classes through their methods, which record themselves or are recorded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from clary.train.operation_record import is_wanted
 from clary.train.steps.collective_hooks import CollectiveCalls
 from clary.train.steps.step_clock import COMMUNICATION, StepClock
 
-# Operator: operation. Their first argument is what a rank brings, the last one without a name the group.
+# Operator: operation. The first argument is a rank's input, the last positional one the group.
 _OPERATORS = {
     "all_reduce": "all_reduce",
     "all_reduce_": "all_reduce",
@@ -62,10 +62,10 @@ _OPERATORS = {
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 _WAIT = ("_c10d_functional", "wait_tensor")
 _DTENSOR = ("_dtensor", "shard_dim_alltoall")  # this collective waits for itself
-_NUM_SHARES = 2  # argument of what scatters: of as many shares a rank brings one for each
+_NUM_SHARES = 2  # index of a scattering operator's argument: number of shares, one per rank
 _RING = NUM_ROWS - 1
-_MOST_OUTPUTS = 1024  # that are waited for at once
-# Arguments that are not what they should be; torch says so itself.
+_MOST_OUTPUTS = 1024  # most outputs that are tracked at once
+# Errors of wrong arguments, which torch reports itself.
 _NOT_OURS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 _log = logging.getLogger("clary.steps")
@@ -73,13 +73,13 @@ ClockHere = Callable[[], StepClock | None]
 
 
 class Operator:
-    """Stands in for the function of an operator; each instance has a class of its own with its `__call__`.
+    """Replaces the function of an operator; each instance has a class of its own with its `__call__`.
 
     Args:
-        function: of C++, whose attributes and hash it has: operators have the hash of what they call.
+        function: the C++ function, whose attributes and hash it has, since operators have the hash of their function.
     """
 
-    function: Any = None  # looked for in `__getattr__`, before there is one
+    function: Any = None  # `__getattr__` reads it, perhaps before it is set
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -92,7 +92,7 @@ class Operator:
         return getattr(self.function, name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # it cannot be pickled, and raises the error that its callers expect
+        # the function cannot be pickled, and raises the error that callers expect
         return self.function.__reduce_ex__(protocol)
 
     def __deepcopy__(self, _: object) -> Operator:
@@ -100,7 +100,7 @@ class Operator:
 
 
 class _Torch:
-    """The functions of torch asked before an operation is counted. Raises: AttributeError in a torch without them."""
+    """The functions of torch that decide whether to count a call. Raises: AttributeError if torch lacks one."""
 
     def __init__(self, torch: Any) -> None:
         core = torch._C
@@ -115,17 +115,17 @@ class _Torch:
         self._no_function = core._disabled_torch_function_impl
 
     def is_plain(self, kind: Any) -> bool:
-        """Whether tensors of a class go to C++ as they are. Raises: AttributeError if it is no class of tensors."""
+        """Whether tensors of a class go directly to C++. Raises: AttributeError if it is not a class of tensors."""
         if kind.__torch_dispatch__ is not self._no_dispatch:
             return False
         return kind.__torch_function__ is self._no_function or not self._has_functions()
 
 
 def wrap_operators(calls: CollectiveCalls, clock_here: ClockHere) -> None:
-    """Have functional collectives recorded and the waiting for them timed; nothing in a torch without them.
+    """Wrap functional collectives, to record them and time their waits; does nothing if torch has none.
 
     Args:
-        clock_here: returns the clock, in the thread that is measured.
+        clock_here: returns the clock in the measured thread, None in others.
     """
     try:
         _wrap_all(sys.modules["torch"], calls, clock_here)
@@ -162,11 +162,11 @@ def _wrap(torch: Any, namespace: str, name: str, calls: CollectiveCalls, wrapped
     if packet is None or isinstance(packet._op, Operator):
         return
     for item in (packet, *(getattr(packet, overload) for overload in packet.overloads())):
-        # Called by the interpreter itself: a method in between would cost as much as the whole.
+        # The interpreter calls it directly: a method in between would double the cost.
         kind = type(Operator.__name__, (Operator,), {"__call__": staticmethod(wrapped(item._op))})
         item._op = kind(item._op)
         calls.operators.append(item._op)
-    # Scripts know operators by what they call, and that by its identity.
+    # TorchScript knows an operator by the `id` of its function.
     register = getattr(sys.modules.get("torch.jit._builtins"), "_register_builtin", None)
     if register is not None:
         register(packet._op, f"{namespace}::{name}")
@@ -184,8 +184,8 @@ def _recorded(
     """Return the wrapper that records an operation.
 
     Args:
-        has_shares: whether a rank brings a share for each rank, of which its own counts.
-        is_over: whether it has ended when the call returns.
+        has_shares: whether a rank's input has a share for each rank, of which only its own counts.
+        is_over: whether the operation has ended when the call returns.
     """
     # See [Note: cost] in `collective_hooks`.
     slots, dtypes, outputs = calls.slots, calls.dtypes, calls.outputs
@@ -199,7 +199,7 @@ def _recorded(
             item = arguments[0]
             if type(item) is tensor:
                 is_run = True
-            elif isinstance(item, list | tuple):  # any one of a class that is handed the operator will do
+            elif isinstance(item, list | tuple):  # one tensor of a class that receives the operator is enough
                 is_run = all(type(other) is tensor or is_plain(type(other)) for other in item)
                 item = item[0]
             else:
@@ -216,10 +216,10 @@ def _recorded(
         if memory is None:
             return function(*arguments, **keywords)
         try:
-            count = 0 if is_traced() else item.numel()  # `torch.jit.trace` would write this into its graph
+            count = 0 if is_traced() else item.numel()  # `torch.jit.trace` would record `numel` into its graph
             if has_shares:
                 count //= (arguments[_NUM_SHARES] if len(arguments) > _NUM_SHARES else keywords["group_size"]) or 1
-            if type(count) is not int:  # a symbol, which would take a value here
+            if type(count) is not int:  # a symbol, which must not be evaluated
                 count = 0
             number = following()
             row = rows + (number & _RING) * ROW_BYTES
@@ -238,7 +238,7 @@ def _recorded(
             return result
         memory[row + STATE_OFFSET] = UNDER_WAY
         try:
-            # By their memory, as in torch: objects that are tensors of the same memory are many.
+            # By address, as in torch: several tensor objects may share one memory.
             if type(result) is tensor:
                 outputs[result.data_ptr()] = (row, number)
             else:
@@ -253,16 +253,16 @@ def _recorded(
 
 
 def _sweep(calls: CollectiveCalls) -> None:
-    """Forget outputs whose rows have ended or belong to other operations now."""
+    """Drop outputs whose rows have ended or now belong to other operations."""
     kept = {address: output for address, output in calls.outputs.copy().items() if _is_open(calls, *output)}
     calls.outputs.clear()
     calls.outputs.update(kept)
 
 
 def _is_open(calls: CollectiveCalls, row: int, number: int) -> bool:
-    """Whether a row still is that operation's, and nobody has seen it end."""
+    """Whether a row still belongs to that operation, without a recorded end."""
     words = calls.words
-    if words is None:  # in a process that was forked off
+    if words is None:  # in a forked process
         return False
     return bool(words[row // NUMBER.size] == number and not words[(row + FINISHED_OFFSET) // NUMBER.size])
 

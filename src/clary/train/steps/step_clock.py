@@ -1,11 +1,12 @@
-"""Divides the time of a thread among the parts of training steps. Pure but for the clock that it is given.
+"""Divides the time of a thread among the parts of training steps. Pure except for the given clock.
 
 Where: `torch_hooks` calls it at the beginning and end of each part, from the thread that trains.
 
 [Note: what is forward]
-Nothing is hooked into modules: that costs time in each of them, and hooks would be compiled and pickled with the model.
-So the time outside of all parts is kept open until the next part begins. If that is a backward pass, it was the forward
-pass; else it was something else, evaluation or logging. Communication does not close it: forward passes communicate.
+Modules have no hooks: these would cost time in each module, and would be compiled and pickled with the model. So the
+time outside of all parts is unassigned until the next part begins. If that is a backward pass, the time was the forward
+pass; else it was other work, such as evaluation or logging. Communication does not assign it, since forward passes
+communicate.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from collections.abc import Callable
 
 from clary.contract.step_records import StepRow
 
-# Parts; plain numbers, because they index lists some ten times a step.
+# Parts; plain numbers, since they index lists some ten times per step.
 OTHER, DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER = range(6)
 _NUM_PARTS = 6
 _NS_PER_S = 1e9
-MOST_STEPS_OF_ANOTHER = 16  # by one optimizer while the one that counts does nothing, after which it counts
+MOST_STEPS_OF_ANOTHER = 16  # steps of another optimizer without any of the counting one, after which it counts instead
 
 _Open = tuple[int, object]  # part, owner
 
 
 class StepClock:
-    """Measures one thread. A step ends when the optimizer that stepped first ends its step; others are part of it.
+    """Measures one thread. A step ends when the optimizer that stepped first ends its step; it includes other steps.
 
     Args:
         now_ns: monotonic.
@@ -39,7 +40,7 @@ class StepClock:
         self._now_s = now_s
         self._spent = [0] * _NUM_PARTS
         self._stack: list[_Open] = []
-        self._open = 0  # spent outside of parts, or inside of an optimizer: it may turn out to be a forward pass
+        self._open = 0  # time outside of parts, or inside of an optimizer, that may be a forward pass
         self._began_ns = self._last_ns = now_ns()
         self._number = 0
         self._counting: object = None  # the optimizer whose steps count
@@ -66,14 +67,15 @@ class StepClock:
 
     @property
     def is_in_optimizer(self) -> bool:
-        """Whether an optimizer's step has begun and not ended, or ended with an error."""
+        """Whether an optimizer's step has begun and not ended normally."""
         return any(part == OPTIMIZER for part, _ in self._stack)
 
     def enter_optimizer(self, owner: object, num_outer: int = 0) -> None:
         """Begin an optimizer's step.
 
         Args:
-            num_outer: steps inside of which it begins, of wrappers and base classes; others have ended with an error.
+            num_outer: number of steps that surround it, of wrappers and base classes; further open steps ended with an
+                error.
         """
         open_steps = [depth for depth, item in enumerate(self._stack) if item[0] == OPTIMIZER]
         if len(open_steps) > num_outer:
@@ -81,10 +83,10 @@ class StepClock:
         self.enter(OPTIMIZER, owner)
 
     def leave_optimizer(self, owner: object) -> StepRow | None:
-        """End an optimizer's step; return the row of the training step if it ends with it."""
+        """End an optimizer's step; return the row of the training step if that ends too."""
         depths = [depth for depth, item in enumerate(self._stack) if item == (OPTIMIZER, owner)]
         if not depths:
-            return None  # its beginning was not seen
+            return None  # its beginning was not recorded
         self.leave(depths[-1])
         return self._end_step() if len(depths) == 1 and self._counts(owner) else None
 
@@ -113,7 +115,7 @@ class StepClock:
         self._last_ns = now_ns
 
     def _close(self) -> None:
-        """Count the open time as time of the optimizer or of other work: it was no forward pass."""
+        """Assign the open time to the optimizer or to other work, not to a forward pass."""
         self._spent[OPTIMIZER if self.is_in_optimizer else OTHER] += self._open
         self._open = 0
 
@@ -126,7 +128,7 @@ class StepClock:
             self._others[owner] = self._others.get(owner, 0) + 1
             if self._others[owner] < MOST_STEPS_OF_ANOTHER:
                 return False
-        # The first, or one that has gone on long after the other was done with.
+        # The first optimizer, or one that still steps long after the counting one has stopped.
         self._counting = owner
         self._others.clear()
         return True

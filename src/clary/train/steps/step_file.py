@@ -1,6 +1,6 @@
-"""The file of one process in which its agent finds a row for each step; one write a step, no thread, no lock.
+"""The file of one process in which its agent finds a row for each step; one write per step, no thread, no lock.
 
-Where: `torch_hooks`. The file is made with the first row, so that processes that never train leave none.
+Where: `torch_hooks` makes the file with the first row, so that processes that never train leave no file.
 
 The file is written and not mapped: on a full disk a write fails with an error, a mapped page with a signal.
 """
@@ -14,7 +14,7 @@ from clary.contract.step_records import ENDING, StepRow, offset_of, pack_header,
 
 
 class StepFile:
-    """Takes the rows of this process.
+    """Writes the rows of this process.
 
     Args:
         folder: made by the agent.
@@ -26,21 +26,21 @@ class StepFile:
     def __init__(self, folder: str, rank: int) -> None:
         self.process = os.getpid()
         path = os.path.join(folder, f"{rank}-{self.process}{ENDING}")
-        # An existing file was left by an earlier process with the same number.
+        # An existing file is of an earlier process with the same process id.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o644)
         os.pwrite(self._descriptor, pack_header(rank, self.process), 0)
         self._identity = _identity(self._descriptor)
 
     def write(self, row: StepRow) -> None:
-        """Add a row in place of the oldest. Raises: OSError."""
-        # Programs may close descriptors that are not theirs; the number may belong to another file by now.
+        """Write a row over the oldest one. Raises: OSError."""
+        # A program may close any descriptor, so the number may now belong to another file.
         if _identity(self._descriptor) != self._identity:
             raise OSError("the program has closed their file")
         os.pwrite(self._descriptor, pack_row(row), offset_of(row.number))
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         with contextlib.suppress(OSError):
             if _identity(self._descriptor) == self._identity:
                 os.close(self._descriptor)

@@ -1,18 +1,18 @@
 """Hooks the step clock into torch: loaders, backward passes, collectives, optimizers.
 
-Where: `install` is called at the end of `import torch` in a job's programs. Nothing here may fail a program or change
-what it computes; the first thing that goes wrong ends the recording and is said once.
+Where: `install` is called at the end of `import torch` in a job's programs. An error here must not fail a program or
+change its results; the first error ends the recording and is logged once.
 
 [Note: where the hooks are]
 optimizer       torch's own hooks of all optimizers.
-data            `__next__` of DataLoader's iterators, of which there is no hook.
-backward        `torch.autograd.backward`, which `Tensor.backward` calls too.
-communication   `wait` of what collectives return, in the thread that trains; of functional ones an operator of torch
-                (`functional_hooks`). At the end of a backward pass DDP and FSDP wait inside of it for what they have
-                reduced meanwhile. The engine calls back who asks for it when all gradients are there, in the order of
-                asking; we ask with the very first gradient, so what follows is their waiting.
-Times are the thread's. A GPU computes behind it, and its time shows where the thread waits for it.
-Compiled code is left alone: wrappers bear torch's own mark of functions that are not to be compiled.
+data            `__next__` of DataLoader's iterators, for which torch has no hook.
+backward        `torch.autograd.backward`, which `Tensor.backward` also calls.
+communication   `wait` of the works of collectives, in the thread that trains; for functional collectives an operator of
+                torch (`functional_hooks`). DDP and FSDP wait for their reductions at the end of a backward pass, inside
+                of it. The engine runs callbacks when all gradients are computed, in the order of registration; ours is
+                registered with the first gradient, so the time after it is the wait of DDP and FSDP.
+Times are of the thread. A GPU computes asynchronously, and its time appears where the thread waits for it.
+Compiled code is not changed: wrappers have torch's own mark of functions that must not be compiled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from clary.train.steps.step_file import StepFile
 from clary.train.steps.uncompiled import leave_uncompiled
 
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-_MARK = "_clary_steps"  # on a function that is a wrapper of ours
+_MARK = "_clary_steps"  # attribute of our wrappers
 _COMPILED = "torch._dynamo.compiled_autograd"
 
 _log = logging.getLogger("clary.steps")
@@ -47,7 +47,7 @@ class Recorder:
     """Measures the thread that trains and writes its rows.
 
     Args:
-        folder: where the file goes.
+        folder: the folder of the file.
     """
 
     def __init__(self, folder: str) -> None:
@@ -57,7 +57,7 @@ class Recorder:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew, in a process that was forked off: the file is the other one's."""
+        """Reset in a forked process: the file belongs to its parent."""
         self.is_on = True
         # The thread that trains and its clock; replaced as one, so that no two threads ever share a clock.
         self._measured = (threading.main_thread().ident, StepClock())
@@ -68,21 +68,21 @@ class Recorder:
 
     @property
     def clock(self) -> StepClock:
-        """Of the thread that trains."""
+        """The clock of the thread that trains."""
         return self._measured[1]
 
     def clock_here(self) -> StepClock | None:
-        """Return the clock if this is the thread that is measured."""
+        """Return the clock if the calling thread is the measured one, else None."""
         thread, clock = self._measured
         return clock if self.is_on and threading.get_ident() == thread else None
 
     def before_step(self, optimizer: object) -> None:
-        """Take note that an optimizer begins its step."""
+        """Record the beginning of an optimizer's step."""
         if not self.is_on:
             return
         try:
             clock = self.clock_here()
-            if clock is None:  # it trains in a thread of its own
+            if clock is None:  # the program trains in another thread
                 clock = StepClock()
                 self._measured = (threading.get_ident(), clock)
             clock.enter_optimizer(id(optimizer), _num_outer_steps() if clock.is_in_optimizer else 0)
@@ -90,14 +90,14 @@ class Recorder:
             self._give_up(error)
 
     def after_step(self, optimizer: object) -> None:
-        """Take note that an optimizer has ended its step."""
+        """Record the end of an optimizer's step."""
         try:
             clock = self.clock_here()
             row = clock.leave_optimizer(id(optimizer)) if clock is not None else None
             if row is None:
                 return
             if self._file is None:
-                _wrap_works(self)  # a program that has made a process group has imported its classes
+                _wrap_works(self)  # by now a program with a process group has imported its classes
                 self._file = StepFile(self._folder, _rank())
             self._file.write(row)
         except Exception as error:  # noqa: BLE001 - boundary: debug hook
@@ -109,9 +109,9 @@ class Recorder:
 
 
 def install() -> Recorder | None:
-    """Begin to record the steps of this process, if its job wants it; None if not. torch is imported already.
+    """Begin to record the steps of this process, if its job enables it, else return None. torch must be imported.
 
-    Wrappers that stand already are taken out of use; they are not wrapped again.
+    If the wrappers are installed already, it does nothing and returns None.
     """
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder or os.environ.get(SWITCH_VARIABLE) == "0":
@@ -146,17 +146,17 @@ def install() -> Recorder | None:
 
 
 def _tell_scripts(backward: Callable[..., Any]) -> None:
-    """Have `torch.jit.script` treat the wrapper as the wrapped function, which it knows by its identity."""
+    """Have `torch.jit.script` treat the wrapper as the wrapped function, which it knows by its `id`."""
     register = getattr(sys.modules.get("torch.jit._builtins"), "_register_builtin", None)
     if register is not None:
         register(backward, "aten::backward")
 
 
 def _wrap_works(recorder: Recorder) -> None:
-    """Time `wait` of the works that collectives return, in each class that has its own."""
+    """Time `wait` of the works that collectives return, in each class that defines it."""
     distributed = sys.modules.get("torch.distributed")
     work = getattr(distributed, "Work", None)
-    if work is None:  # a torch without
+    if work is None:  # torch without torch.distributed
         return
     for kind in (work, *work.__subclasses__()):
         wait = vars(kind).get("wait")
@@ -180,8 +180,8 @@ def _timed_next(function: Callable[..., Any], recorder: Recorder) -> Callable[..
 
 
 def _timed_wait(function: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    # pybind11 takes a function of Python for an override of the native one, and calls it again and again, unless the
-    # caller's frame has the same name and the same object first.
+    # pybind11 takes a Python function for an override of the native one, and would call it recursively, unless the
+    # caller's frame has the same name and the same first argument.
     calls = recorder.calls
     works, works_of_rows = calls.works, calls.works_of_rows
 
@@ -189,7 +189,7 @@ def _timed_wait(function: Callable[..., Any], recorder: Recorder) -> Callable[..
     def wait(self: Any, *arguments: Any, **keywords: Any) -> Any:
         clock = recorder.clock_here()
         row = works.pop(id(self), 0)
-        if row and works_of_rows.get(row) != id(self):  # another operation has its row by now
+        if row and works_of_rows.get(row) != id(self):  # its row now belongs to another operation
             row = 0
         if row and clock is not None:
             calls.memory[row + STATE_OFFSET] = WAITED_FOR
@@ -225,12 +225,12 @@ def _timed_backward(function: Callable[..., Any], recorder: Recorder) -> Callabl
         hook = None
         if is_distributed():
 
-            def ends() -> None:  # called back by the engine; `leave` below ends what begins here
+            def ends() -> None:  # the engine's callback; `leave` below ends this part
                 clock.enter(COMMUNICATION)
                 calls.wait_for_gradients()
 
             def begins(_: object) -> None:
-                with contextlib.suppress(RuntimeError):  # an engine that takes no callbacks here
+                with contextlib.suppress(RuntimeError):  # if the engine accepts no callbacks here
                     engine.queue_callback(ends)
 
             hook = _hook_first(tensors, begins)
@@ -254,10 +254,10 @@ def _hook_first(tensors: Any, hook: Callable[[Any], None]) -> Any:
     """Have a function called with the first gradient of a backward pass; None if that is not available."""
     compiled = sys.modules.get(_COMPILED)
     if compiled is not None and getattr(compiled, "compiled_autograd_enabled", True):
-        return None  # the whole pass is compiled, hooks with it
+        return None  # the whole pass is compiled, including hooks
     for tensor in tensors if isinstance(tensors, list | tuple) else (tensors,):
         if getattr(tensor, "grad_fn", None) is not None:
-            with contextlib.suppress(RuntimeError, TypeError, AttributeError):  # kinds of tensors that take no hooks
+            with contextlib.suppress(RuntimeError, TypeError, AttributeError):  # tensors that accept no hooks
                 return tensor.register_hook(hook)
             return None
     return None
@@ -265,14 +265,14 @@ def _hook_first(tensors: Any, hook: Callable[[Any], None]) -> Any:
 
 def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
     setattr(function, _MARK, True)
-    # As torch.compiler.disable does, whose import takes seconds.
+    # The same as torch.compiler.disable, whose import takes seconds.
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
 
 
 def _num_outer_steps() -> int:
-    """Return how many steps of optimizers the caller's hook is inside of, besides the one that calls the hook."""
-    stepping = sys._getframe(3)  # of torch's function around every `step`
+    """Return the number of optimizers' steps around the step that calls the caller's hook."""
+    stepping = sys._getframe(3)  # frame of torch's function around every `step`
     count, frame = 0, stepping.f_back
     while frame is not None:
         count += frame.f_code is stepping.f_code

@@ -1,7 +1,8 @@
-"""Keeps our functions out of `torch.compile`: hooks are called by programs that are compiled around them.
+"""Keeps our functions out of `torch.compile`, since compiled programs call our hooks.
 
-Where: `torch_hooks`, when everything is in place. The mark of torch's `disable` says that a function is not to be drawn
-into its caller; what it calls would be compiled by itself, again and again, with warnings in the program's log.
+Where: `torch_hooks` calls it after it has installed all hooks. The mark of torch's `disable` keeps a function from
+being inlined into its caller; but its callees would still be compiled, again and again, with warnings in the program's
+log.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 
 
 def leave_uncompiled(*parts: ModuleType | FunctionType) -> None:
-    """Have torch run these functions, and those of these modules, as they are; nothing where it knows no such wish."""
+    """Have torch never compile these functions, and those of these modules; does nothing if torch lacks the setting."""
     frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
     skip = getattr(frames, "skip_code", None)
-    if hasattr(frames, "set_code_exec_strategy"):  # of newer releases
+    if hasattr(frames, "set_code_exec_strategy"):  # in newer releases
         action = frames._FrameAction
         strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
 

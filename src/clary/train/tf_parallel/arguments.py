@@ -2,8 +2,9 @@
 
 Where: `step` reads every call's arguments here.
 
-Tensors and arrays, also nested in lists, tuples and dicts, are cut along axis 0, or as `input_split_axes` says; those
-in `non_split_inputs` and those without axes go whole to every microbatch, as all does that is no tensor.
+Tensors and arrays, also nested in lists, tuples and dicts, are cut along axis 0, or along the axis in
+`input_split_axes`. Arguments in `non_split_inputs`, scalars, and values other than tensors go whole to every
+microbatch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Argument:
 
     Args:
         name: of the argument that it is or lies in.
-        axis: along which it is cut; None for whole.
+        axis: the axis along which it is cut; None for a whole tensor.
     """
 
     name: str
@@ -46,9 +47,9 @@ class Arguments:
     tensors: list[Any]
 
     def specs(self, num_microbatches: int) -> list[Any]:
-        """Return shape and type of every tensor as a microbatch has it.
+        """Return shape and type of every tensor in a microbatch.
 
-        Raises: ValueError for a length that is known and that the number of microbatches does not divide.
+        Raises: ValueError for a known length that the number of microbatches does not divide.
         """
         return [
             _microbatch_spec(argument, tensor, num_microbatches)
@@ -61,14 +62,14 @@ class Arguments:
         return [one for one in tf.nest.flatten(self.structure) if isinstance(one, Argument)]
 
     def filled(self, tensors: Sequence[Any]) -> tuple[Any, Any]:
-        """Return args and kwargs with other tensors."""
+        """Return args and kwargs with the given tensors in place."""
         left = iter(tensors)
         leaves = [next(left) if isinstance(one, Argument) else one for one in tf.nest.flatten(self.structure)]
         args, kwargs = tf.nest.pack_sequence_as(self.structure, leaves)
         return args, kwargs
 
     def key(self, num_microbatches: int) -> Any:
-        """Return a key of calls that share a graph, as tf.function tells them apart."""
+        """Return a key that is equal for calls that share a graph, by the rules of tf.function."""
         specs = iter(self.specs(num_microbatches))
         leaves: list[Any] = []
         for one in tf.nest.flatten(self.structure):
@@ -108,13 +109,12 @@ def read_arguments(
 
     Args:
         whole: names of arguments that are not cut.
-        axes: axis by name of an argument.
-        signature: of the whole batch, as tf.function takes it: of positional arguments; types that arrays get.
+        axes: the axis to cut, by name of an argument.
+        signature: of the positional arguments of the whole batch, as tf.function takes it; it sets the types of arrays.
 
     Raises:
-        ValueError: a name that the function has not, an axis that a tensor has not, or more arguments than the
-            signature.
-        TypeError: an argument that cannot be cut, or is not of the type in the signature.
+        ValueError: a name that the function lacks, an axis that a tensor lacks, or more arguments than the signature.
+        TypeError: an argument that cannot be cut, or has another type than in the signature.
     """
     names = argument_names(function, args, {*whole, *axes})
     wanted = _wanted_types(names, args, signature)
@@ -133,7 +133,7 @@ def read_arguments(
         return tf.nest.pack_sequence_as(value, leaves)
 
     positional = tuple(read(name, value) for name, value in zip(names, args, strict=True))
-    # In the order in which flattening has them.
+    # In the order of flattening.
     by_keyword = {name: read(name, kwargs[name]) for name in sorted(kwargs)}
     return Arguments((positional, by_keyword), tensors)
 
@@ -141,7 +141,7 @@ def read_arguments(
 def _wanted_types(names: Sequence[str], args: Sequence[Any], signature: Sequence[Any] | None) -> dict[str, list[Any]]:
     if signature is None:
         return {}
-    skipped = len(names) - len(signature)  # self of a method has no place in a signature
+    skipped = len(names) - len(signature)  # `self` of a method is not in a signature
     if skipped not in (0, 1):
         raise ValueError(f"smp.step: input_signature has {len(signature)} places, and {len(args)} arguments were given")
     return {name: tf.nest.flatten(spec) for name, spec in zip(names[skipped:], signature, strict=True)}

@@ -1,7 +1,7 @@
-"""`smp.CheckpointManager`: checkpoints of a model that was cut, a folder for each part.
+"""`smp.CheckpointManager`: checkpoints of a cut model, with a folder for each part.
 
-Where: scripts make one over a tf.train.Checkpoint. Files of part i are in `directory`/mp_rank_i; the first of the
-replicas of a part writes them, and all read them.
+Where: scripts make a manager for a tf.train.Checkpoint. Files of part i are in `directory`/mp_rank_i; the first replica
+of a part writes them, and all its replicas read them.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_tensorflow.rst`.
 """
 
@@ -22,13 +22,13 @@ _LOG = logging.getLogger("clary.smp")
 
 
 class CheckpointManager(tf.train.CheckpointManager):
-    """A tf.train.CheckpointManager of this rank's part. All ranks make one, save and restore together.
+    """A tf.train.CheckpointManager of this rank's part. All ranks make it, save and restore together.
 
     Args:
-        checkpoint: a tf.train.Checkpoint, or a model alone.
+        checkpoint: a tf.train.Checkpoint, or only a model.
         directory: in which every part has a folder.
-        max_to_keep: how many checkpoints stay; None for all.
-        checkpoint_name: before the number in names of files.
+        max_to_keep: number of checkpoints to keep; None for all.
+        checkpoint_name: the text before the number in names of files.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class CheckpointManager(tf.train.CheckpointManager):
         super().__init__(checkpoint, self._folder, max_to_keep, checkpoint_name=checkpoint_name)
 
     def save(self, *args: Any, **kwargs: Any) -> str:
-        """Save this rank's part, and return the path of it. All ranks call it, once the model is cut.
+        """Save this rank's part, and return its path. All ranks call it, once the model is cut.
 
-        Raises: CheckpointError before the cut, and on all ranks if any could not save; that one is never restored.
+        Raises: CheckpointError before the cut, and on all ranks if any could not save; that checkpoint is never
+        restored.
         """
         facts = _facts()
         is_first = self._links.group_rank(Along.DP) == 0
@@ -71,8 +72,8 @@ class CheckpointManager(tf.train.CheckpointManager):
             restore_prefix: the name of a checkpoint, as ckpt-2, or a path that ends with it; None for the newest that
                 all parts have.
 
-        Returns: TensorFlow's status of the restoration; of nothing, where there is no such checkpoint, which is logged.
-        Raises: CheckpointError for one of a model that was cut otherwise.
+        Returns: TensorFlow's status of the restoration; an empty status, with a log, if there is no such checkpoint.
+        Raises: CheckpointError for a checkpoint of a model that was cut differently.
         """
         names = self._links.allgather(complete_ones(self._folder), Along.WORLD)
         firsts = [names[ranks[0]] for ranks in self._links.mesh.groups(Along.DP)]
@@ -100,15 +101,15 @@ class CheckpointManager(tf.train.CheckpointManager):
 
 
 class _Later:
-    """The status of a restoration that is done at the model's first step."""
+    """The status of a restoration that happens at the model's first step."""
 
     def expect_partial(self) -> _Later:
-        """Do nothing: a checkpoint may have more than the program."""
+        """Do nothing: a checkpoint may have more values than the program."""
         return self
 
 
 def _facts() -> dict[str, Any]:
-    """Return the facts of the cut that must be equal where a checkpoint is restored."""
+    """Return the facts of the cut that must be equal to restore a checkpoint."""
     now = session.current()
     if not now.models:
         raise CheckpointError("the model is not cut yet: save after its first step")
@@ -130,7 +131,7 @@ def _optimizers(checkpoint: Any) -> list[Any]:
 
 
 def _build(optimizer: Any) -> None:
-    """Make an optimizer's variables, which it makes at its first step otherwise, too late for those of Keras 3."""
+    """Make an optimizer's variables now: otherwise its first step makes them, too late to restore those of Keras 3."""
     variables = [one for model in session.current().models for one in model.trainable_variables]
     if not getattr(optimizer, "built", False) and variables:
         optimizer.build(variables)

@@ -1,6 +1,6 @@
-"""Checkpoints' files: which there are, and from one rank to another.
+"""Files of checkpoints: lists complete ones, and sends files from one rank to another.
 
-Where: `checkpoint` asks which are complete, and brings them to replicas on other hosts.
+Where: `checkpoint` lists the complete ones, and brings them to replicas on other hosts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _CUT_FILE = "partition.json"
 
 
 def complete_ones(folder: str) -> list[str]:
-    """Return the names of the checkpoints in a folder whose files are there, the oldest first."""
+    """Return the names of the complete checkpoints in a folder, oldest first."""
     state = tf.train.get_checkpoint_state(folder)
     names = [os.path.basename(path) for path in state.all_model_checkpoint_paths] if state else []
     return [name for name in names if os.path.exists(os.path.join(folder, f"{name}.index"))]
 
 
 def write_cut(folder: str, facts: dict[str, Any]) -> None:
-    """Note how the model was cut whose checkpoints are in a folder."""
+    """Write the cut of the model into the folder of its checkpoints."""
     path = Path(folder) / _CUT_FILE
     unfinished = path.with_suffix(f".{os.getpid()}")
     unfinished.write_text(json.dumps(facts), encoding="utf-8")
@@ -35,13 +35,13 @@ def write_cut(folder: str, facts: dict[str, Any]) -> None:
 
 
 def check_cut(folder: str, facts: dict[str, Any]) -> None:
-    """See that a folder's checkpoints are of a model that was cut as this one is.
+    """Check that a folder's checkpoints are of a model with the same cut as this one.
 
     Raises: CheckpointError naming the difference.
     """
     path = Path(folder) / _CUT_FILE
     if not path.exists():
-        return  # of another program: TensorFlow matches names as it does
+        return  # written by another program: TensorFlow matches names by its own rules
     saved = json.loads(path.read_text(encoding="utf-8"))
     for name, value in facts.items():
         if saved.get(name) != value:
@@ -64,14 +64,14 @@ def send_checkpoint_files(links: Links, folder: str, dest: int) -> None:
 
 
 def receive_checkpoint_files(links: Links, folder: str, src: int) -> None:
-    """Write the files that another rank sends to a folder, which is made; files of the same names are replaced.
+    """Write the files that another rank sends into a folder, which is made if missing; existing files are replaced.
 
     Folders in the sender's, such as `mp_rank_1`, are made as well.
 
     Args:
         src: rank in the world.
 
-    Raises: CheckpointError for a name that leads out of the folder; what came before it is written.
+    Raises: CheckpointError for a name that leads out of the folder; files before it are written.
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def bring_to_replicas(links: Links, folder: str) -> None:
 
 
 def _listing(folder: str) -> dict[str, tuple[int, int]]:
-    """Return size and time of every file, which tell a folder that both see from one of another host."""
+    """Return size and time of every file, which distinguish a shared folder from one of another host."""
     place = Path(folder)
     if not place.is_dir():
         return {}

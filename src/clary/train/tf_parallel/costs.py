@@ -1,9 +1,9 @@
 """Costs of the layers of a model, read from a graph of its forward pass.
 
-Where: `cutting` asks before it plans. Nothing is run or measured, so all ranks find the same.
+Where: `cutting` calls it before it plans. It runs and measures nothing, so all ranks find equal costs.
 
-Memory is that of the layer's variables, and of the results of its operations, which wait for the backward pass. Work is
-counted in multiplications and additions for products and convolutions, and as the number of results for all else.
+Memory is that of the layer's variables, and of its operations' results, which are kept for the backward pass. Work is
+the number of multiplications and additions in products and convolutions, and the number of results in other operations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FREE = frozenset({"Const", "Placeholder", "ReadVariableOp", "NoOp", "Shape", "I
 
 
 def layer_costs(calls: Iterable[LayerCall], graph: Any) -> list[ModuleCost]:
-    """Return the cost of layers, in their order.
+    """Return the costs of layers, in their order.
 
     Args:
         calls: of the layers, in `graph`.
@@ -57,7 +57,7 @@ def _work(operation: Any) -> float:
 
 
 def _inner_length(operation: Any) -> int:
-    """Return the length over which a product sums."""
+    """Return the length of the dimension that a product sums over."""
     lengths = _lengths(operation.inputs[0])
     name = "transpose_a" if operation.type == "MatMul" else "adj_x"
     return lengths[-2 if operation.get_attr(name) else -1] if len(lengths) > 1 else 1
@@ -68,7 +68,7 @@ def _num_elements(tensor: Any) -> int:
 
 
 def _lengths(tensor: Any) -> list[int]:
-    """Return the lengths of a tensor; one that is not known counts as 1."""
+    """Return the lengths of a tensor's dimensions; an unknown length counts as 1."""
     if tensor.shape.rank is None:
         return [1]
     return [length or 1 for length in tensor.shape.as_list()]

@@ -1,7 +1,7 @@
-"""Which part of a model goes to which rank, decided once, before the model's first step.
+"""Decides the rank of each part of a model, once, before the model's first step.
 
-Where: `model` asks when it is called for the first time within a step. The whole model is built and traced on every
-rank; ranks then compare what they decided, and rank 0 prints it.
+Where: `model` calls it at its first call within a step. Every rank builds and traces the whole model; ranks then
+compare their decisions, and rank 0 prints them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from clary.train.tf_parallel.variables import handle_of, name_of, variable_of, w
 
 @dataclass(frozen=True)
 class Cut:
-    """A decision.
+    """The decided cut of a model.
 
     Args:
-        parts: by `id` of a layer that has no others inside, its part; empty where the script places by hand.
+        parts: by `id` of a layer without layers inside, its part; empty if the script places by hand.
         owners: by `id` of a variable of TensorFlow, its part.
-        inputs: what the model was called with first: positional and keyword arguments, with specs in place of tensors.
+        inputs: positional and keyword arguments of the model's first call, with specs in place of tensors.
     """
 
     parts: Mapping[int, int]
@@ -38,21 +38,21 @@ class Cut:
     inputs: tuple[Sequence[Any], Mapping[str, Any]]
 
     def part_of(self, variable: Any) -> int:
-        """Return the part of a variable; 0 for a variable that the model has made later, outside of its call."""
+        """Return the part of a variable; 0 for a variable that the model made later, outside of its call."""
         return self.owners.get(id(variable_of(variable)), 0)
 
 
 def cut_model(
     model: Any, call: Callable[..., Any], inputs: tuple[Sequence[Any], Mapping[str, Any]], now: Session
 ) -> Cut:
-    """Build a model and decide where its layers and variables go. All ranks call it.
+    """Build a model and decide the parts of its layers and variables. All ranks call it.
 
     Args:
-        model: its name and variables are looked at.
+        model: the model, for its name and variables.
         call: calls the model as Keras does.
         inputs: of the call, with specs in place of tensors.
 
-    Raises: GraphBuildError for a model that cannot be cut so, with the reason.
+    Raises: GraphBuildError for a model that cannot be cut, with the reason.
     """
     configuration = now.configuration
     trace, graph = _traced(call, inputs)
@@ -86,7 +86,7 @@ def cut_model(
 
 
 def _traced(call: Callable[..., Any], inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> tuple[Trace, Any]:
-    """Trace a call of the model, which builds it; nothing is computed."""
+    """Trace a call of the model, which builds it, without computation."""
     leaves = tf.nest.flatten(inputs)
     tensors = [one for one in leaves if isinstance(one, tf.TypeSpec)]
     trace = Trace()
@@ -125,7 +125,7 @@ def _owners(placed: Placed, variables: Sequence[Any]) -> dict[int, int]:
 
 
 def _compare(plan: Plan, variables: Sequence[Any], now: Session) -> None:
-    """See that all ranks have come to the same decision; rank 0 prints it.
+    """Check that all ranks have the same decision; rank 0 prints it.
 
     Raises: GraphBuildError.
     """

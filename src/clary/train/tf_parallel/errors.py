@@ -1,8 +1,8 @@
-"""Errors that are TensorFlow's alone; those between ranks are `parallel.errors`."""
+"""Errors of TensorFlow programs only; errors between ranks are in `parallel.errors`."""
 
 from __future__ import annotations
 
 
-# AutoGraph hands an exception through a tf.function as it is if its kind derives from Exception itself.
+# AutoGraph passes an exception through a tf.function unchanged if its class derives directly from Exception.
 class GraphBuildError(Exception):
-    """A step or a model that cannot be cut as it is written; the text says why, and the way out. Nothing has run."""
+    """A step or a model that cannot be cut as it is written; the text has the reason and a remedy. No step has run."""

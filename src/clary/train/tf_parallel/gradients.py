@@ -1,9 +1,9 @@
 """Gradients inside of a step: `optimizer.get_gradients`, and tapes.
 
-Where: `tracing` leads tapes here while a step is traced; `session` has given Keras's optimizers a `get_gradients`.
+Where: `tracing` has tapes call it while a step is traced; `session` adds `get_gradients` to Keras's optimizers.
 
-The gradients of all variables of all models are put into the graph, whichever a rank asks for, since ranks hold the
-same graph and each asks for its own variables. Gradients that nobody asked for are never computed.
+The graph gets the gradients of all variables of all models, whichever variables a rank requests, since all ranks need
+the same graph and each requests its own variables. Gradients that no rank requests are never computed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def gradients_of(
     Args:
         targets: tensors of the step, losses mostly.
         sources: variables of TensorFlow or of Keras, or tensors of the step.
-        output_gradients: by target, what its gradient begins with; ones if None.
-        unconnected: what a source gets on which no target depends.
+        output_gradients: by target, its initial gradient; ones if None.
+        unconnected: the gradient of a source that no target depends on.
     """
     trace = tracing.current()
     assert trace is not None, "asked for while a step is traced"
@@ -72,7 +72,7 @@ def get_gradients(optimizer: Any, loss: Any, params: Sequence[Any]) -> list[Any]
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuse optimizers that need the norm of all gradients, of which a rank has its own alone.
+    """Refuse optimizers that need the norm of all gradients, since a rank has only its own.
 
     Raises: GraphBuildError.
     """
@@ -84,10 +84,10 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def teach_optimizers() -> None:
-    """Have Keras's optimizers work on the variables of a part. A second call does nothing.
+    """Adapt Keras's optimizers to the variables of a part. A second call does nothing.
 
-    They get `get_gradients`, which those of TensorFlow 2.3 had and Keras 3 has not. Their `apply_gradients` takes an
-    empty list, which a rank has whose layers are not trained.
+    They get `get_gradients`, which TensorFlow 2.3 had and Keras 3 lacks. Their `apply_gradients` accepts an empty list,
+    as on a rank whose layers are not trained.
     """
     for kind in _optimizer_classes():
         kind.get_gradients = get_gradients
@@ -110,7 +110,7 @@ def _applies_to_parts(apply: Callable[..., Any]) -> Callable[..., Any]:
 def _optimizer_classes() -> list[Any]:
     kinds = [tf.keras.optimizers.Optimizer]
     legacy = getattr(getattr(tf.keras.optimizers, "legacy", None), "Optimizer", None)
-    if hasattr(legacy, "apply_gradients"):  # in Keras 3 it is a warning alone
+    if hasattr(legacy, "apply_gradients"):  # in Keras 3 the legacy class is only a warning
         kinds.append(legacy)
     return kinds
 

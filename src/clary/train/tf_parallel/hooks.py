@@ -1,4 +1,4 @@
-"""`smp.register_post_partition_hook`: calls that wait until a model is cut, and come before its first step.
+"""`smp.register_post_partition_hook`: calls that are delayed until a model is cut, before its first step.
 
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_tensorflow.rst`.
 """
@@ -13,9 +13,9 @@ from clary.train.tf_parallel import session
 
 
 def register_post_partition_hook(hook: Callable[..., Any]) -> Callable[..., None]:
-    """Decorate a function: a call of it is put off until a model has been cut, and then done eagerly, once.
+    """Decorate a function: a call of it is delayed until a model has been cut, and then runs eagerly, once.
 
-    A call after that is done at once. Results are dropped; errors come from the first step.
+    A later call runs at once. Results are dropped; the first step raises errors.
     """
 
     @functools.wraps(hook)

@@ -1,9 +1,10 @@
 """Exchanges between ranks: objects by SMP's pairs of calls, arrays along a pipeline, reductions over replicas.
 
-Where: `session` makes it once; `running` sends activations and gradients, `plan` and the surface exchange objects.
+Where: `session` makes `Links` once; `running` sends activations and gradients, `plan` and the public functions exchange
+objects.
 
-Objects travel pickled, between ranks of one program that trust each other. `broadcast` is called by the source alone;
-each other member of the group calls `receive` for it: that is how scripts written for SMP pair them.
+Objects travel pickled, between ranks of one program that trust each other. Only the source calls `broadcast`; each
+other member of the group calls `receive`, as scripts written for SMP do.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
 """
 
@@ -22,13 +23,13 @@ from clary.train.collective.adapters.tensorflow.blocks import Blocks
 from clary.train.parallel.layout.mesh import Along, Mesh
 
 _OBJECT_TAG = 0x0B1
-FIRST_TENSOR_TAG = 0x1000  # of messages of a step, whose numbers follow
+FIRST_TENSOR_TAG = 0x1000  # first tag of a step's messages, whose numbers are added
 
 
 class Links:
     """Groups of a mesh over one world. Every rank makes it at the same time.
 
-    Methods raise CollectiveError if another rank does not come or has ended; nothing can be exchanged after that.
+    Methods raise CollectiveError if another rank does not answer or has ended; the links are unusable after that.
     """
 
     def __init__(self, mesh: Mesh, world: World) -> None:
@@ -39,7 +40,7 @@ class Links:
         self._blocks = Blocks()
 
     def ranks(self, along: Along) -> tuple[int, ...]:
-        """Return the ranks of the world in the own group along these axes, in the order of their ranks in it."""
+        """Return the world ranks of this rank's group along these axes, in the order of the group."""
         return self.mesh.group(along, self.rank)
 
     def group_rank(self, along: Along) -> int:
@@ -47,11 +48,11 @@ class Links:
         return self.ranks(along).index(self.rank)
 
     def size(self, along: Along) -> int:
-        """Return the number of ranks in it."""
+        """Return the number of ranks in this rank's group along these axes."""
         return len(self.ranks(along))
 
     def global_rank(self, along: Along, group_rank: int) -> int:
-        """Return the rank in the world of a member of the own group.
+        """Return the rank in the world of a member of this rank's group.
 
         Raises: ValueError if the group has no such rank.
         """
@@ -61,21 +62,21 @@ class Links:
         return ranks[group_rank]
 
     def send(self, obj: Any, group_rank: int, along: Along) -> None:
-        """Send an object to a member of the own group, which calls `receive`.
+        """Send an object to a member of this rank's group, which calls `receive`.
 
         Args:
             obj: anything that can be pickled.
             group_rank: of the receiver, in this rank's group along `along`.
 
-        Raises: ValueError if there is no such member, or it is this rank itself.
+        Raises: ValueError if there is no such member, or it is this rank.
         """
         for work in self._begin(obj, self._other(group_rank, along, "sends to")):
             work.wait()
 
     def receive(self, group_rank: int, along: Along) -> Any:
-        """Return the next object that a member of the own group sent or broadcast.
+        """Return the next object that a member of this rank's group sent or broadcast.
 
-        Raises: ValueError if there is no such member, or it is this rank itself.
+        Raises: ValueError if there is no such member, or it is this rank.
         """
         source = self._other(group_rank, along, "receives from")
         length = np.zeros(1, np.int64)
@@ -85,7 +86,7 @@ class Links:
         return pickle.loads(payload.tobytes())  # noqa: S301 - of a rank of this program
 
     def broadcast(self, obj: Any, along: Along) -> None:
-        """Send an object to all others of the own group; each calls `receive` with this rank."""
+        """Send an object to all other members of this rank's group; each calls `receive` with this rank."""
         for group_rank, rank in enumerate(self.ranks(along)):
             if rank != self.rank:
                 self.send(obj, group_rank, along)
@@ -95,7 +96,7 @@ class Links:
         ranks = self.ranks(along)
         own = ranks.index(self.rank)
         gathered: list[Any] = [obj] * len(ranks)
-        for distance in range(1, len(ranks)):  # in every round each sends to one and receives from one
+        for distance in range(1, len(ranks)):  # in every round each rank sends to one rank and receives from one
             sends = self._begin(obj, ranks[(own + distance) % len(ranks)])
             source = (own - distance) % len(ranks)
             gathered[source] = self.receive(source, along)
@@ -104,14 +105,15 @@ class Links:
         return gathered
 
     def barrier(self, along: Along) -> None:
-        """Wait until all members have come. All call it."""
+        """Wait until all members of the group have called it."""
         self.allgather(None, along)
 
     def average(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the mean of each array over the ranks that hold the same part. All of them call it.
+        """Return the mean of each array over the ranks that hold the same part. All these ranks call it.
 
         Args:
-            arrays: of floating types and any shapes, C-contiguous, alike on all; they are not written.
+            arrays: of floating types and any shapes, C-contiguous, equal in types and shapes on all ranks; they are not
+                changed.
         """
         if self._replicas is None or not arrays:
             return list(arrays)
@@ -121,10 +123,10 @@ class Links:
         return averages
 
     def first_replicas(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the arrays of the first of the ranks that hold the same part. All of them call it.
+        """Return the arrays of the first rank that holds the same part. All ranks that hold it call it.
 
         Args:
-            arrays: of any shapes and types, alike on all; they are not written.
+            arrays: of any shapes and types, which are equal on all ranks; they are not changed.
         """
         if self._replicas is None or not arrays:
             return list(arrays)
@@ -135,7 +137,7 @@ class Links:
         return copies
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Return an array that may become a tensor: TensorFlow ends a process for one that it finds unaligned.
+        """Return an aligned array, which may become a tensor: TensorFlow aborts a process on an unaligned array.
 
         Its content is undefined.
         """

@@ -1,6 +1,6 @@
 """`smp.partition`: operations placed by hand.
 
-Where: scripts use it in the `call` of their model; it counts where the key `auto_partition` is off.
+Where: scripts use it in the `call` of their model; it has an effect only if the key `auto_partition` is off.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_tensorflow.rst`, `smp.partition`.
 """
 
@@ -15,7 +15,7 @@ from clary.train.tf_parallel.errors import GraphBuildError
 
 @contextlib.contextmanager
 def partition(index: int) -> Iterator[None]:
-    """Place the operations of a model that come within it on a partition; without effect while `auto_partition` is on.
+    """Place the operations of a model within the block on a partition; without effect if `auto_partition` is on.
 
     Raises: ValueError for an index beyond the last partition, GraphBuildError outside of a model's `call`.
     """
@@ -32,7 +32,7 @@ def partition(index: int) -> Iterator[None]:
             "operations in call"
         )
     if not trace.is_here:
-        yield  # of a graph that is thrown away, or of a branch that runs where the operation around it runs
+        yield  # a graph that is discarded, or a branch that runs on the rank of the operation around it
         return
     with trace.marking(index):
         yield

@@ -21,33 +21,33 @@ from clary.train.tf_parallel.variables import give_up, variable_of, without_repe
 
 _UNSPECIFIED = (
     tf.__internal__.autograph.control_status_ctx()
-)  # of code outside of any conversion: convert what is called
+)  # status of code outside of any conversion: it converts called functions
 
 
 class DistributedModel(tf.keras.Model):
     """A model whose `call` is cut over the ranks of a pipeline at the first step.
 
-    Until then it is Keras's. Afterwards `variables`, `trainable_variables` and the other lists have what this rank
-    holds, and it can be called inside of an `smp.step` alone.
+    Until then it is a plain Keras model. Afterwards `variables`, `trainable_variables` and the other lists have only
+    this rank's variables, and it can be called only inside of an `smp.step`.
     """
 
     _clary_cut: Cut | None = None
     _clary_shows_all = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model. Raises: GraphBuildError outside of a step, once it is cut."""
+        """Call the model. Raises: GraphBuildError outside of a step, if the model is cut."""
         return _called(self, super().__call__, args, kwargs)
 
     @property
     def cut(self) -> Cut:
-        """How it is cut. Raises: RuntimeError before the first step."""
+        """The cut of the model. Raises: RuntimeError before the first step."""
         if self._clary_cut is None:
             raise RuntimeError(f"{self.name} is not cut yet: that is done when it is called within an smp.step")
         return self._clary_cut
 
     @property
     def partitioned(self) -> bool:
-        """Whether it is cut."""
+        """Whether the model is cut."""
         return self._clary_cut is not None
 
     @property
@@ -57,7 +57,7 @@ class DistributedModel(tf.keras.Model):
 
     @property
     def all_trainable_variables(self) -> list[Any]:
-        """Those of `all_variables` that are trained."""
+        """The trained variables among `all_variables`."""
         return self._all(lambda: self.trainable_variables)
 
     @property
@@ -91,12 +91,12 @@ class DistributedModel(tf.keras.Model):
         return self._own(super().non_trainable_weights)
 
     def profile(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: costs of layers are read from the graph of the first step, and not measured."""
+        """Do nothing: the graph of the first step gives the costs of layers, without measurement."""
 
     def save_model(self, save_path: str = "/opt/ml/model") -> None:
         """Write the whole model with its latest weights as a SavedModel. All ranks call it; rank 0 writes.
 
-        The signature `serving_default` takes tensors as the model was first called with, of any batch, and gives
+        The signature `serving_default` takes the tensors of the model's first call, with any batch size, and returns
         `output_0` and so on.
 
         Raises: RuntimeError before the first step.
@@ -119,7 +119,7 @@ class DistributedModel(tf.keras.Model):
 
 
 def _refuse_in_parts(name: str, instead: str) -> Callable[..., Any]:
-    """Return a method of Keras that works on a model that lies on one rank as a whole, and nowhere else."""
+    """Return a wrapper of a method of Keras that works only if the whole model lies on one rank."""
     original = getattr(tf.keras.Model, name)
 
     @functools.wraps(original)
@@ -162,7 +162,7 @@ def _called(
 
 
 def _cut(model: DistributedModel, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Decide which rank holds which variable, and give up the others'."""
+    """Decide the rank of each variable, and free other ranks' variables."""
     now = session.current()
     specs = tf.nest.map_structure(_spec, (tuple(args), dict(kwargs)))
     cut = cut_model(model, call, specs, now)

@@ -1,8 +1,8 @@
-"""Norms of all gradients together, where every rank of a pipeline has those of its own part.
+"""Norms of all gradients together, on pipelines whose ranks have only their own parts' gradients.
 
-Where: `smp.init` puts these in the place of tf.clip_by_global_norm and tf.linalg.global_norm, which scripts call with
-the gradients that a step returned. A list whose shapes are those of this rank's trained variables counts as gradients;
-its norm is then that of all parts. All ranks of a pipeline call them. Any other list gets TensorFlow's own norm.
+Where: `smp.init` replaces tf.clip_by_global_norm and tf.linalg.global_norm, which scripts call with the gradients that
+a step returned. A list with the shapes of this rank's trained variables counts as gradients, and its norm is that of
+all parts; all ranks of a pipeline call it. Other lists get TensorFlow's own norm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.train.tf_parallel.errors import GraphBuildError
 
 
 def teach_tensorflow() -> None:
-    """Have TensorFlow's two functions see all parts. A second call does nothing."""
+    """Replace TensorFlow's two functions. A second call does nothing."""
     if tf.clip_by_global_norm.__module__ != __name__:
         tf.clip_by_global_norm, tf.linalg.global_norm = _functions(tf.clip_by_global_norm, tf.linalg.global_norm)
 

@@ -28,7 +28,7 @@ class StepOutput:
     def reduce_mean(self) -> Any:
         """Return the mean over the microbatches.
 
-        Raises: TypeError for a tensor of integers, whose mean is no integer.
+        Raises: TypeError for a tensor of integers, whose mean may not be an integer.
         """
         total = self.reduce_sum()
         if not (total.dtype.is_floating or total.dtype.is_complex):
@@ -40,23 +40,23 @@ class StepOutput:
         return tf.add_n(self.outputs)
 
     def concat(self) -> Any:
-        """Return all behind each other along axis 0."""
+        """Return all, concatenated along axis 0."""
         return tf.concat(self.outputs, 0)
 
     def merge(self) -> Any:
-        """Return all behind each other along axis 0, as `concat`."""
+        """Return all, concatenated along axis 0, as `concat`."""
         return self.concat()
 
     def stack(self) -> Any:
-        """Return all along a new axis 0."""
+        """Return all, stacked along a new axis 0."""
         return tf.stack(self.outputs)
 
     def accumulate(self, method: str = "variable", var: Any = None) -> Any:
         """Return the mean over the microbatches, as `reduce_mean`.
 
         Args:
-            method: one of variable, add_n and accumulate_n, which name ways of the original; the value is the same.
-            var: a variable that gets the mean; looked at with the method `variable` alone.
+            method: variable, add_n or accumulate_n, as in the original; all give the same value.
+            var: a variable that gets the mean; used only with the method `variable`.
 
         Raises: ValueError for another method.
         """
@@ -77,7 +77,7 @@ class GradientOutput(StepOutput):
 
     Args:
         mean: the mean over microbatches and replicas.
-        averaged: averages tensors over the replicas, which all call it.
+        averaged: averages tensors over the replicas; all replicas call it.
     """
 
     def __init__(self, outputs: Sequence[Any], mean: Any, averaged: Callable[[list[Any]], list[Any]]) -> None:
@@ -87,7 +87,7 @@ class GradientOutput(StepOutput):
 
     @property
     def outputs(self) -> list[Any]:
-        """The tensors by microbatch, averaged over replicas. All replicas ask for it."""
+        """The tensors by microbatch, averaged over replicas. All replicas read it."""
         return self._averaged(super().outputs)
 
     def reduce_mean(self) -> Any:

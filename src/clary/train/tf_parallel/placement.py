@@ -1,17 +1,17 @@
 """The part of every operation and of every variable of a traced graph.
 
-Where: `cutting` decides with it where variables go, `plan` what each rank runs.
+Where: `cutting` places variables with it, `plan` decides each rank's operations with it.
 
-An operation's part is, by the first of these that holds:
+An operation's part is given by the first of these rules that applies:
 
-    none            values from outside, and constants, which every rank can have for itself
+    none            values from outside, and constants, which every rank has itself
     the variable's  of an operation that uses a variable of the model
     its mark        see `tracing`
-    its forward's   of an operation that is colocated with another: gradients are, with what they are gradients of
-    its inputs'     of any other operation inside of a model: the highest part of them, or else the part that the model
-                    has come to; by hand it is `default_partition`
-    none            outside of models: every rank runs it that needs it. Random numbers are drawn on part 0 alone, so
-                    that all have the same.
+    its forward's   of an operation that is colocated with another, as gradients are with their forward operation
+    its inputs'     of any other operation inside of a model: the highest part of them, or else the latest part of the
+                    model; with placement by hand `default_partition`
+    none            outside of models: every rank that needs it runs it. Random numbers are drawn only on part 0, so
+                    that all ranks have the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Placed:
     """A graph with its parts.
 
     Args:
-        used: by operation, the variable of a model that it uses, as a number.
+        used: by operation, the number of the model's variable that it uses.
     """
 
     graph: Graph
@@ -55,8 +55,8 @@ def place(
 
     Args:
         trace: of this graph.
-        owners: by variable's number, its part; empty while they are not known.
-        default: part of operations of a model without a mark; None lets their inputs decide.
+        owners: by variable's number, its part; empty while parts are unknown.
+        default: part of a model's operations without a mark; None lets their inputs decide.
         handles: by `id` of a variable's handle, the variable's number; of all variables of models.
 
     Raises: GraphBuildError for an operation that uses variables of several parts.

@@ -1,10 +1,10 @@
-"""A traced step as this rank runs it: its functions, its messages, the order of its tasks.
+"""This rank's plan of a traced step: its functions, its messages, the order of its tasks.
 
-Where: `step` makes one for every kind of arguments, all ranks of a pipeline together; `running` runs it.
+Where: `step` makes a plan for every kind of arguments, on all ranks of a pipeline together; `running` runs it.
 
-Ranks agree in two rounds. First each tells which results of the model it needs for operations outside of it, and a
-digest of what all must have in common: the model, its gradients, and the loss that these begin with. Then each tells
-what it sends and receives at which level, and all find the same order.
+Ranks agree in two rounds. First each rank sends the results of the model that its operations outside of it need, and a
+digest of the parts that must be equal on all ranks: the model, its gradients, and the loss that these begin with. Then
+each sends its messages by level, and all compute the same order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from clary.train.tf_parallel.session import Session
 from clary.train.tf_parallel.tracing import Trace
 from clary.train.tf_parallel.variables import handle_of, name_of, variable_of
 
-_CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")  # beginnings of kinds of operations
+_CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")  # prefixes of kinds of operations
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Plan:
 
     Args:
         segments: by level.
-        last_uses: by level, results that nobody needs after it.
-        receives: by level, the messages that must have come.
-        sends: by level, the messages that leave after it.
+        last_uses: by level, results that are not needed after it.
+        receives: by level, the messages that must have arrived.
+        sends: by level, the messages that it sends after it.
         tasks: in their order.
-        arguments: the step's arguments, as the segments name them.
-        captured: values from outside of the step, variables mostly.
+        arguments: the step's arguments, by the segments' names.
+        captured: values from outside of the step, mostly variables.
         results: the step's results.
     """
 
@@ -61,10 +61,10 @@ def make_plan(function: Any, trace: Trace, now: Session) -> Plan:
     """Plan a traced step. All ranks of a pipeline call it.
 
     Args:
-        function: what tracing gave: a function of TensorFlow of the step's tensors.
+        function: the traced function of TensorFlow, of the step's tensors.
         trace: of it.
 
-    Raises: GraphBuildError for a step that cannot be cut, or is not the same on all ranks.
+    Raises: GraphBuildError for a step that cannot be cut, or differs between ranks.
     """
     graph = function.graph
     placed = _placed(graph, trace, now)
@@ -203,7 +203,7 @@ def _last_uses(
 def _spec(pieces: Pieces, message: Message, part: int) -> Any:
     """Return shape and type of a tensor that moves between ranks.
 
-    Raises: GraphBuildError for one of a type that stays where it is.
+    Raises: GraphBuildError for a tensor whose type cannot move.
     """
     tensor = pieces.tensor(message.output)
     if part in (message.source, message.target) and tensor.dtype in (tf.string, tf.variant, tf.resource):

@@ -1,6 +1,6 @@
 """One call of a planned step: all microbatches through this rank's tasks, with messages to and from other ranks.
 
-Where: `step` calls it, eagerly or within one operation of a graph.
+Where: `step` runs it, eagerly or within one operation of a graph.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from clary.train.tf_parallel.links import FIRST_TENSOR_TAG, Links
 from clary.train.tf_parallel.plan import Plan
 
 _HEADER = 8
-"""Numbers before a tensor whose shape was not known when the step was traced: its number of dimensions, and seven."""
+"""Number of values sent before a tensor whose shape is unknown at tracing: number of dimensions, and seven lengths."""
 
 
 class Run:
-    """One call.
+    """One call of a step.
 
     Args:
         pieces: by argument of the step, its tensor for each microbatch.
@@ -34,7 +34,7 @@ class Run:
     def __init__(self, plan: Plan, links: Links, pieces: Sequence[Sequence[Any]], num_microbatches: int) -> None:
         self._plan = plan
         self._links = links
-        self._under_way: list[Any] = []  # sends, and their memory
+        self._under_way: list[Any] = []  # sends, with the memory that they need
         self._values: list[dict[Output, Any]] = [
             {**plan.captured, **{name: piece[number] for name, piece in zip(plan.arguments, pieces, strict=True)}}
             for number in range(num_microbatches)
@@ -43,8 +43,8 @@ class Run:
     def results(self) -> list[list[Any]]:
         """Run all tasks; return the step's results as eager tensors, by microbatch.
 
-        Raises: RankLost if another rank has ended or does not come; ParallelError if this one fails, after which the
-            others fail too. No result of the call can be used then.
+        Raises: RankLost if another rank has ended or does not answer; ParallelError if this rank fails, after which the
+        others fail too. Then no result of the call can be used.
         """
         task: Task | None = None
         try:

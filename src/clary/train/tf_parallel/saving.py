@@ -1,6 +1,6 @@
-"""A model that was cut, written whole as a SavedModel.
+"""Writes a cut model whole as a SavedModel.
 
-Where: `DistributedModel.save_model`. Other ranks' variables get their values on rank 0 for as long as it writes.
+Where: `DistributedModel.save_model` calls it. Rank 0 has the values of other ranks' variables while it writes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def save_whole(model: Any, call: Callable[..., Any], path: str, now: Session) ->
     """Write a model; see `DistributedModel.save_model`.
 
     Args:
-        call: calls it as Keras does, with no step around.
+        call: calls the model as Keras does, outside of a step.
     """
-    cut = model.cut  # raises if there is none yet
+    cut = model.cut  # raises if the model is not cut yet
     others = gather_others(model, now)
     if now.links.rank == 0:
         for variable, value in others:
@@ -36,7 +36,7 @@ def save_whole(model: Any, call: Callable[..., Any], path: str, now: Session) ->
 
 
 def gather_others(model: Any, now: Session) -> list[tuple[Any, Any]]:
-    """Return the variables of other parts with their values, on part 0; [] elsewhere. All ranks of a pipeline call."""
+    """Return other parts' variables with their values, on part 0; [] elsewhere. All ranks of a pipeline call it."""
     variables = model.all_variables
     owners = [model.cut.part_of(one) for one in variables]
     if now.part:

@@ -1,7 +1,7 @@
 """Functions of TensorFlow for pieces of a graph.
 
-Where: `plan` makes one of each level of a rank. A piece takes results of other pieces and gives results to them; what
-has effects in it runs when it is called, once.
+Where: `plan` makes a function for each level of a rank. A piece takes results of other pieces and returns results to
+them; each call runs its operations with effects once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Pieces:
     """A graph from which pieces are made.
 
     Args:
-        graph: of TensorFlow; it is not changed.
+        graph: a graph of TensorFlow; it is not changed.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -40,9 +40,9 @@ class Pieces:
 
         Args:
             names: the operations, each after its inputs among them.
-            inputs: results of others, in the order in which the function takes them.
-            outputs: results of these, in the order in which it gives them.
-            effects: those of the operations that must run even if nobody takes their results.
+            inputs: results of other operations, in the order of the function's arguments.
+            outputs: results of these operations, in the order of the function's results.
+            effects: the operations that must run even if their results are not used.
         """
         definition = tf.compat.v1.GraphDef()
         definition.versions.CopyFrom(self._definition.versions)
@@ -72,7 +72,7 @@ class Pieces:
         results = [graph.get_tensor_by_name(str(one)) for one in outputs]
         kept_alive = [graph.get_operation_by_name(name) for name in effects]
         pruned = wrapped.prune(feeds, {"results": results, "effects": kept_alive})
-        # A pruned function that is called by itself is not optimized: its gradients of convolutions took twice as long.
+        # A pruned function that is called directly is not optimized: gradients of convolutions took twice as long.
         called = tf.function(lambda *values: pruned(*values)["results"], autograph=False)
         function = called.get_concrete_function(*(tf.TensorSpec(one.shape, one.dtype) for one in feeds))
         return Segment(function, tuple(inputs), tuple(outputs))
@@ -83,8 +83,8 @@ class Segment:
     """A piece of a graph that can be called.
 
     Args:
-        inputs: what `__call__` takes.
-        outputs: what it gives.
+        inputs: the arguments of `__call__`.
+        outputs: its results.
     """
 
     function: Any
@@ -97,7 +97,7 @@ class Segment:
 
 
 def _renamed(text: str, fed: dict[str, str]) -> str:
-    """Return an input of an operation as the piece names it."""
+    """Return the piece's name of an operation's input."""
     if text.startswith("^"):
         return text
     return fed.get(text if ":" in text else f"{text}:0", text)

@@ -1,9 +1,9 @@
 """One rank of a parallel TensorFlow program: its configuration, its place, its links. One for each process.
 
-Where: `initialize` first, once, on every rank; all else calls `current()`.
+Where: every rank calls `initialize` first, once; other modules call `current()`.
 
-A rank learns its place from its launcher: torchrun's variables, or Open MPI's; without either it is alone. Rank 0 keeps
-the store of the group at MASTER_ADDR, port MASTER_PORT or the key `ddp_port`.
+A rank reads its place from its launcher's variables: torchrun's or Open MPI's; without either it is the only rank. Rank
+0 serves the store of the group at MASTER_ADDR, port MASTER_PORT or the key `ddp_port`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from clary.train.rank_variables import with_ranks_of_mpirun
 from clary.train.tf_parallel.links import Links
 
 _NEEDED_THREADS = 4
-"""Of TensorFlow between operations: a step waits in one of them for others that run its functions."""
-_TORCH_ALONE = {  # keys that change what is computed, and what they must be here
+"""TensorFlow's threads between operations: a step waits in one of them while others run its functions."""
+_TORCH_ALONE = {  # keys that change computations, and their only valid values here
     "tensor_parallel_degree": 1,
     "sharded_data_parallel_degree": 1,
     "shard_optimizer_state": False,
@@ -50,8 +50,8 @@ class Session:
     """One rank of a parallel program.
 
     Args:
-        models: those that were cut, in the order of their first steps.
-        waiting: what is to be called once a model is cut.
+        models: the cut models, in the order of their first steps.
+        waiting: functions to call once a model is cut.
         turn: a variable that every step takes inside of a graph, so that steps keep their order.
     """
 
@@ -64,7 +64,7 @@ class Session:
 
     @property
     def mesh(self) -> Mesh:
-        """Which rank lies where."""
+        """The places of ranks."""
         return self.links.mesh
 
     @property
@@ -84,7 +84,7 @@ def is_initialized() -> bool:
 def current() -> Session:
     """Return the session of this process.
 
-    Raises: RuntimeError if it has none yet.
+    Raises: RuntimeError before `initialize`.
     """
     if _session is None:
         raise RuntimeError("model parallelism is not initialised: call smp.init() first, on every rank")
@@ -95,9 +95,10 @@ def initialize(configuration: Configuration) -> Session:
     """Make this process a rank of a parallel program. Every rank calls it; a second call with equal keys does nothing.
 
     Raises:
-        ValueError: the number of ranks does not fit the degrees, a key is torch's alone, or a variable is wrong.
-        RuntimeError: it is initialised with other keys already, or TensorFlow runs with one thread between operations.
-        BootstrapError: ranks do not come; names them.
+        ValueError: the number of ranks does not fit the degrees, a key is only for torch, or a variable is invalid.
+        RuntimeError: the process is initialised with other keys already, or TensorFlow runs with one thread between
+            operations.
+        BootstrapError: ranks do not join; the text names them.
     """
     global _session
     if _session is not None:
@@ -107,7 +108,7 @@ def initialize(configuration: Configuration) -> Session:
     _refuse_keys_of_torch(configuration)
     environ = with_ranks_of_mpirun(os.environ)
     place = find_place(environ)
-    mesh = configuration.mesh(place.size)  # before anybody waits for anybody
+    mesh = configuration.mesh(place.size)  # before any rank waits for another
     _have_threads()
     settings = dataclasses.replace(CollectiveSettings.from_environment(environ), timeout_s=find_timeout_s(environ))
     world = arrays.init(
@@ -125,7 +126,7 @@ def initialize(configuration: Configuration) -> Session:
 
 
 def reset() -> None:
-    """Leave the program's groups and forget the session; for programs that initialise twice, such as tests."""
+    """Leave the program's groups and drop the session; for programs that initialise twice, such as tests."""
     global _session
     if _session is not None:
         _session.links.close()
@@ -142,9 +143,9 @@ def _refuse_keys_of_torch(configuration: Configuration) -> None:
 
 
 def _have_threads() -> None:
-    """See that TensorFlow can run functions while an operation of ours waits; on one CPU it has one thread for both.
+    """Ensure that TensorFlow can run functions while our operation waits; on one CPU it has one thread for both.
 
-    Raises: RuntimeError if it is too late to give it more.
+    Raises: RuntimeError if it is too late to add threads.
     """
     asked = tf.config.threading.get_inter_op_parallelism_threads()
     if (asked or len(os.sched_getaffinity(0))) >= _NEEDED_THREADS:
@@ -163,7 +164,7 @@ def _have_threads() -> None:
 def _start_horovod(session: Session) -> None:
     """Initialise Horovod among the ranks that hold the same part: its size is the number of replicas.
 
-    Raises: ValueError if Horovod is not there.
+    Raises: ValueError if Horovod cannot be imported.
     """
     try:
         import horovod.tensorflow as hvd
@@ -171,16 +172,16 @@ def _start_horovod(session: Session) -> None:
         raise ValueError(f"horovod is true, and horovod.tensorflow cannot be imported: {error}") from error
     members = session.links.ranks(Along.DP)
     if session.links.size(Along.DP) > 1:
-        # Each group needs a meeting place of its own, which its first rank offers.
+        # Each group needs its own address to meet at, which its first rank offers.
         offers = session.links.allgather(_free_address(session.place), Along.DP)
         os.environ["CLARY_HOROVOD_ADDR"], os.environ["CLARY_HOROVOD_PORT"] = offers[0]
     hvd.init(comm=list(members))
 
 
 def _free_address(place: Place) -> tuple[str, str]:
-    """Return an address of this host by which ranks reach it, and a free port there."""
+    """Return an address of this host that ranks can reach, and a free port of it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends nothing: it chooses the interface
+        probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends no packet: it only chooses the interface
         address = str(probe.getsockname()[0])
     with socket.socket() as listener:
         listener.bind((address, 0))

@@ -1,10 +1,11 @@
-"""`smp.step`: the function of one training step, run once a microbatch.
+"""`smp.step`: the decorator of a training step, whose function runs once per microbatch.
 
-Where: scripts decorate theirs with it. A call reads the arguments (`arguments`), traces the function where it has not
-seen such arguments yet (`tracing`), plans with the other ranks (`plan`) and runs (`running`).
+Where: scripts decorate their step function. A call reads the arguments (`arguments`), traces the function if this kind
+of arguments is new (`tracing`), plans with the other ranks (`plan`) and runs (`running`).
 
-Outside of a tf.function a call runs at once. Inside of one it becomes one operation of its graph. That takes the
-variables that this rank holds, so that TensorFlow keeps the program's order of steps and of changes to variables.
+Outside of a tf.function a call runs at once. Inside of a tf.function it becomes one operation of its graph. The
+operation takes this rank's variables as inputs, so that TensorFlow keeps the program's order of steps and of changes to
+variables.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`, `smp.step`.
 """
 
@@ -37,14 +38,14 @@ _OPTIONS = frozenset({"autograph", "reduce_retracing", "experimental_relax_shape
 
 @dataclass(frozen=True)
 class Traced:
-    """A function that was traced with arguments of one kind.
+    """A function that was traced for one kind of arguments.
 
     Args:
-        structure: what it returned.
-        leaves: of it, with None in place of tensors.
-        is_tensor: by leaf, whether it is one.
-        gradients: by tensor that it returned, whether it is a gradient to be averaged over replicas.
-        arguments: kept, since Python values are known by their identity.
+        structure: the structure of its result.
+        leaves: the leaves of its result, with None in place of tensors.
+        is_tensor: by leaf, whether it is a tensor.
+        gradients: by returned tensor, whether it is a gradient to average over replicas.
+        arguments: kept alive, since the key has the `id` of Python values.
     """
 
     plan: Plan
@@ -70,12 +71,12 @@ def step(
         non_split_inputs: names of arguments that every microbatch gets whole.
         input_split_axes: axes other than 0, by name of an argument.
         input_signature: specs of the whole batch, as tf.function takes them.
-        options: other arguments of tf.function; those that compile are refused, others change nothing.
+        options: other arguments of tf.function; options that compile are refused, others have no effect.
 
-    Returns: a function of the same arguments; its tensors come back as `StepOutput`, other leaves as lists, one item a
-        microbatch.
-    Raises: what `read_arguments`, `make_plan` and the function raise; inside of a tf.function, once that runs, errors
-        of ranks come as TensorFlow's, with our words.
+    Returns: a function of the same arguments; its tensors are returned as `StepOutput`, other leaves as lists, one item
+    per microbatch.
+    Raises: errors of `read_arguments`, `make_plan` and the function; when a tf.function runs the step, errors of ranks
+        become TensorFlow's, with the same text.
     """
     if function is None:
         return functools.partial(
@@ -108,7 +109,7 @@ class _Step:
         self._session: Session | None = None
 
     def as_function(self) -> Callable[..., Any]:
-        """Return it as a function, which is a method where a class has it."""
+        """Return it as a function, which becomes a method if a class has it."""
 
         @functools.wraps(self._function)
         @tf.autograph.experimental.do_not_convert
@@ -119,7 +120,7 @@ class _Step:
 
     def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         now = session.current()
-        if self._session is not now:  # of a program that has initialised again
+        if self._session is not now:  # the program has initialised again
             self._session, self._traced = now, {}
         arguments = read_arguments(
             self._function, args, kwargs, whole=self._whole, axes=self._axes, signature=self._signature
@@ -162,7 +163,7 @@ def _trace(function: Callable[..., Any], name: str, arguments: Arguments, now: S
 
 
 def _merged(traced: Traced, arguments: Arguments, now: Session) -> Any:
-    """Run, and put the results of all microbatches together."""
+    """Run the step, and join the results of all microbatches."""
     total = now.configuration.microbatches
     tensors = _run(traced, arguments, now)
     means = iter(tensors[total * len(traced.specs) :])
@@ -203,7 +204,7 @@ def _run(traced: Traced, arguments: Arguments, now: Session) -> list[Any]:
 
 
 def _means(by_microbatch: Sequence[Sequence[Any]], traced: Traced, now: Session) -> list[Any]:
-    """Return the mean over microbatches and replicas of every gradient that is to be averaged."""
+    """Return the mean over microbatches and replicas of every gradient to average."""
     numbers = [number for number, is_gradient in enumerate(traced.gradients) if is_gradient]
     means = [StepOutput([results[number] for results in by_microbatch]).reduce_mean() for number in numbers]
     return [tensor_of(array) for array in now.links.average([array_of(one) for one in means])]
@@ -214,9 +215,9 @@ def _averaged(tensors: Sequence[Any], now: Session) -> list[Any]:
 
 
 def _gradients_among(results: Sequence[Any], trace: Trace, now: Session) -> tuple[bool, ...]:
-    """Return which results are averaged over replicas.
+    """Return, by result, whether it is averaged over replicas.
 
-    Raises: GraphBuildError for gradients that the step does not return as they are.
+    Raises: GraphBuildError for gradients that the step does not return unchanged.
     """
     if not now.configuration.ddp or now.links.size(Along.DP) == 1:
         return (False,) * len(results)
@@ -237,7 +238,7 @@ def _part_of(layer: Any, now: Session) -> int | None:
 
 
 def _read(leaf: Any) -> Any:
-    """Return a leaf of a result as the graph can give it."""
+    """Return a leaf of a result in a form that the graph can return."""
     if isinstance(leaf, tf.Variable | tf.IndexedSlices):
         return tf.convert_to_tensor(leaf)
     return leaf
@@ -246,7 +247,7 @@ def _read(leaf: Any) -> Any:
 def _check_options(options: Mapping[str, Any]) -> None:
     """Check the arguments of tf.function.
 
-    Raises: ValueError for compilation, TypeError for an argument that tf.function has not.
+    Raises: ValueError for compilation, TypeError for an argument that tf.function lacks.
     """
     for name in _COMPILATION:
         if options.get(name):

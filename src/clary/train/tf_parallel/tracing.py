@@ -1,11 +1,11 @@
 """Trace of a step's function: its graph, with the layer of every operation and the gradients that were taken.
 
-Where: `step` traces with it; `model` tells it when the model is called; `placement` reads what it found.
+Where: `step` traces with it; `model` reports calls of the model to it; `placement` reads its findings.
 
-[Note: marks] While a model is called, every call of one of its layers is seen by a wrapper around Keras's own
-`Layer.__call__`. Operations that came into the graph during a call belong to that layer, those of a layer inside of it
-to the inner one. `smp.partition` marks what comes into the graph within it, the innermost wins. Operations of gradients
-are found by the operation that they are colocated with, as TensorFlow notes it.
+[Note: marks] While a model is called, a wrapper around Keras's own `Layer.__call__` sees every call of its layers.
+Operations that are added to the graph during a call belong to that layer, or to the innermost layer whose call is
+running. `smp.partition` marks the operations that are added within it; the innermost mark wins. Operations of gradients
+are found by TensorFlow's record of the operation that they are colocated with.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class LayerCall:
     Args:
         name: names of the layers around it and its own, with dots; no two are equal.
         outer: the layer around its first call.
-        operations: of all its calls, those of layers inside of it too.
-        has_layers: whether others were called inside of it.
+        operations: of all its calls, including layers inside of it.
+        has_layers: whether other layers were called inside of it.
     """
 
     layer: Any
@@ -42,9 +42,9 @@ class Trace:
     """Findings of one graph while it is made.
 
     Args:
-        part_of: the part of a layer, None for one that has none of its own.
-        gradients_of: what takes gradients in this trace's graph: of targets, by sources, with gradients to begin
-            with, and what unconnected sources get.
+        part_of: returns the part of a layer, None for a layer without a part of its own.
+        gradients_of: computes gradients in this trace's graph; takes targets, sources, initial gradients, and the value
+            for unconnected sources.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Trace:
         self.begin(None)
 
     def begin(self, graph: Any) -> None:
-        """Begin a graph, and forget an earlier one, since TensorFlow may trace twice."""
+        """Begin a graph, and drop an earlier one, since TensorFlow may trace twice."""
         self.graph = graph
         self.marks: dict[str, int] = {}
         self.inside: set[str] = set()  # operations of models
         self.layers: dict[int, LayerCall] = {}
         self.results: list[Any] = []  # tensors that models returned
-        self.targets: list[Any] = []  # tensors whose gradients were asked for
+        self.targets: list[Any] = []  # tensors of which gradients were requested
         self.gradients: list[Any] = []
         self._around: list[LayerCall] = []
         self._is_in_model = False
@@ -73,12 +73,12 @@ class Trace:
 
     @property
     def is_here(self) -> bool:
-        """Whether operations go to this trace's graph, and not to that of a branch or a function inside of it."""
+        """Whether operations are added to this trace's graph, and not to a branch or a function inside of it."""
         return tf.compat.v1.get_default_graph() is self.graph
 
     @contextlib.contextmanager
     def marking(self, part: int | None) -> Iterator[list[str]]:
-        """Mark operations that come into the graph without a mark; gives a list that has their names at the end."""
+        """Mark operations added to the graph without a mark; yield a list, which gets their names at the end."""
         begin = len(self.graph.get_operations())
         names: list[str] = []
         yield names
@@ -88,9 +88,9 @@ class Trace:
                 self.marks.setdefault(name, part)
 
     def call_model(self, call: Callable[[], Any]) -> Any:
-        """Call a model, and note its operations and results.
+        """Call a model, and record its operations and results.
 
-        Raises: GraphBuildError where it is called inside of a branch, a loop or a function of its own.
+        Raises: GraphBuildError if it is called inside of a branch, a loop or another function.
         """
         if not self.is_here:
             raise GraphBuildError(
@@ -108,7 +108,7 @@ class Trace:
         return result
 
     def call_layer(self, layer: Any, call: Callable[[], Any]) -> Any:
-        """Call a layer of a model, and see which operations belong to it."""
+        """Call a layer of a model, and record the operations that belong to it."""
         found = self.layers.get(id(layer))
         if found is None:
             name = ".".join([one.name.rpartition(".")[2] for one in self._around] + [layer.name])
@@ -128,10 +128,9 @@ class Trace:
         return result
 
     def units(self, variable_users: Collection[str]) -> list[LayerCall]:
-        """Return the layers that lie on one rank as a whole, in the order in which the model reaches them.
+        """Return the layers that must lie whole on one rank, in the order in which the model calls them.
 
-        Those are layers with no other inside of them, and those that use variables by themselves, as a loop over its
-        cell does.
+        Those are layers without layers inside, and layers that use variables themselves, as a loop over a cell does.
 
         Args:
             variable_users: operations that use variables.
@@ -148,13 +147,13 @@ _current: Trace | None = None
 
 
 def current() -> Trace | None:
-    """Return the trace under way, None outside of steps."""
+    """Return the running trace, None outside of steps."""
     return _current
 
 
 @contextlib.contextmanager
 def tracing(trace: Trace) -> Iterator[Trace]:
-    """Have a trace see calls of layers, and take the gradients of tapes; see [Note: marks]."""
+    """Have a trace record calls of layers and compute the gradients of tapes in this block; see [Note: marks]."""
     global _current
     before, _current = _current, trace
     layer_class, tape_class = tf.keras.layers.Layer, tf.GradientTape

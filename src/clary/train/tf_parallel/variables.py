@@ -1,9 +1,9 @@
-"""Variables of a model that was cut: those of this rank, and those of others, whose memory is given up.
+"""Variables of a cut model: those of this rank, and those of other ranks, whose memory is freed.
 
-Where: `model` builds the whole model once, on every rank, so that it begins with the values that it has on one; after
-the cut each rank keeps what belongs to its part. [Note: others' variables] The objects stay in the model, since its
-layers hold them, but what they held is replaced by an empty tensor: whoever reads one gets an error of TensorFlow about
-its shape, and no old value. Checkpoints pass them over.
+Where: `model` builds the whole model once, on every rank, so that it begins with the values of a model on one rank;
+after the cut each rank keeps the variables of its part. [Note: others' variables] The objects stay in the model, since
+its layers hold them, but their values are replaced by an empty tensor: a read gives an error of TensorFlow about its
+shape, and no old value. Checkpoints skip them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-_PASSING_OVER = {  # by what TensorFlow's checkpoints call of a variable
+_PASSING_OVER = {  # the method of a variable that TensorFlow's checkpoints call
     "_serialize_to_tensors": dict,
     "_gather_saveables_for_checkpoint": dict,
     "_restore_from_tensors": lambda _: tf.no_op(),
@@ -21,7 +21,7 @@ _PASSING_OVER = {  # by what TensorFlow's checkpoints call of a variable
 
 
 def variable_of(variable: Any) -> Any:
-    """Return TensorFlow's variable behind one of Keras 3; one of TensorFlow itself as it is."""
+    """Return TensorFlow's variable of a Keras 3 variable; return a variable of TensorFlow itself unchanged."""
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
@@ -36,7 +36,7 @@ def name_of(variable: Any) -> str:
 
 
 def give_up(variables: Iterable[Any]) -> None:
-    """Free the memory of others' variables; see [Note: others' variables]."""
+    """Free the memory of other ranks' variables; see [Note: others' variables]."""
     for variable in map(variable_of, variables):
         empty = tf.zeros([0], variable.dtype)
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=empty, validate_shape=False)
@@ -45,7 +45,7 @@ def give_up(variables: Iterable[Any]) -> None:
 
 
 def fill(variable: Any, value: Any) -> None:
-    """Give a variable of another rank a value, which `give_up` takes again.
+    """Give a variable of another rank a value, which `give_up` frees again.
 
     Args:
         value: a tensor or an array, of the variable's shape and type.
@@ -59,5 +59,5 @@ def fill(variable: Any, value: Any) -> None:
 
 
 def without_repeats(variables: Sequence[Any]) -> list[Any]:
-    """Return each variable once, in their order; layers that share one list it each."""
+    """Return each variable once, in order; layers that share a variable each list it."""
     return list({id(variable_of(one)): one for one in variables}.values())

@@ -1,7 +1,7 @@
 """accelerate in ranks on hosts without a GPU: newer versions treat each rank there as the only process.
 
-Where: `installing` has `accelerate.state` mended in ranks. Without it every rank trains on all samples by itself, or
-with DeepSpeed averages gradients of equal batches, and nothing says so.
+Where: `installing` has `accelerate.state` patched in ranks. Without the patch every rank silently trains on all samples
+by itself, or with DeepSpeed averages gradients of equal batches.
 Source: accelerate 1.15 `state.PartialState._prepare_backend`, which finds no backend unless `cpu=True`, and 1.1, which
 found gloo.
 """
@@ -17,10 +17,10 @@ _BACKEND = "gloo"
 
 
 def mend_state(module: ModuleType) -> None:
-    """Have a rank without a GPU be one of all ranks, over gloo unless the program has made another group before.
+    """Make a rank without a GPU one of all ranks, over gloo unless the program has made another group before.
 
     Args:
-        module: `accelerate.state`; it stays unchanged if it has no `_prepare_backend`.
+        module: `accelerate.state`; not changed if it has no `_prepare_backend`.
     """
     state = getattr(module, "PartialState", None)
     original = getattr(state, "_prepare_backend", None)

@@ -1,4 +1,4 @@
-"""The place at which `transformers.TrainingArguments` chooses the process's device, in all of its versions.
+"""Replaces the method in which `transformers.TrainingArguments` chooses the process's device, in all of its versions.
 
 Source: transformers 4.28, 4.37, 4.46 and 5.24 `TrainingArguments._setup_devices`, a cached property.
 """
@@ -16,15 +16,17 @@ Choose = Callable[[Any, Callable[[Any], Any]], Any]
 
 
 def choose_devices_by(module: ModuleType, choose: Choose) -> None:
-    """Have a function choose the device.
+    """Have the function `choose` choose the device.
 
     Args:
-        module: `transformers.training_args`. One without the place stays as it is.
-        choose: gets the arguments and what would choose otherwise, a function of them; returns the `torch.device`.
+        module: `transformers.training_args`; not changed if it lacks the method.
+        choose: takes the arguments and the original method; returns the `torch.device`.
     """
     arguments = getattr(module, "TrainingArguments", None)
     found = vars(arguments).get(_PLACE) if arguments is not None else None
-    original = getattr(found, "func", None) or getattr(found, "fget", None)  # a cached property, of Python's or its own
+    original = getattr(found, "func", None) or getattr(
+        found, "fget", None
+    )  # a cached property, Python's or the library's own
     if original is None:
         return
 

@@ -1,7 +1,7 @@
-"""Composer in ranks that its own launcher has not started: it reads the number of a rank's host from NODE_RANK.
+"""Sets NODE_RANK for Composer, which reads the number of a rank's host from it.
 
-Where: `installing` has `composer.utils.dist` mended in ranks. Without it Composer trains, and refuses to load a
-checkpoint: torchrun and jobs call the same number GROUP_RANK.
+Where: `installing` calls it at the import of `composer.utils.dist` in ranks. Composer's own launcher sets NODE_RANK;
+torchrun and jobs call the number GROUP_RANK. Without NODE_RANK Composer trains, but refuses to load a checkpoint.
 Source: mosaicml 0.32.1 `composer.utils.dist.get_node_rank`.
 """
 
@@ -14,7 +14,7 @@ _OURS, _THEIRS = "GROUP_RANK", "NODE_RANK"
 
 
 def name_node(module: ModuleType) -> None:
-    """Give this process the number of its host under Composer's name, unless it has one.
+    """Set the number of this process's host under Composer's name, unless it is set.
 
     Args:
         module: `composer.utils.dist`, which is not changed.

@@ -1,11 +1,11 @@
-"""Ends DeepSpeed's offload to NVMe with the remedy in the error where a host lacks something that it needs.
+"""Raises errors with a remedy if a host lacks a requirement of DeepSpeed's offload to NVMe.
 
-Where: `installing` has `deepspeed.ops.op_builder.builder` mended in ranks. What DeepSpeed itself does without
+Where: `installing` has `deepspeed.ops.op_builder.builder` patched in ranks. DeepSpeed itself, without
 
-    libaio            it cannot compile its part, and the error ends with "hardware/software issue. None"
-    memory to lock    it ends the process by an assertion
-    any address       it reads past the page cache into the middle of a buffer; a disk that takes addresses of whole
-                      blocks alone refuses the read, but the read counts as done, and gradients stay zero
+    libaio            cannot compile its part, and the error ends with "hardware/software issue. None"
+    memory to lock    ends the process by an assertion
+    any address       reads past the page cache into the middle of a buffer; a disk that accepts only addresses of
+                      whole blocks refuses the read, but the read counts as done, and gradients stay zero
 
 Source: DeepSpeed 0.19.8: `OpBuilder.jit_load`; `AsyncIOBuilder.is_compatible`, which asks whether a small program links
 against libaio; `csrc/pin_memory`, which calls mlock(2); `swap_in_tensors`, called with parts of a group's buffer.
@@ -33,15 +33,15 @@ _COMPILER = "there is no C compiler: `apt-get install g++ libaio-dev` (Debian, U
 _STATUS = "/proc/self/status"
 _CAP_IPC_LOCK = 14  # linux/capability.h: memory is locked without a limit
 _KIB = 1024
-_BLOCK = 512  # bytes; no disk asks for more
+_BLOCK = 512  # bytes; no disk requires larger blocks
 _PAST_THE_CACHE = os.O_DIRECT
 
 
 def mend_builder(module: ModuleType) -> None:
-    """Have a missing libaio named, with DeepSpeed's own error as the cause, and the part for NVMe mended when it loads.
+    """Raise an error that names a missing libaio, caused by DeepSpeed's own, and patch the part for NVMe when it loads.
 
     Args:
-        module: `deepspeed.ops.op_builder.builder`. One without the place that this knows stays as it is.
+        module: `deepspeed.ops.op_builder.builder`; not changed if it has no `OpBuilder.jit_load`.
     """
     builder = getattr(module, "OpBuilder", None)
     original = getattr(builder, "jit_load", None)
@@ -71,7 +71,7 @@ def _words_on_libaio() -> str:
 
 
 def _mend_handle(handle: Any) -> None:
-    """Have a class of handles refuse buffers and reads that would come to grief."""
+    """Have a class of handles refuse buffers and reads that would fail."""
     lock, read = getattr(handle, "new_cpu_locked_tensor", None), getattr(handle, "async_pread", None)
     if lock is None or read is None:
         return
@@ -88,7 +88,7 @@ def _mend_handle(handle: Any) -> None:
 
 
 def refuse_locking(num_bytes: int) -> None:
-    """Raise RuntimeError if this process may not lock so much more memory."""
+    """Raise RuntimeError if this process may not lock that much more memory."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     with open(_STATUS, encoding="ascii", errors="replace") as file:
         status = dict(line.split(":", 1) for line in file if ":" in line)
@@ -116,11 +116,11 @@ def refuse_address(address: int, path: str) -> None:
 
 @functools.cache
 def _takes(start: int, path: str) -> bool:
-    """Read a page of a file to this place in a page of memory, past the page cache; return whether that is possible."""
+    """Return whether a page of a file can be read to this offset in a page of memory, past the page cache."""
     try:
         file = os.open(path, os.O_RDONLY | _PAST_THE_CACHE)
     except OSError:
-        return True  # DeepSpeed says why itself
+        return True  # DeepSpeed reports the error itself
     try:
         with (
             mmap.mmap(-1, 2 * mmap.PAGESIZE) as memory,

@@ -1,6 +1,6 @@
-"""DistributedDataParallel on hosts without a GPU, for libraries that name a GPU to it even there.
+"""DistributedDataParallel on hosts without a GPU, for libraries that pass it the index of a GPU even there.
 
-Where: under smdistributed.dataparallel, which libraries take to mean CUDA.
+Where: used under smdistributed.dataparallel, since libraries assume CUDA with it.
 Source: transformers 4.28 to 5.24 `Trainer._wrap_model`; torch 2.13 `DistributedDataParallel.__init__`, which refuses
 `device_ids` for a module on the CPU.
 """
@@ -14,9 +14,9 @@ _MARK = "_clary_takes_cpu"
 
 
 def take_modules_of_cpus() -> None:
-    """Have DistributedDataParallel overlook the index of a GPU for a module on the CPU, where torch sees no GPU.
+    """Have DistributedDataParallel ignore the index of a GPU for a module on the CPU, if torch sees no GPU.
 
-    Harmless when repeated. Where there is a GPU, torch refuses a module that was left on the CPU as ever.
+    A second call does nothing. If there is a GPU, torch still refuses a module that was left on the CPU.
     """
     import torch
     from torch.nn.parallel import DistributedDataParallel

@@ -1,7 +1,7 @@
-"""Mends a module of a library when a program imports it, so that nothing is imported for it beforehand.
+"""Patches ("mends") a module of a library when a program imports it, so that it need not be imported beforehand.
 
-Where: `installing` says which modules. Python's own finder finds them; only what happens after their code has run is
-added.
+Where: `installing` names the modules. Python's own finder finds them; this module only adds a call after their code has
+run.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ Mend = Callable[[ModuleType], None]
 
 
 def mend_when_imported(mends: Mapping[str, Mend]) -> None:
-    """Call a function for each of these modules: at once if it is imported, else when it is.
+    """Call a function for each of these modules: at once if it is imported, else after its import.
 
-    One that is being imported is mended at the end of that: `from transformers import Trainer` imports torch, and with
-    it this, in the middle of the module that is to be mended.
+    A module that is being imported is mended at the end of its import: `from transformers import Trainer` imports
+    torch, which calls this function, in the middle of the module to mend.
 
-    A further call takes the place of the one before, as in a rank that is forked from a waiting interpreter.
+    A further call replaces the functions of the earlier call, as in a rank that is forked from a waiting interpreter.
 
     Args:
-        mends: full name of a module -> what is called with it, after its own code has run, in the importing thread.
+        mends: by full name of a module, the function to call with it after its own code has run, in the importing
+            thread.
 
-    State after failure: what a function raises is raised by the `import` that called it, or by this call.
+    State after failure: the `import` that called a function, or this call, raises the function's error.
     """
     for name, mend in mends.items():
         if name in sys.modules:
@@ -35,7 +36,7 @@ def mend_when_imported(mends: Mapping[str, Mend]) -> None:
 
 
 def _mend_once_run(module: ModuleType, mend: Mend) -> None:
-    """Mend a module now, or at the end of its import if its code runs at the moment."""
+    """Mend a module now, or at the end of its import if its code is running."""
     spec = getattr(module, "__spec__", None)
     if type(spec) is ModuleSpec and getattr(spec, "_initializing", False):
         spec.__class__ = _RunningSpec
@@ -47,7 +48,7 @@ def _mend_once_run(module: ModuleType, mend: Mend) -> None:
 
 
 class _RunningSpec(ModuleSpec):
-    """The spec of a module whose code runs, of which Python takes note that it does in `_initializing`."""
+    """The spec of a module whose code is running, which Python marks with `_initializing`."""
 
     clary_mend: Mend | None = None
 
@@ -66,7 +67,7 @@ class _RunningSpec(ModuleSpec):
 
 
 class MendingFinder(MetaPathFinder):
-    """Finds some modules as Python does, and has them mended once they are loaded; leaves all others to others."""
+    """Finds some modules as Python does, and has them mended once they are loaded; leaves other modules to other finders."""
 
     def __init__(self, mends: Mapping[str, Mend]) -> None:
         self._mends = dict(mends)
@@ -74,7 +75,7 @@ class MendingFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's own spec, whose loader mends it; None for a module of no interest.
+        """Return the module's own spec, with a loader that mends it; None for other modules.
 
         Args: as `importlib.abc.MetaPathFinder.find_spec`.
         """

@@ -1,4 +1,4 @@
-"""Chooses the libraries that are mended in a job, by its distribution.
+"""Chooses the libraries that are patched in a job, by its distribution.
 
 Where: called at the end of `import torch`, in ranks and in jobs with a distribution of SageMaker's libraries.
 """
@@ -10,14 +10,14 @@ import os
 
 from clary.train.trainers import accelerate_cpu, composer_nodes, deepspeed_nvme, importing
 
-_FRAMEWORK = "SM_FRAMEWORK_PARAMS"  # of jobs, and what transformers itself goes by
+_FRAMEWORK = "SM_FRAMEWORK_PARAMS"  # variable of jobs, which transformers itself reads
 _DATA_PARALLEL = "sagemaker_distributed_dataparallel_enabled"
 _MPI = "sagemaker_mpi_enabled"
 _MODEL_PARALLEL = "SM_HP_MP_PARAMETERS"  # keys of SMP v1
 
 
 def install() -> None:
-    """Have the modules mended that a rank of this job may import; nothing is imported for other programs."""
+    """Have the modules patched that a rank of this job may import; other programs import none of this code."""
     mends: dict[str, importing.Mend] = {}
     if "LOCAL_RANK" in os.environ:
         mends["accelerate.state"] = accelerate_cpu.mend_state

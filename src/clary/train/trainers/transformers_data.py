@@ -1,10 +1,10 @@
-"""transformers' Trainer under smdistributed.dataparallel: on the CPU where a host has no GPU, with losses of all ranks.
+"""transformers' Trainer under smdistributed.dataparallel: on the CPU if a host has no GPU, with losses of all ranks.
 
-Where: `installing` has two modules of transformers mended. Every version asks `_setup_devices` once for the process's
-device, and takes SMDDP to mean CUDA there. Told to use the CPU it would make a group over gloo, so the group over smddp
-is made first, which every version then finds and uses.
+Where: `installing` has two modules of transformers patched. Every version calls `_setup_devices` once for the process's
+device, which assumes CUDA with SMDDP. With the setting for the CPU it would make a group over gloo, so `join` makes the
+group over smddp first, which every version then finds and uses.
 Source: transformers 4.28, 4.37, 4.46 and 5.24 `TrainingArguments._setup_devices`, `utils.is_sagemaker_dp_enabled`; 5.24
-`trainer_pt_utils.nested_gather`, which knows the mode DISTRIBUTED alone.
+`trainer_pt_utils.nested_gather`, which supports only the mode DISTRIBUTED.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 from clary.train.collective.adapters.torch.backend_name import BACKEND
 from clary.train.trainers.arguments import choose_devices_by
 
-_SWITCHES = ("use_cpu", "no_cuda")  # the argument that keeps to the CPU, newest name first
+_SWITCHES = ("use_cpu", "no_cuda")  # names of the argument that selects the CPU, newest first
 _MODE = "parallel_mode"
 _LOCAL_RANK = "SMDATAPARALLEL_LOCAL_RANK"  # `Trainer._wrap_model` reads it
 
 
 def mend_training_arguments(module: ModuleType) -> None:
-    """Have TrainingArguments choose the CPU and our group where there is no GPU; its choice stays where there is one.
+    """Have TrainingArguments choose the CPU and our group if there is no GPU; with a GPU its own choice stays.
 
     Args:
-        module: `transformers.training_args`. One without the place that this knows stays as it is.
+        module: `transformers.training_args`; not changed if it has no `_setup_devices`.
     """
 
     def choose(arguments: Any, otherwise: Callable[[Any], Any]) -> Any:
@@ -46,7 +46,7 @@ def mend_gathering(module: ModuleType) -> None:
     """Have Trainer log the mean loss of all ranks under SMDDP too, as versions before 5 did.
 
     Args:
-        module: `transformers.trainer_pt_utils`. One whose `nested_gather` asks for no mode stays as it is.
+        module: `transformers.trainer_pt_utils`; not changed if its `nested_gather` takes no mode.
     """
     original = getattr(module, "nested_gather", None)
     if original is None or _MODE not in inspect.signature(original).parameters:
@@ -63,10 +63,10 @@ def mend_gathering(module: ModuleType) -> None:
 
 
 def join(arguments: Any) -> None:
-    """Join the group of all ranks over smddp, unless the program has one, and have the arguments say CPU.
+    """Join the group of all ranks over smddp, unless the program has a group, and set the arguments to the CPU.
 
     Args:
-        arguments: a TrainingArguments whose device was not asked for yet.
+        arguments: a TrainingArguments whose device is not chosen yet.
     """
     import torch.distributed as dist
 
@@ -84,6 +84,6 @@ def join(arguments: Any) -> None:
 
 @functools.cache
 def _say(local_rank: str) -> None:
-    """Say once a host that it trains on the CPU."""
+    """Print once per host that it trains on the CPU."""
     if local_rank == "0":
         print(f"clary: this host has no GPU: Trainer trains on the CPU, over {BACKEND}", file=sys.stderr, flush=True)

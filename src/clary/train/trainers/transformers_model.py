@@ -1,14 +1,14 @@
-"""transformers' Trainer under smdistributed.modelparallel (SMP v1), in versions that hand their work to accelerate.
+"""transformers' Trainer under smdistributed.modelparallel (SMP v1), in versions that use accelerate.
 
-Where: `installing` has two modules of transformers mended. Versions up to 4.28 counted replicas by SMP themselves and
-need nothing on a GPU. Later ones let accelerate count, which knows ranks alone.
+Where: `installing` has two modules of transformers patched. Versions up to 4.28 counted replicas by SMP themselves and
+need no patch on a GPU. Later versions let accelerate count, which knows only ranks.
 
 [Note: what goes wrong otherwise]
-device      SMP is taken to mean CUDA.
-batches     accelerate gives each rank batches of its own, also ranks of one pipeline, of which one alone is used.
-metrics     it gathers over all ranks, so ranks of one pipeline count several times.
-model       versions 5 have SMP wrap it a second time, for evaluation.
-optimizer   versions 5 make none for a model that SMP has wrapped, and wrap the one that they have in a class without
+device      transformers assumes CUDA with SMP.
+batches     accelerate gives each rank its own batches, even ranks of one pipeline, of which only one rank's are used.
+metrics     accelerate gathers over all ranks, so a pipeline counts once for each of its ranks.
+model       versions 5 have SMP wrap the model a second time, for evaluation.
+optimizer   versions 5 make no optimizer for a model that SMP has wrapped, and wrap an existing one in a class without
             the methods by which they save it.
 Source: transformers 4.28, 4.46, 5.24 `TrainingArguments._setup_devices`, `Trainer._prepare_for_training`,
 `Trainer._save_optimizer_and_scheduler`; accelerate 1.1, 1.15 `Accelerator.prepare_optimizer`, `state.PartialState`.
@@ -28,12 +28,12 @@ from clary.train.parallel.model import DistributedModel
 from clary.train.parallel.optimizer import DistributedOptimizer
 from clary.train.trainers.arguments import choose_devices_by
 
-_PREPARED = "_is_accelerate_prepared"  # accelerate leaves an optimizer with this mark as it is
-_SKIPPED = "step_was_skipped"  # it asks an optimizer for this after each step
+_PREPARED = "_is_accelerate_prepared"  # accelerate does not wrap an optimizer with this mark
+_SKIPPED = "step_was_skipped"  # accelerate reads this attribute of an optimizer after each step
 
 
 def mend_training_arguments(module: ModuleType) -> None:
-    """Have TrainingArguments choose the CPU where there is no GPU, and have accelerate count replicas.
+    """Have TrainingArguments choose the CPU if there is no GPU, and have accelerate count replicas.
 
     Args:
         module: `transformers.training_args`.
@@ -59,7 +59,7 @@ def mend_trainer(module: ModuleType) -> None:
     """Have Trainer gather over replicas, and keep the optimizer that SMP has wrapped.
 
     Args:
-        module: `transformers.trainer`. What a version of it does not have stays away.
+        module: `transformers.trainer`; methods that its version lacks are not patched.
     """
     trainer = module.Trainer
     if not getattr(module, "is_sagemaker_mp_enabled", bool)():
@@ -80,7 +80,7 @@ def mend_trainer(module: ModuleType) -> None:
 
 
 def _wrap_once(trainer: Any) -> None:
-    """Have a model that SMP has wrapped be used as it is, for evaluation too."""
+    """Have Trainer use a model that SMP has wrapped without wrapping it again, for evaluation too."""
     wrap = trainer._wrap_model
 
     @functools.wraps(wrap)
@@ -92,7 +92,7 @@ def _wrap_once(trainer: Any) -> None:
 
 
 def _mend_optimizer(trainer: Any) -> None:
-    """Have an optimizer be made as soon as SMP has the model, and left as it is from then on."""
+    """Have Trainer make the optimizer as soon as SMP has wrapped the model, and not wrap it afterwards."""
     make, wrap = trainer.create_optimizer, trainer._wrap_model
 
     @functools.wraps(make)
@@ -115,11 +115,11 @@ def _mend_optimizer(trainer: Any) -> None:
 
 
 def count_replicas(module: ModuleType, device: Any) -> None:
-    """Have accelerate count replicas of the model as its processes; harmless in versions without it.
+    """Have accelerate count replicas of the model as its processes; does nothing in versions without accelerate.
 
     Args:
-        module: `transformers.training_args`, whose accelerate it is.
-        device: a `torch.device`, where this rank computes.
+        module: `transformers.training_args`, which imports accelerate.
+        device: the `torch.device` of this rank's computation.
     """
     make_state = getattr(module, "PartialState", None)
     if make_state is None:
@@ -140,7 +140,8 @@ def gather(data: Any) -> Any:
     """Return tensors of all replicas, one after the other along their first dimension. All ranks call it.
 
     Args:
-        data: a tensor, or tensors in tuples, lists and dicts. A tensor without dimensions counts as one of one element.
+        data: a tensor, or tensors in tuples, lists and dicts. A tensor without dimensions counts as a vector of one
+            element.
 
     Raises: TypeError for anything else.
     """
@@ -160,9 +161,9 @@ def pad(data: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) ->
     """Return tensors as long as the longest of any replica along one dimension. All ranks call it.
 
     Args:
-        data: as `gather`; a tensor that lacks the dimension, and what is no tensor, stay as they are.
-        pad_index: fills what was added.
-        pad_first: add before the values rather than behind them.
+        data: as `gather`; a tensor that lacks the dimension, and a value that is not a tensor, are returned unchanged.
+        pad_index: value of the added elements.
+        pad_first: whether to add before the values; else after them.
     """
     import torch
 
@@ -181,10 +182,10 @@ def pad(data: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) ->
 
 
 def _like(data: Any, values: Any) -> Any:
-    """Return the values as a sequence of the same kind, a named tuple too."""
+    """Return the values as a sequence of the same type, including a named tuple."""
     return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
 
 
 def _replicas() -> Along:
-    """Return along which ranks batches differ."""
+    """Return the group along which batches differ."""
     return Along.RDP if runtime.current().configuration.prescaled_batch else Along.DP

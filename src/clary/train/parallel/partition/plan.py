@@ -139,7 +139,7 @@ def _costs(modules: Sequence[ModuleCost], memory_weight: float) -> list[float]:
 def _least_bottleneck(weights: Sequence[float], num_parts: int) -> float:
     """Return the least possible weight of the heaviest of at most `num_parts` runs."""
     total = _prefix_sums(weights)
-    best = total[1:]  # best[i] is of the first i + 1 weights, here in one run
+    best = total[1:]  # best[i]: for the first i + 1 weights, here in one run
     for _ in range(num_parts - 1):
         best = [
             min([best[end]] + [max(best[begin - 1], total[end + 1] - total[begin]) for begin in range(1, end + 1)])

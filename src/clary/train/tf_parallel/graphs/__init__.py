@@ -1,1 +1,1 @@
-"""Graphs without TensorFlow: decisions on operations, levels, messages and orders, all pure."""
+"""Graphs without TensorFlow: pure decisions on operations, levels, messages and orders."""

@@ -1,19 +1,18 @@
-"""When operations can run: a level for each, which counts the exchanges between ranks that come before it.
+"""Levels of operations: each counts the exchanges between ranks that come before the operation.
 
-Where: `plan` asks once for every traced step; a rank's operations of one level become one function.
+Where: `plan` calls it once for every traced step; a rank's operations of one level become one function.
 
-[Note: levels] An operation whose inputs all lie where it runs has the highest of their levels. An input that another
-rank makes adds one. What lies outside of the model runs on every rank that needs it, and so everything that the model
-makes comes to it from another rank; the rank that made it counts alike, so that all have the same levels. With two
-partitions in a row:
+[Note: levels] An operation has the highest level of its inputs, where an input from another rank counts one more. An
+operation outside of the model runs on every rank that needs it; all its inputs from the model count as from another
+rank, even on the rank that made them, so that all ranks have the same levels. With two partitions in a row:
 
     level 0  forward pass of part 0                    rank 0
     level 1  forward pass of part 1                    rank 1
     level 2  loss, on both; backward pass of part 1    ranks 0 and 1
     level 3  backward pass of part 0                   rank 0
 
-What could run early but is needed late runs late: a variable is read next to where its value is used, not at level 0,
-where a later microbatch would read it before an earlier one has changed it.
+An operation that could run early but is needed late runs late: a variable is read at the level of its use, not at level
+0, where a later microbatch would read it before an earlier one has changed it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def find_levels(graph: Graph) -> dict[str, int]:
     levels: dict[str, int] = {}
     for node in graph.nodes.values():
         before = [levels[one.node] + _is_far(graph[one.node], node) for one in node.inputs]
-        # An order of effects is kept on one rank alone: ranks have no effects in common.
+        # The order of effects matters only within a rank, since ranks share no effects.
         before += [levels[name] for name in node.controls if graph[name].part == node.part]
         levels[node.name] = max(before, default=0)
     users: dict[str, list[tuple[Node, bool]]] = defaultdict(list)
@@ -49,17 +48,17 @@ def find_levels(graph: Graph) -> dict[str, int]:
 
 
 def _is_far(maker: Node, user: Node) -> bool:
-    """Whether a result has to come from another rank, as levels count it."""
+    """Whether a result counts as from another rank."""
     return maker.part is not None and maker.part != user.part
 
 
 def held_back(graph: Graph, levels: dict[str, int], changed: Mapping[str, int]) -> list[tuple[int, int, int]]:
-    """Return which levels of a microbatch must wait for the one before, because a variable lives from one to the next.
+    """Return the levels of a microbatch that must wait for the one before, since it changes a variable that they read.
 
     Args:
         changed: by operation that uses a variable, the variable's number; readers and writers.
 
-    Returns: (part, level that reads, level that writes), where it writes later than it reads.
+    Returns: (part, level that reads, level that writes), if the write is later than the read.
     """
     reads: dict[int, int] = {}
     writes: dict[int, tuple[int, int]] = {}

@@ -1,6 +1,6 @@
-"""Nodes of a graph without TensorFlow, as decisions on it need them.
+"""Nodes of a graph without TensorFlow, for decisions on it.
 
-Where: `placement` makes it of a traced step; `levels`, `work` and the digest of `plan` look at it. Pure.
+Where: `placement` makes the graph of a traced step; `levels`, `work` and the digest of `plan` read it. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Output:
 
     Args:
         node: its operation's name.
-        index: which of its results.
+        index: number of the result among the operation's results.
     """
 
     node: str
@@ -33,12 +33,12 @@ class Node:
     """An operation.
 
     Args:
-        kind: its type in TensorFlow's words.
+        kind: TensorFlow's name of its type.
         inputs: the results that it takes, in order.
         controls: names of operations that must have run before.
         part: the partition that runs it; None for an operation outside of the model, which every rank runs that needs
             its results.
-        has_effect: whether it does more than to give results, so that it must run exactly once.
+        has_effect: whether it has effects beyond its results, so that it must run exactly once.
         is_fed: whether its value comes from outside: an argument of the step, or a variable.
     """
 
@@ -57,7 +57,7 @@ class Graph:
     Args:
         nodes: in any order.
 
-    Raises: ValueError for operations that wait for each other, or for one that is not there.
+    Raises: ValueError for operations that wait for each other, or for a missing operation.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -65,7 +65,7 @@ class Graph:
         joined: dict[str, tuple[str, ...]] = {}
         for node in _in_order(nodes):
             controls = tuple(name for control in node.controls for name in joined.get(control, (control,)))
-            if node.kind == NO_OPERATION:  # joins what it waits for, and is nothing by itself
+            if node.kind == NO_OPERATION:  # it only joins the operations that it waits for
                 joined[node.name] = controls
             self.nodes[node.name] = replace(node, controls=controls)
 
@@ -73,7 +73,7 @@ class Graph:
         return self.nodes[name]
 
     def ancestors(self, names: Iterable[str]) -> set[str]:
-        """Return these operations, and all whose results they are made of."""
+        """Return these operations, and all operations that their inputs depend on."""
         found: set[str] = set()
         waiting = list(names)
         while waiting:
@@ -86,7 +86,8 @@ class Graph:
     def digest(self, names: Iterable[str]) -> str:
         """Return a text that is equal on ranks where these operations, by name, kind, part and inputs, are equal.
 
-        Values from outside are counted instead of named: names of captured variables may have a process's own numbers.
+        Values from outside are numbered, not named: names of captured variables may have numbers that differ by
+        process.
         """
         wanted = set(names)
         fed = [name for name, node in self.nodes.items() if name in wanted and node.is_fed]

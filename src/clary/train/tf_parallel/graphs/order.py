@@ -1,11 +1,11 @@
-"""In which order each rank takes the microbatches of a step through its levels.
+"""The order in which each rank takes the microbatches of a step through its levels.
 
-Where: `plan` asks on every rank; all come to the same answer, since all know all ranks' shares. Each then goes through
-its own list, and waits for messages where it must.
+Where: `plan` calls it on every rank; all compute the same orders, since all know all ranks' shares. Each rank then runs
+its own list, and waits for messages if needed.
 
-All ranks are simulated in ticks, in each of which a rank may do one level of one microbatch. What a rank does next is
-chosen by `parallel.pipeline.policies`: with `interleaved` backward passes first, with `simple` forward passes first.
-The lists are orders of one run that has ended, so ranks that keep them cannot wait for each other in a circle.
+All ranks are simulated in ticks, in each of which a rank may do one level of one microbatch.
+`parallel.pipeline.policies` chooses a rank's next task: with `interleaved` backward passes first, with `simple` forward
+passes first. The lists are the orders of a simulated run that ended, so ranks that follow them cannot deadlock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def plan_order(
         shares: of the ranks of one pipeline, by rank.
         policy: the key `pipeline`.
         last_forward: levels up to it are forward passes, those above are backward passes.
-        max_active: the key `active_microbatches`: how many may have begun and not ended on a rank.
+        max_active: the key `active_microbatches`: most microbatches that have begun and not ended on a rank.
 
     Raises: ValueError if the ranks would wait for each other for ever.
     """
@@ -62,7 +62,7 @@ def plan_order(
 def _ready(
     share: Share, done: dict[int, int], sent: set[tuple[int, int]], num_microbatches: int, last_forward: int
 ) -> list[tuple[Ready, Task]]:
-    """Return the tasks that a rank could do: of every level the next microbatch, where all before it is done."""
+    """Return the tasks that a rank could run: the next microbatch of every level whose earlier tasks are done."""
     found = []
     for place, level in enumerate(share.levels):
         microbatch = done[level]

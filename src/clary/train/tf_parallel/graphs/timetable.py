@@ -1,6 +1,6 @@
 """Timetable of a rank: the levels at which it computes, and the messages before and after each. Pure.
 
-Where: `plan` makes one for its rank; ranks tell each other the numbers in it for `order`.
+Where: `plan` makes one for its rank; ranks exchange its numbers for `order`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Timetable:
     """One rank's levels.
 
     Args:
-        levels: ascending; those at which it computes, and those at which it takes a message.
-        receives: by level, the messages that must have come before it.
-        sends: by level, the messages that leave after it.
+        levels: the levels at which it computes or receives a message, ascending.
+        receives: by level, the messages that must have arrived before it.
+        sends: by level, the messages that it sends after it.
     """
 
     levels: tuple[int, ...]
@@ -27,10 +27,10 @@ class Timetable:
     sends: Mapping[int, tuple[Message, ...]]
 
     def share(self, waits: tuple[tuple[int, int], ...]) -> Share:
-        """Return the numbers that other ranks have to know.
+        """Return the numbers that other ranks need.
 
         Args:
-            waits: as `Share` has them.
+            waits: as in `Share`.
         """
         return Share(
             {level: tuple(one.number for one in self.receives.get(level, ())) for level in self.levels},
@@ -46,14 +46,14 @@ def make_timetable(
 
     Args:
         levels: of all operations.
-        results: what the rank wants of the step.
+        results: the results of the step that the rank needs.
     """
     uses = _first_uses(nodes, work, levels, results)
     receives: dict[int, tuple[Message, ...]] = {}
     sends: dict[int, tuple[Message, ...]] = {}
     for one in work.messages:
         if one.target == part:
-            # Never before it can have come, also where only the step's results need it.
+            # Never before it can have arrived, even if only the step's results need it.
             level = max(uses.get(one.output, 0), levels[one.output.node] + 1)
             receives[level] = (*receives.get(level, ()), one)
         if one.source == part:
@@ -64,7 +64,7 @@ def make_timetable(
 
 
 def _first_uses(nodes: Graph, work: Work, levels: Mapping[str, int], results: Collection[Output]) -> dict[Output, int]:
-    """Return by result the first level at which this rank needs it."""
+    """Return the first level at which this rank needs each result."""
     last = max((levels[name] for name in work.runs), default=0)
     uses = dict.fromkeys(results, last)
     for name in work.runs:

@@ -1,7 +1,7 @@
 """Work of one rank in a step: its operations, and the messages that it sends and receives.
 
-Where: `plan` asks on every rank, after all have told which results of the model their own operations need. Pure, and
-equal on all ranks in what concerns several of them.
+Where: `plan` calls it on every rank, after all ranks have exchanged the results of the model that their own operations
+need. Pure; facts about several ranks are equal on all ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from clary.train.tf_parallel.graphs.nodes import Graph, Output
 
 @dataclass(frozen=True)
 class Message:
-    """A result of the model that one rank sends to another, once a microbatch.
+    """A result of the model that one rank sends to another, once per microbatch.
 
     Args:
         number: its place among all messages of the step, equal on all ranks.
@@ -38,8 +38,7 @@ def own_demands(graph: Graph, wanted: Iterable[Output]) -> tuple[Output, ...]:
     """Return the results of the model that a rank's own operations need, in order of their names.
 
     Args:
-        wanted: what the rank wants: the step's results, and outputs of operations that have effects outside of the
-            model.
+        wanted: the rank's needs: the step's results, and outputs of operations that have effects outside of the model.
     """
     found: set[Output] = set()
     seen: set[str] = set()
@@ -60,7 +59,7 @@ def find_work(graph: Graph, rank: int, demands: Sequence[Collection[Output]], *,
 
     Args:
         demands: `own_demands` of every rank, by rank.
-        wanted: those of this rank.
+        wanted: the needs of this rank, as in `own_demands`.
     """
     runs: set[tuple[str, int]] = set()
     moved: set[tuple[Output, int]] = set()
@@ -94,12 +93,12 @@ def _part(graph: Graph, output: Output) -> int:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's levels and messages in a step, as `order` needs them of all ranks.
+    """One rank's levels and messages in a step; `order` needs those of all ranks.
 
     Args:
-        receives: by level, the numbers of the messages that must have come before it.
-        sends: by level, the numbers of the messages that leave after it.
-        waits: (level, level of the microbatch before that must have ended first).
+        receives: by level, the numbers of the messages that must have arrived before it.
+        sends: by level, the numbers of the messages that it sends after it.
+        waits: (level, level that the microbatch before must have ended first).
     """
 
     receives: Mapping[int, tuple[int, ...]]
@@ -108,5 +107,5 @@ class Share:
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """The levels at which this rank has something to do, ascending."""
+        """The levels of this rank, ascending."""
         return tuple(sorted(self.receives))
