@@ -56,7 +56,7 @@ async def rerun(services: Services, job: TrainingJob, body: Any) -> dict[str, An
 
 def _checked(body: Any) -> Mapping[str, Any]:
     if not isinstance(body, Mapping) or not set(body) <= set(MEMBERS):
-        raise WireError("ValidationException", f"expected an object with any of {', '.join(MEMBERS)}")
+        raise WireError("ValidationException", f"expected an object with {', '.join(MEMBERS)}, each optional")
     for member in ("hyperparameters", "environment"):
         pairs = body.get(member)
         if pairs is not None and not _is_texts(pairs):
