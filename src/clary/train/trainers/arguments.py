@@ -24,9 +24,7 @@ def choose_devices_by(module: ModuleType, choose: Choose) -> None:
     """
     arguments = getattr(module, "TrainingArguments", None)
     found = vars(arguments).get(_PLACE) if arguments is not None else None
-    original = getattr(found, "func", None) or getattr(
-        found, "fget", None
-    )  # a cached property, Python's or the library's own
+    original = getattr(found, "func", None) or getattr(found, "fget", None)  # a cached property: Python's or its own
     if original is None:
         return
 

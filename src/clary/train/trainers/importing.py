@@ -67,7 +67,7 @@ class _RunningSpec(ModuleSpec):
 
 
 class MendingFinder(MetaPathFinder):
-    """Finds some modules as Python does, and has them mended once they are loaded; leaves other modules to other finders."""
+    """Finds some modules as Python does, and has them mended once they are loaded; ignores all other modules."""
 
     def __init__(self, mends: Mapping[str, Mend]) -> None:
         self._mends = dict(mends)
