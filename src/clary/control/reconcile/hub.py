@@ -60,7 +60,7 @@ class JobStore(Protocol):
 
 
 class JobHub:
-    """Jobs that are not over, in memory, in step with the store.
+    """Unfinished jobs in memory, equal to those of the store.
 
     One service owns a database at a time (it holds the `service` lease), so memory and store cannot drift apart.
     """
@@ -142,7 +142,7 @@ class JobHub:
 
         Waiters stay asleep if it returns the same object: the reconciler would otherwise wake itself without end.
 
-        Raises: JobNotFound; what `change` raised, with nothing written.
+        Raises: JobNotFound; errors of `change`, and then nothing is written.
         """
         has_changed = False
         before: TrainingJob | None = None
@@ -184,7 +184,7 @@ class JobHub:
         await self.update(name, merge)
 
     async def delete(self, name: str) -> None:
-        """Remove a job that is over; raises JobNotFound."""
+        """Remove an ended job; raises JobNotFound."""
         await self._store.delete_job(name)
         self._waiting.pop(name, None)
         self._active.pop(name, None)

@@ -33,7 +33,7 @@ from clary.control.store.errors import StreamNotFound
 log = logging.getLogger(__name__)
 
 
-MOST_TOLD = 200  # jobs whose state is set to waiting in one pass; the next pass comes at once
+MOST_TOLD = 200  # jobs that become Pending in one pass; the next pass begins at once
 BEHIND_OTHERS = "First come, first served: older jobs wait for hosts."
 
 
@@ -150,7 +150,7 @@ class Launcher:
         return (job.name, job.attempt) in self._launched
 
     def forget(self, job: TrainingJob) -> None:
-        """Forget that this service has launched the current attempt, which is over or could not be launched."""
+        """Forget that this service has launched the current attempt, which has ended or could not be launched."""
         self._launched.discard((job.name, job.attempt))
 
     def _first_waiting(self) -> TrainingJob | None:

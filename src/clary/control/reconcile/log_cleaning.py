@@ -1,7 +1,7 @@
 """Removes log streams that have expired, now and then.
 
-Where: the server runs one task of this. A stream of a job that is not over yet is kept whatever its age, because lines
-may still come to it.
+Where: the server runs one task of this. A stream of an unfinished job is kept at any age, because it may
+still get lines.
 """
 
 from __future__ import annotations

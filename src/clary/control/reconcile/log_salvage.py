@@ -1,8 +1,8 @@
 """Lines that the agent of a lost host had written to its spool and not sent any more.
 
-Where: the reconciler calls this when a job is over, before the host's folders go. An agent that is killed leaves its
-spool behind; lines are numbered, so the store drops those that were sent already. A job without isolation can change
-these files: they are read only as lines of that job's own log.
+Where: the reconciler calls this at the end of an attempt, before the host's folders are removed. An agent that is
+killed leaves its spool behind; lines are numbered, so the store drops those that were sent already. A job without
+isolation can change these files: they are read only as lines of that job's own log.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock) ->
     A second call does nothing: each spool is removed once its lines are stored.
 
     Args:
-        logs: where the lines go.
-        job: whose attempt is over and whose host folders are still there.
+        logs: stores the lines.
+        job: its attempt has ended, its host folders still exist.
         clock: dates the added sentence.
     """
     for stream in job.log_streams:

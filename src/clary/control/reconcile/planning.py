@@ -30,7 +30,7 @@ from clary.control.scheduling.placement import HostMapping
 from clary.control.settings import Settings
 from clary.control.state_folder import RootSecrets, StateFolder
 
-LEAST_INTERVAL_S = 0.1  # between rows of what a host measures; also the least that ProfilerConfig may ask for
+LEAST_INTERVAL_S = 0.1  # between rows of a host's measurements; also the least interval of ProfilerConfig
 UNPROFILED_INTERVAL_S = 5.0
 
 
@@ -46,7 +46,7 @@ class Site:
     proxy_url: str | None
     isolation: Isolation
     is_remote: bool = False  # whether hosts are other machines: they get no key of the object store
-    signals_all: bool = False  # whether a scheduler's SIGTERM goes to every process of a host
+    signals_all: bool = False  # whether a scheduler's SIGTERM reaches every process of a host
 
 
 def build_plan(
@@ -67,9 +67,9 @@ def build_plan(
         job: the record; its attempt is one below the plan's.
         site: of the service.
         mapping: hosts of the job on this machine.
-        resources: host name to what it may use, GPUs included.
+        resources: host name -> its resources, GPUs included.
         environment: Python environment that stands for the image.
-        pool: whose hosts these are.
+        pool: of these hosts.
         shares_hosts: whether they may have served another attempt, or may yet serve one.
         network_checked_for: job that had these very hosts last, if their links were found well.
         notice_grace_s: from the engine's SIGTERM to an agent to its end; 0 if the engine signals no agents.

@@ -65,7 +65,7 @@ class PoolKeeper:
         return job.pool or (holder.pool if holder is not None else _new_pool())
 
     def find(self, job: TrainingJob) -> TrainingJob | None:
-        """Return the job whose fitting hosts wait longest, or None."""
+        """Return the job with the fitting hosts that have waited longest, or None."""
         if job.pool:
             return None
         fitting = [other for other in self._parked() if warm_pools.matches(job, other)]

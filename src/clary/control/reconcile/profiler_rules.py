@@ -104,7 +104,7 @@ class ProfilerRules:
         hub: of jobs.
         jobs: reads ended jobs.
         series: measurements of hosts.
-        objects: where reports go.
+        objects: stores the reports.
         clock: for intervals and records.
     """
 
@@ -127,7 +127,7 @@ class ProfilerRules:
             self._has_watched.set()
 
     async def run(self, *, interval_s: float = PASS_INTERVAL_S) -> None:
-        """Look after jobs until cancelled; sleep while no job is watched."""
+        """Judge watched jobs until cancelled; sleep while no job is watched."""
         await self.take_up()
         while True:
             await self.make_pass()
@@ -191,7 +191,7 @@ class ProfilerRules:
         if not due:
             return False
         measured = await look_at(self._series, job, now=self._clock.now())
-        rest_s = MOST_LOAD * (self._clock.monotonic() - now_s)  # a large job on a busy machine is looked at less often
+        rest_s = MOST_LOAD * (self._clock.monotonic() - now_s)  # a large job on a busy machine is judged less often
         for rule in due:
             watch.due_s[rule.name] = now_s + max(rule.interval_s, rest_s)
             known = {key for key in watch.fired if key[0] == rule.name}

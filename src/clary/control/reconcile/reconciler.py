@@ -169,7 +169,7 @@ class Reconciler:
                 await self._hub.apply(job.name, events.MustWait(reason=reason))
 
     async def _reclaim_spot_capacity(self) -> None:
-        """End attempts whose capacity is no longer there."""
+        """End attempts without capacity."""
         found = self._market.reclaimed()
         for name in found.job_names:
             log.info("job %s: %s", name, found.reason)

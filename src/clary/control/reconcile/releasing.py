@@ -75,7 +75,7 @@ class Releaser:
         """End all processes of a lost host; after a failure the release tries it again until it succeeds.
 
         Args:
-            job: whose host it is; one task at a time fences a host; a replaced host is not fenced again.
+            job: of the host; one task at a time fences a host; a replaced host is not fenced again.
             plan: of the current attempt.
             host: its name.
         """

@@ -1,4 +1,4 @@
-"""Hosts that no job of the database owns: they are taken back when the service starts, before anything is launched.
+"""Hosts that no job of the database owns: they are taken back when the service starts, before its first launch.
 
 Where: `service` calls this at the start. Such hosts come from a job whose record cannot be read, from a database that
 was restored from an older backup or begun anew, or from a leftover folder. Their programs would continue to train

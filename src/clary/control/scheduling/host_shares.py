@@ -38,7 +38,7 @@ def share_shape(shape: InstanceShape, share: float) -> SharedShape:
 
 
 def note_of(shape: InstanceShape, share: float) -> str:
-    """Return the sentence that tells a user the size of a fraction of one type; empty for a whole host.
+    """Return a sentence for users on the size of a fraction of one type; empty for a whole host.
 
     Args:
         shape: of the type, not divided.

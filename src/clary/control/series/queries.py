@@ -31,7 +31,7 @@ class SeriesQuery:
     """A query of series.
 
     Attributes:
-        job_name: whose hosts.
+        job_name: job of the hosts.
         host: one of them; None is all.
         names: patterns with `*` and `?`, separated by commas.
         start_ms, end_ms: span of time, its end exclusive, in milliseconds since 1970.

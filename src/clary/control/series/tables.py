@@ -1,4 +1,4 @@
-"""Numbers of one host over time, column by column: rows as they were measured, or roll-ups of them.
+"""Numbers of one host over time, column by column: unfolded rows, or roll-ups of them.
 
 Where: the sample gateway makes tables of batches, `codec` turns them into blocks and back, `rollups` folds them.
 """

@@ -48,7 +48,7 @@ class AwsHandler:
     """Answers requests of every service but S3.
 
     Args:
-        services: what handlers may use.
+        services: for handlers.
         verifier: finds the key that a request was signed with.
         find_grants: returns a key's grants; None permits everything.
         max_body_bytes: largest body of a request.

@@ -1,6 +1,6 @@
-"""The console's own files: pages, styles and modules, as they lie in the package.
+"""The console's own files: pages, styles and modules of the package.
 
-Where: the listener sends browsers here: GET / and everything below /console. The browser chooses the page by the
+Where: the listener sends browsers here: GET / and all paths below /console. The browser chooses the page by the
 address, so every address that names no file is answered with `index.html`: a deep link works in a new window.
 
 These files are not secret, and contain no text of jobs, which reaches pages as JSON. The policy forbids inline scripts

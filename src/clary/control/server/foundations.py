@@ -62,7 +62,7 @@ async def open_foundations(
         begins_anew: whether it may begin with a new database although the folder had one.
         makes_keys: whether it makes new keys although the folder had others.
 
-    Raises: ClaryError if something could not be opened.
+    Raises: ClaryError if a part could not be opened.
     """
     folder = StateFolder(settings.home_folder)
     folder.create()

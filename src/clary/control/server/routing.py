@@ -190,7 +190,7 @@ class Route:
 
 
 def match(routes: Sequence[Route], method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
-    """Return the first route that a request fits, and the values in its path; the last route fits everything.
+    """Return the first route that a request fits, and the values in its path; the last route fits every request.
 
     Args:
         routes: in order; the first one that fits is taken.

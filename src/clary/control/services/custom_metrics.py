@@ -105,7 +105,7 @@ def calling_job(call: Call) -> str:
 
 
 def stored_name(namespace: str, metric: str, dimensions: Mapping[str, str]) -> str:
-    """Return the name under which a metric stands among those of its job.
+    """Return the name of a metric among those of its job.
 
     Args:
         namespace: of CloudWatch.

@@ -139,7 +139,7 @@ class DatabaseLife:
         except FileNotFoundError:
             return ""
         except (OSError, ValueError, KeyError, TypeError):
-            # The file shows that there was a database; without its id, no other database can be told from it.
+            # The file shows that there was a database; without a readable id, any database is accepted.
             return ""
 
 

@@ -252,7 +252,7 @@ class GroupCommitWriter:
 
 
 def _by_kind(batch: Sequence[_Operation]) -> list[list[_Operation]]:
-    """Return operations in groups that run together, in order; a group stands at the place of its first operation."""
+    """Return operations in groups that run together, in order; a group has the place of its first operation."""
     kinds: dict[object, list[_Operation]] = {}
     for number, operation in enumerate(batch):
         kinds.setdefault(operation.together or number, []).append(operation)

@@ -110,7 +110,7 @@ class SeriesBlocks:
             attempt: of the job; rows count from 0 in each.
             host: algo-N.
             table: rows in order of their numbers.
-            first_row: number of the first; missing rows before it will not come.
+            first_row: number of the first; missing rows before it were dropped.
             num_dropped: number of rows that the agent has dropped.
 
         Raises: JobNotFound.

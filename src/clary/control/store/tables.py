@@ -160,7 +160,7 @@ series_blocks = Table(
     Column("job_name", Text, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("host", Text, nullable=False),
-    Column("step_ms", BigInteger, nullable=False),  # 0: rows as they were measured
+    Column("step_ms", BigInteger, nullable=False),  # 0: unfolded rows
     # Number of its first row; times may be equal, and clocks may be set back.
     Column("first_row", BigInteger, nullable=False),
     Column("start_ms", BigInteger, nullable=False),  # times of the first and the last row

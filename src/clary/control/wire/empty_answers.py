@@ -1,4 +1,4 @@
-"""Answers that list nothing, made from a service's model.
+"""Empty lists as answers, made from a service's model.
 
 Where: `services.dispatch` returns them for listings of kinds that are not offered. Records of these kinds cannot be
 made here, so the empty list is true, and scripts that list before they clean up continue.

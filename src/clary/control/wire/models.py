@@ -16,7 +16,7 @@ from typing import Any
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
 
-# Names of botocore's data folders; everything else about these services comes from the data.
+# Names of botocore's data folders; all other facts about these services are in the data.
 SERVICE_NAMES = ("sagemaker", "logs", "sts", "iam", "cloudwatch", "sagemaker-metrics", "ecr")
 
 

@@ -1,6 +1,6 @@
 """The service's side of the agent protocol.
 
-Where: `server.route_table` calls this; facts go to the hub as events, orders come from the job record.
+Where: `server.route_table` calls this; it sends facts to the hub as events, and reads orders from the job record.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class AgentGateway:
         self._started_s = clock.monotonic()
         self._heard_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> monotonic time
         self._signs_s: dict[tuple[str, int], dict[str, float]] = {}  # the same -> when it last reported
-        self._open_reports: Counter[tuple[str, int, str]] = Counter()  # attempt and host -> reports being taken up
+        self._open_reports: Counter[tuple[str, int, str]] = Counter()  # attempt and host -> reports being stored
         self._listened_s: float | None = None  # time of the last check by `keep_listening`; None: it does not check
         self._expects_hosts = asyncio.Event()
         self._log_locks: dict[str, asyncio.Lock] = {}  # stream -> lock, as in the next two tables
@@ -195,7 +195,7 @@ class AgentGateway:
             attempt: that the agent serves.
             host: algo-N.
             token: the bearer token that it sent.
-        Raises: WireError 410 when the attempt is over, 403 when the token is wrong, 404 for an unknown host.
+        Raises: WireError 410 when the attempt has ended, 403 when the token is wrong, 404 for an unknown host.
         """
         job = self._hub.live_job(name)
         if job is None or job.plan is None or job.attempt != attempt:
@@ -212,7 +212,7 @@ class AgentGateway:
         return from_plain(LaunchPlan, job.plan)
 
     async def report(self, job: TrainingJob, host: str, report: Report) -> ReportReceipt:
-        """Take up facts; unchanged facts are a heartbeat and cost no write.
+        """Store changed facts; unchanged facts are a heartbeat and cost no write.
 
         Args:
             job: of `authorize`.
@@ -269,7 +269,7 @@ class AgentGateway:
         await self._dumps.take(job, host, dump)
 
     async def take_profile(self, job: TrainingJob, host: str, profile: HostProfile) -> None:
-        """Store a host's report on its ranks' profiles. Raises: WireError 404 for one that is not wanted any more.
+        """Store a host's report on its ranks' profiles. Raises: WireError 404 for an unwanted report.
 
         Args: as `ProfileDesk.take`.
         """
@@ -303,13 +303,13 @@ class AgentGateway:
         self._expects_hosts.set()
 
     async def next_order(self, job: TrainingJob, host: str, *, after: int, wait_s: float) -> Order:
-        """Wait until an order newer than `after` stands for the host; answer the standing one after `wait_s`.
+        """Wait until the host has an order newer than `after`; after `wait_s`, return its present order.
 
         Args:
             job: of `authorize`.
             host: that asks, which counts as a sign of life.
             after: number of the last order that it has; 0 for none.
-            wait_s: longest wait; the answer is an order to leave if the attempt is over.
+            wait_s: longest wait; the answer is an order to leave if the attempt has ended.
         """
         deadline_s = self._clock.monotonic() + max(0.0, wait_s)  # in this order, NaN becomes 0
         while True:
@@ -330,7 +330,7 @@ class AgentGateway:
 
         Args:
             job: of `authorize`.
-            host: whose stream it is.
+            host: of the stream.
             batch: lines numbered from 0 in every attempt; it may be sent again as often as its answer gets lost.
         Raises: WireError 400 for numbers that no line can have and for too many lines; 410 when the job was deleted.
         """

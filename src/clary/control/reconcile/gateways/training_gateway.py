@@ -39,7 +39,7 @@ STATUS_BURST = 20.0  # requests of one host's program at once
 STATUS_PER_S = 1.0  # in the long run; transformers sends one in five seconds
 MAX_SPOKEN_NAMES = 1_000  # of metrics of one host's program; others are left out
 MAX_STATUS_BYTES = 64 * 1024
-_MOST = 2**63  # of what a BIGINT holds
+_MOST = 2**63  # numbers of a BIGINT end here
 _MOST_MS = 4_102_444_800_000  # 2100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -39,7 +39,7 @@ class Faults(Protocol):
         """Return the most bytes of the disks of all hosts of a rehearsal together."""
 
     async def kill_host(self, plan: LaunchPlan, host: str) -> None:
-        """Kill everything on a host at once."""
+        """Kill all processes of a host at once."""
 
     async def kill_rank(self, plan: LaunchPlan, rank: int) -> None:
         """Kill the processes of one rank."""

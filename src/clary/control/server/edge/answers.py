@@ -37,7 +37,7 @@ def make_request(
 ) -> ListenerRequest:
     """Make a request object for the listener; the HTTP library's factory.
 
-    Args: as `aiohttp.web.BaseRequest`, in the order in which the library hands them over.
+    Args: as `aiohttp.web.BaseRequest`, in the library's order.
     """
     return ListenerRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
 

@@ -143,7 +143,7 @@ def _pending_reason(services: Services, name: str, places: Mapping[str, int]) ->
     place = places.get(name)
     if place is None:
         return ""
-    if place >= MAX_REASONED:  # the exact reason takes a look at all jobs ahead
+    if place >= MAX_REASONED:  # the exact reason depends on all jobs ahead
         return f"First come, first served: {place} older jobs wait for hosts."
     job = services.hub.live_job(name)
     return "" if job is None else services.admission.pending_reason(job)

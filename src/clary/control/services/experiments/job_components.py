@@ -183,7 +183,7 @@ async def _ensure(call: Call, job: TrainingJob) -> Tracked:
 
 
 async def _job_called(call: Call, component: str) -> TrainingJob | None:
-    """Return the job whose component has the name, in any case: the SDK asks in small letters."""
+    """Return the job whose component has the name, in any case: the SDK asks in lower case."""
     if not component.lower().endswith(SUFFIX):
         return None
     name = component[: -len(SUFFIX)]

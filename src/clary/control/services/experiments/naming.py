@@ -59,7 +59,7 @@ def new_record(call: Call, kind: Kind, name: str, document: Mapping[str, Any], *
         kind: of the record.
         name: as the client spells it; the ARN has it in lower case.
         document: members that Describe returns.
-        owners: `parent` is the name of the experiment of a trial, `source` the ARN or URI that the record stands for.
+        owners: `parent` is the name of the experiment of a trial, `source` the ARN or URI that the record represents.
     """
     now = call.services.clock.now()
     arn = call.arn(f"{kind.value}/{name.lower()}")

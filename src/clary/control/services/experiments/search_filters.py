@@ -79,7 +79,7 @@ def sort_value(record: Record, path: str) -> tuple[int, Any] | None:
 
 
 def values_at(record: Record, path: str) -> Iterator[Any]:
-    """Return the values that a path leads to; a structure stands for itself."""
+    """Return the values at a path; a structure may be such a value."""
     yield from _walk(record, path.lower())
 
 
@@ -122,7 +122,7 @@ def _named(item: Any, rest: str) -> Any:
 
 
 def _plain(value: Mapping[str, Any]) -> Any:
-    """Return the one value that a small structure stands for; else the structure."""
+    """Return the value that a small structure represents; else the structure."""
     if value.keys() in _PARAMETER:
         return next(iter(value.values()))
     for name in ("Last", "Value"):  # `Last` of a metric's summary; `Value` of a metric, an artifact and a tag

@@ -115,7 +115,7 @@ def search(
     """Return the next matching events of many streams in order of time, and the key after which to continue.
 
     Args:
-        views: of the streams; a stream's lines are read only when their time comes.
+        views: of the streams; a stream's lines are read only when the search reaches their time.
         within: the range of time.
         matches: decides whether a message is wanted.
         after: key of the last searched line; None to begin.
