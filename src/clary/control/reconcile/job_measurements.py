@@ -166,7 +166,7 @@ def _planned_hosts(job: TrainingJob) -> list[ReportHost]:
 
 
 def _num_points(hosts: list[ReportHost]) -> int:
-    """Return how many points a series may have, so that all of them fit into one answer."""
+    """Return the largest number of points of a series, so that all series fit into one answer."""
     num_series = sum(
         _SERIES_OF_HOST + _SERIES_OF_RANK * host.num_processes + _SERIES_OF_GPU * host.num_gpus for host in hosts
     )
@@ -174,7 +174,7 @@ def _num_points(hosts: list[ReportHost]) -> int:
 
 
 def _step_ms(span_ms: int, num_points: int, interval_ms: int) -> int:
-    """Return a step of whole rows, or of whole roll-ups where rows would be too many."""
+    """Return a step of whole rows, or of whole roll-ups if there would be too many rows."""
     step_ms = math.ceil(span_ms / num_points)
     unit_ms = FINE_MS if step_ms > LONG_STEP_MS else interval_ms
     return max(unit_ms, math.ceil(step_ms / unit_ms) * unit_ms)

@@ -15,7 +15,7 @@ NUM_MOMENTS = 48  # parts of the measured time: a straggler was slow in most of 
 
 
 def whole_verdict(measurements: Measurements) -> StragglerVerdict:
-    """Return the verdict on slow ranks; it names no rank where ranks have no steps."""
+    """Return the verdict on slow ranks; it names no rank if ranks have no steps."""
     ranks = measurements.scopes("rank", "step_s")
     start_ms = measurements.began_ms or 0
     width_ms = max(1, (measurements.until_ms - start_ms) // NUM_MOMENTS)

@@ -1,4 +1,4 @@
-"""Which waiting jobs get hosts, and how they get them.
+"""Chooses the waiting jobs that get hosts, and makes the hosts.
 
 Where: the reconciler calls this on every pass; `scheduling.placement` decides, `planning` makes the plan,
 the engine builds it in a task of the job's own.

@@ -1,4 +1,4 @@
-"""Lines that the agent of a lost host had written to its spool and not sent any more.
+"""Stores lines that a lost host's agent had written to its spool and not sent.
 
 Where: the reconciler calls this at the end of an attempt, before the host's folders are removed. An agent that is
 killed leaves its spool behind; lines are numbered, so the store drops those that were sent already. A job without

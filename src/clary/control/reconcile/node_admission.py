@@ -1,7 +1,7 @@
-"""Admission of requests where hosts are whole nodes of other machines.
+"""Admission of requests if hosts are whole nodes.
 
 Where: replaces `admission` for engines slurm and boxes. One host is one node; `engines.cluster.node_kinds` chooses
-the kind of node that serves an instance type. The engine's queue decides who comes first.
+the kind of node that serves an instance type. The engine's queue decides which job comes first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NodeAdmission(Admission):
         kinds: returns the kinds of nodes as they are now.
         engine_name: slurm or boxes, for refusals.
         hub: knows the jobs.
-        resolve_image: returns the environment that stands for an image.
+        resolve_image: returns the environment that replaces an image.
         market: of spot capacity.
         clock: for waits.
     """

@@ -68,12 +68,12 @@ def build_plan(
         site: of the service.
         mapping: hosts of the job on this machine.
         resources: host name -> its resources, GPUs included.
-        environment: Python environment that stands for the image.
+        environment: Python environment that replaces the image.
         pool: of these hosts.
         shares_hosts: whether they may have served another attempt, or may yet serve one.
-        network_checked_for: job that had these very hosts last, if their links were found well.
+        network_checked_for: last job of these hosts, if their links were found well.
         notice_grace_s: from the engine's SIGTERM to an agent to its end; 0 if the engine signals no agents.
-    Raises: WireError: a file system of the request is in the settings no more.
+    Raises: WireError: a file system of the request is not in the settings any more.
     """
     request = JobRequest(job.request)
     settings = site.settings
@@ -161,10 +161,10 @@ def build_plan(
 
 
 def metrics_interval_s(request: JobRequest, settings: Settings) -> float:
-    """Return how often a job's hosts measure themselves; 0 for never.
+    """Return the seconds between measurements of a job's hosts; 0 for never.
 
-    The job's own interval wins. DisableProfiler makes measurements rare, but does not end them: instance metrics are
-    no part of the profiler.
+    The job's own interval overrides the settings'. DisableProfiler makes measurements rare, but does not end them:
+    instance metrics are no part of the profiler.
     """
     if settings.metrics_interval_s == 0:
         return 0.0

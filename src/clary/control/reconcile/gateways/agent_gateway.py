@@ -95,7 +95,7 @@ class AgentGateway:
         self._clock = clock
         self._started_s = clock.monotonic()
         self._heard_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> monotonic time
-        self._signs_s: dict[tuple[str, int], dict[str, float]] = {}  # the same -> when it last reported
+        self._signs_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> time of its last report
         self._open_reports: Counter[tuple[str, int, str]] = Counter()  # attempt and host -> reports being stored
         self._listened_s: float | None = None  # time of the last check by `keep_listening`; None: it does not check
         self._expects_hosts = asyncio.Event()
@@ -173,7 +173,7 @@ class AgentGateway:
         """Forget an attempt whose hosts were taken back: its signs of life, log positions and checkpoint lags."""
         self._heard_s.pop((job.name, job.attempt), None)
         self._signs_s.pop((job.name, job.attempt), None)
-        # A report between the release of another attempt and its `forget` has put that attempt's keys back.
+        # A report after the `forget` of another attempt, but before its recorded release, has put its keys back.
         for table in (self._heard_s, self._signs_s):
             for name, attempt in list(table):
                 live = self._hub.live_job(name)
@@ -223,7 +223,7 @@ class AgentGateway:
         failure = report.facts.failure
         if failure is not None and failure.fault not in _FAULTS:
             raise WireError(
-                "ValidationException", f"{failure.fault[:80]!r} is to blame for nothing: {', '.join(_FAULTS)}"
+                "ValidationException", f"unknown fault {failure.fault[:80]!r}; known are {', '.join(_FAULTS)}"
             )
         record = job.hosts[host]
         was_told = record.order is not None and record.order.kind is OrderKind.RELEASE

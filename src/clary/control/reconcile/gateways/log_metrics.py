@@ -25,7 +25,7 @@ class BatchMetrics:
     everything: Sequence[FinalMetric]
     new: Sequence[FinalMetric]  # of lines that were not stored before
     doubtful: Sequence[FinalMetric]  # of lines that an earlier service has stored
-    end_sequence: int  # number of the line behind the batch
+    end_sequence: int  # number of the line after the batch
 
 
 def metrics_of(batch: LogBatch, *, counted: int, stored_before: int) -> BatchMetrics:

@@ -37,7 +37,7 @@ class PoolGateway:
     """Answers the agents of pools.
 
     Args:
-        hub: knows which job holds which pool.
+        hub: knows the jobs that hold pools.
         clock: for waits.
         pool_token: pool -> the bearer token of its agents.
         claims: of nodes on other machines, so that a node which its pool has given up gets no attempt. None where hosts
