@@ -40,7 +40,7 @@ class Access:
         Raises: WireError 403 for a change that comes from a page of another origin.
         """
         if request.header("authorization") is not None:
-            # a page of another origin cannot send this header without a preflight; `require_token` checks it
+            # a page of another origin cannot send this header without a preflight; the reader of the token decides
             return None
         cookie = cookie_of(request, self._sessions.cookie_name(is_secure=request.is_secure))
         if request.method not in _SAFE_METHODS:
