@@ -60,7 +60,7 @@ def integer(least: int) -> Reader:
     """Return a reader of whole numbers of at least `least`."""
 
     def read(name: str, value: Any) -> int:
-        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # infinity is no integer
+        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # infinity is not
         if isinstance(value, bool) or not is_whole or value < least:
             raise ValueError(f"{name} is {value!r}; expected a whole number, {least} or more")
         return int(value)

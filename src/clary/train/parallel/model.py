@@ -72,7 +72,7 @@ _MEBIBYTE = 1 << 20
 
 
 class DistributedModel(ReducingModel):
-    """Wraps the one model of a program.
+    """Wraps the only model of a program.
 
     Args:
         module: the whole model, the same on all ranks.
@@ -134,7 +134,7 @@ class DistributedModel(ReducingModel):
         for one in replaced.originals():
             one.register_forward_pre_hook(_refuse_replaced)
         self._num_parts = configuration.partitions
-        # Dtype of parameters; None leaves them as they are.
+        # Dtype of parameters; None does not change them.
         self.dtype = torch.float16 if configuration.fp16 else torch.bfloat16 if configuration.bf16 else None
         if self.dtype is not None and not self._is_sharded:
             self.inner.to(self.dtype)
@@ -373,7 +373,7 @@ class DistributedModel(ReducingModel):
 
 
 def _cast_floats(value: Any, dtype: torch.dtype) -> Any:
-    """Return nested values with every tensor of a floating-point dtype cast to `dtype`; the rest as it is."""
+    """Return nested values with every tensor of a floating-point dtype cast to `dtype`; other leaves are unchanged."""
 
     def cast(leaf: Any) -> Any:
         return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf

@@ -2,10 +2,10 @@
 
 Where: `DistributedOptimizer` makes a `Numbering` and offers its methods under the names that scripts call.
 
-[Note: what scripts do] A script with its own half-precision optimizer puts float32 masters into the groups, where the
-parameters were. Its states hold lists of masters. To save them whole, the script gathers the lists over the tensor
-group and joins slices of one parameter. It maps the id of a master to a number, the number to a name, and back on the
-other rank, whose ids differ. So three properties must hold:
+[Note: what scripts do] A script with its own half-precision optimizer replaces the parameters in the groups by float32
+masters. Its states hold lists of masters. To save them whole, the script gathers the lists over the tensor group and
+joins slices of one parameter. It maps the id of a master to a number, the number to a name, and back on the other rank,
+whose ids differ. So three properties must hold:
 
     a number    is the place of a parameter across all groups, as in states of torch; it never changes
     an id       of the parameter or of its master maps to that number; inverted, the number maps to the master
@@ -86,7 +86,7 @@ class Numbering:
     def axes(self) -> dict[int, int | None]:
         """Return the dimension along which tensor ranks hold slices, by `id` of the stepped tensor; None for no slice.
 
-        Flat shards are left out, since their dimension is none of the parameter's.
+        Flat shards are left out, since the parameter has no dimension that corresponds to theirs.
         """
         return {
             id(entry.stepped): dimension_of(entry.parameter)

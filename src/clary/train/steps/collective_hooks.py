@@ -85,7 +85,7 @@ class CollectiveCalls:
     """The rows of this process, shared by the wrappers below.
 
     Attributes:
-        memory, words: of the record, by bytes and by numbers of eight; None before there is one.
+        memory, words: the record's memory as bytes and as 8-byte numbers; None before there is a record.
         works: row by `id` of the work that the caller waits on, which is not kept alive.
         works_of_rows: the inverse; a row that another operation has taken has that operation's work.
         outputs: row and number of functional operations, by the address of their results.

@@ -120,7 +120,7 @@ def read_script(config: Any) -> dict[str, Any]:
 def read_job(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the keys in a job's hyperparameter `mp_parameters`, as SM_HP_MP_PARAMETERS holds it.
 
-    Raises: ValueError if it is no JSON object.
+    Raises: ValueError if it is not a JSON object.
     """
     text = environ.get("SM_HP_MP_PARAMETERS", "")
     return _parse(text, "mp_parameters") if text.strip() else {}

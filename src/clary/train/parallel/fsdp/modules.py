@@ -15,7 +15,7 @@ def get_global_ranks(process_group: Any = None) -> list[int]:
 
 
 def empty_module_params(module: nn.Module, device: torch.device | str, recurse: bool = False) -> None:
-    """Give a module's parameters uninitialised memory on a device; its buffers stay as they are.
+    """Give a module's parameters uninitialised memory on a device; its buffers are not changed.
 
     Args:
         device: of the new parameters, which are new objects.

@@ -19,7 +19,7 @@ class Norms:
         """Return the square of the norm over the whole model, a scalar.
 
         Args:
-            parameters: those of this rank.
+            parameters: of this rank.
             squares: [parameters], of the norms of their gradients.
         """
         return squares.sum()
@@ -30,7 +30,7 @@ class Norms:
         """Return the values of whole parameters, from the values found in this rank's slices.
 
         Args:
-            parameters: those of this rank, whole or slices.
+            parameters: of this rank, whole or slices.
             found: [parameters], squares of norms; largest elements if `are_largest`.
             are_largest: whether slices join to their maximum rather than their sum.
         """

@@ -1,4 +1,4 @@
 """Places the parts of a model on pipeline ranks.
 
-plan    the decision, a pure function of what every module costs
+plan    the decision, a pure function of the modules' costs
 """

@@ -28,7 +28,7 @@ def decide(
     """Return the part of every module that has state, the same on all ranks; rank 0 prints it.
 
     Args:
-        run: calls the model once, for a trace; on the first ranks of pipelines alone.
+        run: calls the model once, for a trace; only on the first ranks of pipelines.
 
     Raises: ValueError for a pipeline rank that would have no module, a mark beyond the last part, or shared parameters
         that are marked for different ranks.

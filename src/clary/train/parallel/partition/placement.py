@@ -1,6 +1,6 @@
 """Gives every module a rank: first modules with parameters, by a plan, then all modules around them.
 
-Where: once a plan is known, on every rank alike; `install` then makes the ranks call each other.
+Where: `DistributedModel` calls it with the plan, on every rank; `install` then makes the ranks call each other.
 
 A module without parameters of its own runs with its children if all of them lie on one rank, else on the rank of its
 parent; a leaf without parameters (an activation, a dropout) runs on the rank of its parent. The root runs on the first

@@ -80,7 +80,7 @@ def trace_costs(root: torch.nn.Module, run: Callable[[], object], *, measures_ti
 
 
 def costs_by_size(root: torch.nn.Module) -> list[ModuleCost]:
-    """Return modules' costs by their parameters alone, in the order of the tree: for models that are not run."""
+    """Return modules' costs by their parameters only, in the order of the tree: for models that are not run."""
     return _costs(root, {})
 
 

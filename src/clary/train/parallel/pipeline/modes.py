@@ -1,7 +1,7 @@
 """torch's modes of a thread: whether it records gradients, and the dtype in which it computes.
 
-Where: torch keeps modes per thread; a worker takes over those of the thread that starts it, a rank that serves a
-request those of the requesting rank.
+Where: torch keeps modes per thread; a worker takes over the modes of the thread that starts it, a rank that serves a
+request the modes of the requesting rank.
 """
 
 from __future__ import annotations

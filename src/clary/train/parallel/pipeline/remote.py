@@ -34,7 +34,7 @@ class _Kept:
 
 
 class Host:
-    """Serves the modules of this rank, and calls those of others.
+    """Serves the modules of this rank, and calls modules of other ranks.
 
     Args:
         find: maps a name to the function to call.

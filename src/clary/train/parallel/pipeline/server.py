@@ -6,7 +6,7 @@ per microbatch; the others serve requests until the first reports the end of the
     function of microbatch 0                owner of a module
       module(x)   -- FORWARD, tensors -->     runs the module, keeps the graph
                   <-- OUTPUT, tensors --
-      backward    -- BACKWARD, grads  -->     backward pass of what it kept
+      backward    -- BACKWARD, grads  -->     backward pass of kept graph
                   <-- OUTPUT, grads   --
 
 A request suspends the microbatch that made it; the rank continues with the action that its policy chooses next
@@ -140,7 +140,7 @@ class Server:
             raise
 
     def ask(self, subject: Subject, peer_rank: int, call: CallId, body: Any, tensors: Sequence[Any]) -> Message:
-        """Send a request to a pipeline rank and return its answer; the worker gives its turn back meanwhile.
+        """Send a request to a pipeline rank and return its answer; the worker is suspended meanwhile.
 
         Args:
             subject: FORWARD or BACKWARD.

@@ -130,7 +130,7 @@ class GradientReducer:
         """Allow ranks to end before others from now on.
 
         Args:
-            divides_by_active: whether means are over the ranks that have not ended.
+            divides_by_active: whether means are over ranks that still have batches.
             throws: whether all ranks raise when the first ends.
         """
         self.is_joined, self._divides_by_active, self._throws = True, divides_by_active, throws

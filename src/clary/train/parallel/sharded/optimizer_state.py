@@ -161,7 +161,7 @@ class ShardedStateOptimizer:
         self._note_versions()
 
     def take_reduced_gradients(self) -> None:
-        """Accept gradients that are means over all ranks already, as DDP leaves them; drop those of other owners."""
+        """Accept gradients that are means over all ranks already, as DDP leaves them; drop other owners' gradients."""
         for index, part in enumerate(self._parts):
             self._used[index] = {place for place, one in enumerate(part.parameters) if one.grad is not None}
         for number, parameter in enumerate(self._parameters):

@@ -58,7 +58,7 @@ class LayerSettings:
         use_qkv_bias: whether queries, keys and values have biases.
         use_attention_dense_bias: whether the projection after attention has a bias.
         use_output_bias: whether the linear layers of the output layer have biases.
-        use_rms_norm: whether layers normalise by the root of the mean square alone, without a mean or a bias.
+        use_rms_norm: whether layers normalise only by the root of the mean square, without a mean or a bias.
         use_gate: whether the output layer multiplies by the activation of a second projection of its input.
         num_key_value_heads: number of heads of keys and values, each shared by neighbouring heads of queries; None for
             as many as heads of queries.

@@ -39,7 +39,7 @@ class Node:
         part: the partition that runs it; None for an operation outside of the model, which every rank runs that needs
             its results.
         has_effect: whether it has effects beyond its results, so that it must run exactly once.
-        is_fed: whether its value comes from outside: an argument of the step, or a variable.
+        is_fed: whether its value is from outside: an argument of the step, or a variable.
     """
 
     name: str

@@ -45,7 +45,7 @@ def format_s3_path(bucket: str, key: str) -> str:
 
 
 def get_s3_region_from_uri(path: str, client: Any = None) -> str:
-    """Return the region of a path's bucket: the one in an address, or S3's answer about the bucket.
+    """Return the region of a path's bucket: from the address, or else from S3's answer about the bucket.
 
     Raises: ImportError without boto3; botocore's errors.
     """
@@ -60,7 +60,7 @@ class S3FileSystem:
     """A file system in S3 for torch's writers and readers; paths are text. Any thread may call.
 
     Args:
-        region: of the buckets; None is what boto3 finds in environment and configuration.
+        region: of the buckets; None is boto3's default from environment and configuration.
         config: a botocore Config.
         client: an S3 client; None has boto3 make one.
     """

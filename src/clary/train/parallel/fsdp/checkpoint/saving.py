@@ -77,7 +77,7 @@ class Saving:
         """Make the folder a checkpoint, once all ranks have written.
 
         Args:
-            result: returns what `write` returned, or raises what it raised.
+            result: returns the result of `write`, or raises its error.
 
         Returns: the metadata on the coordinator, None elsewhere.
         Raises: CheckpointError on all ranks if one failed; there is no checkpoint then.
@@ -188,12 +188,12 @@ def save(
 
     Args:
         checkpoint_id: a folder that all ranks see, or a path s3://bucket/prefix.
-        storage_writer: used in place of the one for `checkpoint_id`.
+        storage_writer: used in place of a writer for `checkpoint_id`.
         process_group: the ranks that save; None is all.
         coordinator_rank: a number in the world; must be in the group.
         wait_error_handling: without effect; `save` always waits for the errors of all ranks.
         force_check_all_plans: without effect; plans are always checked.
-        s3_region: of the bucket; None is what boto3 finds in environment and configuration.
+        s3_region: of the bucket; None is boto3's default from environment and configuration.
         s3client_config: a botocore Config.
 
     State after failure: no checkpoint is at this path; an earlier one there is lost.

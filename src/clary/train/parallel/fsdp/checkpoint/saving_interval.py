@@ -4,7 +4,8 @@ Where: callbacks that save local states measure some steps with a save, then som
 `compute_auto_checkpoint_interval` once. A save must be written before the next one begins, on every rank: the interval
 is the longest write of any rank divided by the shortest step.
 Source: aws/sagemaker-hyperpod-training-adapter-for-nemo (Apache-2.0), `utils/callbacks/checkpoint.py` and its tests, as
-callers: what they measure and hand over, and that ranks agree on the least time of a step and the most of a write.
+callers: the durations that they measure and pass, and the agreement of ranks on the shortest step and the longest
+write.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from clary.train.parallel.tensor.collectives import TensorGroup, reachable
 
 @dataclass
 class Interval:
-    """The interval and the durations that it follows from, alike on all ranks.
+    """The interval and the durations that determine it, equal on all ranks.
 
     Callbacks store it as a dict, and restore it from the dict.
 
@@ -59,7 +60,7 @@ def compute_auto_checkpoint_interval(
     measured = (step_ckpt_durations, ckpt_preprocessing_durations, ckpt_io_durations)
     most = [max(one, default=math.nan) for one in measured]
     least = min(step_durations, default=math.nan)
-    # Reductions do not define what a NaN gives, so whether a rank has one is reduced as a maximum of its own.
+    # Reductions do not define the maximum with a NaN, so a flag for NaN is reduced too.
     is_wrong = not least > 0 or not all(math.isfinite(one) and one >= 0 for one in most)
     told = torch.tensor([float(is_wrong), *((0.0,) * 4 if is_wrong else (-least, *most))], dtype=torch.float64)
     if dist.is_available() and dist.is_initialized():

@@ -103,7 +103,7 @@ def _is_whole(model: nn.Module) -> bool:
 
 
 def _put_in_shards(value: Any, group: Any) -> Any:
-    """Return a tensor in shards over a group; anything else, and scalars, as it is. Every rank calls it."""
+    """Return a tensor in shards over a group; return scalars and other values unchanged. Every rank calls it."""
     if isinstance(value, Mapping):
         return {key: _put_in_shards(one, group) for key, one in value.items()}
     if isinstance(value, ShardedTensor):  # moments of flat parameters, sharded over the replicas
@@ -112,14 +112,14 @@ def _put_in_shards(value: Any, group: Any) -> Any:
 
 
 def _gathered(value: Any) -> Any:
-    """Return a sharded tensor whole, anything else as it is."""
+    """Return a sharded tensor whole, other values unchanged."""
     if isinstance(value, Mapping):
         return {key: _gathered(one) for key, one in value.items()}
     return _all_gather_sharded_tensor(value, value._process_group) if isinstance(value, ShardedTensor) else value
 
 
 def _moved(value: Any, group: Any) -> Any:
-    """Return a sharded tensor in shards over another group, anything else as it is."""
+    """Return a sharded tensor in shards over another group, other values unchanged."""
     if isinstance(value, Mapping):
         return {key: _moved(one, group) for key, one in value.items()}
     if not isinstance(value, ShardedTensor) or value._process_group is group:

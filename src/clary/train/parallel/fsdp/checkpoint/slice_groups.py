@@ -3,9 +3,8 @@
 Where: `additions` wraps the functions with which torch.distributed.checkpoint begins to save or load; `saving` calls
 `group_of` itself. Scripts pass the group over which FSDP shards the model, and its lowest rank as the coordinator.
 
-[Note: alone] Where one rank holds a slice, in as many replicas as there are other ranks, the first of them saves alone:
-whether scripts call it on that rank or on all, no rank waits for a missing one and no two write the same files. Each
-rank loads alone.
+[Note: alone] If every replica of a slice is one whole rank, the first of these ranks saves alone: whether scripts call
+it on that rank or on all, no rank waits for a missing one and no two write the same files. Each rank loads alone.
 
 [Note: coordinator] The coordinator's number is its rank in the world. Newer versions of torch take it for a number in
 the group: a group of ranks 2 and 3 has no number 2. Any rank of the group may plan, if all its ranks name the same.

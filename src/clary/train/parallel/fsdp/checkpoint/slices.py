@@ -85,7 +85,7 @@ def parameter_of(path: Sequence[Any], cuts: Mapping[str, Cut]) -> str | None:
 
 
 def merge(sources: Sequence[tuple[Slice, Metadata]], wanted: Slice) -> tuple[Metadata, Places]:
-    """Return the metadata that one checkpoint of the wanted slice would have, and where its parts lie.
+    """Return the metadata of a checkpoint of the wanted slice, and the places of its parts in the sources.
 
     Args:
         sources: all slices of one degree, by their numbers, with the metadata of their folders.
@@ -121,7 +121,7 @@ def merge(sources: Sequence[tuple[Slice, Metadata]], wanted: Slice) -> tuple[Met
 def _wanted(
     key: str, name: str, cut: Cut, sources: Sequence[tuple[Slice, Metadata]], wanted: Slice, places: Places
 ) -> TensorStorageMetadata:
-    """Return the metadata of one tensor of the wanted slice, and add where its parts lie."""
+    """Return the metadata of one tensor of the wanted slice, and add the places of its parts to `places`."""
     is_cut = name in sources[0][0].cuts and sources[0][0].of > 1
     to, chunks = wanted.runs(name, cut.length), []
     for at, (held, metadata) in enumerate(sources if is_cut else sources[:1]):

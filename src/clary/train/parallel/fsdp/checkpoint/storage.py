@@ -104,7 +104,7 @@ def path_to_file_system(path: Any, s3_region: str | None = None, s3client_config
 
     Args:
         path: a folder, or s3://bucket/prefix.
-        s3_region: of the bucket; None is what boto3 finds in environment and configuration.
+        s3_region: of the bucket; None is boto3's default from environment and configuration.
         s3client_config: a botocore Config, or None.
     """
     return S3FileSystem(s3_region, s3client_config) if is_s3_uri(path) else FileSystem()
@@ -115,7 +115,7 @@ def make_writer(path: Any, *, s3_region: str | None, s3client_config: Any, num_t
 
     Args:
         path: a folder, or s3://bucket/prefix.
-        s3_region: of the bucket; None is what boto3 finds in environment and configuration.
+        s3_region: of the bucket; None is boto3's default from environment and configuration.
         s3client_config: a botocore Config, or None.
         num_threads: number that write this rank's data.
 
@@ -131,7 +131,7 @@ def make_reader(path: Any, *, s3_region: str | None, s3client_config: Any) -> An
 
     Args:
         path: a folder, or s3://bucket/prefix.
-        s3_region: of the bucket; None is what boto3 finds in environment and configuration.
+        s3_region: of the bucket; None is boto3's default from environment and configuration.
         s3client_config: a botocore Config, or None.
 
     Raises: ValueError if the path is empty, not a path, or an S3 path with one slash missing.

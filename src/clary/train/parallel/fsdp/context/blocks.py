@@ -36,7 +36,7 @@ def block_forward(
     Args:
         query: [B, H, S, D]; `key` and `value`: [B, H, P, D].
         scale: of the scores.
-        is_causal: whether query i sees the keys up to i alone.
+        is_causal: whether query i sees only the keys up to i.
         positions: with `window`: a query sees keys in the `window` positions up to its own; `is_causal` has no effect.
     """
     kernel = _kernel(query, window)

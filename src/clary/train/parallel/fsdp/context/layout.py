@@ -71,6 +71,6 @@ def positions_of(rank: int, size: int, length: int, device: torch.device | str |
 
 
 def whole_order(size: int) -> list[int]:
-    """Return where chunk 0, 1, ... lies among those of all ranks' parts, behind each other by rank."""
+    """Return the place of chunk 0, 1, ... in the concatenation of all ranks' parts, in rank order."""
     held = [chunk for rank in range(size) for chunk in chunks_of(rank, size)]
     return [held.index(chunk) for chunk in range(2 * size)]

@@ -5,7 +5,7 @@ Shapes: B rows, H heads, G heads of keys and values, S positions of a part, D ch
 Each rank computes with the keys it has while it sends them to the next rank; after n - 1 turns it has seen all keys.
 Backward sends keys and values round once more, followed by their gradients, to which each rank adds; after n turns the
 gradients reach the ranks that the keys came from. No rank ever holds more than two parts of keys and values.
-Source: arXiv 2310.01889 (ring attention); arXiv 2311.09431 (parts that cost alike).
+Source: arXiv 2310.01889 (ring attention); arXiv 2311.09431 (parts of equal cost).
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class _Sent:
 
 
 def _send_on(tensor: torch.Tensor, group: TensorGroup) -> _Sent:
-    """Begin to send to the next rank of the group and to receive from the one before, of the same shape and dtype."""
+    """Begin to send to the next rank of the group and to receive from the rank before, in the same shape and dtype."""
     if group.size == 1:
         return _Sent(tensor, tensor, [])
     sent = tensor.contiguous()

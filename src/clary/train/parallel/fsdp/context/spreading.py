@@ -6,7 +6,7 @@ transformers 4.37 and newer, and models written like them. The model takes `inpu
 `position_ids`. If it takes `labels`, it returns the loss as the first output, or as `loss`, next to `logits`.
 
 [Note: masks] A mask may mark all tokens as valid, which changes nothing. Padding at the end of sequences needs none: no
-token sees what comes after it; labels of -100 keep it out of the loss.
+token sees later tokens; labels of -100 exclude padding from the loss.
 """
 
 from __future__ import annotations

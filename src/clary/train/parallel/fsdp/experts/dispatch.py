@@ -29,7 +29,7 @@ Compute = Callable[[torch.Tensor, list[int]], torch.Tensor]  # rows in the order
 def mix_by_exchange(
     hidden: torch.Tensor, routes: Routes, compute: Compute, group: TensorGroup, num_experts: int
 ) -> torch.Tensor:
-    """Return the weighted sum of each token's experts, [T, D]; a token goes to the ranks of its experts alone.
+    """Return the weighted sum of each token's experts, [T, D]; a token goes only to its experts' ranks.
 
     Args:
         hidden: [T, D].

@@ -67,7 +67,7 @@ class MoELayer(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> Any:
         """Return the weighted sum of each token's experts, [..., D], like `hidden_states`.
 
-        Returns: the sum alone; with routers of transformers before 5 a tuple of the sum and the logits, [tokens,
+        Returns: only the sum; with routers of transformers before 5 a tuple of the sum and the logits, [tokens,
             experts].
         """
         spread = self._clary_spread

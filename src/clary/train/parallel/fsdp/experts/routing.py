@@ -40,7 +40,7 @@ class Routes:
 
 
 def route(logits: torch.Tensor, top_k: int, config: MoEConfig, *, scale: float = 1.0) -> Routes:
-    """Return the routes of tokens in training, balanced as `config` says; in evaluation it is `best_routes`.
+    """Return the routes of tokens in training, balanced by `config`; evaluation uses `best_routes`.
 
     Args:
         logits: of the router, [T, E].
@@ -70,7 +70,7 @@ def even_share_loss(logits: torch.Tensor, experts: torch.Tensor) -> torch.Tensor
     """Return E times the sum over experts of share of tokens x mean probability: 1 for even shares, at most E.
 
     Args:
-        logits: [T, E]; gradients flow through the probabilities alone.
+        logits: [T, E]; gradients flow only through the probabilities.
         experts: [T, K], chosen for each token.
     """
     num_tokens, num_experts = logits.shape

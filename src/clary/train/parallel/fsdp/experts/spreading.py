@@ -30,7 +30,7 @@ def spread_experts(
     """Keep this rank's experts of every layer, in place, and return the model; see [Note: structure].
 
     Experts are kept in the order of the group's ranks: the first rank has the first ones. Every rank of the group calls
-    it. With a group of one rank all experts stay, and tokens are balanced as `config` says.
+    it. With a group of one rank all experts stay, and tokens are balanced by `config`.
 
     Args:
         from_first_rank: the group's first rank sends the experts; other ranks' experts may be on the meta device, and

@@ -91,7 +91,7 @@ def find_structure(model: nn.Module) -> Structure:
 def num_heads(attention: nn.Module) -> tuple[int, int]:
     """Return the numbers of heads of queries, and of keys and values, in an attention module.
 
-    Raises: ValueError if neither it nor its `config` says so.
+    Raises: ValueError if neither the module nor its `config` has them.
     """
     heads = _number(attention, "num_heads", "num_attention_heads")
     if heads is None:

@@ -36,8 +36,8 @@ def cut_weights(
     Args: as `cutting.cut_layers`, and
         places: the parameters to cut; a tied parameter once for each of its owners.
 
-    Raises: ValueError if ranks of a group differ in what is on the meta device, rank 0 has no values to send, or a
-        parameter is tied to one that stays whole.
+    Raises: ValueError if ranks of a group differ in having parameters on the meta device, rank 0 has no values to send,
+    or a parameter is tied to another that stays whole.
     """
     by_id: dict[int, list[Place]] = {}
     for place in places:

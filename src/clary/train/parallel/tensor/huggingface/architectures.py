@@ -52,7 +52,7 @@ class Architecture:
         returns_tuple: whether blocks without a return annotation return a tuple in every version.
         layer_keywords: arguments of our layers: a `Key`, a function of the configuration, or the value itself.
         model_keywords: more arguments of our model, likewise.
-        has_no_cross_attention: whether configurations that ask for cross-attention are refused.
+        has_no_cross_attention: whether configurations with cross-attention are refused.
         embedding: the name of the embedding of tokens, if the translation has no rule for it: SMP v1 cuts it in place,
             under its own name.
         older_head: the name of the head before transformers 5, if it differs.

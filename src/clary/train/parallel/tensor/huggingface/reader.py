@@ -1,6 +1,7 @@
 """Makes replacements of transformers' modules, and translators of their states, from the tables of `architectures`.
 
-Where: `replacement` asks for registrations; `smp.nn.huggingface` gives the translators the names that scripts import.
+Where: `replacement` calls `registrations`; `smp.nn.huggingface` has the translators under the names that scripts
+import.
 """
 
 from __future__ import annotations
