@@ -50,7 +50,7 @@ def read_keys(kind: type, given: Mapping[str, Any], what: str, *, near: Collecti
 
 
 def names_without_effect(configuration: Any) -> tuple[str, ...]:
-    """Return the keys that differ from their defaults and change nothing, for a warning to the user."""
+    """Return the keys without effect that differ from their defaults, for a warning to the user."""
     declared = (one for one in fields(configuration) if not one.metadata.get("effect", True))
     changed = (one.name for one in declared if getattr(configuration, one.name) != one.default)
     return (*changed, *configuration.undocumented)

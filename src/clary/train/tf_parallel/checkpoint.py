@@ -26,7 +26,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     Args:
         checkpoint: a tf.train.Checkpoint, or only a model.
-        directory: in which every part has a folder.
+        directory: the directory with a folder for every part.
         max_to_keep: number of checkpoints to keep; None for all.
         checkpoint_name: the text before the number in names of files.
     """

@@ -43,7 +43,7 @@ class FsdpConfiguration:
     undocumented: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def without_effect(self) -> tuple[str, ...]:
-        """Return the keys that differ from their defaults and change nothing, for a warning to the user."""
+        """Return the keys without effect that differ from their defaults, for a warning to the user."""
         return names_without_effect(self)
 
     def check_size(self, size: int) -> None:

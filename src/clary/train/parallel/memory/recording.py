@@ -75,7 +75,7 @@ class _Constant:
 
 
 class Recording:
-    """The operations of one construction, in order, and which storages they make and change."""
+    """The operations of one construction, in order, and the storages that they make and change."""
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []

@@ -122,7 +122,7 @@ class Exchange:
         self._sends: dict[int, list[_Send]] = {}  # by rank
 
     def forget_shapes(self) -> None:
-        """Have shapes sent again. All ranks call it between the same steps."""
+        """Send shapes again in the next step. All ranks call it between the same steps."""
         self._shapes.clear()
 
     def is_local(self, transfer: Transfer) -> bool:

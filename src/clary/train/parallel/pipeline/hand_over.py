@@ -1,4 +1,4 @@
-"""The way of tensors between two ranks of a pipeline: in the memory of GPUs, or in host memory.
+"""The path of tensors between two ranks of a pipeline: in the memory of GPUs, or in host memory.
 
 Where: `connection` (the module server) and `executor` (schedules) agree with all their ranks once, at their start.
 `choose_way` is pure; `agree` tests each chosen way with a small tensor first.

@@ -52,7 +52,7 @@ class FlatLayout:
 
     @property
     def offsets(self) -> list[int]:
-        """The first element of each parameter in the buffer."""
+        """The index of each parameter's first element in the buffer."""
         numels = self.numels
         return [sum(numels[:place]) for place in range(len(numels))]
 

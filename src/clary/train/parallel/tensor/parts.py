@@ -99,7 +99,7 @@ class HiddenDropout(Part, nn.Dropout):
 
 
 def drop(hidden: torch.Tensor, probability: float, layout: Layout) -> torch.Tensor:
-    """Return hidden states inside after dropout, shared or separate by their layout.
+    """Return hidden states inside after dropout, with one mask for all ranks or one per rank, by their layout.
 
     Args:
         hidden: [..., H/T] if the layout is split, else [..., H].

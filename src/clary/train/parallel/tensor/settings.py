@@ -44,7 +44,7 @@ ABOUT_POSITIONS = ("attention_window", "rotary", "use_alibi")
 
 
 class NotSupportedError(ValueError):
-    """A feature that the distributed version of a module lacks; the module is not replaced."""
+    """The distributed version of a module lacks a feature; the module is not replaced."""
 
 
 @dataclass(frozen=True)

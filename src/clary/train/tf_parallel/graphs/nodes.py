@@ -36,8 +36,8 @@ class Node:
         kind: TensorFlow's name of its type.
         inputs: the results that it takes, in order.
         controls: names of operations that must have run before.
-        part: the partition that runs it; None for an operation outside of the model, which every rank runs that needs
-            its results.
+        part: the partition that runs it; None for an operation outside of the model; every rank that needs its results
+            runs it.
         has_effect: whether it has effects beyond its results, so that it must run exactly once.
         is_fed: whether its value is from outside: an argument of the step, or a variable.
     """

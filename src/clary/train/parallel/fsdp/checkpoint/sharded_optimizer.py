@@ -1,10 +1,10 @@
 """`load_sharded_optimizer_state_dict` with a group of processes, as scripts of SMP call it.
 
 Where: `additions` gives torch's function the argument `process_group`. Without it torch shards states over all ranks,
-and ranks that hold different slices of a layer would read each other's.
+and ranks that hold different slices of a layer would read each other's states.
 
 [Note: in place] Scripts have imported the function by its name before they call `tsm.init`, so the function itself
-changes: its code and its defaults. `remove` puts torch's back.
+changes: its code and its defaults. `remove` restores torch's.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _turns(group: TensorGroup) -> list[tuple[int, bool]]:
-    """Return for each turn the rank whose keys this rank has, and whether they are sent on."""
+    """Return for each turn the rank whose keys this rank has, and whether it sends them on."""
     return [((group.rank - turn) % group.size, turn + 1 < group.size) for turn in range(group.size)]
 
 

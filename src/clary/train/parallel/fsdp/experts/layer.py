@@ -110,7 +110,7 @@ class OwnExperts(nn.Module):
         """Return the output of each row's expert, like `rows`.
 
         Args:
-            rows: [R, D], by expert; `counts`: how many each expert has, from the first on; 0 is allowed.
+            rows: [R, D], by expert; `counts`: number of rows of each expert, in order; 0 is allowed.
         """
         size = self._clary_spread.group.size
         parts = scale_gradient(rows, float(size)).split(counts)

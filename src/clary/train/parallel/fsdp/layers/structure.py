@@ -48,7 +48,7 @@ class Layer:
     """A decoder layer.
 
     Args:
-        mlp: None if the layer has no MLP of a known structure, but a mixture of experts, say, which stays whole.
+        mlp: None if the layer has no MLP of a known structure; a mixture of experts, for example, stays whole.
     """
 
     name: str
