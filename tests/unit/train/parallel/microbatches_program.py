@@ -143,5 +143,5 @@ def test_cutting_and_putting_together_is_the_identity():
 def test_microbatches_that_return_different_things_are_told_apart():
     one, two = torch.zeros(1), {"a": 1}
     assert "Tensor and dict" in str(raised(merge_results, [one, two]))
-    assert "other keys" in str(raised(merge_results, [{"a": 1}, {"b": 1}]))
+    assert "different keys" in str(raised(merge_results, [{"a": 1}, {"b": 1}]))
     assert "[1, 2] values" in str(raised(merge_results, [[1], [1, 2]]))
