@@ -2,7 +2,7 @@
 
 Where: the supervisor starts one per folder with the program and finishes it before the host's work ends. Unlike
 checkpoints these files form no sets: each is stored by itself when it has changed. The end mark of a worker is stored
-after all files that were there before it, so that a reader of the store who sees the mark finds the whole training. The
+after all files that were written before it, so a reader of the store that sees the mark finds the whole training. The
 program owns the folder: no link in it or on the way to it is followed.
 """
 
@@ -48,7 +48,7 @@ class FolderMirror(Worker):
 
     Args:
         home: a folder that the program cannot replace.
-        below: the way from there to the mirrored folder.
+        below: names of the folders from `home` to the mirrored folder, which is the last.
         s3_uri: prefix; the file `a/b` becomes `PREFIX/a/b`.
         open_store: makes the object store's client; closed at the end.
         interval_s: between scans.
@@ -118,7 +118,7 @@ class FolderMirror(Worker):
     def finish(self, limit_s: float) -> bool:
         """Do a last round, of at most `limit_s`, and end; return whether everything is stored."""
         if not super().finish(limit_s):
-            self._error = self._error or f"it took longer than {limit_s:g} s"
+            self._error = self._error or f"the last round took longer than {limit_s:g} s"
         return self._is_complete
 
     def abort(self) -> None:
@@ -158,7 +158,7 @@ class FolderMirror(Worker):
                 logger.warning("%s of an earlier try stays in the store: %s", name, error)
 
     def _store_changed(self, *, is_quiet: bool) -> bool:
-        """Store the changed files that are due; return whether every changed file is stored.
+        """Store the changed files that are due; return whether all due files are stored.
 
         An unreadable file does not delay the others.
         """
@@ -168,12 +168,15 @@ class FolderMirror(Worker):
                 began_s = time.thread_time()
                 marks = dict(_files(folder))
                 self._look_s = time.thread_time() - began_s
-                names = [name for name in marks if not _is_last(name)]
-                # An end mark is stored in a round that began after the mark was written.
-                late = [name for name in marks if _is_last(name) and (is_quiet or name in self._seen_last)]
-                self._seen_last = {name for name in marks if _is_last(name)}
+                lasts = {name for name in marks if _is_last(name)}
+                names = marks.keys() - lasts
+                # An end mark is stored in a round that began after the mark was written and defers no other file.
+                late = lasts if is_quiet else lasts & self._seen_last
+                self._seen_last = lasts
+                if any(self._is_deferred(name, marks[name], is_quiet=is_quiet) for name in names):
+                    late = set()
                 if not names and not self._stored and not self._stores_bare_end:
-                    late = []  # an end mark without saved files helps no reader
+                    late = set()  # an end mark without saved files helps no reader
                 for name in (*sorted(names), *sorted(late)):
                     if self.is_aborted:
                         return False
@@ -189,10 +192,15 @@ class FolderMirror(Worker):
 
     def _is_due(self, name: str, mark: _Mark, *, is_quiet: bool) -> bool:
         stored = self._stored.get(name)
-        if stored is None:
-            return True
-        again_s = max(AGAIN_S, stored.mark[1] / AGAIN_BYTES_PER_S)
-        return stored.mark != mark and (is_quiet or time.monotonic() - stored.at_s >= again_s)
+        has_changed = stored is None or stored.mark != mark
+        return has_changed and not self._is_deferred(name, mark, is_quiet=is_quiet)
+
+    def _is_deferred(self, name: str, mark: _Mark, *, is_quiet: bool) -> bool:
+        """Whether a stored file has changed, but is stored again in a later round."""
+        stored = self._stored.get(name)
+        if stored is None or stored.mark == mark or is_quiet:
+            return False
+        return time.monotonic() - stored.at_s < max(AGAIN_S, stored.mark[1] / AGAIN_BYTES_PER_S)
 
     def _store_file(self, folder: Folder, name: str, mark: _Mark) -> str:
         """Store a file; return why it can not be read, empty if it can. Raises: ClaryError, OSError of the store."""

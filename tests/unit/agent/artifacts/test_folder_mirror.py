@@ -92,6 +92,19 @@ def test_a_file_that_grew_is_stored_again_at_the_end_at_the_latest(mirror, store
     assert store.objects["bucket", "t/job/debug-output/events"] == b"one two"
 
 
+def test_an_end_mark_is_stored_after_the_growth_of_earlier_files(mirror, store, folder):
+    (folder / "events").write_bytes(b"one")
+    mirror.start()
+    wait_for(lambda: keys(store) == ["events"])
+    (folder / "events").write_bytes(b"one two")
+    (folder / "END_OF_JOB.ts").touch()
+    time.sleep(0.5)  # many rounds
+    assert keys(store) == ["events"]
+    mirror.flush()
+    wait_for(lambda: keys(store) == ["END_OF_JOB.ts", "events"])
+    assert store.objects["bucket", "t/job/debug-output/events"] == b"one two"
+
+
 def test_links_and_pipes_are_left_where_they_are(mirror, store, folder, tmp_path):
     secret = tmp_path / "secret"
     secret.mkdir()
