@@ -1,4 +1,4 @@
-"""Hosts that last: trials of a tuning job follow each other in one host, forked from one interpreter, without a trace."""
+"""Hosts that last: trials of a tuning job follow each other in one host, forked from one interpreter, without trace."""
 
 import dataclasses
 import os
@@ -13,6 +13,9 @@ from clary.agent.host.sandbox import Bind
 from clary.agent.host.standby import StandbyHost
 from clary.agent.supervisor.standby_keeping import PLACES_FOLDER
 from clary.agent.zygote.interpreter_start import RANK_SHIM
+
+# A list of access rights (acl(5)) by which new files belong to nobody: owner, group and others may do nothing.
+ACL_WITHOUT_RIGHTS = "02000000" + "".join(f"{tag:02x}000000ffffffff" for tag in (1, 4, 0x20))
 
 world = world_of((pytest.param("root", marks=pytest.mark.root),), lambda mode: KeeperWorld(mode))
 bare = world_of(ISOLATED, lambda mode: BareWorld(mode))
@@ -115,6 +118,10 @@ def test_no_interpreter_gets_ready_beside_a_program_in_a_host_that_lasts(world):
         "import os; os.symlink('/etc/passwd', '/tmp/link'); os.symlink('/', '/tmp/root')",
         "import os; os.fork() or __import__('time').sleep(60)",
         "import os; os.setsid() if os.fork() == 0 else None; os.fork() or __import__('time').sleep(60)",
+        "import os\nif os.fork() == 0:\n    while True:\n        if os.fork(): os._exit(0)",
+        "import os; os.mkfifo('/tmp/a'); os.mkdir(b'/tmp/\\xff\\n'); open(b'/tmp/\\xff\\n/a', 'wb').truncate(1 << 40)",
+        "import os; os.chdir('/tmp'); [(os.mkdir('d' * 200, 0o700), os.chdir('d' * 200)) for _ in range(3000)]",
+        "import os, socket; socket.socket(socket.AF_UNIX).bind('/tmp/s'); os.mknod('/run/n'); os.mkfifo('/dev/shm/n')",
     ],
 )
 def test_what_was_added_to_folders_of_the_hosts_own_and_processes_left_behind_are_taken_away(world, script):
@@ -138,17 +145,45 @@ def test_what_was_added_to_folders_of_the_hosts_own_and_processes_left_behind_ar
         "import os; os.rmdir('/mnt')",
         "import ctypes; assert ctypes.CDLL(None).shmget(7, 4096, 0o1600) >= 0",
         "import ctypes; assert ctypes.CDLL(None).msgget(7, 0o1600) >= 0",
+        "import ctypes; assert ctypes.CDLL(None).semget(7, 1, 0o1600) >= 0",
+        "import os; os.chmod('/tmp', 0o700)",
+        "import os; os.chown('/var/tmp', 7, 7)",
+        "import os; os.chmod('/etc/hosts', 0o600)",
+        f"import os; os.setxattr('/tmp', 'system.posix_acl_default', bytes.fromhex('{ACL_WITHOUT_RIGHTS}'))",
+        f"import os; os.setxattr('/etc', 'system.posix_acl_default', bytes.fromhex('{ACL_WITHOUT_RIGHTS}'))",
         "import os, signal; [os.kill(int(p), signal.SIGSTOP) for p in os.listdir('/proc') if p.isdigit() and "
         "int(p) not in (1, os.getpid())]",
     ],
 )
 def test_after_a_trace_the_next_program_has_another_host(world, script):
     plan = first(world)
-    _, place = follow(world, plan, script)
+    said, place = follow(world, plan, script)
+    assert "Error" not in said
     assert world.ready_place() not in (None, place)
     assert not world.keeper._ready.host.lasts, "the next ones would leave a trace as well"
     said, _ = follow(world, plan, "import os; print(os.path.exists('/etc/left'), sorted(os.listdir()))")
     assert said == "False ['train.py']\n"
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "resource.prlimit(other, resource.RLIMIT_NOFILE, (200, 200))",
+        "resource.prlimit(other, resource.RLIMIT_CPU, (1, resource.RLIM_INFINITY))",
+        "os.setpriority(os.PRIO_PROCESS, other, 19)",
+        "os.sched_setscheduler(other, os.SCHED_BATCH, os.sched_param(0))",
+        "os.sched_setaffinity(other, {min(os.sched_getaffinity(0))})",
+        "open(f'/proc/{other}/oom_score_adj', 'w').write('900')",
+        "assert ctypes.CDLL(None).syscall({'x86_64': 251}.get(os.uname().machine, 30), 1, other, 3 << 13) == 0",
+    ],
+)
+def test_what_the_next_program_would_inherit_from_the_interpreter_is_a_trace(world, act):
+    plan = first(world)
+    follow(world, plan, LEAVES)
+    find = "other = next(int(p) for p in os.listdir('/proc') if p.isdigit() and int(p) not in (1, os.getpid()))"
+    said, place = follow(world, plan, f"import ctypes, os, resource\n{find}\n{act}\nprint('done')")
+    assert said == "done\n"
+    assert world.ready_place() not in (None, place)
 
 
 def test_a_program_that_kills_the_interpreter_has_the_next_one_start_in_another_host(world):

@@ -53,6 +53,8 @@ _SECCOMP_SET_MODE_FILTER = 1
 _SECCOMP_SPECULATION_ALLOWED = 4  # without it kernels before 5.16 would slow down every program of the host
 _KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
+_IOPRIO_GET_NUMBERS = {"x86_64": 252, "aarch64": 31}
+_IOPRIO_WHO_PROCESS = 1
 
 _SYS_OPEN_TREE = 428  # these three have the same number on every architecture
 _SYS_MOVE_MOUNT = 429
@@ -341,6 +343,19 @@ def join_new_session_keyring() -> None:
         raise OSError(errno.ENOSYS, "keyctl: its number on this architecture is not known")
     result = _libc().syscall(ctypes.c_long(number), ctypes.c_int(_KEYCTL_JOIN_SESSION_KEYRING), None)
     _check(-1 if result < 0 else 0, "keyctl JOIN_SESSION_KEYRING")
+
+
+def io_priority(pid: int) -> int:
+    """Return the class and level that a process has for input and output; -1 where the call's number is not known.
+
+    Raises: OSError.
+    """
+    number = _IOPRIO_GET_NUMBERS.get(os.uname().machine)
+    if number is None:
+        return -1
+    result: int = _libc().syscall(ctypes.c_long(number), ctypes.c_int(_IOPRIO_WHO_PROCESS), ctypes.c_int(pid))
+    _check(-1 if result < 0 else 0, f"ioprio_get {pid}")
+    return result
 
 
 def _prctl(option: int, argument: int) -> None:

@@ -115,11 +115,12 @@ class StandingBy:
         try:
             self._binds.unmount()
             trace = self._traces.find()
+            unfit = self.zygote.why_unfit()
         except OSError as error:
             return f"it could not be put in order: {error}"
         if trace:
             return f"the program has left a trace: {trace}"
-        return "" if self.zygote.is_fit else "its interpreter has ended or was stopped"
+        return unfit
 
 
 def _receive_start(control: socket.socket) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ import array
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from clary.agent.host import kernel
 from clary.agent.host.confinement import Confinement
 from clary.agent.host.spawning import spawn
 from clary.agent.host.standstill import Standstill
@@ -41,6 +43,8 @@ MAX_PROCESSES = 200
 _MAX_MESSAGE_BYTES = 65536
 _GO = b"g"
 _STOPPED_STATES = frozenset("Tt")  # states of proc(5)
+_LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
+_INHERITED_FILES = ("oom_score_adj", "coredump_filter", "autogroup")
 
 
 class Zygote:
@@ -54,6 +58,7 @@ class Zygote:
         self._socket.settimeout(FORK_LIMIT_S)
         self._failure = failure
         self._has_ended = False
+        self._heritage: dict[str, object] = {}  # as it was before its first program
 
     @classmethod
     def start(
@@ -94,13 +99,21 @@ class Zygote:
             os.close(output_write)
         return cls(pid, here, failure=failure, lasts=bool(standby.get("lasts")))
 
-    @property
-    def is_fit(self) -> bool:
-        """Whether it can fork for another program: it lasts, lives, and is not stopped."""
+    def why_unfit(self) -> str:
+        """Return why it cannot fork for another program, in words; empty if it can.
+
+        Programs of its user can set its limits and priorities, which the next program would inherit.
+        """
         if not self.lasts or self._has_ended:
-            return False
+            return "its interpreter has ended"
         entry = read_entry(self.pid)
-        return entry is not None and not entry.has_ended and entry.state not in _STOPPED_STATES
+        if entry is None or entry.has_ended or entry.state in _STOPPED_STATES:
+            return "its interpreter has ended or was stopped"
+        now = heritage(self.pid)
+        changed = sorted(name for name in now if now[name] != self._heritage.get(name))
+        if changed:
+            return f"the program has changed its interpreter's {changed[0]}"
+        return ""
 
     def fork(
         self, processes: Sequence[Mapping[str, Any]], *, control: socket.socket, parent_watched: bool
@@ -148,6 +161,8 @@ class Zygote:
         if not self._is_ready:
             self._expect("ready", within_s=READY_LIMIT_S)
             self._is_ready = True
+            if self.lasts:
+                self._heritage = heritage(self.pid)
         gate_read, gate_write = os.pipe()
         try:
             self._send_order(marked, gate=gate_read, control=control, parent_watched=parent_watched)
@@ -231,6 +246,24 @@ class Zygote:
             if (num_idle := standstill.look()) >= max_idle_looks:
                 idle_s = num_idle * LOOK_INTERVAL_S
                 raise OSError(f"the interpreter that stood ready {otherwise} {waited_s:.1f} s, idle for {idle_s:g} s")
+
+
+def heritage(pid: int) -> dict[str, object]:
+    """Return the attributes of a process that its forks inherit and that others of its user can set, by name.
+
+    PR_SET_DUMPABLE bars none of these calls.
+    Raises: OSError.
+    Source: prlimit(2), sched(7), setpriority(2), ioprio_set(2), proc(5).
+    """
+    found: dict[str, object] = {f"limit {number} of setrlimit(2)": resource.prlimit(pid, number) for number in _LIMITS}
+    found["processors"] = os.sched_getaffinity(pid)
+    found["scheduling"] = os.sched_getscheduler(pid), os.sched_getparam(pid).sched_priority
+    found["priority"] = os.getpriority(os.PRIO_PROCESS, pid)
+    found["priority of input and output"] = kernel.io_priority(pid)
+    for name in _INHERITED_FILES:
+        with contextlib.suppress(FileNotFoundError, PermissionError), open(f"/proc/{pid}/{name}") as file:
+            found[name] = file.read()
+    return found
 
 
 def _can_fork(process: Mapping[str, Any]) -> bool:

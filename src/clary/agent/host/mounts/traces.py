@@ -6,13 +6,16 @@ removed, and so is everything in /tmp and /var/tmp. Any other difference is a tr
 other program: a change in a layer over a folder of the machine, a file or folder of the host's own that is missing or
 differs, objects of System V.
 
-A change of a file's content shows in its inode and its change time, which no program can set.
+A change of a file's content shows in its inode and its change time, which no program can set. These do not tell of a
+folder, in which entries come and go: its mode, owner and extended attributes are compared, among them the access rights
+that a default list gives to new files.
 Source: overlayfs.rst, "changes go to the upper folder"; sysvipc(7); mq_overview(7).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -27,10 +30,13 @@ _ROOT_FOLDER = "root"
 _OWN = ("/dev", "/dev/shm", "/dev/mqueue", "/run")  # noqa: S108
 _OWN_FILES = ("hosts", "hostname")  # below /etc
 _EMPTIED = ("/tmp", "/var/tmp")  # noqa: S108
+_OF_MOUNTS = (*_EMPTIED, "/dev/pts", "/dev/pts/ptmx")  # compared themselves, though mounts are skipped
+_OF_OVERLAYS = ("trusted.overlay.", "user.overlay.")  # attributes that overlayfs writes for itself, at times later
 _IPC_LISTS = ("msg", "sem", "shm")
 
 Look = dict[str, tuple[int, ...]]
-"""Path -> mode, owner, group and inode of each entry; of a file also its size and change time."""
+"""Path -> mode, owner, group and inode of each entry; of a file also its size and change time, of a folder a hash of
+its extended attributes."""
 
 
 class Traces:
@@ -69,6 +75,8 @@ class Traces:
         for folder in _EMPTIED:
             if os.path.isdir(folder) and not os.path.islink(folder):
                 empty(folder)
+                if left := os.listdir(folder):
+                    return f"{folder}/{left[0]} cannot be removed"
         for name in _IPC_LISTS:
             with open(f"/proc/sysvipc/{name}") as file:
                 if len(file.readlines()) > 1:  # the first line names the columns
@@ -92,6 +100,8 @@ class Traces:
         look: Look = {}
         for name in _OWN_FILES:
             path = f"{self._scratch_folder}/{name}"
+            _add(look, path, os.lstat(path))
+        for path in filter(os.path.lexists, _OF_MOUNTS):
             _add(look, path, os.lstat(path))
         for folder, skipped in self._own_folders():
             _look_at(folder, look, skipped=skipped)
@@ -143,6 +153,22 @@ def _look_at(folder: str, look: Look, *, skipped: frozenset[str]) -> None:
 def _add(look: Look, path: str, status: os.stat_result) -> None:
     if len(look) >= MAX_ENTRIES:
         raise OSError(f"there are more than {MAX_ENTRIES} entries to compare")
-    found = (status.st_mode, status.st_uid, status.st_gid, status.st_ino)
+    found: tuple[int, ...] = (status.st_mode, status.st_uid, status.st_gid, status.st_ino)
     # Entries added and removed again change size and time of a folder; use changes those of a device.
-    look[path] = (*found, status.st_size, status.st_ctime_ns) if stat.S_ISREG(status.st_mode) else found
+    if stat.S_ISREG(status.st_mode):
+        found = (*found, status.st_size, status.st_ctime_ns)
+    elif stat.S_ISDIR(status.st_mode):
+        found = (*found, _attributes_of(path))
+    look[path] = found
+
+
+def _attributes_of(folder: str) -> int:
+    """Return a hash of a folder's extended attributes, which differs in each process; 0 without any."""
+    try:
+        found = os.listxattr(folder, follow_symlinks=False)
+        names = sorted(name for name in found if not name.startswith(_OF_OVERLAYS))
+        return hash(tuple((name, os.getxattr(folder, name, follow_symlinks=False)) for name in names)) if names else 0
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            return 0
+        raise
