@@ -1,4 +1,4 @@
-"""A pool's host whose attempts are small programs, for tests of what stands by there between them."""
+"""A pool's host whose attempts are small programs, for tests of its standby hosts."""
 
 import contextlib
 import dataclasses

@@ -79,7 +79,7 @@ def first(world, script=LEAVES, plan=None):
 
 
 def follow(world, plan, script):
-    """Run a program where the last one ran; return what it said, and its place."""
+    """Run a program in the host of the previous one; return its output and its place."""
     program, listener, place = world.attempt(plan, script)
     assert (program.num_forked, program.why_not_forked) == (1, ""), listener.text()
     finish(program, listener)

@@ -346,7 +346,7 @@ def _memory_bytes() -> int:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Return the GPUs that this process was given: those that its allocation's variables name, or else all."""
+    """Return the GPUs that this process was given: named by its allocation's variables, or else all GPUs."""
     given = next(
         (
             os.environ[name]

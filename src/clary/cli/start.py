@@ -29,7 +29,7 @@ def main() -> int:
     if reason:
         print(f"clary: {reason}", file=sys.stderr)
         return EXIT_USAGE
-    # imported late: it takes 80 ms, and fails on such a machine
+    # saves 80 ms, and an import that fails on such a machine
     from clary.cli.main import main as run
 
     return run()

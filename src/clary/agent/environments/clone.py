@@ -103,7 +103,7 @@ def _copy_programs(facts: InterpreterFacts, target: Path, *, shares: bool) -> No
 
 
 def _with_interpreter(script: Path, old_folder: Path, new_folder: Path) -> bytes | None:
-    """Return the script with the new interpreter's path in its head; None if it names none of the old folder.
+    """Return the script with the new interpreter's path in its head; None if it names no file of the old folder.
 
     Two forms exist: `#!/path/bin/python`, and for long paths `#!/bin/sh` with the path in the second line.
     """

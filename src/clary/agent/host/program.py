@@ -324,7 +324,7 @@ class Program:
                 os.close(descriptor)
 
     def _ask_again(self) -> str:
-        """Have the host clean up for another program; return why it serves none, in words, or an empty text."""
+        """Have the host clean up for another program; return the reason why it does not serve one, or an empty text."""
         if self._on_free is None:
             return "it serves one program"
         if self._record.num_running():

@@ -75,7 +75,7 @@ def end_marked(
     *,
     limit_s: float = END_LIMIT_S,
 ) -> int:
-    """Kill all processes of a lease until none is left; return how many are left at the limit.
+    """Kill all processes of a lease; return the number of those left at the limit.
 
     Args:
         lease: its id.

@@ -1,4 +1,4 @@
-"""Pools: the one that a waiting job gets, and those that are due to end.
+"""Choice of the pool for a waiting job, and of the pools that are due to end.
 
 Where: the reconciler asks on its passes; the rules are `jobs.warm_pools`'.
 """

@@ -96,7 +96,7 @@ class Services:
     tuning: TuningBell = field(default_factory=TuningBell)
 
     async def find_job(self, name: str) -> TrainingJob | None:
-        """Return the job of a name, live or stored; None if there is none."""
+        """Return the job of a name, live or stored; None if unknown."""
         return self.hub.live_job(name) or await self.store.get_job(name)
 
 

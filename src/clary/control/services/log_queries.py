@@ -146,7 +146,7 @@ async def describe_queries(call: Call) -> Mapping[str, Any]:
 
 
 def _client(call: Call) -> str | None:
-    """Return the client whose queries the caller may read; None for the owner, who may read all queries."""
+    """Return the client whose queries the caller may read; None for the owner: all queries."""
     return None if call.grants is None else call.grants.job_id
 
 

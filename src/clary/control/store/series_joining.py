@@ -174,7 +174,7 @@ class _Joining:
 
 
 async def _prepare(blocks: SeriesBlocks, group: _Group, *, now_ms: int) -> _Joining:
-    """Join a group's oldest blocks, as many as its rule says; none if another service was quicker."""
+    """Join a group's oldest blocks, as many as its rule says; return nothing new if another service was quicker."""
     try:
         return await blocks.read(lambda connection: _prepared(connection, group, is_last=group.is_old(now_ms)))
     except SeriesMoved as error:

@@ -89,7 +89,7 @@ def is_pruned(question: Question, index: int, rungs: Rungs) -> bool:
 
 
 def next_to_go_on(question: Question, paused: Sequence[int], rungs: Rungs) -> int | None:
-    """Return the index of the ended trial that Hyperband continues; None if it continues none.
+    """Return the index of the ended trial that Hyperband continues, or None.
 
     A third of the trials of a bracket that have reached a rung may pass it. The best one waiting there is continued if
     fewer have passed and Hyperband would not end it now; higher rungs are tried first.

@@ -72,7 +72,7 @@ def trial_request(
 
 
 def keep_alive_of(definition: Definition) -> int | None:
-    """Return the keep-alive period of a definition; None if the request has none."""
+    """Return the keep-alive period of a definition; None if the request lacks it."""
     value = (definition.definition.get("ResourceConfig") or {}).get("KeepAlivePeriodInSeconds")
     return None if value is None else int(value)
 

@@ -62,7 +62,7 @@ class RankFiles:
 
 
 def boot_id() -> str:
-    """Return the boot id, which distinguishes the clocks of machines; empty if the system has none."""
+    """Return the boot id, which distinguishes the clocks of machines; empty if unknown."""
     try:
         return Path(_BOOT_ID).read_text(encoding="ascii").strip()
     except OSError:

@@ -122,7 +122,7 @@ class _Torch:
 
 
 def wrap_operators(calls: CollectiveCalls, clock_here: ClockHere) -> None:
-    """Wrap functional collectives, to record them and time their waits; does nothing if torch has none.
+    """Wrap functional collectives, to record them and time their waits; do nothing if torch lacks them.
 
     Args:
         clock_here: returns the clock in the measured thread, None in others.

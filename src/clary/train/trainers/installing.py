@@ -17,7 +17,7 @@ _MODEL_PARALLEL = "SM_HP_MP_PARAMETERS"  # keys of SMP v1
 
 
 def install() -> None:
-    """Have the modules patched that a rank of this job may import; other programs import none of this code."""
+    """Have the modules patched that a rank of this job may import; other programs import no such code."""
     mends: dict[str, importing.Mend] = {}
     if "LOCAL_RANK" in os.environ:
         mends["accelerate.state"] = accelerate_cpu.mend_state

@@ -23,7 +23,7 @@ class Hold(Enum):
 
 
 class ProgramEnd(Enum):
-    """How the program has ended, once none of its processes runs."""
+    """How the program has ended, once all its processes have ended."""
 
     FINISHED = "finished"  # every process that the agent started ended with 0
     BROKEN = "broken"  # the program was killed, or failed

@@ -1,4 +1,4 @@
-"""Traces of a program on its host, apart from those that vanish with its binds.
+"""Traces of a program on its host, apart from its binds.
 
 Where: `standing_by` asks before a host serves a second program. The host's state after all mounts for the program is
 compared with its state after the program's last process has ended. New entries in folders of the host's own are

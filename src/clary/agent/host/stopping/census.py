@@ -40,7 +40,7 @@ class Census(Protocol):
 
     @property
     def look_interval_s(self) -> float | None:
-        """Seconds between calls of `look`; None for none."""
+        """Seconds between calls of `look`; None: it is never called."""
 
     def look(self) -> None:
         """Record the leftovers that the program would have if it ended now."""
@@ -136,7 +136,7 @@ class DescendantCensus:
 
 
 def _kill_each(descendants: Callable[[], dict[int, ProcessEntry]], when_stopped: Callable[[], object] = int) -> None:
-    """Kill all that `descendants` finds; stop all of them first, so that none can fork meanwhile."""
+    """Kill all that `descendants` finds; stop all of them first, so that no process can fork meanwhile."""
     deadline = time.monotonic() + _KILL_LIMIT_S
     stopped: set[tuple[int, int]] = set()
     while time.monotonic() < deadline:

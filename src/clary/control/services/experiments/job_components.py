@@ -116,7 +116,7 @@ async def find_component(call: Call, name: str) -> Tracked:
 
 
 async def ensure_of_source(call: Call, source_arn: str) -> None:
-    """Create the component of the job with an ARN (in any case), if there is such a job and it has none."""
+    """Create the missing component of the job with an ARN (in any case), if there is such a job."""
     store = call.services.store.experiments
     known = await store.all_of(TrackedQuery(kind=Kind.COMPONENT, source=source_arn))
     if known:

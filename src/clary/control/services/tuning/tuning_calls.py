@@ -173,7 +173,7 @@ async def _find(call: Call) -> TuningJob:
 
 
 async def _with_parents_metrics(call: Call, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add a parent's metrics to a request whose only definition has none.
+    """Add a parent's metrics to a request whose only definition names no metric.
 
     `identical_dataset_and_algorithm_tuner` and `transfer_learning_tuner` of the SDK leave them out.
     """

@@ -55,7 +55,7 @@ def _matches_all(_message: str) -> bool:
 
 
 def _parse(text: str) -> tuple[list[str], list[str], list[str]]:
-    """Return the terms that must occur, those that must not, and those of which one must."""
+    """Return the required terms, the excluded terms, and the terms of which at least one must occur."""
     terms: dict[str, list[str]] = {"": [], "-": [], "?": []}
     position = 0
     while position < len(text):

@@ -115,7 +115,7 @@ class TuningRecords:
         await self._write(create)
 
     async def get(self, name: str) -> TuningJob | None:
-        """Return a tuning job, or None if none has that name."""
+        """Return the tuning job of that name, or None."""
         found = await self._jobs(tuning_jobs.c.name == name)
         return found[0] if found else None
 

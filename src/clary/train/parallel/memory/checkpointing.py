@@ -114,7 +114,7 @@ def set_activation_checkpointing(
 
 
 def unset_activation_checkpointing(module: nn.Module) -> None:
-    """Remove a module's mark; does nothing if it has none."""
+    """Remove a module's mark, if it has one."""
     marked = vars(module).get("forward")
     if isinstance(marked, _ModuleForward):
         module.forward = marked.forward

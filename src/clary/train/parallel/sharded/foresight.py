@@ -1,4 +1,4 @@
-"""Choice of buffers to gather ahead: those that followed a buffer in the last pass, if memory allows."""
+"""Choice of buffers to gather ahead: the successors of a buffer in the last pass, if memory allows."""
 
 from __future__ import annotations
 

@@ -144,6 +144,6 @@ class ShardedOptimizer:
         self._is_measured, self._limits = False, [self.model.settings.gradient_clipping]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients; they are always set to None, whatever `set_to_none` is."""
+        """Drop all gradients; they are set to None for both values of `set_to_none`."""
         self._expect_more()
         self.model.clear_gradients()

@@ -117,7 +117,7 @@ def tp_register_with_module(
 
 
 def registered(module_class: type[nn.Module]) -> Registration | None:
-    """Return the program's registration of exactly this class, None if there is none."""
+    """Return the program's registration of exactly this class, or None."""
     return _registered.get(module_class)
 
 

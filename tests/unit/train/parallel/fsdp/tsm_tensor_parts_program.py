@@ -1,5 +1,6 @@
 """Attention in all layouts against a sum written out; cuts and their joins; refusals."""
 
+import logging
 import math
 from types import SimpleNamespace
 
@@ -14,9 +15,12 @@ from torch.distributed.checkpoint.metadata import (
 
 from clary.train.parallel.fsdp.checkpoint.slices import Slice, merge
 from clary.train.parallel.fsdp.cuts import Cut, cut_of, cuts_by_name, mark
+from clary.train.parallel.fsdp.layers import cutting
 from clary.train.parallel.fsdp.layers.classes import TransformerLayer, become
 from clary.train.parallel.fsdp.layers.llama_attention import LlamaFlashAttention
-from clary.train.parallel.fsdp.layers.structure import find_structure, num_heads, why_not
+from clary.train.parallel.fsdp.layers.structure import Structure, find_structure, num_heads, why_not
+from clary.train.parallel.fsdp.logs import get_logger
+from clary.train.parallel.tensor.collectives import TensorGroup
 from clary.train.parallel.tensor.flash import alibi_bias, alibi_slopes
 from clary.train.parallel.tensor.flash_layers import FlashGroupedQueryAttention, FlashSelfAttention
 
@@ -162,6 +166,20 @@ def test_structures():
     layer.attention[0].q_norm = nn.LayerNorm(1)
     assert "q_norm.weight" in why_not(layer)
     assert not find_structure(nn.Linear(2, 2)).layers
+
+
+def test_whole_vocabularies_are_logged_with_sizes():
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    get_logger().addHandler(handler)
+    try:
+        structure = Structure((), nn.Embedding(5, 4), nn.Linear(4, 7))
+        assert not list(cutting._places(structure, TensorGroup(None, 0, 2)))
+    finally:
+        get_logger().removeHandler(handler)
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("the vocabulary has 5 and 7 tokens, no multiple of tensor_parallel_degree 2:"), lines
 
 
 def test_a_layer_has_two_classes_and_its_name():
