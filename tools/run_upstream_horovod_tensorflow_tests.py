@@ -1,6 +1,6 @@
 """Runs Horovod's own tests of TensorFlow and Keras against `horovod` of this tree, and writes how each ended.
 
-    pip download --no-binary :all: --no-deps horovod==0.28.1   # unpack it, here to SOURCE; never into this tree
+    git clone --depth 1 --branch v0.28.1 https://github.com/horovod/horovod SOURCE   # outside of this tree
     PY=.venvs/tensorflow/bin/python   # with pytest, parameterized, mock, psutil and cloudpickle, in EXTRAS for example
     $PY tools/run_upstream_horovod_tensorflow_tests.py SOURCE test_tensorflow --extras EXTRAS --out a.json
     $PY tools/run_upstream_horovod_tensorflow_tests.py SOURCE test_tensorflow2_keras --legacy --out b.json
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import os
 import socket
@@ -84,13 +85,14 @@ def be_rank(source: Path, module: str, match: str, out: Path) -> None:
     """Run the tests of a file on this rank and write their ends.
 
     Args:
-        source: Horovod's distribution, unpacked.
+        source: Horovod's repository.
         module: of `test/parallel`.
         match: part of the names of tests.
         out: file of the ends.
     """
     sys.path[:0] = [str(source / "test" / "parallel"), str(source / "test" / "utils")]
     hvd = importlib.import_module("horovod.tensorflow")
+    _lend_module(source, "horovod.runner.util.threads")
     tests = importlib.import_module(module)
     tensorflow = importlib.import_module("tensorflow")
     log = _Log()
@@ -102,6 +104,15 @@ def be_rank(source: Path, module: str, match: str, out: Path) -> None:
         hvd.shutdown()
         _await_others(out, number)  # a rank must not come to the store of the group before
         out.write_text(json.dumps({"tensorflow": tensorflow.__version__, "tests": log.ends}), encoding="utf-8")
+
+
+def _lend_module(source: Path, name: str) -> None:
+    """Import a module of Horovod that its tests' helpers ask for and ours does not have."""
+    spec = importlib.util.spec_from_file_location(name, source / f"{name.replace('.', '/')}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
 def _cases_of(suite: Any) -> Iterator[unittest.TestCase]:
@@ -216,7 +227,7 @@ def _rows(runs: Sequence[Mapping[str, Any]], end: str) -> list[str]:
 def main() -> None:
     """Run tests, be one of their ranks, or write the page of several runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", nargs="?", type=Path, help="Horovod's source distribution, unpacked")
+    parser.add_argument("source", nargs="?", type=Path, help="Horovod's repository at 0.28.1")
     parser.add_argument("module", nargs="?", default="test_tensorflow")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--match", default="", help="part of the names of tests; their ends replace those in OUT")
