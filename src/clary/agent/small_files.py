@@ -1,6 +1,6 @@
 """Files in a program's tree, read and written without following links that the program may have put there.
 
-The program owns the tree: a link could lead to files of the machine, and a pipe would hold its reader.
+The program owns the tree: a link could lead to files of the machine, and reading a pipe would block.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def write_whole(root: Path, parts: Sequence[str], data: bytes) -> None:
 
     Args:
         root: a folder that the program cannot replace.
-        parts: way from there to the file; no link is followed on it.
+        parts: names of the folders below `root`, none of which may be a link, and of the file.
         data: the whole content.
     """
     with Folder.at(root) as folder:

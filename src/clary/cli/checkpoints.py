@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
         usage="clary checkpoints [-h] [--host algo-N] [--set N] [--json] [verify] JOB",
     )
     # Not a subcommand: a job may be called `verify`.
-    parser.add_argument("words", nargs="+", metavar="JOB", help="the job; `verify` before it reads every file")
+    parser.add_argument("words", nargs="+", metavar="JOB", help="name of the job; `verify JOB` reads every file")
     parser.add_argument("--host", metavar="algo-N", help="verify this host's set only")
     parser.add_argument("--set", type=_set_number, metavar="N", help="verify set N; else the newest of each host")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -88,7 +88,7 @@ def _verify(connection: Connection, job: str, options: argparse.Namespace) -> in
     report = connection.job_page(job, "checkpoints", query)
     while not report["is_done"]:
         if shows_progress:
-            progress = f"{size(report['bytes_read'])} read, {size(report['size_bytes'])} to read or more"
+            progress = f"{size(report['bytes_read'])} read of at least {size(report['size_bytes'])}"
             draw_over(sys.stderr, progress)
         # The service answers when the run has ended, or after a few seconds.
         report = connection.job_page(job, "checkpoints", {VERIFY: "1", "run": report["run"]})

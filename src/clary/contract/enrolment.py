@@ -1,11 +1,11 @@
-"""Messages by which a host on another machine joins: the report of its boot, and the answers.
+"""Messages by which a host on another machine joins a job: its boot's requests, and the service's answers.
 
 Where: `agent.boot` sends an Enrolment as JSON to POST `/clary/v1/allocations/TAG/INDEX` and asks again on 202; the boot
 needs the standard library alone and has no part of this package, so it builds the same JSON by hand (`test_boot`
 compares them). A *tag* is the pool that the host belongs to.
 
     200 Admission   the boot becomes the agent of that host
-    202 Standby     other hosts have not joined yet: ask again, the answer waits
+    202 Standby     other hosts have not joined yet: the boot asks again, and is answered within `wait_s`
     410             the host is refused: wrong proof, a number that is taken, an attempt that has ended
 """
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 ALLOCATION_PATH = "/clary/v1/allocations/{tag}/{index}"
 BUNDLE_PATH = "/clary/v1/agent/{digest}"
 MAX_LIST = 256  # entries of any list of an enrolment; more are a mistake or an attack
-MAX_WORDS = 400  # characters of any text of an enrolment
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""Network of another process for a thread and its children: clients of a service in a namespace.
+"""Moves a thread and its children into another process's network namespace, to reach a service there.
 
-Where: tests/cluster and benchmarks of machines, whose services run on the head of a bed. Needs root.
+Where: tests/cluster and benchmarks/machines, whose services run on the head of a simulated cluster. Needs root.
 
 Source: setns(2).
 """

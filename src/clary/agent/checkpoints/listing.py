@@ -1,6 +1,6 @@
 """Objects below a prefix: plain objects, sets of hosts, their content. Pure but for `list_prefix`.
 
-A prefix without a slash at its end also matches longer names, as in the original: `ckpt/ASHA-1` also matches
+A prefix without a slash at its end also matches longer names, as in SageMaker: `ckpt/ASHA-1` also matches
 `ckpt/ASHA-10/model.pt`, which is restored as `0/model.pt`. The log names such neighbours.
 """
 
@@ -55,7 +55,7 @@ def list_prefix(prefix: Prefix, store: ObjectStore) -> Listing:
 
 
 def sort_objects(prefix: Prefix, objects: Iterable[ObjectInfo]) -> Listing:
-    """Sort the objects of a listing of the raw prefix into plain objects, folders and sets.
+    """Sort the objects below a prefix, listed as the user wrote it, into plain objects, folders and objects of sets.
 
     Raises: AgentError (fault USER) naming a key that can be no file below the folder.
     """

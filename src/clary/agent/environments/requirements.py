@@ -1,12 +1,12 @@
 """The Python environment of a job: the image's own, or a copy of it with the user's requirements installed.
 
-Where: the supervisor calls `prepare_environment` after the code is there and before the program starts. Copies are
-kept in `<cache>/environments/<hash>` for later jobs whose installation has the same inputs.
+Where: the supervisor calls `prepare_environment` once the user's code is in place, before the program starts. Copies
+are kept in `<cache>/environments/<hash>` for later jobs whose installation has the same inputs.
 
     <hash>/            the copy
     <hash>.complete    marks the copy as whole; written last, where no build script could write it
     <hash>.building/   files that live as long as the installation
-    <hash>.lock        keeps builders apart
+    <hash>.lock        locked by the one builder that may write the copy
 
 [Note: copies are built in place]
 Programs of an environment name their interpreter by path, so a copy is built where it stays and becomes valid by its
@@ -98,7 +98,7 @@ def prepare_environment(
         machine: environment of the agent, for PATH, HOME and the sources of packages; None takes the process's.
         stop: aborts an installation when set.
         timeout_s: for waiting on another builder and for the installation, together.
-    State after failure: no file is kept; the next call starts afresh.
+    State after failure: the copy is deleted, and the next call builds it anew; `<hash>.lock` and fetched packages stay.
     Raises: AgentError: fault USER if requirements cannot be installed, with uv's last lines; INFRASTRUCTURE if the
         interpreter or uv is missing, or no host could be made.
     """
@@ -132,7 +132,7 @@ def prepare_environment(
             if not was_cached:
                 notes = _build(task, folder)
     if was_cached:
-        notes = (f"{Path(task.label).name} was installed for an earlier job: its environment comes cached",)
+        notes = (f"{Path(task.label).name} was installed for an earlier job: its environment is reused",)
     return PreparedEnvironment(
         python=str(folder / _BIN / "python"),
         folder=folder,
@@ -145,7 +145,7 @@ def prepare_environment(
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    label: str  # name of the installed files in messages
+    label: str  # in messages: path of the requirements file, else of the package's folder
     facts: InterpreterFacts
     source: Path
     asked: RequirementFiles | None
@@ -208,7 +208,7 @@ def _build(task: _Task, folder: Path) -> tuple[str, ...]:
             raise _failure(task, result)
         notes = _taken_over(task, installation) if task.world.is_isolated else []
         if refusal is not None:
-            notes.append(f"the environment is a full copy, because no layer can be laid over a shared one: {refusal}")
+            notes.append(f"the environment is a full copy, because an overlay cannot protect shared files: {refusal}")
         # The layer that hosts install into is not flushed at its unmount (`machine_view`), and after a crash of the
         # machine the marker may exist without the content. For 3,000 files fsync takes 5 s, this call 0.2 s.
         kernel.flush_file_system(str(folder))
@@ -241,7 +241,7 @@ class _OwnFiles:
     """Files of a copy that the agent relies on: its interpreter's links and settings. No package changes them."""
 
     settings: bytes
-    links: dict[str, str] = field(default_factory=dict)  # name in bin -> text
+    links: dict[str, str] = field(default_factory=dict)  # `bin/NAME` -> target
 
     @classmethod
     def of(cls, folder: Path) -> _OwnFiles:

@@ -25,7 +25,7 @@ def world_size(context: LaunchContext) -> int:
 
 
 def torch_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for one worker.
+    """Return the variables that torchrun sets for one worker, except the master's address.
 
     OMP_NUM_THREADS is 1 if several ranks share a host and the user did not set it, as with torchrun.
     """

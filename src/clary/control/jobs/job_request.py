@@ -39,7 +39,11 @@ class InstanceGroup:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """Reads one parsed request; every accessor answers with the service's default if the member is absent."""
+    """Reads one parsed request.
+
+    An absent optional member gives the service's default, or None without a default. An absent required member raises
+    KeyError.
+    """
 
     request: Mapping[str, Any]
 

@@ -1,7 +1,7 @@
-"""Answers boots on other machines: their enrolment, and the agent's bundle.
+"""Answers requests of boots on other machines: enrols them, and sends the agent's bundle.
 
-Where: `route_table`. Any machine on the nodes' network reaches these routes. An enrolment gives one agent's tokens to
-the first boot that proves itself for a number, and 410 to all other boots; the bundle holds only public code.
+Where: `route_table`. Any machine on the nodes' network can send requests to these routes. For each host number the
+first boot with a valid proof gets the agent's tokens; every other boot gets 410. The bundle holds only public code.
 Source: contract/enrolment.py.
 """
 
@@ -19,18 +19,20 @@ from clary.control.server.edge.internal_http import json_answer
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 _INDEX = re.compile(r"[0-9]{1,5}")
-_NONE = "no host of this service is another machine (setting engine is local)"
+_NONE = "this service starts no hosts on other machines (setting engine is local)"
 
 
 async def enrol(engine: ClusterEngine | None, tag: str, index: str, request: HttpRequest) -> HttpResponse:
     """Answer a boot: 200 with the tokens of its host, or 202 while other boots are missing.
 
     Args:
-        engine: of other machines; None with engine local.
+        engine: starts hosts on other machines; None if the setting `engine` is local.
         tag: of the path.
         index: of the path.
         request: its body is an Enrolment.
-    Raises: WireError 410 for a boot without a pool, 400 for an invalid body, 503 while the scheduler is unavailable.
+    Raises: WireError 410 if no pool needs the boot, its proof or claim is wrong, another boot has the number, the index
+        is malformed, or `engine` is None; 400 for an invalid body; 503 while the scheduler is unavailable, or if the
+        enrolment cannot be stored.
     """
     if engine is None:
         raise WireError("AllocationOver", _NONE, http_status=410)

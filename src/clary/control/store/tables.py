@@ -1,6 +1,7 @@
 """Tables of the database, for queries; `migrations` creates them.
 
-Times are whole microseconds since 1970 (UTC) in a BIGINT: exact, sortable and the same in SQLite and PostgreSQL.
+Times are whole microseconds since 1970 (UTC) in a BIGINT, milliseconds in columns named `..._ms`: exact, sortable and
+the same in SQLite and PostgreSQL.
 Truth values are 0 and 1 in an INTEGER, so that the partial index over unfinished jobs is spelt the same in both.
 """
 
@@ -14,7 +15,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 metadata = MetaData()
-JOBS_SOURCE = "jobs"  # its name in the quarantine
+JOBS_SOURCE = "jobs"  # `quarantine.source` of rows of `jobs`
 
 jobs = Table(
     "jobs",
@@ -49,7 +50,7 @@ job_cards = Table(
     Column("num_hosts", BigInteger, nullable=False),
     Column("instance_type", Text, nullable=False),
     Column("failure_reason", Text, nullable=False),
-    Column("metrics", Text, nullable=False),  # JSON: name and last value of the first few
+    Column("metrics", Text, nullable=False),  # JSON: names and last values of the first few metrics
     Column("words", Text, nullable=False),  # searched text, in lower case
 )
 
@@ -78,7 +79,7 @@ training_ends = Table(
     Column("job_name", Text, primary_key=True),
     Column("attempt", Integer, primary_key=True),
     Column("host", Text, primary_key=True),
-    Column("next_finding", BigInteger, nullable=False),  # findings below are stored, or were dropped
+    Column("next_finding", BigInteger, nullable=False),  # findings with lower numbers are stored or were dropped
     Column("num_dropped", BigInteger, nullable=False),  # findings that the agent dropped
     Column("progress", Text),  # the newest TrainingProgress as JSON
 )
@@ -100,7 +101,6 @@ training_pictures = Table(
     Column("data", LargeBinary),  # NULL for a picture that is too large to store
 )
 
-# Requests of dumps, answers of hosts and others; control/store/documents/numbered_documents.py.
 tuning_jobs = Table(
     "tuning_jobs",
     metadata,
@@ -120,6 +120,7 @@ tuning_trials = Table(
     Column("document", Text, nullable=False),  # the whole Trial as JSON
 )
 
+# Requests for dumps, profiles and rehearsals, and hosts' answers; control/store/documents/numbered_documents.py.
 numbered_documents = Table(
     "numbered_documents",
     metadata,
@@ -149,7 +150,7 @@ series_ends = Table(
     Column("job_name", Text, primary_key=True),
     Column("attempt", Integer, primary_key=True),
     Column("host", Text, primary_key=True),
-    Column("next_row", BigInteger, nullable=False),  # rows below are stored, or were dropped
+    Column("next_row", BigInteger, nullable=False),  # rows with lower numbers are stored or were dropped
     Column("num_dropped", BigInteger, nullable=False),  # rows that the agent dropped
 )
 
@@ -160,7 +161,7 @@ series_blocks = Table(
     Column("job_name", Text, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("host", Text, nullable=False),
-    Column("step_ms", BigInteger, nullable=False),  # 0: unfolded rows
+    Column("step_ms", BigInteger, nullable=False),  # 0: rows as received, not aggregated
     # Number of its first row; times may be equal, and clocks may be set back.
     Column("first_row", BigInteger, nullable=False),
     Column("start_ms", BigInteger, nullable=False),  # times of the first and the last row
@@ -179,9 +180,9 @@ tracked = Table(
     Column("name_key", Text, primary_key=True),  # in lower case: names must differ in more than case
     Column("name", Text, nullable=False),
     Column("arn", Text, nullable=False),
-    Column("parent_key", Text, nullable=False),  # experiment of a trial; empty for others
-    Column("source_key", Text, nullable=False),  # ARN of the job of a component, URI of an artifact
-    Column("label", Text, nullable=False),  # type of an artifact; empty for others
+    Column("parent_key", Text, nullable=False),  # experiment of a trial; empty for other kinds
+    Column("source_key", Text, nullable=False),  # ARN of a component's job, URI of an artifact
+    Column("label", Text, nullable=False),  # type of an artifact; empty for other kinds
     Column("created_at", BigInteger, nullable=False),
     Column("modified_at", BigInteger, nullable=False),
     Column("document", Text, nullable=False),
@@ -211,7 +212,7 @@ associations = Table(
     metadata,
     Column("source_arn", Text, primary_key=True),
     Column("destination_arn", Text, primary_key=True),
-    Column("association_type", Text, nullable=False),  # empty for none
+    Column("association_type", Text, nullable=False),  # empty if the association has no type
     Column("source_type", Text, nullable=False),
     Column("destination_type", Text, nullable=False),
     Column("source_name", Text, nullable=False),

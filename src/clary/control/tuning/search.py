@@ -18,7 +18,7 @@ from typing import Any
 from clary.control.tuning.parameter_space import Categorical, Continuous, Integer, Range, Scaling, Space, num_values
 
 STARTUP_TRIALS = 10  # trials of TPE before its model is used
-AGAIN = 20  # attempts to find a point of a finite space without a trial
+AGAIN = 20  # samples per proposal at most; in a finite space, points that have a trial are rejected
 HYPERBAND_FACTOR = 3
 
 
@@ -39,7 +39,7 @@ class Question:
     strategy: str
     space: Space
     is_maximized: bool
-    observations: Sequence[Observation]  # first those of parents, then this definition's by number
+    observations: Sequence[Observation]  # trials of parent tuning jobs, then this definition's by number
     seed: int
     number: int  # number of the proposed trial
 
@@ -58,7 +58,7 @@ def propose(question: Question) -> dict[str, str]:
         found = _sampled(question, attempt)
         if not is_finite or _key(question.space, found) not in taken:
             return found
-    return _point_left(question.space, taken) or found  # all points have trials
+    return _point_left(question.space, taken) or found  # `found` only if every point has a trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Rungs:
     """Numbers of values at which Hyperband compares trials: `least` and its multiples by powers of three."""
 
     least: int
-    most: int | None  # most values of a trial; None: the most of any trial so far
+    most: int | None  # most values of a trial; None: the most of any ended trial
     can_go_on: bool  # whether an ended trial may be continued
 
 
@@ -74,7 +74,7 @@ def is_pruned(question: Question, index: int, rungs: Rungs) -> bool:
     """Whether Hyperband ends a running trial at the last rung that it has reached.
 
     A trial with the most possible values is about to end by itself, and is not ended. If trials can be continued, the
-    first ones of a rung end, too: the best of them is continued once there are others to compare it with.
+    first two trials at each rung of a bracket end without a comparison; `next_to_go_on` may continue them.
 
     Args:
         question: with all trials of the definition.
@@ -91,8 +91,9 @@ def is_pruned(question: Question, index: int, rungs: Rungs) -> bool:
 def next_to_go_on(question: Question, paused: Sequence[int], rungs: Rungs) -> int | None:
     """Return the index of the ended trial that Hyperband continues, or None.
 
-    A third of the trials of a bracket that have reached a rung may pass it. The best one waiting there is continued if
-    fewer have passed and Hyperband would not end it now; higher rungs are tried first.
+    A third, rounded down, of a bracket's trials that have reached a rung may pass it; trials that still run count as
+    passed. If there is room, the best ended trial of the rung is continued, unless Hyperband would end it now. Higher
+    rungs are tried first.
 
     Args:
         question: with all trials of the definition.
@@ -126,7 +127,7 @@ def next_to_go_on(question: Question, paused: Sequence[int], rungs: Rungs) -> in
 
 
 def _has_room(question: Question, brackets: Sequence[int], bracket: int, rung: int, steps: _Steps) -> bool:
-    """Whether fewer than a third of the trials of a bracket that have reached a rung have passed it."""
+    """Whether fewer than a third, rounded down, of a bracket's trials at a rung run or have passed it."""
     rivals = [
         one
         for one, own in zip(question.observations, brackets, strict=True)
@@ -159,7 +160,7 @@ def _steps(question: Question, rungs: Rungs) -> _Steps:
 
 
 def _judged(question: Question, index: int, steps: _Steps) -> tuple[list[int], bool]:
-    """Return the brackets of all trials, and whether the pruner ends one of them at its last reached rung."""
+    """Return the brackets of all trials, and whether the pruner ends trial `index` at the last rung that it reached."""
     optuna = optuna_module()
     pruner = optuna.pruners.HyperbandPruner(
         min_resource=steps.least,
@@ -168,7 +169,7 @@ def _judged(question: Question, index: int, steps: _Steps) -> tuple[list[int], b
         bootstrap_count=steps.num_waiting,
     )
     study = optuna.create_study(study_name="tuning", direction=_direction(question), pruner=pruner)
-    for other in question.observations:  # all as running ones: the pruner records in each the reached rungs
+    for other in question.observations:  # as running trials, in which the pruner records the reached rungs
         curve = dict(enumerate(other.curve, start=1))
         study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING, intermediate_values=curve))
     verdict = False
@@ -200,7 +201,7 @@ def _sampled(question: Question, attempt: int) -> dict[str, str]:
 
 
 def study_of(question: Question, *, sampler: Any) -> Any:
-    """Return a study in memory that holds all observations, in their order."""
+    """Return a study in memory with the observations whose points lie in the space, in their order."""
     optuna = optuna_module()
     study = optuna.create_study(study_name="tuning", direction=_direction(question), sampler=sampler)
     distributions = _distributions(question.space)
@@ -254,12 +255,12 @@ def _distribution(optuna: ModuleType, one: Range) -> Any:
 
 
 def _inner(one: Continuous, value: float) -> float:
-    """Convert a value to that of the search, or back: for a reverse logarithmic range, its distance from 1."""
+    """Return 1 minus the value for a reverse logarithmic range, else the value; the function is its own inverse."""
     return 1.0 - value if one.scaling is Scaling.REVERSE_LOGARITHMIC else value
 
 
 def _outer(one: Range, value: Any) -> Any:
-    """Convert a value of the search to that of a range; rounding of logarithms may exceed the bounds."""
+    """Convert a value of the search to one of the range, within its bounds, which rounded logarithms may exceed."""
     if isinstance(one, Categorical):
         return value
     outer = _inner(one, value) if isinstance(one, Continuous) else value
@@ -281,7 +282,7 @@ def _point_left(space: Space, taken: Collection[tuple[Any, ...]]) -> dict[str, s
     """Return the first point of a finite space without a trial, varying the last range first; else None."""
     total = num_values(space)
     assert total is not None, "only finite spaces"
-    for index in range(min(total, len(taken) + 1)):  # at least one of these is free
+    for index in range(min(total, len(taken) + 1)):  # one of these is free, unless all points have trials
         point = _point(space, index)
         if _key(space, point) not in taken:
             return point
@@ -303,7 +304,7 @@ def _point(space: Space, index: int) -> dict[str, str]:
 
 
 def _key(space: Space, parameters: Mapping[str, str]) -> tuple[Any, ...]:
-    """Return the values of a point; parents may have written them as other texts."""
+    """Return the values of a point, for comparison: parent jobs may have written equal values as other texts."""
     return tuple(one.value(parameters.get(one.name, "")) for one in space)
 
 

@@ -1,4 +1,4 @@
-"""Operations under way, as their callers wait for them."""
+"""Handles of operations in progress, on which callers wait."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Work:
         """Wait until the operation has ended; False if `timeout_s` passed first; the operation continues.
 
         The operation's own limit ends it, whatever `timeout_s` is. May be called again, from any thread.
-        Raises: CollectiveError, the first cause why it failed; ValueError if sender and receiver named other sizes.
+        Raises: CollectiveError with the first cause of the failure; ValueError if sender and receiver named different
+            sizes.
         """
         if not self._has_ended and self._turn.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0)):
             try:

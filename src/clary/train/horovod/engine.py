@@ -154,6 +154,8 @@ class Engine:
         finally:
             with self._changed:
                 self._num_waiting -= 1
+                if self._entries and not self._num_waiting:  # the thread has left these to whoever waited
+                    self._changed.notify_all()
         for handle in handles:
             if handle.error is not None:
                 raise handle.error

@@ -26,7 +26,7 @@ _LOCAL_RANK = "SMDATAPARALLEL_LOCAL_RANK"  # `Trainer._wrap_model` reads it
 
 
 def mend_training_arguments(module: ModuleType) -> None:
-    """Have TrainingArguments choose the CPU and our group if there is no GPU; with a GPU its own choice stays.
+    """Have TrainingArguments join the smddp group and choose the CPU if SMDDP is enabled on a host without a GPU.
 
     Args:
         module: `transformers.training_args`; not changed if it has no `_setup_devices`.

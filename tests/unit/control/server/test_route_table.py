@@ -228,7 +228,7 @@ async def test_an_attempt_that_is_over_is_gone_for_its_agent(world):
     assert gone == (404, "NoSuchHost", "job has no host algo-2")
 
 
-NO_NODES = "no host of this service is another machine (setting engine is local)"
+NO_NODES = "this service starts no hosts on other machines (setting engine is local)"
 ODD = [
     ("GET", "/clary/v1/agents/", 404, "no such agent path: /clary/v1/agents/"),
     ("GET", f"{AGENT}/orders/more", 404, f"no such agent path: {AGENT}/orders/more"),

@@ -1,7 +1,7 @@
 """Operations on arrays of MXNet. Each waits until all ranks have called it, and returns with its result.
 
 Horovod queues operations and returns at once, so that ranks may call them in different orders. Here ranks that call
-operations in different orders wait for each other, unless the operations are in one list.
+operations in different orders block each other; only the operations of one list may be in different orders.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def call_of(name: str | None, process_set: ProcessSet, *, is_group: bool = False
     Args:
         name: equal on all ranks, or None.
         process_set: ranks that take part.
-        is_group: whether its arrays are ready all at once or not at all.
+        is_group: whether no array is processed before all arrays are ready on all ranks.
 
     Raises: ValueError for a process set that was not added.
     """
@@ -55,7 +55,7 @@ def all_reduce(
         call: name and process set.
         scaling: reduction and factors.
 
-    Raises: HorovodInternalError; ValueError for Adasum and for a type that cannot travel.
+    Raises: HorovodInternalError; ValueError for Adasum, and for a sparse array or an unsupported element type.
     """
     reduce_all([(tensors, targets, call)], scaling)
 
@@ -106,9 +106,9 @@ def reduce_all(
 
 
 def all_gather(tensors: Sequence[mx.nd.NDArray], call: Call) -> list[mx.nd.NDArray]:
-    """Collect each array of all ranks behind each other along their first axis; its length may differ by rank.
+    """Return each array, concatenated over the ranks along its first axis, whose length may differ by rank.
 
-    Raises: HorovodInternalError.
+    Raises: HorovodInternalError; ValueError for a sparse array or an unsupported element type.
     """
     base, names, is_nameless = call.named("allgather", len(tensors))
     group, group_size = call.group(base, len(tensors))
@@ -139,7 +139,8 @@ def broadcast(tensor: mx.nd.NDArray, target: mx.nd.NDArray, root_rank: int, call
         root_rank: rank among all ranks, also where a process set is given.
         call: name and process set.
 
-    Raises: HorovodInternalError, also for a root that is not in the process set.
+    Raises: HorovodInternalError, also for a root that is not in the process set; ValueError for a sparse array or an
+    unsupported element type.
     """
     root = root_index(root_rank, call.process_set)
     _, (name,), is_nameless = call.named("broadcast", 1)
@@ -164,7 +165,8 @@ def all_to_all(tensor: mx.nd.NDArray, splits: mx.nd.NDArray | None, call: Call) 
         splits: rows for each rank, whole numbers of 32 bits, shape [ranks]; None cuts the first axis equally.
         call: name and process set.
 
-    Raises: ValueError for splits of another type; HorovodInternalError, also for splits that do not fit.
+    Raises: ValueError for splits of another type, and for a sparse array or an unsupported element type;
+    HorovodInternalError, also for splits that do not fit.
     """
     rows = memory.view(tensor)
     counts = _counts_of(rows, splits, len(world.ranks_of(call.process_set)))
@@ -185,7 +187,7 @@ def reduce_scatter(tensors: Sequence[mx.nd.NDArray], call: Call, scaling: Scalin
         call: name and process set.
         scaling: reduction and factors.
 
-    Raises: HorovodInternalError.
+    Raises: HorovodInternalError; ValueError for a sparse array or an unsupported element type.
     """
     base, names, is_nameless = call.named("reducescatter", len(tensors))
     group, group_size = call.group(base, len(tensors))

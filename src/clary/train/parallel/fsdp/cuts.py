@@ -21,7 +21,7 @@ _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.
 
 @dataclass(frozen=True)
 class Cut:
-    """The mark of a parameter that is one of equal slices along `dim` of the whole.
+    """The division of a parameter over the ranks of an axis: equal slices along `dim`, or whole on one rank.
 
     Args:
         axis: the kind of group whose ranks hold the slices: tensor group or group of experts.
@@ -84,11 +84,11 @@ class Cut:
 
 
 def mark(module: nn.Module, name: str, cut: Cut) -> None:
-    """Mark the module's own parameter `name` as a slice; an earlier mark is replaced.
+    """Mark the module's own parameter `name` with its cut; an earlier mark is replaced.
 
     Args:
         name: without a path.
-        cut: of which the parameter is this rank's slice.
+        cut: how the whole parameter is divided over the ranks.
     """
     vars(module).setdefault(_MARKS, {})[name] = cut
 
@@ -119,7 +119,7 @@ def axes_of(model: nn.Module) -> set[Axis]:
 
 
 def clean_name(name: str) -> str:
-    """Return the name that a parameter has without FSDP and without wrappers for checkpointing and offloading."""
+    """Return a parameter's name without the parts that FSDP, torch.compile, checkpointing and offloading add."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name

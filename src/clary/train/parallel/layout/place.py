@@ -1,4 +1,4 @@
-"""The place of a process, from its launcher's variables, and its time limit for others. No framework here.
+"""Reads a process's rank, and its time limit for other ranks, from environment variables; imports no framework.
 
 Where: `runtime` of torch and `tf_parallel.session` read them when a program is initialised.
 """

@@ -33,7 +33,7 @@ class FusedLayerNorm(nn.LayerNorm):
 
 
 class HiddenLayerNorm(DistributedModule, FusedLayerNorm):
-    """Normalises hidden states in the inside layout; weight and bias are slices if these are split.
+    """Normalises hidden states in the inside layout; weight and bias are slices if the hidden states are split.
 
     `normalized_shape` and `eps` exist for programs that read them from layer norms.
 
@@ -60,12 +60,12 @@ class HiddenLayerNorm(DistributedModule, FusedLayerNorm):
         return normal.to(self.weight.dtype)
 
     def extra_repr(self) -> str:
-        """Return the size of the whole as text."""
+        """Return the whole normalised shape and epsilon as text."""
         return f"{self.normalized_shape}, eps={self.eps}"
 
 
 class HiddenRmsNorm(DistributedModule):
-    """Divides hidden states, in the inside layout, by the root of their mean square; the weight is a slice if they are.
+    """Divides hidden states in the inside layout by their root mean square; the weight is a slice if they are split.
 
     Raises: NotDivisibleError if hidden states are split and the tensor group does not divide `hidden_size`.
     """
@@ -88,15 +88,15 @@ class HiddenRmsNorm(DistributedModule):
         return (values * scale * self.weight).to(self.weight.dtype)
 
     def extra_repr(self) -> str:
-        """Return the size of the whole as text."""
+        """Return the whole hidden size and epsilon as text."""
         return f"{self.hidden_size}, eps={self.eps}"
 
 
 def hidden_norm(hidden_size: int, epsilon: float, *, is_rms: bool) -> HiddenLayerNorm | HiddenRmsNorm:
-    """Return a layer normalisation for the inside layout, or with `is_rms` a division by the root mean square.
+    """Return a `HiddenRmsNorm` if `is_rms`, else a `HiddenLayerNorm`.
 
     Args:
-        hidden_size: channels of the whole.
+        hidden_size: number of channels of the whole hidden states.
         epsilon: added before the root is taken.
 
     Raises: NotDivisibleError if hidden states are split and the tensor group does not divide `hidden_size`.
@@ -105,7 +105,7 @@ def hidden_norm(hidden_size: int, epsilon: float, *, is_rms: bool) -> HiddenLaye
 
 
 class _SplitLayerNorm(torch.autograd.Function):
-    """Normalisation over a dimension that is split over the ranks, with one small exchange each way.
+    """Layer normalisation over a dimension split over ranks: one small exchange in forward, one in backward.
 
     Ranks exchange mean and variance of their slices, since sums of squares would lose precision. Statistics are in at
     least float32.

@@ -1,1 +1,1 @@
-"""Graphs without TensorFlow: pure decisions on operations, levels, messages and orders."""
+"""Plans of a step's graph, computed without TensorFlow: operations, levels, messages and orders of each rank."""

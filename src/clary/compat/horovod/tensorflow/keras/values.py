@@ -23,11 +23,11 @@ def allreduce(
 
     Args:
         value: a number, list, array or tensor, of one shape on all ranks.
-        name: of the constant.
+        name: of the TensorFlow constant that holds the value.
         average: older than Horovod 0.19; use `op`.
-        prescale_factor, postscale_factor: multiply each rank's value first, and the result.
+        prescale_factor, postscale_factor: factors of each rank's value before the reduction, and of the result.
         op: Average (if None), Sum, Adasum, Min, Max or Product.
-        compression: of the value on its way.
+        compression: of the value while it is sent.
     """
     return _evaluated(
         reductions.allreduce(
@@ -42,17 +42,17 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Return the values of all ranks behind each other along their first axis."""
+    """Return the values of all ranks, concatenated along their first axis."""
     return _evaluated(mpi_ops.allgather(tf.constant(value, name=name)))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Return the value of rank `root_rank`; `name` is the name of the constant."""
+    """Return the value of rank `root_rank`; `name` names the TensorFlow constant that holds this rank's value."""
     return _evaluated(mpi_ops.broadcast(tf.constant(value, name=name), root_rank))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """Return this rank's rows of a value reduced by `op` over all ranks; `name` is the name of the constant."""
+    """Return this rank's rows of a value that is reduced by `op` over all ranks; `name` is as for `allreduce`."""
     return _evaluated(reductions.reducescatter(tf.constant(value, name=name), op=op))
 
 

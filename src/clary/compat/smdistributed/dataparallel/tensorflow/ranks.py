@@ -25,8 +25,8 @@ def init() -> None:
     """Join the group of all ranks; call it once, before any other function of this library.
 
     Raises:
-        CollectiveError: it was called before.
-        ValueError: this process was not started as a rank.
+        CollectiveError: it was called before, and `shutdown` not since.
+        ValueError: this process was not started as a rank, or a variable of its launcher is wrong.
         BootstrapError: the group could not be formed; names the missing ranks.
     """
     process.init()

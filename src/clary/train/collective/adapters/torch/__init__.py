@@ -1,6 +1,6 @@
 """The backend `smddp` of torch.distributed: a ProcessGroup in Python over a core (docs/adr/0009).
 
-registration    the target of torch's entry point `torch.backends`; imports nothing heavy
+registration    registers the backend at the end of `import torch`; imports nothing heavy
 process_group   SmddpProcessGroup: torch's calls turned into calls of a core
 tensors         checks and addresses of the tensors that a core can take
 work            the objects that torch waits on

@@ -1,8 +1,8 @@
-"""Makes torch.distributed know the backend `smddp`.
+"""Registers the backend `smddp` with torch.distributed.
 
-Where: `autoload` is called by torch itself through the entry point group `torch.backends`, at the end of
-`import torch`; `register` by the module that users import. Both import only torch.distributed, which torch imports
-anyway; the process group and the library are loaded when the first group is made.
+Where: `clary_autoload.register`, an entry point that torch calls at the end of `import torch`, calls `autoload`; the
+modules that users import call `register`. Both import only torch.distributed, which torch imports anyway; the process
+group and the library are loaded when the first group is made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEVICES = ["cpu", "cuda"]
 
 
 def autoload() -> None:
-    """Register the backend if this torch supports it; otherwise do nothing."""
+    """Register the backend and install `store_opening`; do nothing if torch was built without torch.distributed."""
     if dist.is_available():
         register()
         store_opening.install()

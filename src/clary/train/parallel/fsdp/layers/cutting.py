@@ -31,7 +31,7 @@ _SIZES = ("num_heads", "num_attention_heads", "num_key_value_heads", "hidden_siz
 
 
 def name_classes(model: nn.Module) -> None:
-    """Make supported layers, and the model if it has any, also instances of the classes that policies name."""
+    """Make supported layers also a `TransformerLayer`, and a model that has any also a `TransformerLMHead`."""
     layers = find_structure(model).layers
     for layer in layers:
         become(layer.module, TransformerLayer)
@@ -50,8 +50,9 @@ def cut_layers(model: nn.Module, group: TensorGroup, *, from_rank0: bool, is_fir
 
     State after failure: as before if the model does not fit, undefined if a rank is lost.
     Raises:
-        ValueError: no layer is supported, a layer has unknown parts, the model is cut already, or ranks of a group
-            differ in whether their parameters have values.
+        ValueError: the model has no supported layer, or is cut already; a layer has unknown parts or numbers of heads,
+            or a `pretraining_tp` other than 1; a parameter to cut is tied to one that stays whole; rank 0 has no values
+            to send; or ranks of a group differ in whether their parameters have values.
         NotDivisibleError: the size of the group does not divide heads or channels.
     """
     structure = find_structure(model)
@@ -84,16 +85,16 @@ def cut_layers(model: nn.Module, group: TensorGroup, *, from_rank0: bool, is_fir
 
 def _check(model: nn.Module, structure: Structure, group: TensorGroup) -> None:
     if cuts_by_name(model):
-        raise ValueError("transform: the model is cut already; call it once a model")
+        raise ValueError("transform: the model is cut already; call transform once per model")
     if not structure.layers:
         raise ValueError(
-            f"transform: {type(model).__name__} has no layer that tensor_parallel_degree can cut; models of the build "
-            "of Llama, Mistral, Mixtral and GPT-NeoX are known. Set the degree to 1 for this one"
+            f"transform: {type(model).__name__} has no layer that tensor_parallel_degree can cut; it cuts models "
+            "built like Llama, Mistral, Mixtral and GPT-NeoX. Set the degree to 1 for this model"
         )
     for layer in structure.layers:
         reason = why_not(layer)
         if reason is not None:
-            raise ValueError(f"transform: {reason}; layers with it are cut by no rule. Set tensor_parallel_degree to 1")
+            raise ValueError(f"transform: cannot cut {reason}. With tensor_parallel_degree 1 no layer is cut")
         queries, keys = num_heads(layer.attention[0])
         group.divide(queries, f"the number of heads in {layer.name}")
         group.divide(keys, f"the number of heads of keys and values in {layer.name}")
@@ -111,7 +112,7 @@ def _places(structure: Structure, group: TensorGroup) -> Iterator[Place]:
         get_logger().warning(
             "the vocabulary has %s tokens, no multiple of tensor_parallel_degree %d: embedding and head stay whole on "
             "every rank",
-            "and ".join(map(str, sorted(lengths))),
+            " and ".join(map(str, sorted(lengths))),
             group.size,
         )
         return

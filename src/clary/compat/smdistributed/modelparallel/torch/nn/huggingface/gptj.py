@@ -3,7 +3,7 @@
 from clary.train.parallel.tensor.huggingface.reader import translators
 
 translate_state_dict_to_hf_gptj, translate_hf_gptj_state_dict_to_smdistributed_gptj = translators("gptj")
-# Under the names that scripts of other versions import.
+# Aliases that scripts for other versions of SMP import.
 translate_hf_gptj_state_dict_to_smdistributed = translate_hf_gptj_state_dict_to_smdistributed_gptj
 translate_hf_state_dict_to_smdistributed_gptj = translate_hf_gptj_state_dict_to_smdistributed_gptj
 
