@@ -86,6 +86,22 @@ def test_the_thread_of_the_engine_runs_tensors_that_nobody_waits_for(make_engine
     await_that(lambda: tensor.is_reduced, "nobody ran the tensor")
 
 
+def test_a_request_that_nobody_waits_for_runs_as_soon_as_the_last_wait_has_ended(make_engine, monkeypatch):
+    engine = make_engine(starts_thread=True)
+    left = Sum("a")
+
+    def wait_on(_):
+        engine.submit([left.request])
+        time.sleep(0.2)  # in which the thread has woken up, and left the rounds to whoever waits
+
+    monkeypatch.setattr(engine, "_await", wait_on)
+    engine.wait([])
+    ended_s = time.monotonic()
+    while not left.request.handle.is_done:
+        assert time.monotonic() - ended_s < IDLE_ROUND_S / 4
+        time.sleep(0.01)
+
+
 def test_the_end_of_a_tensor_has_the_thread_of_the_engine_drive_no_idle_round(make_engine, monkeypatch):
     # A peer that then submits something would have to wait for another round, and for the pause before that.
     engine = make_engine(starts_thread=True)
