@@ -12,7 +12,7 @@ from clary.control.wire.models import Operation, Protocol, service
 from clary.control.wire.patterns import compile_pattern
 from clary.control.wire.validation import LENIENT_ENUMS
 
-# Tried for every text, in this order: what a client would say there, as far as the model's pattern lets it.
+# Sample values of string members, in order of preference; a member takes those that fit its pattern and length.
 _ARN = "arn:aws:{}:us-west-2:000000000000:{}"
 TEXTS = (
     "s3://bucket/prefix",
@@ -40,7 +40,7 @@ def create_operation() -> Operation:
 
 
 def full_value(shape: Any) -> Any:
-    """Return a value with every member set, each the first that fits."""
+    """Return a value with every member set; a string is the first enum value, or the first fitting one of `TEXTS`."""
     if shape.type_name == "structure":
         return {name: full_value(member) for name, member in shape.members.items()}
     if shape.type_name == "list":

@@ -1,4 +1,4 @@
-"""A stop as programs feel it: one SIGTERM for each rank, on all hosts at once, with a notice, under every launcher."""
+"""Stopped jobs under every launcher: each rank gets one SIGTERM, on all hosts at once, with a stop notice."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _LINE = re.compile(r"(READY|SIGNAL|DONE) (\{.*\})")
 
 
 def said(aws, name):
-    """Return the ranks' reports by their word: READY, SIGNAL, DONE."""
+    """Return the ranks' reports in the log by kind: READY, SIGNAL, DONE."""
     found = {"READY": [], "SIGNAL": [], "DONE": []}
     for line in log_of(aws, name):
         for word, facts in _LINE.findall(line):

@@ -1,7 +1,7 @@
-"""SDK v3 sends the meaning of the listings by ModelTrainer, which has other classes for it.
+"""Starts the listings' jobs through ModelTrainer of SDK v3, and writes their outcomes to a file.
 
-python trainer_client.py FOLDER TOLD.json: FOLDER has the programs. The estimators that the listings import are tried
-first; v3 has none of them.
+python trainer_client.py FOLDER TOLD.json: FOLDER has the programs. The client first tries to import the listings'
+estimators, which v3 lacks.
 """
 
 import importlib
@@ -20,7 +20,7 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 WAIT_S = 300
 ESTIMATORS = ("sagemaker.pytorch", "sagemaker.estimator", "sagemaker.horovod", "sagemaker.debugger")
 P4D = "ml.p4d.24xlarge"
-# Two processes, for the listings' eight: the SDK's own driver starts as many as it is told.
+# Two processes instead of the listings' eight; the SDK's own driver starts the requested number.
 FORMS = {
     "smddp": {"program": "smddp_program.py", "distributed": Torchrun(process_count_per_node=2)},
     "mpi": {"program": "mpi_program.py", "distributed": MPI(process_count_per_node=2)},
@@ -87,7 +87,7 @@ def main(folder, told_file):
     for name, job in jobs.items():
         told[name] = described(job)
         if name == "warm_pool":
-            config = {"KeepAlivePeriodInSeconds": 0}  # the host is needed by others
+            config = {"KeepAlivePeriodInSeconds": 0}  # frees the host for other jobs
             boto3.client("sagemaker").update_training_job(TrainingJobName=job, ResourceConfig=config)
     with open(told_file, "w") as file:
         json.dump(told, file)

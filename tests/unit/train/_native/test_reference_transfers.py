@@ -1,4 +1,4 @@
-"""Which message meets which receive: by peer and tag, in order, and of equal size."""
+"""Matching of messages and receives: by peer and tag, in order, with equal sizes."""
 
 import ctypes
 
@@ -25,7 +25,7 @@ def test_messages_meet_receives_of_their_peer_and_tag_in_order():
     assert (first.raw, second.raw, other.raw) == (b"ab", b"cd", b"\0\0")
 
 
-def test_early_messages_wait_and_any_rank_takes_the_first():
+def test_early_messages_wait_and_a_receive_from_any_rank_takes_the_first():
     book, memory = TransferBook(), memory_of()
     book.arrive(Arrival(4, 7, 1, b"ab"))
     book.arrive(Arrival(5, 7, 2, b"cd"))
@@ -34,7 +34,7 @@ def test_early_messages_wait_and_any_rank_takes_the_first():
     assert book.receive(call(2, 5, 7, memory)).arrival.payload == b"cd"
 
 
-def test_a_message_of_another_size_is_named_and_not_copied():
+def test_a_message_of_another_size_is_reported_and_not_copied():
     book, memory = TransferBook(), memory_of(3)
     book.arrive(Arrival(4, 7, 1, b"ab"))
     match = book.receive(call(1, 4, 7, memory))
@@ -42,7 +42,7 @@ def test_a_message_of_another_size_is_named_and_not_copied():
     assert memory.raw == bytes(3)
 
 
-def test_what_is_overdue_is_named_with_its_peer():
+def test_overdue_transfers_are_reported_with_their_peers():
     book = TransferBook()
     assert book.next_deadline_s() is None
     book.receive(call(1, 4, 7, memory_of(), deadline_s=5.0))

@@ -1,4 +1,4 @@
-"""Numbers of an optimizer's parameters, as scripts with masters of their own use them."""
+"""Numbers of an optimizer's parameters, for scripts that keep float32 masters of parameters."""
 
 from pathlib import Path
 

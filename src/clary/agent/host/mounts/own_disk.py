@@ -50,7 +50,7 @@ class _Mounts:
     """The owner of the mount namespace that this process is in."""
 
     owner_pid: int | None = None  # the process that made the namespace; its children share it
-    why_shared: str = "nobody made one"
+    why_shared: str = "the agent has not made one"
 
 
 _mounts = _Mounts()
@@ -88,9 +88,9 @@ class OwnDisk:
             )
         if _mounts.owner_pid != os.getpid():
             raise AgentError(
-                f"{self._folder.parent.name}: a disk of its own takes a mount namespace of the agent's own, else it "
-                f"would be mounted for the whole machine; {_mounts.why_shared}. Disks of hosts' own take a service "
-                "that runs as root and may mount"
+                f"{self._folder.parent.name}: a disk of its own needs a mount namespace of the agent's own, else it "
+                f"would be mounted for the whole machine; {_mounts.why_shared}. Such disks need a service that runs "
+                "as root and may mount"
             )
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

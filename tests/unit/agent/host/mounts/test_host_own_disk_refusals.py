@@ -22,7 +22,7 @@ def disk(tmp_path: Path, monkeypatch) -> OwnDisk:
 
 @pytest.fixture
 def mounted(monkeypatch) -> list[str]:
-    """Let nothing be mounted; return the list of targets that would have been."""
+    """Replace `kernel.mount` by a function that records its targets; return their list."""
     found: list[str] = []
     monkeypatch.setattr(kernel, "mount", lambda source, target, **_: found.append(target))
     monkeypatch.setattr(kernel, "unmount", lambda target, **_: None)
@@ -30,14 +30,14 @@ def mounted(monkeypatch) -> list[str]:
 
 
 def test_nothing_is_mounted_where_the_machine_would_see_it(disk: OwnDisk, mounted: list[str], tmp_path: Path) -> None:
-    with pytest.raises(AgentError, match=r"algo-1: a disk of its own takes a mount namespace.*nobody made one"):
+    with pytest.raises(AgentError, match=r"algo-1: a disk of its own needs a mount namespace.*the agent has not made one"):
         disk.mount(available_bytes=None)
     assert mounted == []
     assert not (tmp_path / "algo-1").exists()
 
 
 @pytest.mark.parametrize("failing", ["unshare", "mount"])
-def test_an_agent_that_may_not_mount_goes_on_and_says_so_when_the_disk_is_wanted(
+def test_a_refused_mount_namespace_is_reported_only_when_a_disk_is_mounted(
     disk: OwnDisk, mounted: list[str], monkeypatch, failing: str
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -51,7 +51,7 @@ def test_an_agent_that_may_not_mount_goes_on_and_says_so_when_the_disk_is_wanted
     assert mounted == []
 
 
-def test_what_another_process_made_its_own_is_not_taken_for_this_ones(
+def test_a_mount_namespace_of_another_process_does_not_count(
     disk: OwnDisk, mounted: list[str], monkeypatch
 ) -> None:
     monkeypatch.setattr(kernel, "unshare", lambda flags: None)
