@@ -30,7 +30,7 @@ def mounted(monkeypatch) -> list[str]:
 
 
 def test_nothing_is_mounted_where_the_machine_would_see_it(disk: OwnDisk, mounted: list[str], tmp_path: Path) -> None:
-    with pytest.raises(AgentError, match=r"algo-1: a disk of its own needs a mount namespace.*the agent has not made one"):
+    with pytest.raises(AgentError, match=r"algo-1: a disk of its own needs a mount namespace.*agent has not made one"):
         disk.mount(available_bytes=None)
     assert mounted == []
     assert not (tmp_path / "algo-1").exists()
@@ -51,9 +51,7 @@ def test_a_refused_mount_namespace_is_reported_only_when_a_disk_is_mounted(
     assert mounted == []
 
 
-def test_a_mount_namespace_of_another_process_does_not_count(
-    disk: OwnDisk, mounted: list[str], monkeypatch
-) -> None:
+def test_a_mount_namespace_of_another_process_does_not_count(disk: OwnDisk, mounted: list[str], monkeypatch) -> None:
     monkeypatch.setattr(kernel, "unshare", lambda flags: None)
     own_disk.enter_own_mounts()
     assert mounted == ["/"]
