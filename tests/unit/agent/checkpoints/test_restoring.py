@@ -263,7 +263,7 @@ def test_a_broken_host_outside_the_job_is_left_out_with_a_warning(store, tmp_pat
     outcome = restored(store, tmp_path / "in")
     assert content_of(tmp_path / "in") == {"a": "one", "by-hand": "x"}, "half of a set of another host is not restored"
     assert len(outcome.warnings) == 1
-    assert "no set of algo-2 is whole; it is no host of this job" in outcome.warnings[0]
+    assert "no set of algo-2 is whole; algo-2 is no host of this job" in outcome.warnings[0]
     assert "set 1: 'c' is missing" in outcome.warnings[0]
     with pytest.raises(AgentError, match="No set of checkpoints of algo-2"):
         MirroredFolder(tmp_path, store, hosts=HOSTS)

@@ -282,7 +282,7 @@ def test_giving_up_breaks_off_a_step_that_waits_for_the_object_store(steps_of, m
     thread.join(10)
     assert errors
     assert time.monotonic() - started_s < 3.0
-    with pytest.raises(ClaryError, match="given up"):
+    with pytest.raises(ClaryError, match="broken off"):
         steps.fetch_channel("train")
 
 
