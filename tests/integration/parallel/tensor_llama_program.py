@@ -103,7 +103,7 @@ def forward_hook(
 
 
 def return_hook(output):
-    """Return what a layer of transformers does: its hidden states, in 4.46 in a tuple."""
+    """Return hidden states as a layer of transformers does: in 4.46 in a tuple."""
     return output[0] if TRANSFORMERS_MAJOR >= 5 else (output[0],)
 
 
