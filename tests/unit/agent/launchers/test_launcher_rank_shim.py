@@ -229,6 +229,7 @@ def test_failed_rank_of_mpi_ends_its_world(folder: Path) -> None:
         "clary_imports",
         "clary_jax",
         "clary_numpy",
+        "clary_keras",
         "clary_torchrun",
         "clary_mpi",
         "clary_parameter_server",

@@ -90,8 +90,8 @@ def _take_rank_of_mpirun() -> None:
 
 
 def _prepare_libraries() -> None:
-    """Have jax told which process this is, and NumPy answer for its older names, if the program imports them."""
-    for name in ("clary_jax", "clary_numpy"):
+    """Have jax told which process this is, NumPy answer for older names, and Keras be the image's, when imported."""
+    for name in ("clary_jax", "clary_numpy", "clary_keras"):
         try:
             importlib.import_module(name).install()  # beside this file, whose folder is on the path
         except ImportError:
