@@ -14,9 +14,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 
 def when_imported(name: str, act: Callable[[types.ModuleType], object]) -> None:
-    """Have `act` called with a module when it is imported, or at once where it is there already.
+    """Call `act` with a module when it is imported, or at once if it is loaded.
 
-    Harmless when repeated: the first function for a module that is not there yet is kept.
+    A second call for a module that is not loaded yet does nothing.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -26,7 +26,7 @@ def when_imported(name: str, act: Callable[[types.ModuleType], object]) -> None:
 
 
 class ImportFinder(MetaPathFinder):
-    """Sees one module being imported, once, and leaves everything else to others."""
+    """Intercepts the import of one module, once, and leaves other modules to other finders."""
 
     def __init__(self, name: str, act: Callable[[types.ModuleType], object]) -> None:
         self.awaits = name
@@ -49,7 +49,7 @@ class ImportFinder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads as another does, puts that one in its place again, and calls the function."""
+    """Loads by another loader, puts that loader back in its place, and calls the function."""
 
     def __init__(self, loader: Loader, act: Callable[[types.ModuleType], object]) -> None:
         self._loader = loader

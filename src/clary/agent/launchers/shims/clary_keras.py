@@ -24,7 +24,7 @@ _TOLD = "CLARY_TOLD_KERAS_2"  # one process of a program prints the message
 
 
 def install() -> None:
-    """Have `keras` be Keras 2 where the service asks for it. Harmless when repeated."""
+    """Make `keras` Keras 2 if the service asks for it; a second call does nothing."""
     is_there = any(type(one).__name__ == KerasFinder.__name__ for one in sys.meta_path)
     if os.environ.get(VARIABLE) and not is_there:
         sys.meta_path.insert(0, KerasFinder())

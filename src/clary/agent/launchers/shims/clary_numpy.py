@@ -1,8 +1,8 @@
 """Answers for names that NumPy has no more, which scripts for AWS's older images use: `numpy.int`, `numpy.Inf`.
 
-Where: `clary_rank` calls `install` before it runs a program. NumPy is asked first, so names that it has mean what they
-mean there. A name of `_MEANINGS` that it refuses gets what it stood for, and one process of a program says so.
-Other names stay refused, in NumPy's own words: they had no successor of the same meaning.
+Where: `clary_rank` calls `install` before it runs a program. NumPy is asked first, so a name that it has keeps NumPy's
+meaning. A name that it refuses gets its old meaning from `_MEANINGS` or `_SUCCESSORS`, and one process of a program
+says so. Other names fail with NumPy's own message, since nothing has the same meaning today.
 It runs in the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
 Source: release notes of NumPy 1.20 (aliases of Python's types), 1.24 (their end), 2.0 and 2.4 (the other names).
 """
@@ -16,7 +16,7 @@ import types
 from typing import Any
 
 _TOLD = "CLARY_TOLD_NUMPY"  # one process of a program prints the message
-# What a name stood for: a type of Python, a number, or the name that NumPy has for it today.
+# Types of Python and numbers that names stood for. Below them: names, and the names that NumPy has for the same today.
 _MEANINGS: dict[str, Any] = {
     "bool": bool,
     "int": int,
@@ -48,15 +48,15 @@ _SUCCESSORS = {
 
 
 def install() -> None:
-    """Have NumPy answer when it is imported, or at once where it is there already. Harmless when repeated."""
+    """Register our answers when NumPy is imported, or at once if it is loaded; a second call does nothing."""
     importlib.import_module("clary_imports").when_imported("numpy", register)  # beside this file
 
 
 def register(numpy: types.ModuleType) -> None:
-    """Have a module NumPy answer for names of older versions. Harmless when repeated.
+    """Make the module answer for names of older versions; a second call does nothing.
 
     Args:
-        numpy: the module. One that has no function for missing names, as before 1.20, stays as it is.
+        numpy: the module. A version before 1.20 has no function for missing names, and stays as it is.
     """
     ask = vars(numpy).get("__getattr__")
     if ask is None or getattr(ask, "is_clary", False):

@@ -90,7 +90,7 @@ def _take_rank_of_mpirun() -> None:
 
 
 def _prepare_libraries() -> None:
-    """Have jax told which process this is, NumPy answer for older names, and Keras be the image's, when imported."""
+    """Prepare jax, NumPy and Keras for the program, which may import them."""
     for name in ("clary_jax", "clary_numpy", "clary_keras"):
         try:
             importlib.import_module(name).install()  # beside this file, whose folder is on the path
