@@ -43,6 +43,17 @@ def mnist_gz(folder: Path) -> None:
         (folder / f"{name}.gz").write_bytes(gzip.compress(content))
 
 
+def linear(folder: Path) -> None:
+    """Write points and their values of a linear function, as text, to train on and to evaluate on."""
+    drawn = random.Random(SEED)
+    for part in ("train", "eval"):
+        points = [(drawn.random(), drawn.random()) for _ in range(NUM_LINES)]
+        lines = [f"{first:.6f} {second:.6f}\n" for first, second in points]
+        (folder / f"{part}_data.txt").write_text("".join(lines), encoding="utf-8")
+        labels = "".join(f"{first + 2 * second:.6f}\n" for first, second in points)
+        (folder / f"{part}_label.txt").write_text(labels, encoding="utf-8")
+
+
 def mnist_folders(folder: Path) -> None:
     """Write MNIST as scripts for MXNet read it: images.gz and labels.gz in train and test."""
     for name, content in _idx(NUM_MANY).items():
@@ -220,6 +231,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "mnist_train_gz": mnist_train_gz,
     "mnist_test_gz": mnist_test_gz,
     "mnist_zip": mnist_zip,
+    "linear": linear,
     "mnist_npy": mnist_npy,
     "mnist_data": mnist_data,
     "keras_mnist": keras_mnist,

@@ -11,6 +11,7 @@ import logging
 import smdistributed.modelparallel.torch as smp
 import torch
 import torch.distributed as dist
+import transformers
 from smp_core_program import start
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -20,6 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from clary.train.parallel.tensor.registry import unregister
 
 WORDS, N, S, NUM_STEPS = 50, 4, 8, 4
+TRANSFORMERS_MAJOR = int(transformers.__version__.partition(".")[0])
 CONFIG = LlamaConfig(
     vocab_size=WORDS,
     hidden_size=32,
@@ -101,7 +103,8 @@ def forward_hook(
 
 
 def return_hook(output):
-    return output[0]
+    """Return hidden states as a layer of transformers does: in 4.46 in a tuple."""
+    return output[0] if TRANSFORMERS_MAJOR >= 5 else (output[0],)
 
 
 OWN = (DistributedLlamaLayer, init_hook, forward_hook, return_hook)

@@ -1,5 +1,5 @@
 """transformers' models cut over tensor ranks against themselves in one piece, in environments that have
-transformers: the newest, and one of the time of SMP v1."""
+transformers: the newest, one of the time of SMP v1, and one between them."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import pytest
 import torch_ranks
 from torch_ranks import assert_passed, names
 
-from needs import python_of
+from needs import python_of, require
 
 PROGRAM = Path(__file__).with_name("tensor_huggingface_program.py")
 PYTHON = python_of("hf")
-OLDER_PYTHON = python_of("trainer")
+OLDER = {"trainer": "4.28", "transformers-4.46": "4.46"}  # environments, and their versions of transformers
 OF_ALL_VERSIONS = [
     "test_gpt2",
     "test_gpt2_with_scores_scaled_by_layer",
@@ -42,10 +42,11 @@ def test_tensor_huggingface(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo", CLARY_TEST_TRANSFORMERS="newest")
 
 
-@pytest.mark.needs("trainer")
 @pytest.mark.timeout(200)
+@pytest.mark.parametrize("environment", OLDER)
 @pytest.mark.parametrize("name", OF_ALL_VERSIONS)
-@pytest.mark.long(20)
-def test_tensor_huggingface_of_the_time_of_smp_v1(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", OLDER_PYTHON)
-    assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo", CLARY_TEST_TRANSFORMERS="4.28")
+@pytest.mark.long(60)
+def test_tensor_huggingface_of_older_versions(name: str, environment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    require(environment)
+    monkeypatch.setattr(torch_ranks, "TRAIN_PYTHON", python_of(environment))
+    assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo", CLARY_TEST_TRANSFORMERS=OLDER[environment])

@@ -6,18 +6,18 @@ import pytest
 from smp_variables import VARIABLES
 from torch_ranks import assert_passed, names
 
-from needs import python_of
+from needs import python_of, require
 
 PROGRAM = Path(__file__).with_name("tensor_llama_program.py")
-PYTHON = python_of("hf")
-
-pytestmark = pytest.mark.needs("hf")
+ENVIRONMENTS = {"hf": "5.24", "transformers-4.46": "4.46"}  # versions of transformers
 
 
-@pytest.mark.long(30)
+@pytest.mark.long(60)
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("tensor-llama")
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
 @pytest.mark.parametrize("name", names(PROGRAM))
-def test_layers_are_those_that_the_program_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_ranks.TRAIN_PYTHON", PYTHON)
-    assert_passed(PROGRAM, name, 2, **VARIABLES)
+def test_layers_are_those_that_the_program_names(name: str, environment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    require(environment)
+    monkeypatch.setattr("torch_ranks.TRAIN_PYTHON", python_of(environment))
+    assert_passed(PROGRAM, name, 2, CLARY_TEST_TRANSFORMERS=ENVIRONMENTS[environment], **VARIABLES)

@@ -139,8 +139,8 @@ def differences(wanted: Wanted, modules: Mapping[str, str]) -> Sequence[str]:
 def variables_like(wanted: Wanted, modules: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
     """Return the variables that make an environment more like an image, and a sentence on the change or its lack.
 
-    TensorFlow's images before 2.16 have Keras 2, later versions of TensorFlow Keras 3 under the same name `tf.keras`,
-    unless TF_USE_LEGACY_KERAS is set and the package tf_keras is there.
+    TensorFlow's images before 2.16 have Keras 2. Later versions of TensorFlow have Keras 3 under the same names
+    `tf.keras` and `keras`, unless TF_USE_LEGACY_KERAS is set and the package tf_keras is there.
 
     Args:
         wanted: the image's modules and versions.
@@ -151,7 +151,8 @@ def variables_like(wanted: Wanted, modules: Mapping[str, str]) -> tuple[Mapping[
         return {}, ""
     if _LEGACY_KERAS not in modules:
         return {}, "tf.keras is Keras 3 instead of the image's Keras 2, because the package tf_keras is not installed"
-    return {"TF_USE_LEGACY_KERAS": "1"}, "tf.keras is Keras 2 as in the image (TF_USE_LEGACY_KERAS=1)"
+    variables = {"TF_USE_LEGACY_KERAS": "1", "CLARY_KERAS_2": "1"}  # the second for `import keras`: clary_keras.py
+    return variables, "tf.keras and keras are Keras 2 as in the image (TF_USE_LEGACY_KERAS=1, CLARY_KERAS_2=1)"
 
 
 def _is_before(version: str, first: tuple[int, int]) -> bool:

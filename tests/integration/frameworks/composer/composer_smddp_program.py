@@ -1,4 +1,7 @@
-"""A rank of Composer's Trainer over smddp; with `--plain yes` one process on the batches of all."""
+"""A rank of Composer's Trainer over smddp; with `--plain yes` one process on the batches of all.
+
+With `--fsdp yes`, and FSDP_VERSION=2 in the environment, ranks share the model's parameters.
+"""
 
 import argparse
 import json
@@ -16,6 +19,7 @@ NUM_SAMPLES, NUM_EPOCHS, WIDTH, NUM_CLASSES = 8, 6, 16, 3  # an epoch is one ste
 parser = argparse.ArgumentParser()
 parser.add_argument("--plain", default="no")
 parser.add_argument("--load", default="")  # name of a file in the checkpoint folder
+parser.add_argument("--fsdp", default="no")
 options = parser.parse_args()
 folder = Path(os.environ.get("RESULT_FOLDER") or os.environ["SM_MODEL_DIR"])
 checkpoints = Path(os.environ.get("CHECKPOINT_FOLDER", "/opt/ml/checkpoints"))
@@ -68,6 +72,7 @@ trainer = Trainer(
     optimizers=torch.optim.Adam(net.parameters(), lr=1e-2, eps=1e-3),
     max_duration=f"{NUM_EPOCHS}ep",
     device=device,
+    parallelism_config={"fsdp": {}} if options.fsdp == "yes" else None,
     callbacks=[kept],
     progress_bar=False,
     save_folder=str(checkpoints),
@@ -76,6 +81,7 @@ trainer = Trainer(
     load_path=str(checkpoints / options.load) if options.load else None,
 )
 trainer.fit()
+whole = [getattr(parameter, "full_tensor", lambda own=parameter: own)() for parameter in net.parameters()]
 found = {
     "rank": dist.get_global_rank(),
     "node": dist.get_node_rank(),
@@ -83,7 +89,8 @@ found = {
     "backend": torch.distributed.get_backend(),
     "model": type(trainer.state.model).__name__,
     "losses": kept.losses,
-    "checksum": float(sum(parameter.detach().double().abs().sum() for parameter in net.parameters())),
+    "num_values": sum(getattr(parameter, "_local_tensor", parameter).numel() for parameter in net.parameters()),
+    "checksum": float(sum(parameter.detach().double().abs().sum() for parameter in whole)),
 }
 (folder / f"rank-{found['rank']}.json").write_text(json.dumps(found))
 trainer.close()

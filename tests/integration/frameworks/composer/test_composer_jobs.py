@@ -1,4 +1,4 @@
-"""Composer's Trainer over smddp, its ranks started by torch_distributed on two hosts, and its checkpoints.
+"""Composer's Trainer over smddp, its ranks started by torch_distributed on two hosts, its checkpoints, and its FSDP.
 
 Shown against one process that trains on the same batches.
 """
@@ -12,7 +12,7 @@ NUM_RANKS = 4
 DISTRIBUTION = {"sagemaker_torch_distributed_enabled": "true"}
 
 pytestmark = [
-    pytest.mark.long(90),
+    pytest.mark.long(180),
     pytest.mark.timeout(500),
     pytest.mark.xdist_group("composer-jobs"),
     pytest.mark.needs("composer"),
@@ -45,3 +45,33 @@ def test_two_hosts_train_as_one_process_does_and_resume_from_a_checkpoint(tmp_pa
         assert facts["losses"] == pytest.approx(alone["losses"][3:], rel=1e-5)
         assert facts["checksum"] == found[0]["checksum"]
     assert alone["losses"][-1] < 0.6 * alone["losses"][0]
+
+
+def test_two_hosts_share_a_models_parameters_and_resume_from_their_shards(tmp_path):
+    """FSDP 2; Composer's FSDP 1 asks CUDA for the device of a process."""
+    (alone,) = run_ranks(
+        "composer",
+        PROGRAM,
+        "--plain=yes",
+        num_ranks=1,
+        folder=tmp_path / "alone",
+        CHECKPOINT_FOLDER=str(tmp_path / "checkpoints"),
+    )
+    with library_service(tmp_path / "home", "composer") as service:
+        aws = Clients(service)
+        more = {
+            "CheckpointConfig": {"S3Uri": f"s3://clary/{unique('composer')}/"},
+            "Environment": {"FSDP_VERSION": "2"},
+        }
+        given = {**DISTRIBUTION, "fsdp": "yes"}
+        found = facts_of(aws, request_of(aws, "composer", PROGRAM, given, **more), num_ranks=NUM_RANKS)
+        given = {**given, "load": "ep3-ba3"}
+        resumed = facts_of(aws, request_of(aws, "composer", PROGRAM, given, **more), num_ranks=NUM_RANKS)
+    assert sum(facts["num_values"] for facts in found) == alone["num_values"]
+    for facts in found:
+        assert facts["backend"] == "smddp"
+        assert facts["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    for facts in resumed:
+        assert facts["losses"] == pytest.approx(alone["losses"][3:], rel=1e-5)
+    for facts in (*found, *resumed):
+        assert facts["checksum"] == pytest.approx(alone["checksum"], rel=1e-6)

@@ -222,7 +222,19 @@ def test_failed_rank_of_mpi_ends_its_world(folder: Path) -> None:
     assert run(folder, "import mpi4py.MPI, torch\n").stdout == "finalized\n"
 
 
-@pytest.mark.parametrize("name", ["clary_rank", "clary_jax", "clary_torchrun", "clary_mpi", "clary_parameter_server"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "clary_rank",
+        "clary_imports",
+        "clary_jax",
+        "clary_numpy",
+        "clary_keras",
+        "clary_torchrun",
+        "clary_mpi",
+        "clary_parameter_server",
+    ],
+)
 def test_shims_are_python_3_8_and_import_the_standard_library_alone(name: str) -> None:
     tree = ast.parse(Path(SHIMS_FOLDER, f"{name}.py").read_text(), feature_version=(3, 8))
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

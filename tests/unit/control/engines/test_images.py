@@ -251,8 +251,8 @@ IMAGE = ECR + "tensorflow-training:{}-cpu-py310"
         (
             "2.12.0",
             {"tensorflow": "2.21.0", "tf_keras": "2.21.0"},
-            {"TF_USE_LEGACY_KERAS": "1"},
-            "is Keras 2 as in the",
+            {"TF_USE_LEGACY_KERAS": "1", "CLARY_KERAS_2": "1"},
+            "are Keras 2 as in the",
         ),
         ("2.12.0", {"tensorflow": "2.21.0"}, {}, "tf_keras is not installed"),
         ("2.12.0", {"tensorflow": "2.15.1", "tf_keras": "2.15.0"}, {}, ""),
@@ -260,8 +260,8 @@ IMAGE = ECR + "tensorflow-training:{}-cpu-py310"
         (
             "1.15.5",
             {"tensorflow": "2.21.0", "tf_keras": "2.21.0"},
-            {"TF_USE_LEGACY_KERAS": "1"},
-            "is Keras 2 as in the",
+            {"TF_USE_LEGACY_KERAS": "1", "CLARY_KERAS_2": "1"},
+            "are Keras 2 as in the",
         ),
     ],
 )

@@ -15,12 +15,11 @@ of a list.
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import sys
 import types
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 _MODULE = "jax._src.clusters"
@@ -43,47 +42,7 @@ _LOCAL_NUMBERS = (
 
 def install() -> None:
     """Register our class when jax is imported, or at once if it is loaded; a second call does nothing."""
-    module = sys.modules.get(_MODULE)
-    if module is not None:
-        register(module)
-    elif not any(type(finder).__name__ == JaxFinder.__name__ for finder in sys.meta_path):
-        sys.meta_path.insert(0, JaxFinder())
-
-
-class JaxFinder(MetaPathFinder):
-    """Intercepts the import of jax's clusters, once, and leaves other modules to other finders."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return jax's own spec, with a loader that registers our class afterwards; None for any other name.
-
-        Args: as `MetaPathFinder.find_spec`.
-        """
-        if fullname != _MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
-
-
-class _Loader(Loader):
-    """Loads by another loader, puts that loader back in its place, and registers the class."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        register(module)
+    importlib.import_module("clary_imports").when_imported(_MODULE, register)  # beside this file
 
 
 def register(clusters: types.ModuleType) -> None:

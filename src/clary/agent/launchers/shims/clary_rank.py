@@ -62,7 +62,7 @@ def main() -> None:
         sys.exit("usage: clary_rank.py SCRIPT ARGUMENTS... or clary_rank.py -m MODULE ARGUMENTS...")
     code, is_interrupted = 0, False
     _take_rank_of_mpirun()
-    _prepare_jax()
+    _prepare_libraries()
     try:
         if is_module:
             _run_module(arguments[1], arguments[2:])
@@ -89,12 +89,13 @@ def _take_rank_of_mpirun() -> None:
         os.environ.setdefault(name, str(value))
 
 
-def _prepare_jax() -> None:
-    """Give jax the number of this process, if the program imports jax."""
-    try:
-        importlib.import_module("clary_jax").install()  # it lies beside this file, whose folder is on the path
-    except ImportError:
-        return  # a copy of this file alone; jax then needs its arguments
+def _prepare_libraries() -> None:
+    """Prepare jax, NumPy and Keras for the program, which may import them."""
+    for name in ("clary_jax", "clary_numpy", "clary_keras"):
+        try:
+            importlib.import_module(name).install()  # beside this file, whose folder is on the path
+        except ImportError:
+            continue  # a copy of this file alone; jax then needs its arguments
 
 
 def _would_wait_for_peers() -> bool:

@@ -1,0 +1,66 @@
+"""Calls a function as soon as a program has imported a module.
+
+Where: `clary_jax` and `clary_numpy`, which `clary_rank` calls before it runs a program.
+It runs in the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+
+
+def when_imported(name: str, act: Callable[[types.ModuleType], object]) -> None:
+    """Call `act` with a module when it is imported, or at once if it is loaded.
+
+    A second call for a module that is not loaded yet does nothing.
+    """
+    module = sys.modules.get(name)
+    if module is not None:
+        act(module)
+    elif not any(getattr(finder, "awaits", None) == name for finder in sys.meta_path):
+        sys.meta_path.insert(0, ImportFinder(name, act))
+
+
+class ImportFinder(MetaPathFinder):
+    """Intercepts the import of one module, once, and leaves other modules to other finders."""
+
+    def __init__(self, name: str, act: Callable[[types.ModuleType], object]) -> None:
+        self.awaits = name
+        self._act = act
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the module's own spec, with a loader that calls the function afterwards; None for any other name.
+
+        Args: as `MetaPathFinder.find_spec`.
+        """
+        if fullname != self.awaits:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._act)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads by another loader, puts that loader back in its place, and calls the function."""
+
+    def __init__(self, loader: Loader, act: Callable[[types.ModuleType], object]) -> None:
+        self._loader = loader
+        self._act = act
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._act(module)

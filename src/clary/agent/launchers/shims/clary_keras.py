@@ -1,0 +1,78 @@
+"""Gives a program Keras 2 for `import keras`, where `tf.keras` is Keras 2 because its image had that.
+
+Where: `clary_rank` calls `install` before it runs a program; the service sets `CLARY_KERAS_2` and TF_USE_LEGACY_KERAS.
+Both names were one library in such images: layers of `keras` went into models of `tf.keras`. Here the package `keras`
+is Keras 3, whose layers those models refuse, and tf_keras is Keras 2. Modules of `keras` are those of tf_keras, the
+same objects. Keras 3 itself cannot be imported by such a program.
+It runs in the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+
+VARIABLE = "CLARY_KERAS_2"
+_LEGACY = "TF_USE_LEGACY_KERAS"  # what TensorFlow asks; a program may have set another value
+_TOLD = "CLARY_TOLD_KERAS_2"  # one process of a program prints the message
+
+
+def install() -> None:
+    """Make `keras` Keras 2 if the service asks for it; a second call does nothing."""
+    is_there = any(type(one).__name__ == KerasFinder.__name__ for one in sys.meta_path)
+    if os.environ.get(VARIABLE) and not is_there:
+        sys.meta_path.insert(0, KerasFinder())
+
+
+class KerasFinder(MetaPathFinder):
+    """Finds modules of `keras` in tf_keras, if that is installed and TF_USE_LEGACY_KERAS is set."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec whose module is that of tf_keras; None for any other name.
+
+        Args: as `MetaPathFinder.find_spec`.
+        """
+        is_keras = fullname.partition(".")[0] == "keras"
+        if not is_keras or os.environ.get(_LEGACY, "").lower() not in ("1", "true"):
+            return None
+        if any(importlib.util.find_spec(name) is None for name in ("tf_keras", f"tf_{fullname}")):
+            return None
+        _tell()
+        return ModuleSpec(fullname, _SameModule(f"tf_{fullname}"), is_package=True)
+
+
+class _SameModule(Loader):
+    """Loads a module by the name that it has in tf_keras, and leaves it as it is."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        module = importlib.import_module(self._name)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__spec__ = self._spec  # the import system has put the other one there
+
+
+def _tell() -> None:
+    """Print once a program that `keras` is Keras 2."""
+    if os.environ.get(_TOLD) or os.environ.get("RANK", "0") != "0":
+        return
+    os.environ[_TOLD] = "1"
+    print(
+        "clary: `import keras` is Keras 2 (tf_keras) here, as in the image. An empty CLARY_KERAS_2 in the request's "
+        "Environment leaves it the installed package",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,93 @@
+"""Answers for names that NumPy has no more, which scripts for AWS's older images use: `numpy.int`, `numpy.Inf`.
+
+Where: `clary_rank` calls `install` before it runs a program. NumPy is asked first, so a name that it has keeps NumPy's
+meaning. A name that it refuses gets its old meaning from `_MEANINGS` or `_SUCCESSORS`, and one process of a program
+says so. Other names fail with NumPy's own message, since nothing has the same meaning today.
+It runs in the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
+Source: release notes of NumPy 1.20 (aliases of Python's types), 1.24 (their end), 2.0 and 2.4 (the other names).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import types
+from typing import Any
+
+_TOLD = "CLARY_TOLD_NUMPY"  # one process of a program prints the message
+# Types of Python and numbers that names stood for. Below them: names, and the names that NumPy has for the same today.
+_MEANINGS: dict[str, Any] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "object": object,
+    "str": str,
+    "Inf": float("inf"),
+    "Infinity": float("inf"),
+    "infty": float("inf"),
+    "PINF": float("inf"),
+    "NINF": float("-inf"),
+    "NaN": float("nan"),
+}
+_SUCCESSORS = {
+    "float_": "float64",
+    "complex_": "complex128",
+    "string_": "bytes_",
+    "unicode_": "str_",
+    "product": "prod",
+    "cumproduct": "cumprod",
+    "alltrue": "all",
+    "sometrue": "any",
+    "round_": "round",
+    "row_stack": "vstack",
+    "trapz": "trapezoid",
+    "mat": "asmatrix",
+}
+
+
+def install() -> None:
+    """Register our answers when NumPy is imported, or at once if it is loaded; a second call does nothing."""
+    importlib.import_module("clary_imports").when_imported("numpy", register)  # beside this file
+
+
+def register(numpy: types.ModuleType) -> None:
+    """Make the module answer for names of older versions; a second call does nothing.
+
+    Args:
+        numpy: the module. A version before 1.20 has no function for missing names, and stays as it is.
+    """
+    ask = vars(numpy).get("__getattr__")
+    if ask is None or getattr(ask, "is_clary", False):
+        return
+
+    def answer(name: str) -> Any:
+        try:
+            return ask(name)
+        except AttributeError:
+            successor = _SUCCESSORS.get(name)
+            if name in _MEANINGS:
+                meaning, words = _MEANINGS[name], repr(_MEANINGS[name])
+            elif successor is not None and hasattr(numpy, successor):
+                meaning, words = getattr(numpy, successor), f"numpy.{successor}"
+            else:
+                raise
+        _tell(name, words, str(getattr(numpy, "__version__", "")))
+        return meaning
+
+    answer.is_clary = True  # type: ignore[attr-defined]
+    vars(numpy)["__getattr__"] = answer
+
+
+def _tell(name: str, words: str, version: str) -> None:
+    """Print once a program that it gets a name that its NumPy does not have."""
+    if os.environ.get(_TOLD) or os.environ.get("RANK", "0") != "0":
+        return
+    os.environ[_TOLD] = "1"
+    print(
+        f"clary: NumPy {version} has no numpy.{name}; this program gets {words} for it, and what other names of older "
+        f"versions stood for. In an image with this NumPy its use fails",
+        file=sys.stderr,
+        flush=True,
+    )
