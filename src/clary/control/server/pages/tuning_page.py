@@ -28,6 +28,7 @@ from typing import Any
 
 from clary.base.errors import WireError
 from clary.base.plain import to_plain
+from clary.contract.statuses import TrainingJobStatus
 from clary.control.jobs.job_state import job_state
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.services.call import Services
@@ -126,7 +127,8 @@ class TuningPages:
             "continues": trial.continues,
             "started_at": to_plain(started_at if outcome is None else outcome.training_started_at),
             "ended_at": to_plain(None if outcome is None else outcome.training_ended_at),
-            "stop_reason": trial.stop_reason,
+            # A training job that completed before the stop reached it was not ended early.
+            "stop_reason": "" if status is TrainingJobStatus.COMPLETED else trial.stop_reason,
             "failure_reason": "" if outcome is None else outcome.failure_reason,
             "curve": few(outcome.curve, MAX_VALUES)
             if outcome is not None

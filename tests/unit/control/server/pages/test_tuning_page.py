@@ -79,6 +79,12 @@ async def test_one_shows_its_trials_the_best_so_far_and_what_matters(store):
     assert (found["seed"], found["end_reason"]) == (7, "all training jobs have ended")
 
 
+async def test_a_trial_that_completed_before_its_stop_was_not_ended_early(store):
+    await add(store, tuning_job(), [trial(1, stop_reason="early stopping: too slow")])
+    (found,) = (await page(pages(store)))["trials"]
+    assert (found["status"], found["stop_reason"]) == ("Completed", "")
+
+
 async def test_a_trial_that_runs_has_its_jobs_state_and_the_values_that_it_has_told(store):
     trials = [trial(1), trial(2, outcome=None), trial(3, outcome=None)]
     await add(store, tuning_job(**RUNS), trials)
