@@ -203,7 +203,7 @@ return {}
     copy = library_of(prepared) / "alpha.py"
     assert (copy.read_text(), lab.module.read_text()) == ("V = 666", "V = 1\n")
     assert copy.stat().st_nlink == 1
-    assert "a full copy, because no layer" in prepared.notes[-1]
+    assert "a full copy, because an overlay cannot" in prepared.notes[-1]
 
 
 def test_what_a_build_leaves_has_no_rights_and_leads_nowhere(lab: Lab) -> None:
