@@ -115,4 +115,4 @@ async def test_jobs_whose_end_cannot_be_stored_run_on_and_the_others_end(caplog)
     hub = FakeHub()
     await _end_jobs(hub, FakeReconciler())
     assert hub.names == ["stuck"]
-    assert "job stuck could not be told to stop and runs on" in caplog.text
+    assert "job stuck could not be stopped and continues to run" in caplog.text
