@@ -1,32 +1,17 @@
-"""A rank waits until the store of rank 0 listens; each test starts ranks as processes."""
+"""A rank waits until the store of rank 0 listens."""
 
-import os
 import socket
-import subprocess
 import sys
+import threading
 import time
 import types
 from datetime import timedelta
 
-import torch.distributed  # noqa: F401 - brings the module that is wrapped
-
-from clary.train.collective.adapters.torch import store_opening
-
-RANK = """
-import os, sys, time
 import torch.distributed as dist
+
 from clary.train.collective.adapters.torch import store_opening
-if {waits}:
-    store_opening.install()
-print("ready", flush=True)
-sys.stdin.readline()
-time.sleep({late_s})
-began = time.monotonic()
-dist.init_process_group("gloo")
-print(time.monotonic() - began, flush=True)
-os._exit(0)
-"""
-LATE_S = 0.08
+
+LATE_S = 0.1
 
 
 def free_port():
@@ -35,40 +20,22 @@ def free_port():
         return one.getsockname()[1]
 
 
-def seconds_of_rank_one(*, waits):
-    """Return how long rank 1 takes to join, where rank 0 opens its store LATE_S later than rank 1 asks for it."""
+def test_the_wait_ends_as_soon_as_the_store_listens():
     port = free_port()
-    ranks = []
-    for rank in range(2):
-        variables = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        script = RANK.format(waits=waits, late_s=0 if rank else LATE_S)
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, "-c", script],
-                env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
-    try:
-        for rank in ranks:
-            assert rank.stdout.readline() == "ready\n"
-        for rank in ranks:
-            rank.stdin.write("\n")
-            rank.stdin.flush()
-        return [float(rank.stdout.readline()) for rank in ranks][1]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait(10)
+    stores = []
 
+    def open_late():
+        time.sleep(LATE_S)
+        stores.append(dist.TCPStore("127.0.0.1", port, 1, is_master=True, wait_for_workers=False))
 
-def test_a_rank_that_asks_early_joins_as_soon_as_the_store_listens():
-    without = min(seconds_of_rank_one(waits=False) for _ in range(2))
-    with_wait = min(seconds_of_rank_one(waits=True) for _ in range(2))
-    assert with_wait < without, f"{with_wait:.3f} s with the wait, {without:.3f} s as torch does it"
-    assert without > 0.4, f"torch tries again after {without:.3f} s now: the wait may be of no use any more"
+    opener = threading.Thread(target=open_late)
+    began_s = time.monotonic()
+    opener.start()
+    assert store_opening.wait_until_open("127.0.0.1", port, limit_s=20)
+    assert time.monotonic() - began_s >= LATE_S
+    opener.join(20)
+    stores[0].set("key", "value")
+    assert stores[0].get("key") == b"value", "a connection that closes at once does the store no harm"
 
 
 def test_the_wait_ends_at_its_limit_and_says_that_nothing_listens():
