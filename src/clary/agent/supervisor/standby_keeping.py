@@ -85,8 +85,8 @@ class StandbyKeeper:
             ready, example = self._ready, self._example
             if ready is None or example is None or example.plan.pool_folder != plan.pool_folder:
                 return None
-            if ready.host.lasts and example.plan.series != plan.series:
-                return None  # that host has stood beside the programs of another series
+            if self._serves_other_series(plan):
+                return None
             self._is_promised = True
             return ready.place
 
@@ -113,7 +113,7 @@ class StandbyKeeper:
             strange: _Ready | None = None
             if ready is not None:
                 self._used_place = ready.place
-            elif self._ready is not None and self._ready.host.lasts:
+            elif self._ready is not None and self._serves_other_series(plan):
                 strange, self._ready = self._ready, None
             self._example = _Example(plan, sandbox, tuple(processes))
         self._remove(strange, None)
@@ -133,7 +133,7 @@ class StandbyKeeper:
             self._is_promised = False
             place, self._used_place = self._used_place, None
             free, self._free = self._free, None
-        if free is not None and place is not None and spoiled is None and self._is_tidied(place, free):
+        if free is not None and place is not None and spoiled is None and self._tidy(place, free):
             with self._lock:
                 is_wanted = self._ready is None and self._num_closings == 0
                 if is_wanted:
@@ -183,7 +183,12 @@ class StandbyKeeper:
         if host is None:
             logger.info("the host serves no other program: %s", why_not)
 
-    def _is_tidied(self, place: Path, host: StandbyHost) -> bool:
+    def _serves_other_series(self, plan: LaunchPlan) -> bool:
+        """Whether the standby host has served the programs of another series. The caller holds the lock."""
+        ready, example = self._ready, self._example
+        return ready is not None and example is not None and ready.host.lasts and example.plan.series != plan.series
+
+    def _tidy(self, place: Path, host: StandbyHost) -> bool:
         """Remove the last attempt's files from a place, except the host's own files; return whether that succeeded."""
         self._num_places += 1
         gone = place.with_name(f"gone-{self._num_places}")
