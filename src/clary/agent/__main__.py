@@ -1,8 +1,8 @@
 """The agent of one host: `python -m clary.agent --service URL --pool P --job J --attempt N --host algo-1`.
 
-Where: an engine starts one for each host of an attempt. The host belongs to a pool, whose bearer token is in
-`CLARY_POOL_TOKEN`; the token of the attempt to begin with is in `CLARY_AGENT_TOKEN`. The agent exits with 0 when it was
-released or the pool has ended, 143 after a signal, 1 when it could not do its work, 2 for a wrong command line.
+Where: an engine starts one agent for each host of an attempt. The host belongs to a pool, whose bearer token is in
+`CLARY_POOL_TOKEN`; the token of the pool's first attempt is in `CLARY_AGENT_TOKEN`. The agent exits with 0 after a
+release or the end of the pool, 143 after a signal, 1 after a failure of its own, 2 for a wrong command line.
 
 A signal is a notice that the host's capacity ends: the agent reports it to the service, which stops the whole gang; the
 agent exits once the gang has stopped (`supervisor.notice_period`).
@@ -28,15 +28,15 @@ from clary.contract.launch_plan import LaunchPlan
 if TYPE_CHECKING:
     from clary.agent.supervisor.standby_keeping import StandbyKeeper
 
-# Bearer tokens: of the attempt to begin with, and of the pool.
+# Variables with the bearer tokens of the first attempt and of the pool.
 TOKEN_VARIABLES = ("CLARY_AGENT_TOKEN", "CLARY_POOL_TOKEN")
-# Signals by which schedulers announce that they take a host back; SIGUSR1 by their option --signal.
+# Signals by which schedulers announce that they take a host back; Slurm sends SIGUSR1 for its option --signal.
 NOTICE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the agent and return its exit code."""
-    # First of all: no process that the agent starts may inherit a token.
+    # Before anything else: no process that the agent starts may inherit a token.
     token, pool_token = (os.environ.pop(name, "") for name in TOKEN_VARIABLES)
     parser = argparse.ArgumentParser(prog="python -m clary.agent", description="Run one host of a pool.")
     parser.add_argument("--service", required=True, help="URL of the service")
@@ -52,15 +52,16 @@ def main(arguments: list[str] | None = None) -> int:
     if not (token and pool_token):
         parser.error(f"the environment variables {' and '.join(TOKEN_VARIABLES)} must hold the agent's tokens")
     if options.own_mounts:
-        from clary.agent.host.mounts.own_disk import enter_own_mounts  # saves 1 ms where the option is not given
+        from clary.agent.host.mounts.own_disk import enter_own_mounts  # imported late: saves 1 ms without the option
 
-        enter_own_mounts()  # before a second thread starts: it would keep the old mounts
+        enter_own_mounts()  # before a second thread starts, which would keep the old mounts
     first = PoolAssignment(job=options.job, attempt=options.attempt, token=token)
     node = read_node_view(options.node) if options.node else None
     agent = _pool_agent(options.service, options.pool, options.host, pool_token, first, node)
     for number in NOTICE_SIGNALS:
         signal.signal(number, lambda number, _: agent.terminate(signal.Signals(number).name))
-    # The end of a terminal or connection is no notice. Not SIG_IGN: every executed program would inherit it.
+    # SIGHUP, sent when a terminal or connection closes, is no notice. A handler, not SIG_IGN: every executed program
+    # would inherit SIG_IGN.
     signal.signal(signal.SIGHUP, lambda *_: None)
     return agent.run()
 
@@ -70,13 +71,14 @@ def _pool_agent(
 ) -> PoolAgent:
     @cache
     def standby() -> StandbyKeeper:
-        # saves 11 ms before the first report, and the import in `make_steps` 112 ms: as long as all work before it
+        # Imported late: saves 11 ms before the first report. The late import in `make_steps` saves 112 ms, as much as
+        # all other work before that report.
         from clary.agent.supervisor.standby_keeping import StandbyKeeper
 
         return StandbyKeeper(host)
 
     def make_steps(plan: LaunchPlan, host: str) -> Steps:
-        from clary.agent.supervisor.wiring import HostSteps  # saves 112 ms before the first report
+        from clary.agent.supervisor.wiring import HostSteps  # imported late, as above
 
         return HostSteps(plan, host, standby=standby() if plan.shares_hosts else None)
 
@@ -93,5 +95,5 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: a step that could not be aborted may have a thread that the interpreter would wait for.
+    # Not sys.exit, which waits for all threads: a step that could not be aborted may still run one.
     os._exit(code)

@@ -1,10 +1,9 @@
-"""Tar archives: reading hostile ones, writing deterministic ones.
+"""Tar archives: safe reading of hostile archives, deterministic writing.
 
-members     a tar stream as checked members: names, kinds and sizes are safe to use, damage is an error
-extraction  members into a folder, never outside it
-gzip_writer one gzip stream compressed by several threads
-tar_writer  members out to a stream
-trees       folders of this host as members
+members     parse a tar stream into checked members: names, kinds and sizes are safe to use, damage is an error
+extraction  write members into a folder, never outside it
+gzip_writer compress one gzip stream with several threads tar_writer  write members to a stream
+trees       read folders of this host as members
 """
 
 from clary.agent.archives.extraction import ArchiveFacts, extract_tar

@@ -1,8 +1,8 @@
-"""A tar archive into a folder, never outside it.
+"""Extraction of a tar archive into a folder, never outside it.
 
-Where: user code (`sourcedir.tar.gz`) is unpacked through this. Every name is walked from the folder's own descriptor
-part by part without following links; symbolic links are made last, after the place where each of them leads has been
-worked out, so no member can be written through one.
+Where: user code (`sourcedir.tar.gz`) is unpacked through this. Every name is opened part by part from the folder's own
+descriptor without following links. Symbolic links are created last, after the target of each has been resolved, so no
+member can be written through a link.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _COPY_BYTES = 1 << 20
-_MAX_LINKS_FOLLOWED = 40  # Linux's own limit; it opens no longer chain
+_MAX_LINKS_FOLLOWED = 40  # Linux's own limit on a chain of links
 _IMPLIED_FOLDER_MODE = 0o755
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -49,14 +49,14 @@ def extract_tar(
 ) -> ArchiveFacts:
     """Unpack a tar archive, plain or gzip, into `folder`, which is made if it is missing.
 
-    A path that comes twice keeps its last member, as with tar. Owners and setuid bits are ignored; the owner of an
-    unpacked file can always read and write it. Links may point to anything inside `folder`.
+    If several members have one path, the last member wins, as with tar. Owners and setuid bits are ignored; the owner
+    of an unpacked file can always read and write it. Links may point to anything inside `folder`.
 
     Args:
         stream: the archive from its first byte.
         label: how messages call the archive, for example its URI.
-    Raises: AgentError: fault USER for a hostile, damaged or oversized archive and for a full disk, naming member and
-        reason. Entries unpacked until then stay in `folder`; no file is ever written outside.
+    Raises: AgentError: fault USER for a hostile, damaged or oversized archive and for a full disk; the message names
+        member and reason. Entries unpacked before the error stay in `folder`; no file is ever written outside.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -70,7 +70,7 @@ def extract_tar(
 
 
 class _Unpacking:
-    """One unpacking into one folder; a context, because it holds descriptors."""
+    """One unpacking into one folder; a context manager, because it holds descriptors."""
 
     def __init__(self, folder: Path, *, label: str) -> None:
         self._folder = folder
@@ -89,7 +89,7 @@ class _Unpacking:
         self._root.close()
 
     def add(self, member: Member) -> None:
-        """Write one member, or remember it if it is a symbolic link."""
+        """Write one member; a symbolic link is only recorded for `make_links`."""
         for depth in range(1, len(member.path)):
             if member.path[:depth] in self._links:
                 link = "/".join(member.path[:depth])
@@ -108,7 +108,7 @@ class _Unpacking:
                 self._add_hard_link(member, parent)
 
     def make_links(self) -> None:
-        """Make the symbolic links, if every one of them leads to a place inside the folder."""
+        """Make the symbolic links if each of them leads to a path inside the folder."""
         for path, target in self._links.items():
             reason = self._why_outside(path, target)
             if reason:
@@ -145,7 +145,7 @@ class _Unpacking:
         missing = self._refused(member, f"it repeats {member.target!a}, which no member before it holds")
         if not source:
             raise missing
-        if source in self._links:  # a second name of a symbolic link is the same link
+        if source in self._links:  # a hard link to a symbolic link becomes a link with the same target
             self._links[member.path] = self._links[source]
             return
         try:
@@ -164,7 +164,7 @@ class _Unpacking:
         self.num_files += 1
 
     def _clear(self, member: Member, parent: int) -> None:
-        """Remove an earlier member at the same path; a folder stays and refuses the new member."""
+        """Remove an earlier member at the same path. Raises: AgentError if that member is a folder."""
         self._links.pop(member.path, None)
         try:
             facts = os.stat(member.path[-1], dir_fd=parent, follow_symlinks=False)
@@ -183,7 +183,7 @@ class _Unpacking:
         return self._parent[1]
 
     def _open_folders(self, member: Member, folders: tuple[str, ...], *, create: bool = True) -> int:
-        """Open a folder below the root, with `create` making each missing one; the caller closes the descriptor."""
+        """Open a folder below the root; `create` makes missing folders on the way. The caller closes the descriptor."""
         try:
             with self._root.folder("/".join(folders), create=create, mode=_IMPLIED_FOLDER_MODE) as folder:
                 return folder.detach()
@@ -200,7 +200,8 @@ class _Unpacking:
     def _why_outside(self, path: tuple[str, ...], target: str) -> str | None:
         """Return why a symbolic link leaves the folder; None if it stays inside.
 
-        The kernel is followed part by part, because text alone lies: `a/link/..` is the parent of where `link` leads.
+        The path is resolved part by part on disk, as the kernel does, because its text misleads: `a/link/..` is the
+        parent of the target of `link`.
         """
         place = list(path[:-1])
         ahead = list(reversed(target.split("/")))
@@ -236,7 +237,7 @@ class _Unpacking:
             return self._links[path]
         try:
             return os.readlink(self._folder.joinpath(*path))
-        except OSError:  # no link, or no such entry
+        except OSError:  # not a link, or no such entry
             return None
 
     def _refused(self, member: Member, reason: str) -> AgentError:

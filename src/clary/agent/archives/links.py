@@ -1,8 +1,9 @@
-"""Where a symbolic link of a program's tree leads, worked out without following it blindly.
+"""Resolution of the symbolic links in a program's tree, without letting the kernel follow them.
 
-Where: `trees` asks before it reads through a link. The program wrote the link inside its own view (`/opt/ml`), the
-agent reads it outside, with more rights: a link to `/etc/shadow` or to `../../..` must never be followed here. Every
-lookup starts from a folder descriptor, because a program may replace a folder on the way by a link at any moment.
+Where: `trees` resolves a link before it reads through it. The program wrote the link inside its own view (`/opt/ml`),
+the agent reads it outside that view, with more rights: a link to `/etc/shadow` or to `../../..` must never be followed
+here. Every lookup starts from a folder descriptor, because a program may replace a folder of the path by a link at any
+moment.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from clary.contract.ml_tree import OPT_ML
 _MAX_LINKS_FOLLOWED = 40  # as Linux
 
 Parts = tuple[str, ...]
-Mounts = Mapping[Parts, Path]  # by place below `home`: the folder elsewhere that the program saw at that place
+Mounts = Mapping[Parts, Path]  # path below `home` -> the folder elsewhere that the program saw at that path
 
 NO_MOUNTS: Mounts = MappingProxyType({})
 
@@ -28,7 +29,7 @@ def on_disk(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> tuple[Path,
     """Return where a place below `home` lies: a folder that no program can replace, and the way from there.
 
     Args:
-        parts: with no link among them.
+        parts: path below `home`, with no link among its parts.
     """
     for place, folder in mounts.items():
         if parts[: len(place)] == place:
@@ -37,10 +38,10 @@ def on_disk(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> tuple[Path,
 
 
 def status_of(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> os.stat_result | None:
-    """Return the status of the entry at a place below `home` (of a link, not of its target), or None without an entry.
+    """Return the status of the entry at a path below `home` (of a link, not of its target), or None without an entry.
 
     Args: as `on_disk`.
-    Raises: OSError if an entry on the way is no folder.
+    Raises: OSError if a parent is no folder.
     """
     start, below = on_disk(home, parts, mounts)
     try:
@@ -51,10 +52,10 @@ def status_of(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> os.stat_r
 
 
 def link_at(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> str | None:
-    """Return the text of the link at a place below `home`, or None if it is not a link.
+    """Return the target text of the link at a path below `home`, or None if the entry is not a link.
 
     Args: as `on_disk`.
-    Raises: OSError if no entry exists there, or if an entry on the way is no folder.
+    Raises: OSError if no entry exists there, or if a parent is no folder.
     """
     start, below = on_disk(home, parts, mounts)
     if not below:
@@ -69,14 +70,14 @@ def link_at(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> str | None:
 
 
 def resolve_link(home: Path, folder: Parts, target: str, *, mounts: Mounts = NO_MOUNTS) -> Parts | None:
-    """Return the place below `home` that a link leads to, as parts with no link among them.
+    """Return the path below `home` to which a link resolves, as parts with no link among them.
 
     Args:
         home: the job's `/opt/ml` as this process sees it; absolute targets below `/opt/ml` or `home` start here.
         folder: where the link lies, as parts below `home` with no link among them.
         target: text of the link.
         mounts: folders that the program saw in place of those in `home`; they are searched instead.
-    Returns: None if the link leaves `home`, leads to no entry or in circles.
+    Returns: None if the link leaves `home`, dangles, or is part of a cycle.
     """
     start = _start(home, folder, target)
     if start is None:

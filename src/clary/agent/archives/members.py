@@ -1,10 +1,11 @@
-"""A tar stream as checked members: names, kinds and sizes are safe to use, damage is an error.
+"""Reader of a tar stream as checked members: names, kinds and sizes are safe to use, damage is an error.
 
 Where: `extraction` unpacks user code through this, `agent.artifacts` merges the results of several hosts through it.
 
-The standard library's `tarfile` is not used for reading: it takes a damaged header in mid-archive for the end of the
-archive, reads headers of any size into memory and follows negative sizes. This reader knows ustar, GNU long names and
-pax headers, which is what tar, Python, Go and Java write, and refuses every other format with an error that names it.
+The standard library's `tarfile` is not used for reading: it mistakes a damaged header in mid-archive for the end of the
+archive, reads headers of any size into memory and accepts negative sizes. This reader knows ustar, GNU long names and
+pax headers, which is what tar, Python, Go and Java write, and refuses every other format with an error that names the
+format.
 Source: POSIX.1-2017 pax, "ustar Interchange Format" and "pax Interchange Format"; GNU tar manual, "Basic Tar Format".
 """
 
@@ -74,7 +75,7 @@ class ArchiveLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One entry of a tree: of an archive that is read, or of a folder that is about to be written to one."""
+    """One entry of an archive that is read, or of a folder that is about to be archived."""
 
     path: tuple[str, ...]  # parts below the root of the tree: never empty, no "..", no "/" inside
     kind: MemberKind
@@ -93,13 +94,13 @@ class Member:
 def read_members(stream: Readable, *, limits: ArchiveLimits, label: str) -> Iterator[Member]:
     """Yield the members of a tar archive, plain or gzip, in order.
 
-    Every name has been checked: relative, no `..`, no NUL, parts that a file system can hold. Targets of links are
-    given as they stand. The end is reached only if the archive's own end mark and, with gzip, its checksum were seen.
+    Every name has been checked: relative, no `..`, no NUL, parts that a file system can hold. Targets of links are not
+    checked. The iterator ends only after the archive's own end mark and, with gzip, a correct checksum.
 
     Args:
         stream: the archive from its first byte; read to its end.
         label: how messages call the archive, for example its URI.
-    Raises: AgentError (fault USER) naming archive, member, place and reason; errors of `stream` pass.
+    Raises: AgentError (fault USER) naming archive, member, offset and reason; errors of `stream` propagate.
     """
     archive = _Archive(stream, limits, label=label)
     while (member := archive.next_member()) is not None:
@@ -131,7 +132,7 @@ def refused(label: str, name: str, reason: str) -> AgentError:
 
     Args:
         label: how messages call the archive.
-        name: of the member; a long one is cut.
+        name: of the member; a long name is truncated.
         reason: rest of the sentence, without a full stop.
     """
     return _refused(label, name, reason)
@@ -147,7 +148,7 @@ def _refused(label: str, name: str, reason: str) -> AgentError:
 
 
 class _Archive:
-    """State of one reading: the position in the stream and the counters."""
+    """State of one pass over an archive: the position in the stream and the counters."""
 
     def __init__(self, stream: Readable, limits: ArchiveLimits, *, label: str) -> None:
         self._limits = limits
@@ -214,7 +215,7 @@ class _Archive:
             self._padding_bytes = 0
 
     def _read_header(self) -> bytes | None:
-        """Return a header with a sound checksum; None for the end mark."""
+        """Return the next header, its checksum verified; None for the end mark."""
         block = self._read_exactly(BLOCK_BYTES)
         if not block.strip(b"\0"):
             return None
@@ -295,7 +296,7 @@ class _Archive:
             raise self._too_large(f"more than {self._limits.max_members} members")
 
     def is_current(self, number: int) -> bool:
-        """Whether the stream still stands at the member with this number."""
+        """Whether the stream is still positioned at the member with this number."""
         return number == self._num_members
 
     def _mtime(self, header: bytes, extensions: Mapping[str, str]) -> int:
@@ -318,7 +319,7 @@ class _Archive:
         return int(text)
 
     def _number(self, raw: bytes, what: str) -> int:
-        """Return a number field: octal digits, or base 256 where the first bit is set."""
+        """Return the value of a number field: octal digits, or base 256 if the first bit is set."""
         if raw[0] & _HIGH_BIT:
             if raw[0] == _NEGATIVE:
                 raise self._damaged(f"{what} is negative")
@@ -423,7 +424,7 @@ class _CountingReader:
 def _header_name(header: bytes) -> str:
     name = header[0:100].split(b"\0", 1)[0]
     prefix = header[345:500].split(b"\0", 1)[0]
-    if header[257:263] == b"ustar\0" and prefix:  # GNU's own format keeps other things there
+    if header[257:263] == b"ustar\0" and prefix:  # GNU's own format has other fields there
         name = prefix + b"/" + name
     return _text(name)
 

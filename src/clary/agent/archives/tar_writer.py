@@ -1,4 +1,4 @@
-"""Members out to a stream, as a tar archive that depends on them alone.
+"""Writer of members to a stream, as a tar archive whose bytes depend on the members alone.
 
 Where: `trees.write_tree` and the merge of results (`agent.artifacts`) write through this. The same members give the
 same bytes: owners are 0, times are whole seconds.
@@ -34,8 +34,8 @@ class TarWriter:
     def add(self, member: Member) -> None:
         """Write one member.
 
-        Raises: AgentError if a file gives fewer or more bytes than its member says; the archive is then worthless.
-            Errors of the sink and of the content pass.
+        Raises: AgentError if a file yields fewer or more bytes than its member's size; the archive is then unusable.
+            Errors of the sink and of the content propagate.
         """
         info = tarfile.TarInfo(member.name)
         info.type = _TYPES[member.kind]

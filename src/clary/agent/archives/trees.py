@@ -1,19 +1,19 @@
-"""Folders of this host as members of an archive.
+"""Reader of this host's folders as members of an archive.
 
 Where: results (`model/`, `output/data/`) leave a host through this; the program has ended by then.
 
 Rules, in the order in which they apply to an entry:
-- Entries come sorted by name; a folder comes before its content.
-- A regular file is opened once, its size fixed at that moment. One that grows is cut there with a note; one that
-  shrinks, or that cannot be read, is an error: a result with a hole is worse than none.
-- A symbolic link that stays inside its source is kept, made relative where it was absolute.
+- Entries are sorted by name; a folder precedes its content.
+- A regular file is opened once, and its size is fixed at that moment. A file that grows later is cut at that size with
+  a note; a file that shrinks or cannot be read is an error: an incomplete result is worse than no result.
+- A symbolic link that stays inside its source is kept; an absolute link becomes relative.
 - A link that leads elsewhere in the job's own `/opt/ml` is replaced by its target: `model/best -> ../checkpoints/7`
   is a common way to choose a model, and the link alone would lose it.
 - Any other link (outside, dangling, in circles) is kept as it is, with a note: reading through it would let a program
   take files of this machine that it cannot see itself. `follow_links`, for stores that have no links, reads through
-  every link with a permitted target and leaves the other links out with a note.
-- A folder that the program saw at a place of `mounts` is read instead of the entry that lies at that place.
-- Sockets, named pipes and devices are left out with a note. Hard links are written as files of their own.
+  every link with a permitted target and skips the other links with a note.
+- A folder that the program saw at a path of `mounts` is read instead of the entry that lies at that path.
+- Sockets, named pipes and devices are skipped with a note. Hard links are written as separate files.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _MODE_BITS = 0o777
 
 @dataclass(frozen=True, kw_only=True)
 class TreeSource:
-    """A folder or file whose content goes into an archive; one that does not exist has no content."""
+    """A folder or file whose content goes into an archive; a missing source has no content."""
 
-    root: Path  # a folder: its content is taken; a file: itself, under its own name
+    root: Path  # of a folder the content is archived; a file is archived under its own name
     arc_prefix: str = ""  # folders in the archive to put it in
     home: Path | None = None  # the job's /opt/ml, from which links may bring in files; None: `root` alone
     mounts: Mounts = field(default_factory=lambda: NO_MOUNTS)  # below home
@@ -69,9 +69,9 @@ def write_tree(
     Args:
         fileobj: receives the archive and stays open.
         sources: written in this order.
-        compress: whether with gzip.
+        compress: whether to compress with gzip.
         follow_links: whether links are read through, for stores that have no links.
-    Raises: AgentError naming the path that could not be read or changed; errors of `fileobj` pass.
+    Raises: AgentError naming the path that could not be read or changed meanwhile; errors of `fileobj` propagate.
     """
     notes = NoteBook()
     gzip_writer = GzipWriter(fileobj) if compress else None
@@ -100,7 +100,7 @@ def walk_tree(
 
     Args:
         sources: taken in this order.
-        notes: called for entries that are left out, cut, or kept as links without content.
+        notes: called for entries that are skipped, cut, or kept as links without content.
         follow_links: whether links are read through, for stores that have no links.
     Raises: AgentError naming the path that could not be read.
     """
@@ -109,7 +109,7 @@ def walk_tree(
 
 
 def has_members(sources: Sequence[TreeSource]) -> bool:
-    """Whether `sources` give any member at all. Raises: as `walk_tree`."""
+    """Whether `sources` yield at least one member. Raises: as `walk_tree`."""
     members = walk_tree(sources, notes=NoteBook())
     try:
         return next(members, None) is not None
@@ -119,13 +119,13 @@ def has_members(sources: Sequence[TreeSource]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """A folder on disk and in the archive."""
+    """A folder, with its paths on disk and in the archive."""
 
     on_disk: Parts  # below home, no links
     in_archive: Parts
-    top: Parts  # on disk: links that stay below are kept
+    top: Parts  # on disk; links to targets below it are kept
     top_in_archive: Parts
-    above: tuple[Parts, ...]  # folders on disk that led here by links
+    above: tuple[Parts, ...]  # folders on disk from which links led here
     depth: int
 
 
@@ -158,9 +158,9 @@ class _Walk:
             os.close(folder)
 
     def _root_on_disk(self) -> tuple[Parts, bool] | None:
-        """Return the source's place below home and whether it is a folder; None if it does not exist.
+        """Return the source's path below home and whether the source is a folder; None if it does not exist.
 
-        Raises: AgentError if the program has put a link that leads outside at the place or on the way to it.
+        Raises: AgentError if the path or one of its parents is a link of the program that leads outside.
         """
         below_home = self._root.relative_to(self._home).parts
         with _read_errors_named(below_home):
@@ -291,7 +291,7 @@ class _Walk:
         )
 
     def _relative_target(self, target: str, resolved: Parts, *, path: Parts, place: _Place) -> str:
-        """Return a link's text so that it works wherever the archive is unpacked."""
+        """Return a relative text for a link, valid wherever the archive is unpacked."""
         here = path[len(place.top_in_archive) : -1]
         lexical = posixpath.normpath(posixpath.join("/".join(here), target))
         if not target.startswith("/") and not lexical.startswith(".."):
@@ -303,7 +303,7 @@ class _Walk:
         return resolve_link(self._home, folder, target, mounts=self._mounts)
 
     def _open_folder(self, parts: Parts) -> int:
-        """Open a folder below home part by part, without following any link, even one put there meanwhile."""
+        """Open a folder below home part by part, without following any link, even a link created meanwhile."""
         start, below_start = on_disk(self._home, parts, self._mounts)
         with _read_errors_named(parts), Folder.at(start) as top, top.folder("/".join(below_start)) as folder:
             return folder.detach()

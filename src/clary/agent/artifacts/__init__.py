@@ -1,8 +1,8 @@
 """Results of a job, from the hosts' trees to their final objects.
 
-staging  the trees of results, and one host's tree put aside for the leader
-merging  trees of several hosts as one
-sinks    where members go: one archive, or loose objects
+staging  one host's trees of results, stored where the leader finds them
+merging  the trees of several hosts, merged into one
+sinks    writers of members: one archive, or one object per file
 results  `upload_results`: the upload that a host's role requires
 """
 

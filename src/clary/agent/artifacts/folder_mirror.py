@@ -1,9 +1,9 @@
-"""A folder whose files reach the object store while a program writes them: tensors, TensorBoard events.
+"""Mirror of a folder in the object store while a program writes to it: tensors, TensorBoard events.
 
-Where: the supervisor starts one per folder with the program and finishes it before the host's work ends. Unlike
-checkpoints these files form no sets: each is stored by itself when it has changed. The end mark of a worker is stored
-after all files that were written before it, so a reader of the store that sees the mark finds the whole training. The
-program owns the folder: no link in it or on the way to it is followed.
+Where: the supervisor starts one mirror per folder with the program and finishes it before the host's work ends. Unlike
+checkpoints these files form no sets: each is stored by itself when it has changed. A worker's end mark is stored after
+all files that were written before it, so a reader of the store that sees the mark finds all files of the training. The
+program owns the folder: no link in its path or content is followed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from clary.base.errors import ClaryError
 from clary.contract.object_store import ObjectStore, parse_s3_uri
 
 INTERVAL_S = 3.0  # between two scans of the folder
-AGAIN_S = 30.0  # a file that grows is stored again after this time at the earliest
-# bytes/s: a growing file, which is sent whole, is stored again after (its size / this) s at the earliest
+AGAIN_S = 30.0  # minimum time between two uploads of a growing file
+# Bytes/s: a growing file is uploaded whole each time, so at least (its size / this) s pass between two uploads.
 AGAIN_BYTES_PER_S = 8 * 1024 * 1024
 MOST_LOAD = 50  # the pause after a scan is at least this many times the scan's own time
 MAX_FILES = 200_000  # per folder; further files are not stored
-LAST_NAMES = ("ended", "END_OF_JOB.ts")  # first part of the paths of end marks
+LAST_NAMES = ("ended", "END_OF_JOB.ts")  # first parts of the paths of end marks
 _MAX_KEY_BYTES = 1024  # of S3
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class FolderMirror(Worker):
         return len(self._stored)
 
     def forget(self, names: Sequence[str]) -> None:
-        """Have files of earlier tries deleted from the store before any file is stored; call it before `start`."""
+        """Delete files of earlier tries from the store before the first upload; call it before `start`."""
         self._forgotten = tuple(names)
 
     def start(self) -> None:
@@ -116,13 +116,13 @@ class FolderMirror(Worker):
         return self._store is None or self._settled.wait(timeout_s)
 
     def finish(self, limit_s: float) -> bool:
-        """Do a last round, of at most `limit_s`, and end; return whether everything is stored."""
+        """Run a last round of at most `limit_s`, and end; return whether all files are stored."""
         if not super().finish(limit_s):
             self._error = self._error or f"the last round took longer than {limit_s:g} s"
         return self._is_complete
 
     def abort(self) -> None:
-        """Stop at once; any thread may call it, and more than once."""
+        """Stop at once; any thread may call this, repeatedly."""
         super().abort()
         if self._store is not None:
             threading.Thread(target=self._store.close, name="object-store-closing", daemon=True).start()
@@ -170,7 +170,7 @@ class FolderMirror(Worker):
                 self._look_s = time.thread_time() - began_s
                 lasts = {name for name in marks if _is_last(name)}
                 names = marks.keys() - lasts
-                # An end mark is stored in a round that began after the mark was written and defers no other file.
+                # An end mark waits for a round that begins after the mark was written and that defers no other file.
                 late = lasts if is_quiet else lasts & self._seen_last
                 self._seen_last = lasts
                 if any(self._is_deferred(name, marks[name], is_quiet=is_quiet) for name in names):
@@ -196,7 +196,7 @@ class FolderMirror(Worker):
         return has_changed and not self._is_deferred(name, mark, is_quiet=is_quiet)
 
     def _is_deferred(self, name: str, mark: _Mark, *, is_quiet: bool) -> bool:
-        """Whether a stored file has changed, but is stored again in a later round."""
+        """Whether a changed file must wait for a later round, because its last upload is too recent."""
         stored = self._stored.get(name)
         if stored is None or stored.mark == mark or is_quiet:
             return False

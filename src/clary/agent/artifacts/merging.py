@@ -1,10 +1,10 @@
-"""Trees of several hosts as one, member by member, as they stream by.
+"""Merge of several hosts' trees, member by member, as they stream by.
 
-Rules: hosts come in the plan's order, and the first host that has a path decides its content. The same path with the
-same content from another host is dropped in silence (most hosts save the same model), with other content it is dropped
-with a note that names both hosts. A path below a file or link of an earlier host counts as other content, because an
-archive that held both could not be unpacked. Content is compared by SHA-256, taken while the first copy passes; nothing
-is kept on disk.
+Rules: hosts are merged in the plan's order, and the first host with a path decides its content. A later host's file
+with the same path is dropped: silently if its content is equal (most hosts save the same model), else with a note that
+names both hosts. A path below a file or link of an earlier host counts as different content, because an archive with
+both could not be unpacked. Content is compared by SHA-256, computed while the first copy streams by; nothing is kept on
+disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Entry:
     """Entry at a path of the merged tree."""
 
     kind: MemberKind
-    content: bytes  # of a file its size and digest, of a link its text
+    content: bytes  # a file's size and digest, or a link's text
     host: str
 
 
@@ -46,7 +46,7 @@ class Merge:
         self._entries: dict[tuple[str, ...], _Entry] = {}
 
     def add_host(self, host: str, members: Iterable[Member]) -> None:
-        """Take the tree of one host; errors of the sink and of contents pass."""
+        """Merge the tree of one host; errors of the sink and of contents propagate."""
         for member in members:
             standing = self._standing(member)
             if standing is None:

@@ -1,7 +1,7 @@
 """Paths of the folders that are mirrored while a program runs, on this machine and for the program.
 
-A LocalPath below `/opt/ml` is a folder of the host's tree. Any other LocalPath lies beside the tree and is bound to its
-place; for plain processes, which see the machine's own files, the path is used unchanged.
+A LocalPath below `/opt/ml` is a folder of the host's tree. For any other LocalPath a folder beside the tree is
+bind-mounted at that path; for plain processes, which see the machine's own files, the path is used unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clary.contract.object_store import ObjectStore
 from clary.contract.settings.named_places import local_folder, real_folder_problem
 
 _BOUND_FOLDER = "mirrored"  # beside the host's tree
-_STORE_ATTEMPTS = 4  # the attempts span 2 to 4 seconds; the next round tries again
+_STORE_ATTEMPTS = 4  # the retries take 2 to 4 seconds; the next round tries again
 _STORE_TIMEOUT_S = 20.0
 
 
@@ -38,11 +38,11 @@ class MirroredPlace:
 
     @property
     def path(self) -> Path:
-        """The folder on this machine."""
+        """Path of the folder on this machine."""
         return self.home.joinpath(*self.below)
 
     def make(self) -> None:
-        """Make the folder, empty where it lies beside the tree; only safe while no program runs.
+        """Make the folder, and empty it if it lies beside the tree; only safe while no program runs.
 
         Raises: AgentError (fault USER) if the folder would hide or store the program's own system files; OSError.
         """
@@ -50,7 +50,7 @@ class MirroredPlace:
         if problem is not None:
             raise AgentError(problem, fault=Fault.USER)
         if self.bind is not None:
-            remove_tree(str(self.path))  # of the job that had this host before
+            remove_tree(str(self.path))  # files of the job that used this host before
         with Folder.at(self.home, create=True) as home:
             home.folder("/".join(self.below), create=True).close()
 

@@ -1,20 +1,20 @@
 """`upload_results`: upload of a host's results, as its role asks.
 
-Where: the supervisor carries out an upload order with this, after the program has ended, by itself or not; a job is
+Where: the supervisor carries out an upload order with this after the program has exited or was stopped; a job is
 Completed only after the leader's call has returned.
 
-STAGE puts the host's trees aside (see `staging`); a host without results puts nothing aside.
+STAGE uploads the host's trees to the staging prefix (see `staging`); a host without results uploads nothing.
 LEAD merges the trees of all hosts (see `merging`) into the final objects:
-- `model.tar.gz`, even if no host has a model, as SageMaker does; of a job that has failed only if one has;
+- `model.tar.gz`, even if no host has a model, as SageMaker does; for a failed job only if a host has a model;
 - `output.tar.gz`, if any host has files in `output/data` or a failure file;
-- with CompressionType NONE loose objects below `model/` and `data/` in place of them.
+- with CompressionType NONE, instead of archives, one object per file below `model/` and `data/`.
 An archive streams through gzip into a multipart upload without a copy on disk and is verified by the size that the
-store reports. Last of all, the parts that were put aside are removed.
+store reports. The last step removes the staged parts.
 
 [Note: repeated LEAD] An agent may get the order to lead again because its report was lost. While the staged parts
-exist, a repeated merge gives the same objects. Once they are gone the merge must have been complete, because they are
-removed after everything was verified; a mark in the metadata of a final object, which names attempt and parts, proves
-that Clary removed them: of model.tar.gz, written after output.tar.gz; of a loose object, marked after all are verified.
+exist, a repeated merge gives the same objects. They are removed only after a complete and verified merge, and a mark in
+the metadata of a final object, which names attempt and parts, proves that Clary removed them. model.tar.gz carries the
+mark, because it is written after output.tar.gz; among loose objects one is marked after all of them are verified.
 Without the mark a missing part is an error.
 """
 
@@ -45,7 +45,7 @@ from clary.contract.ml_tree import MlTree
 from clary.contract.object_store import ObjectStore, parse_s3_uri
 
 _MARK = "clary-upload"
-_MAX_MARK_LOOKUPS = 100  # loose objects whose mark is read; the first object of this attempt has it
+_MAX_MARK_LOOKUPS = 100  # loose objects whose mark is read; the first object of this attempt has the mark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +73,11 @@ def upload_results(
     Args:
         host: name of this host in the plan.
         tree: this host's `/opt/ml` as this process sees it; the program has ended.
-        staged: with LEAD, the parts that the other hosts have put aside.
+        staged: with LEAD, the parts that the other hosts have staged.
         mounts: folders that the program saw in `tree` and that lie elsewhere; links in results may lead to them.
-        omits_empty_model: with LEAD, whether no archive is written where no host has a model.
-    Raises: AgentError, ObjectStoreError naming what could not be read or written. An object that was not verified
-        counts as not written; parts that were put aside then still exist.
+        omits_empty_model: with LEAD, whether to write no model archive if no host has a model.
+    Raises: AgentError, ObjectStoreError naming the path or object that could not be read or written. An unverified
+        object counts as not written; the staged parts then still exist.
     """
     if role is UploadRole.STAGE:
         return _stage(plan, host=host, tree=tree, store=store, mounts=mounts)
@@ -119,13 +119,13 @@ class _Lead:
         self._is_model_due = False  # whether the model's archive is written also if it is empty
 
     def upload(self, *, omits_empty_model: bool) -> UploadFacts:
-        """Write, verify, clean up."""
+        """Write and verify the final objects, then remove the staged parts."""
         self._is_model_due = self._plan.output.is_compressed and not omits_empty_model
         self._require_known_hosts()
         missing = missing_parts(self._staged, store=self._store)
         if missing:
             return self._after_removal(missing)
-        # The model comes last: its mark says that everything is there, see [Note: repeated LEAD].
+        # The model comes last: its mark says that all objects are complete, see [Note: repeated LEAD].
         uploaded = [
             uri for kind in (ResultKind.OUTPUT, ResultKind.MODEL) if (uri := self._upload_kind(kind)) is not None
         ]
@@ -167,7 +167,7 @@ class _Lead:
     def _trees_of(
         self, host: str, kind: ResultKind, parts: dict[str, StagedPart]
     ) -> Generator[Generator[Member, None, None], None, None]:
-        """Yield a host's members, tree by tree: this host's from its own folder, another's from its staged archive."""
+        """Yield a host's members, tree by tree: from this host's own folder, or from another host's staged archive."""
         if host == self._host:
             follow_links = not self._plan.output.is_compressed
             own_notes = NoteBook()

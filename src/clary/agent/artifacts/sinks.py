@@ -1,4 +1,4 @@
-"""Where the members of merged results go: one compressed archive, or loose objects below a prefix."""
+"""Writers of merged results: one compressed archive, or one object per file below a prefix."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _READ_BYTES = 1 << 20
 
 
 class Sink(Protocol):
-    """Takes members; no member counts as stored before `finish` has returned."""
+    """Writes members to the store; no member counts as stored before `finish` has returned."""
 
     def add(self, member: Member) -> None:
-        """Take one member, its content whole before this returns."""
+        """Write one member; its content is read completely before this returns."""
 
     def finish(self) -> None:
         """Complete and verify all objects. Raises: AgentError, ObjectStoreError if any content is missing."""
@@ -33,7 +33,7 @@ class Sink(Protocol):
 
 
 class ArchiveSink:
-    """One `.tar.gz` object, written as it is packed."""
+    """One `.tar.gz` object, uploaded while it is packed."""
 
     def __init__(self, store: ObjectStore, uri: S3Uri, *, metadata: Mapping[str, str]) -> None:
         self._store = store
@@ -71,9 +71,9 @@ class LooseSink:
         self._sizes: dict[str, int] = {}  # sizes of sent objects, by key
 
     def add(self, member: Member) -> None:
-        """Take one member; a small file may still be on its way when this returns.
+        """Upload one member; the upload of a small file may continue after this returns.
 
-        Raises: AgentError for a file that changed while it was uploaded; ObjectStoreError, also of an earlier member.
+        Raises: AgentError for a file that changed while it was uploaded; ObjectStoreError, also for an earlier member.
         """
         if member.kind is MemberKind.FOLDER:
             return
@@ -117,11 +117,11 @@ class LooseSink:
             )
 
     def abort(self) -> None:
-        """End the threads; objects that were sent stay, the next call overwrites them."""
+        """End the threads; uploaded objects stay, and a repeated upload overwrites them."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def mark(self, metadata: Mapping[str, str]) -> None:
-        """Give the first object that can be copied these metadata."""
+        """Set these metadata on the first object that is small enough for a copy request."""
         for key in sorted(self._sizes):
             if self._sizes[key] <= _MAX_MARKED_BYTES:
                 self._store.replace_metadata(self._prefix.bucket, key, metadata)
@@ -129,7 +129,7 @@ class LooseSink:
 
     @property
     def num_objects(self) -> int:
-        """Objects sent."""
+        """Number of objects sent."""
         return len(self._sizes)
 
     def _put(self, key: str, body: bytes) -> None:

@@ -1,8 +1,8 @@
-"""One host's results put aside in the store, from which the leader takes them.
+"""One host's results staged in the store, where the leader reads them.
 
 Where: hosts other than the leader write `<output>/.clary-staging/<attempt>/<host>-<kind>.tar` beside the final
-objects, in the user's own bucket, which is the one place that both hosts can reach. The archives are plain tar:
-packing twice would cost more than the bytes on the cluster's own network.
+objects, in the user's own bucket, the only storage that both hosts can reach. The archives are plain tar: compressing
+twice would cost more than the transfer of the bytes on the cluster's own network.
 
 Two kinds of results:
 - `model`: the content of `/opt/ml/model`.
@@ -64,17 +64,17 @@ def result_sources(kind: ResultKind, tree: MlTree, mounts: Mounts = NO_MOUNTS) -
 
 
 def _has_failure(tree: MlTree) -> bool:
-    """Whether the program left a failure file with text in it; a link in its place does not count."""
+    """Whether the program left a non-empty failure file; a link in its place does not count."""
     try:
         with Folder.at(tree.root) as top:
             status = top.status(tree.failure.relative_to(tree.root).as_posix())
-    except OSError:  # no file; or no folder on the way, which reading the data beside it reports
+    except OSError:  # no file; or a parent is no folder, which the reading of the data beside it reports
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
 
 def staging_prefix(plan: LaunchPlan) -> S3Uri:
-    """Return the prefix below which all attempts of the job put results aside; ends in a slash."""
+    """Return the prefix below which all attempts of the job stage results; ends in a slash."""
     model = parse_s3_uri(plan.output.model_uri)
     parent = model.key.rstrip("/").rpartition("/")[0]
     return S3Uri(model.bucket, f"{parent}/{STAGING_FOLDER}/" if parent else f"{STAGING_FOLDER}/")
@@ -90,7 +90,7 @@ def stage_results(
     notes: NoteBook,
     mounts: Mounts = NO_MOUNTS,
 ) -> StagedPart | None:
-    """Stage a host's results of one kind, or return None if there are no results; overwrite an earlier call's archive.
+    """Stage a host's results of one kind, replacing an earlier archive; return None if there are no results.
 
     Args:
         kind: of the results.
@@ -108,7 +108,8 @@ def stage_results(
     prefix = staging_prefix(plan)
     uri = S3Uri(prefix.bucket, f"{prefix.key}{plan.attempt}/{host}-{kind.value}.tar")
     with store.open_writer(uri.bucket, uri.key) as writer:
-        # Loose objects know no links, and the target of a link cannot be looked up in an archive read as a stream.
+        # Loose objects cannot be links, and the target of a link cannot be looked up in an archive that is read as a
+        # stream.
         facts = write_tree(writer, sources, compress=False, follow_links=not plan.output.is_compressed)
     for note in facts.notes:
         notes.add(f"{host}: {kind.value}: {note}")
@@ -117,9 +118,9 @@ def stage_results(
 
 
 def staged_members(part: StagedPart, *, store: ObjectStore) -> Generator[Member, None, None]:
-    """Yield the members of results that were put aside.
+    """Yield the members of a staged archive.
 
-    Raises: AgentError if the archive is damaged or holds another number of files than its host wrote.
+    Raises: AgentError if the archive is damaged or its number of files differs from what its host wrote.
     """
     uri = parse_s3_uri(part.uri)
     num_files = 0
@@ -137,7 +138,7 @@ def staged_members(part: StagedPart, *, store: ObjectStore) -> Generator[Member,
 
 
 def missing_parts(parts: tuple[StagedPart, ...], *, store: ObjectStore) -> tuple[StagedPart, ...]:
-    """Return the parts that are not in the store. Raises: AgentError for one of another size."""
+    """Return the parts that are not in the store. Raises: AgentError for a part with a different size."""
     missing = []
     for part in parts:
         uri = parse_s3_uri(part.uri)
@@ -150,17 +151,17 @@ def missing_parts(parts: tuple[StagedPart, ...], *, store: ObjectStore) -> tuple
 
 
 def remove_staging(plan: LaunchPlan, *, store: ObjectStore) -> None:
-    """Delete everything that any attempt of the job has put aside."""
+    """Delete all staged objects of all attempts of the job."""
     prefix = staging_prefix(plan)
     for info in list(store.list_objects(prefix.bucket, prefix.key)):
         store.delete(prefix.bucket, info.key)
 
 
 def require_stored(store: ObjectStore, uri: S3Uri, *, size_bytes: int) -> None:
-    """Ask the store for an object that was just written. Raises: AgentError if it is missing or incomplete.
+    """Verify that the store has an object that was just written. Raises: AgentError if it is missing or incomplete.
 
     Args:
-        store: the store that it was written to.
+        store: the store that has the object.
         uri: of the object.
         size_bytes: number of bytes that were written.
     """
