@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class TokenBucket:
-    """Fills at a steady rate up to a bound, and pays for each amount that passes. Not safe for several threads at once.
+    """Fills at a steady rate up to its capacity; each amount that passes is taken out. Not safe for several threads.
 
     Within any stretch of time no more than `capacity + rate_per_s * seconds` passes. An amount larger than `capacity`,
     which could never pass, may be let through a full bucket: it leaves a debt.
@@ -25,7 +25,7 @@ class TokenBucket:
         self._filled_at_s = now_s
 
     def has(self, amount: float, now_s: float, *, may_owe: bool = False) -> bool:
-        """Whether `amount` may pass now; takes nothing.
+        """Whether `amount` may pass now; takes nothing out.
 
         Args:
             amount: 0 or more.

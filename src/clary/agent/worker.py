@@ -1,7 +1,7 @@
 """The background thread of the agent: rounds, one after the other, until it is stopped or aborted.
 
-Where: every loop of the agent beside the supervisor's own is a `Worker`: started, flushed, stopped, aborted and joined
-by verbs that mean the same everywhere.
+Where: every loop of the agent except the supervisor's own is a `Worker`; its methods have the same meaning in every
+subclass.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Worker:
     Args:
         name: of the thread.
         failure: logged, with the traceback, when a round raises; the thread ends then.
-        act: does a round, for an object that owns a Worker; subclasses override `_round` instead.
+        act: does a round on behalf of the object that owns the Worker; subclasses override `_round` instead.
         first_pause_s: before the first round.
 
     Attributes:
         is_stopping: whether `stop` was called: rounds continue until the remaining work is done.
         is_aborted: whether `abort` was called: no further round begins.
-        has_ended: whether the thread has done its last act.
+        has_ended: whether the thread has ended.
     """
 
     def __init__(
@@ -57,20 +57,20 @@ class Worker:
         self._wake()
 
     def stop(self) -> None:
-        """End after the rounds that finish the work, the next of which begins now; returns at once."""
+        """Begin the next round now and end after the rounds that finish the work; return at once."""
         self.is_stopping = True
         self._wake()
 
     def abort(self) -> None:
-        """Begin no further round; returns at once, harmless when repeated."""
+        """Begin no further round; return at once, harmless when repeated."""
         self.is_aborted = True
         self._wake()
 
     def join(self, timeout_s: float = _JOIN_S, *, is_vain: Callable[[], bool] = never) -> bool:
-        """Wait for the thread, which may not have begun; return whether it has ended.
+        """Wait for the thread, even if it has not begun; return whether it has ended.
 
         Args:
-            timeout_s: longest wait; break off a hanging call before.
+            timeout_s: longest wait; abort a hanging call before `join`.
             is_vain: asked several times a second whether to stop waiting.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -79,7 +79,7 @@ class Worker:
         return not self.is_running
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """Abort and join; return whether the thread has ended. In the thread itself only abort, and return True."""
+        """Abort and join; return whether the thread has ended. In the thread itself, only abort and return True."""
         self.abort()
         return threading.current_thread() is self._thread or self.join(timeout_s)
 
@@ -112,7 +112,7 @@ class Worker:
         """React to an error that ends the rounds; called from the thread. Does nothing unless overridden."""
 
     def _on_end(self) -> None:
-        """Free the resources of the rounds; the last act of the thread."""
+        """Free the resources of the rounds; the thread calls it last."""
 
     def _wake(self) -> None:
         with self._changed:

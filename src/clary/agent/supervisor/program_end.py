@@ -1,6 +1,7 @@
 """The end of a program: its failure with the cause, the clues of its processes, and sentences on both.
 
-Where: `host_life` asks when every process is gone and the log has all output; the answers become facts of the host.
+Where: `host_life` calls `end_of` when every process has ended and the log has all output; the result becomes facts of
+the host.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class ProgramEnd:
         clues: lines of its processes about their own failures.
         seconds: how long it ran.
         lines: how it ended, for the log.
-        notes: warnings for describe.
+        notes: warnings that `describe` shows.
     """
 
     failure: Failure | None
@@ -43,9 +44,9 @@ def end_of(
     """Gather the facts of a program's end.
 
     Args:
-        watch: of the program; closed.
-        log: has all of its output.
-        records: of the ranks' failures, as the ranks have written them.
+        watch: the closed watch of the program.
+        log: holds all output of the program.
+        records: failure records that the ranks have written.
         hang: the failure of a program that was ended because it hangs; no other cause counts then.
         now: time of day.
     """
@@ -55,11 +56,13 @@ def end_of(
         if failure is not None and first is not None and failure.fault == Fault.ALGORITHM.value:
             failure = _with_cause(failure, full_disk=watch.full_disk, log=log, rank=first.rank)
         elif watch.full_disk is not None and watch.exits:
-            # A program that ended with 0 on a full disk has failed nevertheless: its files may be cut short, and a job
-            # is never Completed while results may be missing. Its results are uploaded as for every failed job.
+            # A program that ended with exit code 0 on a full disk has failed nevertheless: its files may be cut short,
+            # and a job is never Completed while results may be missing. Its results are uploaded as for every failed
+            # job.
             notes.append(f"{watch.full_disk}: results may be incomplete")
             failure = failure or Failure(fault=Fault.USER.value, message=notes[0])
-    # Ranks that a launcher of another host has started leave records although every process of this host ends with 0.
+    # Ranks that a launcher of another host has started leave records although every process of this host ends with exit
+    # code 0.
     has_failed = any(item.exit_code != 0 for item in watch.exits)
     clues = merge(records, log.clues() if has_failed else ())
     seconds = time.monotonic() - watch.started_at_s
@@ -73,7 +76,7 @@ def end_of(
 
 
 def _with_cause(failure: Failure, *, full_disk: str | None, log: HostLog, rank: int | None) -> Failure:
-    """Return the program's failure with its cause, if known: a full disk, or the program's own words."""
+    """Return the program's failure with its cause, if known: a full disk, or the error line in the program's log."""
     if failure.message.startswith(OUT_OF_MEMORY):
         return failure
     words = log.error_line(rank)

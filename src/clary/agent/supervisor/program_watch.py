@@ -19,13 +19,13 @@ from clary.base.signal_names import signal_name
 from clary.contract.agent_protocol import Failure, ProcessExit
 from clary.contract.failure_reasons import OUT_OF_MEMORY
 
-KILL_TIMEOUT_S = 60.0  # for a killed process to be gone
+KILL_TIMEOUT_S = 60.0  # from SIGKILL until a process is given up
 _POLL_S = 1.0
 _LIVE_POLL_S = 0.1
 # The SIGTERM that ended a process may come from an engine, whose signal to the host's first process comes moments
 # later.
 _ECHO_S = 0.25
-_SIGNAL_BASE = 128  # a shell's exit code of a process that a signal ended: this and the signal's number
+_SIGNAL_BASE = 128  # a shell's exit code for a process that a signal ended is this plus the signal's number
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ class ProgramWatch:
     Threads: callbacks come from the watch's own thread; every method belongs to the supervisor's.
 
     Args:
-        program: what runs.
+        program: the running program.
         on_exits: called with the processes that have ended, each once.
         on_gone: called when all processes have ended; after `stop`, when their child processes have ended, too.
         on_broken: called when the wait for exits itself failed.
-        on_signalled: called once, before any exit that follows, when every process had a signal that is not the
-            agent's.
+        on_signalled: called once, before any exit that follows, when every process has received a signal that the agent
+            did not send.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ProgramWatch:
         self._on_gone = on_gone
         self._on_broken = on_broken
         self._on_signalled = on_signalled
-        self._was_signalled = False  # of the watch's thread
+        self._was_signalled = False  # used by the watch's thread alone
         self.is_stopping = False  # whether the processes were signalled to end
         self._is_killed = False
         self._out_of_memory: str | None = None
@@ -77,13 +77,13 @@ class ProgramWatch:
 
     @property
     def num_left(self) -> int:
-        """Processes that have not ended."""
+        """The number of processes that have not ended."""
         return self.program.num_processes - len(self.exits)
 
     def stop(self, grace_s: float) -> None:
-        """Signal SIGTERM to every process at once and set the time of the kill; a second stop can only bring it closer.
+        """Signal SIGTERM to every process at once and set the time of the kill; a second stop can only make it earlier.
 
-        Without any grace there is no SIGTERM: every process is killed.
+        With a grace of 0 no SIGTERM is sent: every process is killed.
         """
         if self.would_kill_sooner(grace_s):
             self.due_at_s = time.monotonic() + grace_s
@@ -93,13 +93,14 @@ class ProgramWatch:
                 self.program.send_signal(signal.SIGTERM)
 
     def would_kill_sooner(self, grace_s: float) -> bool:
-        """Return whether a stop with this grace brings the kill closer, or is the first."""
+        """Return whether a stop with this grace makes the kill earlier, or is the first stop."""
         return not self._is_killed and (self.due_at_s is None or time.monotonic() + grace_s < self.due_at_s)
 
     def act_if_due(self) -> str | None:
-        """Kill every process if the grace has ended; return a sentence for the log on that, or None.
+        """Kill every process if the grace has ended; return a log sentence on the kill, or None.
 
-        Processes that do not even end when killed (they wait for a disk or file system that hangs) are given up.
+        Processes that are alive `KILL_TIMEOUT_S` after SIGKILL (they wait for a disk or file system that hangs) are
+        given up.
         """
         if self.due_at_s is None or time.monotonic() < self.due_at_s:
             return None
@@ -128,8 +129,8 @@ class ProgramWatch:
             return failure_of(self._trouble)
         first = self.first_failure()
         if first is None:
-            # A launcher's server ends with 0 whatever became of the ranks on its host. If the memory
-            # limit killed ranks, the service, which knows all hosts, decides whether the job has failed.
+            # A launcher's server ends with exit code 0 even if ranks on its host have failed. If the memory limit
+            # killed ranks, the service, which knows all hosts, decides whether the job has failed.
             starved = self._out_of_memory
             if starved is None:
                 return None
@@ -145,7 +146,7 @@ class ProgramWatch:
         return Failure(fault=Fault.ALGORITHM.value, message=message, exit_code=exit_code)
 
     def close(self) -> None:
-        """End the thread and the program with everything that it left behind; exits that were not seen are recorded."""
+        """End the thread, the program and the processes that it left behind; record unreported exits."""
         self._stopping.set()
         self._out_of_memory = self.program.out_of_memory()
         self.full_disk = self.program.full_disk()
@@ -179,7 +180,7 @@ class ProgramWatch:
 
 
 def _is_by_sigterm(item: ProcessExit) -> bool:
-    """Whether a SIGTERM that is not the agent's has ended a process."""
+    """Whether a SIGTERM that the agent did not send has ended a process."""
     return not item.is_consequence and (
         item.signal == signal.SIGTERM or item.exit_code == _SIGNAL_BASE + signal.SIGTERM
     )

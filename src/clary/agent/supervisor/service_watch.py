@@ -25,7 +25,8 @@ from clary.contract.agent_protocol import HEARTBEAT_INTERVAL_S, ORDER_WAIT_S, Or
 
 ORPHAN_TIMEOUT_S = 24 * 3600.0
 # The service gives a host up after three heartbeats of silence: the wait for a lost answer
-# must be shorter. Only the first wait is short: a service that stays silent is slow, and repeated requests do not help.
+# must be shorter. Only the first wait is short: a service that does not answer then is slow, and repeated requests do
+# not help.
 FIRST_SILENCE_S = 1.5 * HEARTBEAT_INTERVAL_S
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Heartbeat(Worker):
     """Reports the facts at each change of phase, and each `interval_s` in between.
 
     Args:
-        service: where reports go.
+        service: receives the reports.
         board: holds the facts.
         on_over: called with the reason when the attempt has ended or the service was unreachable for too long.
         on_receipt: called with each receipt; receipts repeat the service's requests until they are met.
@@ -79,7 +80,7 @@ class Heartbeat(Worker):
         self._back_off = BackOff(cap_s=interval_s)
 
     def abort(self) -> None:
-        """Report no more; returns at once."""
+        """Stop reporting; return at once."""
         super().abort()
         self._board.close()
 
@@ -125,8 +126,8 @@ class OrderWatch(Worker):
     """Waits for orders and passes each on once, in the order of their numbers.
 
     Args:
-        service: where orders come from.
-        on_order: takes an order; the same number never comes twice.
+        service: sends the orders.
+        on_order: called with each order; never with the same number twice.
         on_over: called with the reason when the attempt has ended.
     """
 
@@ -148,7 +149,7 @@ class OrderWatch(Worker):
         self._back_off = BackOff(cap_s=1.0)
 
     def expect(self, number: int) -> None:
-        """Note that order `number` exists; at the second note without that order, ask for it again.
+        """Note that order `number` exists; if a second note precedes the order, ask for the order again.
 
         Otherwise a long poll over a dead connection would hide an order until it times out.
         """
@@ -164,7 +165,7 @@ class OrderWatch(Worker):
             return None
         except (ServiceUnreachable, ServiceRefused):
             return self._back_off.next_s()  # the heartbeat logs that the service is unreachable
-        except Exception:  # boundary: as the heartbeat loop; an order may still come
+        except Exception:  # boundary: as the heartbeat loop; an order may still arrive
             logger.exception("the wait for an order failed")
             return self._back_off.next_s()
         self._back_off.reset()

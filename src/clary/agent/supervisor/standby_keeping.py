@@ -1,4 +1,4 @@
-"""The standby host on a machine of a warm pool: how it is made, where it lies, and when it ends.
+"""The standby host on a machine of a warm pool: how it is made, its folder, and when it ends.
 
 Where: the agent of a pool keeps one `StandbyKeeper` from job to job. At the end of each attempt, or while it runs, it
 makes a host like the attempt's own, with an interpreter ready in it; the next attempt's steps build `/opt/ml` in that
@@ -8,8 +8,8 @@ have mounts, no process in this host has seen that `/opt/ml`.
     <pool folder>/HOST/places/N/   ml, and the host's changes
 
 Where a similar next job is certain, the host lasts: trials of a tuning job follow each other in it, their
-ranks forked from one interpreter, as long as no trial leaves a trace. After a trial that does,
-each trial gets a host of its own, like other jobs.
+ranks forked from one interpreter, as long as no trial leaves a trace. After a trial that leaves a trace, each trial
+gets a host of its own, like other jobs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from clary.contract.limits.cgroup_names import host_cgroup_name, next_cgroup_nam
 
 PLACES_FOLDER = "places"
 _POOL_ATTEMPT = 1
-_MAKING_LIMIT_S = 10.0  # of a host's first process; it takes a tenth of a second
+_MAKING_LIMIT_S = 10.0  # for the start of a host's first process, which takes 0.1 s
 
 logger = logging.getLogger(__name__)
 
@@ -68,16 +68,16 @@ class StandbyKeeper:
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._lock = threading.Lock()  # `close` may come from the thread of a signal's handler
+        self._lock = threading.Lock()  # a signal handler may call `close` from another thread
         self._ready: _Ready | None = None
-        self._is_promised = False  # whether an attempt builds its tree in the place of `_ready`
-        self._used_place: Path | None = None  # of the attempt in progress
+        self._is_promised = False  # whether an attempt builds its tree in the folder of `_ready`
+        self._used_place: Path | None = None  # folder of the attempt in progress
         self._free: StandbyHost | None = None  # in `_used_place`: its program has ended, and it serves the next one
-        self._leaves_traces = False  # whether a program has left traces in its host; later ones are expected to
+        self._leaves_traces = False  # whether a program has left traces in its host, so that later programs may, too
         self._example: _Example | None = None
         self._num_places = 0
         self._making: threading.Thread | None = None
-        self._num_closings = 0  # a host made during a closing is removed
+        self._num_closings = 0  # a host that is made during `close` is removed
 
     def folder_for(self, plan: LaunchPlan) -> Path | None:
         """Return the folder in which an attempt's host is to be built; None if its pool has no standby host."""
@@ -98,7 +98,7 @@ class StandbyKeeper:
         *,
         on_output: Callable[[int, bytes], None],
     ) -> Program:
-        """Start a program: in the standby host if it fits, else in a new host.
+        """Start a program: in the standby host if the program fits it, else in a new host.
 
         Args:
             plan: the attempt; the next standby host is made like the attempt's own.
@@ -128,7 +128,7 @@ class StandbyKeeper:
         if self._making is not None:
             self._making.join(_MAKING_LIMIT_S)
         with self._lock:
-            # An attempt that was given up before its program started has left files there.
+            # An attempt that was given up before its program started has left files in the folder of `_ready`.
             spoiled, self._ready = (self._ready, None) if self._is_promised else (None, self._ready)
             self._is_promised = False
             place, self._used_place = self._used_place, None
@@ -146,7 +146,7 @@ class StandbyKeeper:
         self._make()
 
     def close(self) -> None:
-        """Remove the standby host, and the place of an attempt that has ended; harmless when repeated."""
+        """Remove the standby host, and the folder of an attempt that has ended; harmless when repeated."""
         with self._lock:
             self._num_closings += 1
             ready, self._ready = self._ready, None
@@ -166,7 +166,8 @@ class StandbyKeeper:
     ) -> Program:
         if standby is None:
             return Program.start(processes, sandbox, on_output=on_output)
-        # A program that the interpreter cannot run is of another kind, and gets nothing that the last program left.
+        # A program that the interpreter cannot run is of another kind, and gets a new host without traces of the last
+        # program.
         reasons = [standby.why_not(sandbox, processes), *map(standby.why_not_fork, processes)]
         if reason := next(filter(None, reasons), ""):
             logger.info("the standby host is not used: %s", reason)
@@ -175,7 +176,7 @@ class StandbyKeeper:
         return standby.start(processes, binds=standby.late_binds(sandbox), on_output=on_output, on_free=self._take_back)
 
     def _take_back(self, host: StandbyHost | None, why_not: str) -> None:
-        """Keep a host that lasts at the end of its program; `prepare` removes the program's files from its place."""
+        """Keep a lasting host when its program ends; `prepare` removes the program's files from its folder."""
         with self._lock:
             self._free = host
             if host is None:
@@ -189,7 +190,7 @@ class StandbyKeeper:
         return ready is not None and example is not None and ready.host.lasts and example.plan.series != plan.series
 
     def _tidy(self, place: Path, host: StandbyHost) -> bool:
-        """Remove the last attempt's files from a place, except the host's own files; return whether that succeeded."""
+        """Remove the last attempt's files from a folder, except the host's own files; return whether that succeeded."""
         self._num_places += 1
         gone = place.with_name(f"gone-{self._num_places}")
         try:
@@ -214,10 +215,10 @@ class StandbyKeeper:
             number = self._num_places
         folder = Path(example.plan.pool_folder) / self._host
         if number == 1:
-            remove_tree(str(folder / PLACES_FOLDER))  # of an agent that was killed
+            remove_tree(str(folder / PLACES_FOLDER))  # left by an agent that was killed
         place = folder / PLACES_FOLDER / str(number)
         late_roots = [path for path in (Path(example.plan.cache_folder), folder / POOL_CACHE_FOLDER) if path.is_dir()]
-        # Plain processes see the tree where it lies.
+        # Processes without isolation see the tree at its real path.
         is_moved = example.sandbox.isolation is Isolation.PROCESSES
         moved = (example.sandbox.ml_folder, str(place / "ml")) if is_moved else None
         planned = plan_standby(example.processes, moved=moved)
@@ -254,7 +255,7 @@ class StandbyKeeper:
 
 
 def _remove_later(place: Path) -> None:
-    """Rename a place and remove it in the background: removal may take long, and the service waits."""
+    """Rename a folder and remove it in the background: removal may take long, and the service waits."""
     gone = place.with_name(f"gone-{place.name}")
     with contextlib.suppress(OSError):
         place.rename(gone)

@@ -1,4 +1,4 @@
-"""Protocols of the work that other packages do for the supervisor: `wiring` implements them; tests use fakes."""
+"""Protocols of the work that other packages do for the supervisor: `wiring` implements `Steps`; tests use fakes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from clary.contract.launch_plan import LaunchPlan
 
 
 class OutputLog(Protocol):
-    """Where processes' output goes; safe from any thread, never waits for the service."""
+    """The receiver of the processes' output; safe from any thread, never waits for the service."""
 
     def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
         """Set how lines of the stream `key` are marked, before its first bytes.
 
         Args:
-            key: of the stream, as `on_output` gets it.
-            rank: of the process that prints; None where lines belong to no rank, or name it themselves.
-            prefix: stands before each line in the log.
+            key: key of the stream, as `on_output` gets it.
+            rank: rank of the process that prints; None if lines belong to no rank, or name their rank themselves.
+            prefix: text before each line in the log.
         """
 
     def on_output(self, key: Hashable, data: bytes) -> None:
-        """Take bytes of one stream, in order; empty bytes end it."""
+        """Take bytes of one stream, in order; empty bytes end the stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,28 +46,28 @@ class RunningProgram(WatchedProgram, Protocol):
 
     @property
     def not_isolated(self) -> tuple[str, ...]:
-        """Sentences on everything that the program shares with the machine."""
+        """Sentences on the resources that the program shares with the machine."""
 
     @property
     def was_signalled(self) -> bool:
-        """Whether every process of the host has had a SIGTERM that is not the agent's."""
+        """Whether every process of the host has received a SIGTERM that the agent did not send."""
 
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
-        """Return the processes that ended since the last call, at the first such end; empty after `timeout_s`.
+        """Return the processes that ended since the last call, as soon as one ends; empty after `timeout_s`.
 
         Returns at once, too, when `was_signalled` becomes true. All output of a returned process has been passed on.
-        `is_consequence` is true for processes that ran when they were signalled to end, by `send_signal` or another
-        sender.
+        `is_consequence` is true for processes that were running when `send_signal` or another sender signalled them to
+        end.
         """
 
     def send_signal(self, signum: int) -> None:
-        """Signal every running process, also child processes of the program's.
+        """Signal every running process, also child processes of the program's processes.
 
-        SIGKILL ends them for certain, unless they hang in the kernel.
+        SIGKILL ends every process that does not hang in the kernel.
         """
 
     def num_live(self) -> int:
-        """Return the number of running processes, including child processes of the program's."""
+        """Return the number of running processes, including child processes of the program's processes."""
 
     def out_of_memory(self) -> str | None:
         """Return a sentence if the host's memory limit killed a process, or None."""
@@ -83,7 +83,7 @@ class RunningProgram(WatchedProgram, Protocol):
 
 
 class Checkpoints(Protocol):
-    """The checkpoint folder of this host; `restore_checkpoints` comes first; only `flush` waits."""
+    """The checkpoint folder of this host; `restore_checkpoints` returns it; only `flush` waits."""
 
     @property
     def summary(self) -> str:
@@ -104,21 +104,22 @@ class Checkpoints(Protocol):
         """Begin to mirror the folder.
 
         Args:
-            first_pid: first process of the program, as this machine numbers it.
+            first_pid: PID on this machine of the program's first process.
         """
 
     def flush(self, limit_s: float, *, has_finished: bool) -> Flushed:
-        """Store the rest after the program has ended, and end; takes hardly longer than `limit_s`.
+        """Store the remaining files after the program's end, and end the mirror; take hardly longer than `limit_s`.
 
         Args:
-            has_finished: whether the program ended with 0; else files that its end has cut short are left out.
+            has_finished: whether the program ended with exit code 0; if not, files that its end has cut short are left
+                out.
         """
 
     def shorten(self, limit_s: float) -> None:
         """Limit a running flush to `limit_s` from now."""
 
     def abort(self) -> None:
-        """Break off the mirror and the flush; harmless when repeated."""
+        """Abort the mirror and the flush; harmless when repeated."""
 
 
 class Mirror(Protocol):
@@ -126,7 +127,7 @@ class Mirror(Protocol):
 
     @property
     def num_stored(self) -> int:
-        """How many files are in the store."""
+        """The number of files in the store."""
 
     @property
     def error(self) -> str:
@@ -136,22 +137,22 @@ class Mirror(Protocol):
         """Remove files of earlier attempts from the store before any other is stored. Call it before `start`."""
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to mirror the folder."""
 
     def opened(self) -> Folder:
         """Open the folder; links are not followed. Raises: OSError."""
 
     def flush(self) -> None:
-        """Store the rest at once, after all writing has ended. `finish` comes later, or never."""
+        """Store the remaining files at once, after all writing has ended. A call of `finish` may follow later."""
 
     def wait_stored(self, timeout_s: float) -> bool:
-        """Wait, after `flush`, until all files are stored or cannot be; return whether further waiting is useless."""
+        """Wait, after `flush`, until each file is stored or has failed; return whether further waiting is useless."""
 
     def finish(self, limit_s: float) -> bool:
-        """Store the rest after all writing has ended; return whether everything is stored."""
+        """Store the remaining files after all writing has ended; return whether every file is stored."""
 
     def abort(self) -> None:
-        """Break everything off; harmless when repeated."""
+        """Abort the mirror; harmless when repeated."""
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread to end; return whether it did."""
@@ -160,10 +161,10 @@ class Mirror(Protocol):
 class Steps(Protocol):
     """The work on one host of one attempt, in the order in which it is done.
 
-    Each method may run for long and is called from a thread of its own. `build_tree` comes first; then channels are
-    fetched and checkpoints restored at the same time as code (after `code_channel`, if there is one) and, after the
-    code, the environment.
-    Errors: ClaryError with a fault and a sentence for the user; anything else is a defect of Clary.
+    Each method may run for long and is called from a thread of its own. `build_tree` is called first. Then channels are
+    fetched and checkpoints are restored; at the same time the code is fetched (after `code_channel`, if there is one),
+    and then the environment is prepared. Errors: ClaryError with a fault and a sentence for the user; anything else is
+    a defect of Clary.
     """
 
     @property
@@ -172,7 +173,7 @@ class Steps(Protocol):
 
     @property
     def code_channel(self) -> str | None:
-        """Channel that holds the code; None when code comes from elsewhere."""
+        """Channel that holds the code; None if no channel holds it."""
 
     @property
     def ml_folder(self) -> Path:
@@ -184,13 +185,13 @@ class Steps(Protocol):
 
     @property
     def summaries(self) -> tuple[str, ...]:
-        """Lines for the log on the data that the preparation has brought, and where it came from."""
+        """Log lines on the data that the preparation has fetched, and its sources."""
 
     def build_tree(self) -> None:
         """Make `/opt/ml` with its folders and configuration files."""
 
     def fetch_code(self) -> None:
-        """Put the user's code in its place."""
+        """Put the user's code into its folder."""
 
     def fetch_channel(self, name: str) -> None:
         """Fetch the data of one channel."""
@@ -206,7 +207,7 @@ class Steps(Protocol):
         """Make the program's Python environment ready."""
 
     def use_interface(self, name: str) -> None:
-        """Make the program meet its peers on another interface than the plan's; call it before `start_program`.
+        """Make the program connect to its peers over another interface than the plan's; call it before `start_program`.
 
         Raises: OSError if the program's configuration cannot be written.
         """
@@ -215,10 +216,10 @@ class Steps(Protocol):
         """Start every process of this host, its output going to `log`."""
 
     def open_mirrors(self) -> dict[MirrorPlan, Mirror]:
-        """Return the mirrors that bring folders to the object store while the program runs; not started."""
+        """Return the mirrors, not yet started, that copy folders to the object store while the program runs."""
 
     def rule_world(self) -> RuleWorld:
-        """Return where rules over the program's tensors run; call it after `start_program`."""
+        """Return the world in which rules over the program's tensors run; call it after `start_program`."""
 
     def error_records(self) -> tuple[Clue, ...]:
         """Return the records that ranks have left of their failures."""
@@ -236,13 +237,13 @@ class Steps(Protocol):
         """Write this host's share of the results.
 
         Args:
-            role: whether the host puts its share aside or writes the whole.
-            staged: with LEAD, the parts that the other hosts have put aside.
-            omits_empty_model: with LEAD, whether no archive is written where no host has a model.
+            role: whether the host stages its share or writes the final results.
+            staged: with LEAD, the parts that the other hosts have staged.
+            omits_empty_model: with LEAD, whether to write no archive if no host has a model.
         """
 
     def abort(self) -> None:
-        """Break off a running step, which then raises or is ignored. Call it from any thread."""
+        """Abort a running step, which then raises or whose result is ignored. Call it from any thread."""
 
     def close(self) -> None:
         """Free the resources of the steps; harmless when repeated."""

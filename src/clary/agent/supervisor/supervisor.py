@@ -1,8 +1,7 @@
 """The agent's main object: keeps in touch with the service and runs one host of one attempt.
 
-Where: `python -m clary.agent` runs one. One thread, that of `run`, changes state. All others (heartbeat, orders, log
-shipper, preparation, program watch, upload) put their news into the mailbox, as functions that this thread
-calls.
+Where: `python -m clary.agent` runs one. Only the thread of `run` changes state. All other threads (heartbeat, orders,
+log shipper, preparation, program watch, upload) put functions into the mailbox, which this thread calls.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from clary.contract.agent_protocol import (
 from clary.contract.launch_plan import LaunchPlan
 
 SPOOL_FOLDER = "log-spool"  # below the host's folder
-EXIT_RELEASED = 0  # also when the service said that the attempt has ended
+EXIT_RELEASED = 0  # also after the service has reported the end of the attempt
 EXIT_FAILED = 1  # no assignment, or a defect of the agent
 EXIT_TERMINATED = 143  # SIGTERM, as a shell numbers it
 SIGNAL_LOOK_S = 0.5  # longest delay until a notice is read
-ANSWER_HEARTBEATS = 2  # from a notice, for the service's order to stop
+ANSWER_HEARTBEATS = 2  # heartbeats from a notice until the service's order to stop is expected
 
 logger = logging.getLogger(__name__)
 
@@ -53,24 +52,24 @@ class Limits:
     """Time limits of the supervisor's waits; tests shorten these."""
 
     heartbeat_s: float = HEARTBEAT_INTERVAL_S
-    assignment_s: float = 300.0  # for the service to hand out the plan; no work can be lost yet
-    orphan_s: float = ORPHAN_TIMEOUT_S  # without the service, before the program is killed
+    assignment_s: float = 300.0  # wait for the plan from the service; no work can be lost yet
+    orphan_s: float = ORPHAN_TIMEOUT_S  # time without the service until the program is killed
     margin_s: float = NOTICE_MARGIN_S  # before the engine's kill
     after_stop_s: float = AFTER_STOP_S  # after a notice without a kill, from the program's end to the agent's leave
     drain_s: float = 60.0  # without progress of log lines while the service answers
     last_report_s: float = 2.0
-    join_s: float = 6.0  # longer than a request in flight lasts
+    join_s: float = 6.0  # longer than any request in flight
 
 
 class Supervisor:
     """Runs one host; `run` returns the agent's exit code.
 
     Args:
-        service: where to report and to ask for orders.
+        service: receives reports and sends orders.
         host: name of this host, `algo-1`.
         make_steps: builds the work of this host from the plan.
         clock: time for records.
-        limits: of the waits.
+        limits: time limits of the waits.
     """
 
     def __init__(
@@ -113,12 +112,12 @@ class Supervisor:
         self.is_last = False  # whether the service ordered the host to leave its pool with the attempt
 
     def terminate(self, why: str = "SIGTERM") -> None:
-        """Report to the service that the host's capacity ends, and stop the program. Safe in a signal handler."""
+        """Report to the service that the host's capacity ends soon, and stop the program. Safe in a signal handler."""
         self._notice.begin(why)
         self._mailbox.put(self._on_notice)
 
     def run(self) -> int:
-        """Run the attempt and return the exit code of the agent; nothing is left behind afterwards."""
+        """Run the attempt and return the exit code of the agent; no process or thread remains afterwards."""
         self._heartbeat.start()
         try:
             plan = self._fetch_assignment()
@@ -138,7 +137,7 @@ class Supervisor:
         return EXIT_FAILED if self._exit_code is None else self._exit_code
 
     def _fetch_assignment(self) -> LaunchPlan | None:
-        """Ask for the plan until it arrives; return None when asking is useless."""
+        """Ask for the plan until it arrives; return None when further requests are useless."""
         deadline_s = time.monotonic() + self._limits.assignment_s
         back_off = BackOff()
         while not self._notice.has_begun and not self._is_over:
@@ -189,13 +188,13 @@ class Supervisor:
             act: Callable[[], None]
             try:
                 left_s = SIGNAL_LOOK_S if due_at_s is None else due_at_s - time.monotonic()
-                # A signal just before the wait does not end it: its handler runs after the wait.
+                # A signal just before the wait does not end the wait: the signal's handler runs after it.
                 act = self._mailbox.get(timeout=min(SIGNAL_LOOK_S, max(0.0, left_s)))
             except queue.Empty:
                 act = self._act_if_due
             try:
                 act()
-            except Exception as error:  # boundary: agent supervisor; the host ends, and says why
+            except Exception as error:  # boundary: agent supervisor; the host ends, and reports why
                 logger.exception("unexpected error in phase %s", self._board.phase)
                 if not life.end_after_defect(error):
                     self._exit_code = EXIT_FAILED
@@ -203,7 +202,7 @@ class Supervisor:
                 self._exit_code = EXIT_TERMINATED
 
     def _due_at_s(self, life: HostLife) -> float | None:
-        """Return the monotonic time at which a notice or a held order is due; None if nothing is due."""
+        """Return the monotonic time at which a notice or a held order is due; None without either."""
         if self._held is not None:
             return self._held[0]
         if self._board.phase not in BEFORE_EXIT:
@@ -231,7 +230,7 @@ class Supervisor:
                 self._board.enter(HostPhase.RELEASED)
             elif life is None and self._notice.has_begun:
                 self._give_notice()
-                self._board.enter(HostPhase.EXITED)  # nothing has run
+                self._board.enter(HostPhase.EXITED)  # no program has run
             self._board.wait_until_told(self._limits.last_report_s)
         self._service.break_off()
         stopped = [self._heartbeat.close(self._limits.join_s), self._orders.close(self._limits.join_s)]
@@ -293,7 +292,7 @@ class Supervisor:
         self._exit_code = EXIT_RELEASED
 
     def _obey_held(self) -> None:
-        """Stop as ordered, and sooner where a notice leaves less time."""
+        """Stop as ordered, or sooner if a notice leaves less time."""
         assert self._life is not None
         assert self._held is not None
         (_, order), self._held = self._held, None

@@ -26,10 +26,10 @@ class Service(Talk, LogReceiver, SampleReceiver, TrainingReceiver, ProfileReceiv
         """Return the plan of this attempt."""
 
     def send_dump(self, dump: HostDump) -> None:
-        """Hand over a dump of the host's processes."""
+        """Send a dump of the host's processes."""
 
     def break_off(self) -> None:
-        """Break off every call."""
+        """Abort every call in flight."""
 
     def close(self) -> None:
         """Free the connections."""
@@ -44,10 +44,11 @@ class Surroundings:
         log: takes output and the agent's own lines.
         steps: the work itself.
         post: queues a function that the supervisor's thread calls.
-        on_signalled: called in that thread when every process of the host had a SIGTERM that is not the agent's.
+        on_signalled: called in that thread when every process of the host has received a SIGTERM that the agent did not
+            send.
         is_vain: whether waiting for the service is useless.
         drain_s: how long the end of a host waits for log lines that make no progress.
-        service: receives the data of the program's companions.
+        service: receives the data of the program's companions, such as metrics and profiles.
         clock: time of day, for measured values.
     """
 

@@ -3,8 +3,8 @@
 Where: `python -m clary.agent` gives `HostSteps` to the supervisor; `steps.Steps` says what each method promises. Only
 this module connects the agent's packages.
 
-Folders: work_folder/HOST/ml is the host's `/opt/ml`, work_folder/HOST its own place beside that. The service's home is
-the parent of `jobs` in work_folder; programs do not see it.
+Folders: work_folder/HOST/ml is the host's `/opt/ml`; work_folder/HOST holds the agent's other files of the host. The
+service's home is the parent of `jobs` in work_folder; programs do not see it.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ JOBS_FOLDER = "jobs"  # below the service's home
 _FAILURE_CHARACTERS = 1024
 _LONGEST_CHARACTER_BYTES = 4
 _CLOSE_S = 5.0
-_STORE_ATTEMPTS = 8  # they span 18 to 36 seconds: a restarted object store is back by then
+_STORE_ATTEMPTS = 8  # the retries span 18 to 36 seconds: a restarted object store is back by then
 WANDB_SECRETS = "secrets.env"  # beside the code, as `wandb.sagemaker_auth` names it
 _SECRETS_BYTES = 64 * 1024
 _ASK_LIMIT_S = 20.0
 _SSH_FOLDER = "ssh"  # beside the hosts' folders, with the files that they share
-# Launchers that AWS's containers run under mpirun --tag-output.
+# Distributions whose launcher AWS's containers run under mpirun --tag-output.
 _TAGGED_KINDS = (DistributionKind.PYTORCHDDP_OR_SMDDP, DistributionKind.MPI, DistributionKind.MODELPARALLEL)
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy")
@@ -137,7 +137,7 @@ class HostSteps:
 
     @property
     def summaries(self) -> tuple[str, ...]:
-        """Where channels came from."""
+        """Log lines on the sources of the channels."""
         return (*self._input.summaries, *self._compiled.summaries)
 
     def build_tree(self) -> None:
@@ -172,7 +172,7 @@ class HostSteps:
         return Path(self._plan.pool_folder) / self._host.name / POOL_CACHE_FOLDER
 
     def fetch_code(self) -> None:
-        """Put the user's code in its place."""
+        """Put the user's code into its folder."""
         self._code = prepare_code(self._plan, self._input.code_source(self._open_store()), self._tree)
         self._note(self._code.notes)
 
@@ -213,8 +213,8 @@ class HostSteps:
     def start_program(self, log: OutputLog) -> HostProgram:
         """Start every process of this host, its output going to `log`.
 
-        Raises: AgentError, fault USER for a command that its host cannot see; else as the launcher,
-            `PipeFeeder.start` and `Program.start`.
+        Raises: AgentError, fault USER for a command that its host cannot see; also the errors of the launcher,
+        `PipeFeeder.start` and `Program.start`.
         """
         assert self._code is not None
         assert self._environment is not None
@@ -269,7 +269,7 @@ class HostSteps:
         return self._program
 
     def _ask(self, process: ProcessSpec) -> str:
-        """Return the output of a program that the job may have brought; it runs in a host like the job's program."""
+        """Return the output of a program, which may be the job's own file; it runs in a host like the job's program."""
         assert self._environment is not None
         deadline_s = time.monotonic() + _ASK_LIMIT_S
 
@@ -294,11 +294,11 @@ class HostSteps:
         return b"WANDB_API_KEY" in (read_start(self._tree.root, place.parts, max_bytes=_SECRETS_BYTES) or b"")
 
     def open_mirrors(self) -> dict[MirrorPlan, Mirror]:
-        """Return the mirrors that bring this host's folders to the object store while the program runs; not started."""
+        """Return the mirrors, not yet started, that copy this host's folders to the store while the program runs."""
         return {place.plan: place.open() for place in self._mirrored}
 
     def rule_world(self) -> RuleWorld:
-        """Return where rules over the program's tensors run: beside it, on a host of their own with the same files."""
+        """Return the world of the rules over the program's tensors: a host of their own with the program's files."""
         assert self._context is not None
         assert self._environment is not None
         sandbox = self._sandbox(self._binds(self._environment))
@@ -348,12 +348,12 @@ class HostSteps:
         return Uploaded(staged=facts.staged, uris=facts.uploaded)
 
     def abort(self) -> None:
-        """Break off a running step: installations end, requests to the object store fail."""
+        """Abort a running step: installations end, requests to the object store fail."""
         self._stopping.set()
         with self._lock:
             store, self._store = self._store, None
         if store is not None:
-            # Closing would wait for a connection that is being made, and an abort must return at once.
+            # `close` would wait for a connection that is being opened, and an abort must return at once.
             closer = threading.Thread(target=store.close, name="object-store-closing", daemon=True)
             closer.start()
             self._closers.append(closer)
@@ -388,12 +388,12 @@ class HostSteps:
             self._notes += [sentence for sentence in sentences if sentence not in self._notes]
 
     def _share(self, channel: Channel) -> tuple[int, int]:
-        """Return this host's place among the hosts that get a channel, and the number of those hosts."""
+        """Return this host's index among the hosts that get a channel, and the number of those hosts."""
         names = [host.name for host in self._plan.hosts if channel in channels_of(self._plan, host)]
         return names.index(self._host.name), len(names)
 
     def _link(self, channel: Channel, source: str) -> None:
-        """Show a folder of the machine as a channel by a link, where mounts are impossible."""
+        """Show a folder of the machine as a channel by a link if mounts are impossible."""
         place = self._tree.channel(channel.name)
         if place.is_dir() and not place.is_symlink():
             place.rmdir()
@@ -420,7 +420,7 @@ class HostSteps:
         return feeders
 
     def _ssh(self, home: str | None) -> tuple[Bind, ...]:
-        """Set up ssh between the hosts; returns the binds by which this host sees its files."""
+        """Set up ssh between the hosts; return the binds by which this host sees the ssh files."""
         plan = self._plan
         if plan.isolation is not Isolation.NAMESPACES or len(plan.hosts) == 1:
             return ()
@@ -439,7 +439,7 @@ class HostSteps:
             return prepare_ssh(shared_folder, self._folder, addresses=addresses, home=home)
 
     def _installation_world(self) -> InstallationWorld:
-        """Return where requirements are installed: a host like the program's, made before it."""
+        """Return the world in which requirements are installed: a host like the program's later host."""
         plan = self._plan
         python = plan.environment.python
         home, image = hidden_folder(plan), Path(python).parent.parent
@@ -447,7 +447,7 @@ class HostSteps:
         if not (image / "pyvenv.cfg").exists() and needs_overlay(image, hidden=home):
             binds = (*binds, Bind(source=str(image.resolve()), target=str(image), read_only=True, keeps_owners=True))
         inside = inside_tree(plan, self._tree)
-        # The job's own variables do not count: the installation is kept for other jobs with the same requirements.
+        # The job's own variables are left out: the installation is kept for other jobs with the same requirements.
         bare = replace(plan, user_environment={})
         variables = service_variables(bare, self._host, inside, python=python, shims_folder="", machine=os.environ)
         own_network = plan.network.namespace_paths.get(self._host.name)
@@ -484,7 +484,7 @@ class HostSteps:
         # Visible at the same path wherever this package lies, even below /tmp, although hosts have a /tmp of their own.
         binds = [Bind(source=str(PACKAGE_FOLDER), target=str(PACKAGE_FOLDER), read_only=True)]
         home = hidden_folder(self._plan)
-        # Looked up in the image, not in a copy of it: a copy may hold a stranger's packages.
+        # Looked up in the image, not in a copy of the image: a copy may hold a stranger's packages.
         image = Path(self._plan.environment.python).parent.parent
         binds += interpreter_binds(image, self._plan.environment.python, hidden=home)
         prefix, environment_folder = environment.base_prefix, environment.folder
@@ -523,7 +523,7 @@ def service_home(plan: LaunchPlan) -> Path | None:
 
 
 def hidden_folder(plan: LaunchPlan) -> Path | None:
-    """Return the folder that no program sees, wherever it lies: the service's, or on a node its user's `clary-UID`.
+    """Return the folder to hide from programs: the service's home, or on a node the folder `clary-UID` of its user.
 
     On a node, <scratch>/clary-UID/NODE/hosts/TAG-INDEX-PID holds `jobs` (`agent.boot`). Beside the host's own folder
     lie the folders of other hosts, and the code of future agents.

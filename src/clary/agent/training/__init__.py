@@ -1,1 +1,1 @@
-"""A program's own files about its training, read while they grow."""
+"""Readers of the files in which a program records its training, while these files grow."""

@@ -1,8 +1,8 @@
 """Reduces the buckets of a histogram: few, from left to right, with all counts. Pure.
 
 Where: `event_summaries` reads them from a record; the console draws them over the steps.
-Writers leave buckets that grow with their distance from zero, a thousand and more of them. Charts have a
-linear scale, as TensorBoard draws it: buckets that share a cell of the scale are joined, and no bucket is split.
+Writers record a thousand and more buckets, whose width grows with their distance from zero. Charts have a linear scale,
+as TensorBoard draws it: buckets that share a cell of the scale are joined, and no bucket is split.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_READ_BUCKETS = 100_000  # of one histogram; numpy's automatic bins may be ma
 
 Row = tuple[float, float, float]  # left, right, count
 _MOST = sys.float_info.max  # JSON has no infinity
-_DIGITS = 7  # of an edge: more than a chart shows
-_WHOLE = 2.0**53  # counts up to this are whole numbers
+_DIGITS = 7  # significant digits of an edge: more than a chart shows
+_WHOLE = 2.0**53  # floats up to this hold whole numbers exactly
 
 
 def buckets_text(rows: Sequence[Row], *, least: float = -math.inf, greatest: float = math.inf) -> str:
@@ -28,7 +28,7 @@ def buckets_text(rows: Sequence[Row], *, least: float = -math.inf, greatest: flo
     Args:
         rows: in any order; rows that hold no numbers are left out.
         least: of the values; the first bucket does not begin before it.
-        greatest: of the values; the last bucket does not end behind it.
+        greatest: of the values; the last bucket does not end above it.
     """
     held = sorted(
         (min(left, right), max(left, right), count) for left, right, count in rows if _holds(left, right, count)

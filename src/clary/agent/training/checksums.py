@@ -1,7 +1,7 @@
 """CRC-32C as event files use it.
 
-Source: RFC 3720, appendix B.4 (polynomial 0x1EDC6F41, reflected); TensorFlow's record format rotates the sum and adds
-a constant, so that sums of sums stay good.
+Source: RFC 3720, appendix B.4 (polynomial 0x1EDC6F41, reflected); TensorFlow's record format rotates the sum and adds a
+constant, so that a sum over data with sums in it stays reliable.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from clary.agent.training.checksums import masked_crc32c
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024  # longer records are skipped: they hold pictures too large to show
-MAX_SUMMED_BYTES = 64 * 1024  # the sums of longer records are not checked: it takes too long
+MAX_SUMMED_BYTES = 64 * 1024  # the sums of longer records are not checked: a check takes too long
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
 _HEADER = struct.Struct("<QI")
@@ -37,7 +37,7 @@ class Records:
         next_offset: offset at which to read on.
         num_damaged: records with a wrong sum; they are left out.
         num_large: records that were skipped because of their size.
-        is_lost: the length itself is damaged, so that nothing behind it can be found.
+        is_lost: whether the length itself is damaged, so that no later record can be found.
     """
 
     records: tuple[Record, ...]
@@ -52,7 +52,8 @@ def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECO
 
     Args:
         piece: of the file; beginning with a record.
-        offset: where the piece begins in the file. The next one may begin behind the piece's end, past a large record.
+        offset: where the piece begins in the file. The next piece may begin behind this piece's end, past a large
+            record.
         max_record_bytes: longer records are skipped.
     """
     records: list[Record] = []

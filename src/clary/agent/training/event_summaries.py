@@ -42,12 +42,12 @@ class EventReader:
         self._plugins: dict[str, str] = {}  # tag -> plugin
 
     def read(self, record: bytes, *, offset: int, file: str) -> list[Finding]:
-        """Return the findings of a record; empty where no chart shows it.
+        """Return the findings of a record; empty if no chart shows the record.
 
         Args:
             record: a message, without length and sums.
-            offset: of the record in its file; findings name it.
-            file: path below `/opt/ml`; findings name it.
+            offset: offset of the record in its file; findings carry it.
+            file: path below `/opt/ml`; findings carry it.
         Raises: Malformed.
         """
         at_ms, step, summaries = 0, 0, []

@@ -1,4 +1,4 @@
-"""Recognises by their paths the files that hold values of a training. Pure.
+"""Recognises files that hold values of a training by their paths. Pure.
 
 Source: TensorBoard takes every file with `tfevents` in its name; MLflow's FileStore keeps RUN/metrics/NAME below the
 folder of an experiment; sagemaker.experiments writes output/metrics/sagemaker/*.json; W&B keeps the log of a run in
@@ -26,7 +26,11 @@ WATCHED = (
 )
 WANDB_BEGIN, WANDB_END = "run-", ".wandb"  # the name of a log, before and behind the ID of its run
 STATE_FILE = "trainer_state.json"
-STATE_FOLDERS = ("model", "checkpoints", "output")  # with checkpoints of transformers; only their upper levels are read
+STATE_FOLDERS = (
+    "model",
+    "checkpoints",
+    "output",
+)  # folders with checkpoints of transformers; only their upper levels are read
 _RUN_ID_CHARACTERS = 8
 
 

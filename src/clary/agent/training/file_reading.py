@@ -1,6 +1,6 @@
-"""Reads the files of one host's training from where the last look ended.
+"""Reads the files of one host's training, each from the offset where the last poll ended.
 
-Where: `training_watch` asks every second or two, in its thread; findings go to its `FindingStore`.
+Where: `training_watch` polls every second or two, in its thread; findings go to its `FindingStore`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from clary.contract.picture_files import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from clary.contract.training_values import Finding, FindingKind, TrainingProgress
 
 PIECE_BYTES = 256 * 1024
-MAX_LOOK_BYTES = 16 * 1024 * 1024  # read in one look; the next look continues
-MAX_FILES = 2_000  # that are followed
+MAX_LOOK_BYTES = 16 * 1024 * 1024  # read in one poll; the next poll continues
+MAX_FILES = 2_000  # files that are followed
 MAX_STATE_BYTES = 4 * 1024 * 1024  # of trainer_state.json, which holds the history of the training
-MAX_STATE_ENTRIES = 2_000  # file names read in the search for it
+MAX_STATE_ENTRIES = 2_000  # file names read in the search for trainer_state.json
 _RECORD_MARGIN_BYTES = 64
 
 
@@ -32,7 +32,7 @@ class _Tail:
     place: Place
     inode: int
     offset: int = 0  # may lie behind the file's end while a skipped record is still being written
-    seen_bytes: int = 0  # of the file at the last look
+    seen_bytes: int = 0  # size of the file at the last poll
     piece_bytes: int = field(default_factory=lambda: PIECE_BYTES)
     is_lost: bool = False
     reader: EventReader = field(default_factory=EventReader)
@@ -43,7 +43,7 @@ class FileReading:
 
     Args:
         root: the tree as the agent sees it.
-        folders: below it, to walk.
+        folders: below `root`, to walk.
         on_note: called with a sentence on what is wrong with a file, once for each file.
     """
 
@@ -55,7 +55,7 @@ class FileReading:
         self._names = RunNames()
         self._states: dict[str, int] = {}  # path of a state file -> when it was written, in nanoseconds
         self._told: set[str] = set()
-        self.is_behind = False  # whether the last look has reached its limit and left bytes unread
+        self.is_behind = False  # whether the last poll has reached its limit and left bytes unread
 
     def skip_what_stands(self) -> None:
         """Mark the present content of the files as known: it came with an earlier attempt's checkpoints."""
@@ -67,7 +67,7 @@ class FileReading:
             self._states[state.path] = state.modified_ns
 
     def look(self) -> Iterator[Finding]:
-        """Yield the findings written since the last look, file by file."""
+        """Yield the findings written since the last poll, file by file."""
         left = MAX_LOOK_BYTES
         self.is_behind = False
         for found, place in sorted(self._found(), key=lambda item: item[0].path):

@@ -1,8 +1,8 @@
-"""Findings that the service has not acknowledged yet; `outbox` says how they are numbered and bounded.
+"""Findings that the service has not acknowledged yet; `outbox` describes how they are numbered and bounded.
 
 Where: `training_watch` appends and takes batches, both in its one thread.
-Pictures - histograms and images - have a limit of their own, so that they displace no number. A picture beyond the
-limit waits until it fits, or until a newer picture of its tag replaces it, so that the last picture of a tag is sent.
+Pictures (histograms and images) have a limit of their own, so that they displace no scalar. A picture beyond the limit
+waits until it fits, or until a newer picture of its tag replaces it, so that the last picture of a tag is sent.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from clary.contract.training_values import (
 MAX_BYTES = 16 * 1024 * 1024
 MAX_NAMES = 5_000  # metrics of one host; more are left out
 BURST = 20_000.0  # findings of one name that are accepted at once
-PER_S = 20.0  # of one name in the long run; the service's database is not made for more
+PER_S = 20.0  # findings of one name in the long run; the service's database is not made for more
 PICTURE_BURST_BYTES = 64 * 1024 * 1024.0  # of pictures of one host that are accepted at once
-PICTURE_BYTES_PER_S = 32 * 1024.0  # in the long run; the service keeps some of each tag
+PICTURE_BYTES_PER_S = (
+    32 * 1024.0
+)  # of pictures of one host in the long run; the service keeps some pictures of each tag
 MAX_WAITING_BYTES = 4 * 1024 * 1024  # of waiting pictures
 _FINDING_BYTES = 300  # memory of a finding besides its data
 _MAX_TAGS = {FindingKind.HISTOGRAM: MAX_HISTOGRAM_TAGS, FindingKind.IMAGE: MAX_IMAGE_TAGS}
@@ -35,8 +37,9 @@ class FindingStore(Outbox[Finding]):
     """The findings of one host of one attempt; used by one thread.
 
     Attributes:
-        num_dropped: of findings given up, and of findings that came too fast or were replaced before they had a number.
-        num_unnamed: of findings left out because there were too many names.
+        num_dropped: number of findings given up, of findings that arrived too fast, and of pictures replaced while
+            waiting.
+        num_unnamed: number of findings left out because there were too many names.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class FindingStore(Outbox[Finding]):
         self.num_unnamed = 0
 
     def offer(self, finding: Finding, *, now_s: float) -> None:
-        """Append a finding, unless its name has too many; a picture may have to wait."""
+        """Append a finding, unless its name exceeds a limit; a picture may have to wait."""
         if finding.kind is not FindingKind.SCALAR:
             self._append_picture(finding, now_s)
         elif self._may_come(finding.name, now_s):

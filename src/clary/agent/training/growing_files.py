@@ -1,7 +1,6 @@
-"""Files that a program writes, found below a few folders and read from where the last look ended.
+"""Files that a program writes, found below a few folders and read from a given offset.
 
-The program owns the folders: links are never followed, pipes never opened, and the number of names read
-is bounded, however many files a program has written.
+The program owns the folders: links are never followed, pipes are never opened, and the number of names read is bounded.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ class FoundFile:
 
 
 def walk(root: Path, folder: str, *, max_entries: int = MAX_ENTRIES) -> Iterator[FoundFile]:
-    """Yield the regular files below a folder of `root`, in no order; no file if a step is no folder.
+    """Yield the regular files below a folder of `root`, in no order; no file if a part of the path is not a folder.
 
     Args:
         root: a host's `/opt/ml` as the agent sees it.
-        folder: below it, with `/`.
+        folder: path below `root`, with `/`.
         max_entries: names read; files beyond them are not found.
     """
     try:
@@ -56,7 +55,7 @@ def read_piece(root: Path, path: str, *, offset: int, max_bytes: int) -> tuple[i
 
     Args:
         root: a host's `/opt/ml` as the agent sees it.
-        path: of the file below it, with `/`.
+        path: path of the file below `root`, with `/`.
         offset: in bytes; behind the file's end no bytes are returned.
         max_bytes: read at most.
     """

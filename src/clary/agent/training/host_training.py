@@ -1,7 +1,7 @@
 """Reads the values that one host's program writes about its training, and sends them to the service.
 
-Where: `program_companions` prepares it before the program starts, tells it when the program is gone, and waits a moment
-for its last values before a phase that can make the job terminal. No error in here ends the host's life.
+Where: `program_companions` prepares it before the program starts, notifies it when the program has ended, and waits a
+moment for its last values before a phase that can make the job terminal. No error in this module ends the host's life.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HostTraining(Companion):
     Args:
         plan: may name a folder for TensorBoard.
         host: name of this host.
-        service: where values go.
+        service: receives the values.
         progress: finds progress in the log.
         clock: time of day.
         on_note: called with a sentence for the user; from any thread.
@@ -58,8 +58,8 @@ class HostTraining(Companion):
         self._progress = progress
         self._clock = clock
         self._on_note = on_note
-        self._ml_folder: Path | None = None  # once it is there
-        self._is_away = False  # the service
+        self._ml_folder: Path | None = None  # set once `/opt/ml` exists
+        self._is_away = False  # whether the service does not answer
         self._watch: TrainingWatch | None = None
 
     def prepare(self, ml_folder: Path) -> None:
@@ -88,22 +88,22 @@ class HostTraining(Companion):
         self._hand_out_token()
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Read while the program runs."""
+        """Begin to read files, as the program runs now."""
         if self._watch is not None:
             self._watch.start()
 
     def ended(self) -> None:
-        """Read the files once more and send every value; `wait_flushed` waits for that."""
+        """Read the files once more and send every value; `wait_flushed` waits until they are sent."""
         if self._watch is not None:
             self._watch.stop()
 
     def wait_flushed(self, is_vain: Callable[[], bool]) -> None:
-        """Wait until the last values are sent, for a moment at most; less once the wait is useless."""
+        """Wait a moment at most until the last values are sent; stop waiting once the wait is useless."""
         if self._watch is not None:
             self._watch.join(LAST_VALUES_S, is_vain=is_vain)
 
     def abort(self) -> None:
-        """Read and send no more; returns at once, harmless when repeated."""
+        """Stop reading and sending; return at once, harmless when repeated."""
         if self._watch is not None:
             self._watch.abort()
 
@@ -124,7 +124,7 @@ class HostTraining(Companion):
             logger.exception("the token of %s is left as it is", self._host)
 
     def _logs_folder(self, configuration: Mapping[str, Any]) -> str | None:
-        """Return LocalPath below `/opt/ml`; None, with a note, if it lies elsewhere."""
+        """Return TensorBoard's LocalPath relative to `/opt/ml`; None, with a note, if it lies elsewhere."""
         path = PurePosixPath(str(configuration.get("LocalPath") or OPT_ML / _DEFAULT_FOLDER))
         if not path.is_relative_to(OPT_ML) or ".." in path.parts or path == PurePosixPath(OPT_ML):
             self._on_note(f"TensorBoardOutputConfig: LocalPath {path} is not below {OPT_ML}: its files are not read")

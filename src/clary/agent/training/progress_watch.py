@@ -1,7 +1,7 @@
-"""Estimates the progress of a program from many signs: which sign counts, and how much time remains.
+"""Estimates the progress of a program from many signs: the counter of the training, and the time that remains.
 
-Where: `log.log_intake` feeds lines from any thread; `training_watch` asks in its own thread and
-sends new progress to the service. One watch serves one attempt, so that a rate never spans a restart.
+Where: `log.log_intake` feeds lines from any thread; `training_watch` polls in its own thread and sends new progress to
+the service. One watch serves one attempt, so that a rate never spans a restart.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Track:
     rate: RateEstimate = field(default_factory=RateEstimate)
 
     def lasts_s(self, now_s: float) -> float:
-        """Return about how long the counter goes from its begin to its end."""
+        """Return the estimated seconds from the counter's begin to its end."""
         elapsed_s = self.sign.seconds if self.sign.seconds is not None else now_s - self.began_s
         share = self.sign.done / self.sign.total if self.sign.total else 0.0
         return elapsed_s / share if share > 0 else elapsed_s
@@ -100,7 +100,7 @@ class ProgressWatch:
             for line in lines[-MAX_LINES:]:
                 if may_hold_progress(line) and self._may_look() and (sign := sign_in(line)) is not None:
                     self._take(sign, rank)
-        except Exception:  # boundary: the program's output passes here, and the program waits for it
+        except Exception:  # boundary: the program's output passes through here, and the program would wait
             if not self._has_failed:
                 logger.exception("lines are not read for progress")
             self._has_failed = True

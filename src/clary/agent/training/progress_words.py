@@ -1,8 +1,8 @@
 """Progress in the output of programs and in Hugging Face's state file. Pure.
 
-Where: `progress_watch` gives it lines of the log that may hold some.
-Source: tqdm's default format (`desc:  45%|####5     | 450/1000 [00:12<00:15, 36.5it/s]`), which Lightning, Keras
-wrappers and transformers print too; `TrainerState` of transformers for trainer_state.json.
+Where: `progress_watch` calls it with lines of the log that may hold progress. Source: tqdm's default format (`desc:
+45%|####5 | 450/1000 [00:12<00:15, 36.5it/s]`), which Lightning, Keras wrappers and transformers print too;
+`TrainerState` of transformers for trainer_state.json.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from clary.contract.training_values import TrainingProgress
 
-MAX_CHARACTERS = 512  # of a line that are read
-MOST = 10**15  # of steps; larger numbers count something else
+MAX_CHARACTERS = 512  # characters of a line that are read
+MOST = 10**15  # largest number of steps; larger numbers count other units
 
 _BAR = re.compile(r"(\d{1,3})%\|[^|]{0,200}\| *(\d{1,15}(?:\.\d{1,6})?[kMG]?) ?/ ?(\d{1,15}(?:\.\d{1,6})?[kMG]?) ?\[")
 _TIMES = re.compile(r"\[(\d{1,4}(?::\d\d){1,2})<")
@@ -25,7 +25,7 @@ _STEP_OF = re.compile(
     r"\b([Gg]lobal[ _-]?)?([Ss]teps?|[Ii]ter(?:ation)?s?|[Bb]atch(?:es)?)\b[ :=#\[(]{0,4}"
     r"(\d{1,15}) ?(?:/|of) ?(\d{1,15})\b"
 )
-_LETTERS = ("%|", "poch", "tep", "ter", "atch")  # a line without any of them holds no progress
+_LETTERS = ("%|", "poch", "tep", "ter", "atch")  # a line without any of these texts holds no progress
 _FACTORS = {"k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 # Bars of preparations end long before the training does.
 _NOT_TRAINING = re.compile(

@@ -1,6 +1,6 @@
-"""The thread that reads a program's files about its training, and carries values to the service.
+"""The thread that reads a program's files about its training, and sends values to the service.
 
-Where: `training.host_training` starts it with the program. No error in here ends the host's life.
+Where: `training.host_training` starts it with the program. No error in this module ends the host's life.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from clary.agent.training.progress_watch import ProgressWatch
 from clary.base.clock import Clock
 from clary.contract.training_values import TrainingBatch, TrainingProgress, TrainingReceipt
 
-LOOK_S = 1.0  # from one look at the files to the next
+LOOK_S = 1.0  # from one poll of the files to the next
 SEND_S = 2.0  # from one batch to the next while a program writes
-STATE_S = 10.0  # from one look for a state file to the next
-MAX_LOAD = 0.01  # share of one processor; more expensive looks are made less often
-_MAX_PAUSE_S = 5.0  # between tries while the service is unreachable
+STATE_S = 10.0  # from one poll for a state file to the next
+MAX_LOAD = 0.01  # share of one processor; more expensive polls are made less often
+_MAX_PAUSE_S = 5.0  # between retries while the service is unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class TrainingWatch(Sender):
     """Reads and sends findings; after `stop` it continues until all findings of the program are sent.
 
     Args:
-        service: where findings go.
-        reading: of the files; used by the thread alone, once the thread has begun.
+        service: receives the findings.
+        reading: reader of the files; used by the thread alone, once the thread has begun.
         progress: finds progress in the log.
         clock: gives states their time of day.
         on_note: called with a sentence for the user.
@@ -133,7 +133,7 @@ class TrainingWatch(Sender):
         return Parcel(batch.first, batch.first + len(batch.findings), send)
 
     def _new_progress(self) -> TrainingProgress | None:
-        """Return the program's progress, if the service does not know it yet."""
+        """Return the program's progress, if it was not yet sent to the service."""
         current, sent = self._progress.current(), self._sent_progress
         if current is None or (sent is not None and _is_same(current, sent)):
             return None

@@ -26,7 +26,7 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _MS_PER_S = 1000
 _MOST_MS = 4_102_444_800_000  # the year 2100: later times are not plausible
 _MOST_STEP = 2**63
-_NO_NUMBERS = {"NaN", "Infinity", "-Infinity"}  # written as text, as JSON has no such numbers
+_NO_NUMBERS = {"NaN", "Infinity", "-Infinity"}  # values written as text, as JSON has no such numbers
 
 
 def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECORD_BYTES) -> Records:
@@ -34,7 +34,7 @@ def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECO
 
     Args:
         piece: of the file; beginning with its first byte, or at `next_offset` of the last piece.
-        offset: where the piece begins in the file. The next one may begin behind the piece's end, past filling.
+        offset: where the piece begins in the file. The next piece may begin behind this piece's end, past padding.
         max_record_bytes: longer records are skipped; includes the headers between a record's parts.
     """
     first = _behind_prefix(piece) if offset == 0 else 0
@@ -57,12 +57,12 @@ def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECO
         is_lost = not _FULL <= kind <= _LAST or length > room - _HEADER.size
         if parts and end - begin > max_record_bytes:
             num_large += 1
-            parts, begin = [], place  # its remaining parts are skipped, as parts without a first one
+            parts, begin = [], place  # the record's remaining parts are skipped, as parts without a first part
         if is_lost or end > len(piece):
             break
         data, at, place = piece[place + _HEADER.size : end], place, end
         if kind in (_FULL, _FIRST):
-            num_damaged += bool(parts)  # the record before has no end
+            num_damaged += bool(parts)  # the previous record has no end
             parts, is_sound, begin = [], True, at
         elif not parts:
             begin = place
@@ -84,7 +84,7 @@ def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECO
 
 
 def _behind_prefix(piece: bytes) -> int | None:
-    """Return the offset of the first record; 0 if too little is written, None for another file or version."""
+    """Return the offset of the first record; 0 if the header is incomplete, None for another file format or version."""
     if not piece.startswith(PREFIX[: len(piece)]):
         return None
     return len(PREFIX) if len(piece) >= len(PREFIX) else 0

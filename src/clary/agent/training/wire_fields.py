@@ -1,4 +1,4 @@
-"""The fields of a protocol buffer's message, without its description. Pure.
+"""The fields of a protocol buffer message, parsed without its .proto description. Pure.
 
 Source: "Encoding" in the documentation of protocol buffers: a tag of number and wire type, then a varint, eight bytes,
 a length with that many bytes, or four bytes. Groups are not read.
@@ -19,7 +19,7 @@ Value = int | bytes
 
 
 class Malformed(ValueError):
-    """Bytes that are no message."""
+    """Bytes that are not a valid message."""
 
 
 def fields_of(message: bytes) -> Iterator[tuple[int, int, Value]]:
@@ -66,7 +66,7 @@ def as_bytes(value: Value) -> bytes:
 
 
 def as_text(value: Value) -> str:
-    """Return a field with a length as text; bytes that are no UTF-8 are escaped. Raises: Malformed."""
+    """Return a field with a length as text; bytes that are not UTF-8 are escaped. Raises: Malformed."""
     return as_bytes(value).decode("utf-8", "backslashreplace")
 
 
