@@ -17,13 +17,13 @@ def measure_machine(root: Path = Path("/")) -> Machine:
     """Return the part of the machine that this process may use: affinity and cgroup limits count.
 
     Args:
-        root: where /proc, /sys and /dev lie; tests give a folder.
+        root: folder that contains /proc, /sys and /dev; tests pass a temporary folder.
     """
     return Machine(num_cpus=_num_cpus(root), memory_bytes=_memory_bytes(root), num_gpus=_num_gpus(root))
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that programs could still get, at most the limit of this process."""
+    """Return the bytes of memory that programs could still allocate, at most the limit of this process."""
     match = re.search(r"^MemAvailable:\s+([0-9]+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     return min(int(match.group(1)) * KIB if match else 0, _memory_bytes(root))
 

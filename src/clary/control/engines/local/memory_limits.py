@@ -1,4 +1,4 @@
-"""The keeper of hosts' memory limits on this machine, in a sentence.
+"""A sentence on the mechanism that enforces the memory limits of hosts on this machine.
 
 Where: the service asks once when it starts, so that `clary up` and `clary doctor` can show it before the first job. The
 answer is the agent's own (`clary.agent.host.limits.memory_support`), which tries to set a limit.
@@ -32,11 +32,11 @@ _ADVICE = (
 
 
 def memory_limits(environ: Mapping[str, str], *, looks_only: bool = False) -> str:
-    """Return a sentence on the keeper of memory limits; if that is not the kernel, with the reason and the remedy.
+    """Return a sentence on how memory limits are enforced; if not by the kernel, with the reason and the remedy.
 
     Args:
-        environ: of agents.
-        looks_only: whether no process may be moved to another cgroup to find out.
+        environ: environment variables of agents, passed to the probe.
+        looks_only: whether the probe must not move a process to another cgroup.
     """
     try:
         done = subprocess.run(
@@ -58,7 +58,7 @@ def memory_limits(environ: Mapping[str, str], *, looks_only: bool = False) -> st
 
 
 def in_words(keeper: MemoryKeeper, why: str) -> str:
-    """Return the sentence for a keeper. Pure."""
+    """Return the sentence for a mechanism, with `why` no cgroup limits memory. Pure."""
     if keeper is not MemoryKeeper.WATCH:
         return _KEPT[keeper]
     return f"{_KEPT[keeper]}, because no cgroup can limit it ({why or 'no reason given'}). {_ADVICE}"

@@ -1,14 +1,14 @@
 """Cut hosts off a running job's network and connect them again, or slow their links: for tests and rehearsals.
 
 Run: `python -m clary.control.engines.local.network_faults FOLDER HOST up|down|MBIT` does it, with HOST:HOST for the
-path between two hosts alone; `partition`, `part` and `limit` run that, because joining a namespace would change the
-calling process. A host that is cut off keeps its interface, address and carrier: its frames never arrive.
+path between two hosts alone; `partition`, `part` and `limit` run this command, because joining a namespace would change
+the calling process. A host that is cut off keeps its interface, address and carrier: its frames never arrive.
 
 [Note: cuts between two]
 Each of the two gets a fixed neighbour entry for the other, with an unused Ethernet address. So any pairs can be cut at
-the same time, with any kind of switch; isolated ports of a bridge could not do that, because each of them is isolated
-from all the others. Programs may not change neighbours. Hosts use only IPv4 among themselves; frames of the link watch,
-which sets their Ethernet addresses itself, still pass.
+the same time, with any kind of switch; isolated ports of a bridge could not do that, because each isolated port is cut
+from every other isolated port. Programs may not change neighbours. Hosts use only IPv4 among themselves; frames of the
+link watch, which sets their Ethernet addresses itself, still pass.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from clary.control.engines.local.network import fabric, namespaces, network_buil
 from clary.control.engines.local.network.netlink import Netlink
 from clary.control.engines.local.network.network_spec import write_json
 
-FULL_MBIT_S = 100_000.0  # above the speed of such a link
+FULL_MBIT_S = 100_000.0  # above the speed of a veth or TAP link
 NOWHERE = b"\x02\xff\xff\xff\xff\xfe"  # locally administered like hosts' addresses, whose second byte is 00
 
 
@@ -37,7 +37,7 @@ async def partition(pool_folder: str, host: str, *, up: bool) -> None:
     """Cut `host` off its pool's network (`up=False`) or connect it again; a repeated call does nothing.
 
     Args:
-        pool_folder: with the ready file of the network's anchor.
+        pool_folder: folder with the ready file of the network's anchor.
         host: its name.
         up: whether to connect it.
     Raises: EngineError if the pool has no network of its own, no such host, or its anchor is gone.
@@ -70,7 +70,7 @@ async def limit(plan: LaunchPlan, host: str, *, rate_mbit_s: float | None) -> No
     Args:
         plan: of a running attempt.
         host: its name.
-        rate_mbit_s: above 0; None takes the plan's rate, or 100 Gbit/s where the plan has no limit.
+        rate_mbit_s: above 0; None restores the plan's rate, or 100 Gbit/s where the plan has no limit.
     Raises: EngineError as `partition`.
     """
     if rate_mbit_s is None:

@@ -1,8 +1,8 @@
 """Damaged or deleted records of attempts, rebuilt from running processes.
 
 Where: `LocalEngine`, before it works on an attempt. An agent's output goes to `agent.log` of its host's folder, and the
-kernel tells where a descriptor of a process points, even if the file has been deleted since: that identifies the
-agent's host for certain. Its environment has the mark that all processes of the attempt have.
+kernel shows the path behind a process's descriptor, even if the file has been deleted since: the path of `agent.log`
+identifies the agent's host for certain. The agent's environment has the mark of all processes of the attempt.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from clary.control.engines.local.attempt_record import RECORD_FILE, AttemptRecor
 from clary.control.engines.local.network.network_spec import READY_FILE
 
 DAMAGED_SUFFIX = ".damaged"
-_DELETED = " (deleted)"  # suffix of the kernel behind the path of a deleted file
+_DELETED = " (deleted)"  # the kernel appends this suffix to the path of a deleted file
 
 log = logging.getLogger(__name__)
 
 
 def mend(folder: Path) -> None:
-    """Make an attempt's record anew if it cannot be read or was deleted; a damaged file is kept beside it.
+    """Rebuild an attempt's record if it cannot be read or was deleted; keep the damaged file next to the new one.
 
     Raises: EngineError if it cannot be written.
     """
@@ -43,7 +43,7 @@ def mend(folder: Path) -> None:
 
 
 def restore(folder: Path) -> bool:
-    """Restore the folder of an attempt that was deleted while its processes run; return whether any run."""
+    """Restore an attempt's deleted folder while its processes still run; return whether any process runs."""
     record = find(folder)
     anchor_pids = _anchors_of(folder)
     if record is None and not anchor_pids:

@@ -1,7 +1,7 @@
 """Faults that strike the hosts of a rehearsal on this machine.
 
-Where: `server.actions.rehearsal_actions` decides whether a job may be struck; this module strikes it. Nothing is
-recorded: the service finds out the effects of a fault as it does those of a real one.
+Where: `server.actions.rehearsal_actions` decides whether faults may be injected into a job; this module injects them.
+Nothing is recorded: the service detects the effects of an injected fault as it detects those of a real fault.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _NO_DISK = (
 
 
 class LocalFaults:
-    """Strikes hosts of one engine.
+    """Injects faults into hosts of one engine.
 
     Args:
-        engine: whose hosts they are.
+        engine: the engine that runs the hosts.
         home_folder: of the service.
     """
 

@@ -1,7 +1,8 @@
 """Records of the programs of a rehearsal, kept beyond their hosts.
 
-Where: the engine keeps the files when it takes an attempt's hosts away; a page of the service reads them. The program
-could replace them by anything: no link is followed, only plain files are touched, and their content is not trusted.
+Where: the engine keeps the files when it removes an attempt's hosts; a page of the service reads them. The program
+could have replaced them by any file or link: no link is followed, only plain files are touched, and their content is
+not trusted.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from clary.base.beneath import Folder
 from clary.contract.rehearsals import RECORD_PREFIX, RECORD_SUFFIX, RECORDS_PARTS
 
 MAX_FILES = 512  # of one host
-MAX_FILE_BYTES = 17 * 1024 * 1024  # a little more than a program writes into one
+MAX_FILE_BYTES = 17 * 1024 * 1024  # a little more than a program writes into one record
 MAX_PAGE_BYTES = 64 * 1024 * 1024
 _CUT = b'\n{"e": "full"}\n'  # the line that a program itself writes when its record is full
 _ML_FOLDER = "ml"  # below a host's folder, as agents build it
 
 
 def keep(host_folder: Path) -> None:
-    """Move the records of a host beside its logs, where they stay until the job is deleted; never raises."""
+    """Move the records of a host into its log folder, where they stay until the job is deleted; never raises."""
     records = "/".join((_ML_FOLDER, *RECORDS_PARTS))
     with contextlib.suppress(OSError), Folder.at(host_folder) as host:
         for name in sorted(host.names(records))[:MAX_FILES]:

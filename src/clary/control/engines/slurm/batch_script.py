@@ -3,8 +3,8 @@
 Where: `submission` hands it to sbatch on standard input. It holds no secret: a host proves itself with munge.
 
 Behaviour of Slurm that the script has to handle:
-- It signals every process of the job when that is cancelled, this shell too; the shell must not leave before its steps.
-- Variables on GPUs of the batch step would reach steps on nodes without GPUs.
+- It signals every process of a cancelled job, this shell included; the shell must not exit before its steps.
+- GPU variables of the batch step would be passed on to steps on nodes without GPUs.
 - In a heterogeneous job srun reaches the first component only, unless an option names another.
 """
 
@@ -21,7 +21,7 @@ from clary.base.errors import EngineError
 from clary.control.engines.cluster.scheduler import Boot
 from clary.control.engines.slurm import step_start
 
-MAX_ARGUMENT_BYTES = 100_000  # Linux takes 131072 in one argument
+MAX_ARGUMENT_BYTES = 100_000  # Linux accepts 131072 bytes in one argument
 GPU_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "GPU_DEVICE_ORDINAL",
@@ -80,7 +80,7 @@ def batch_script(
     Args:
         tag: of the allocation.
         components: indices of the hosts, by component of the job.
-        boot: for every host.
+        boot: the boot's script, service URL and certificate, the same for every host.
         python: interpreter of the nodes.
         scratch: folder of the nodes; empty for the nodes' default.
         output: folder for the output of steps, used where a node sees it.

@@ -1,6 +1,6 @@
 """Reads Slurm's short forms of names and numbers: `node-[1-3,7]`, `0-2,5`. Pure.
 
-Where: `queue_rows` and `node_rows` read nodes and indices with it; `submission` writes indices.
+Where: `queue_rows` and `node_rows` read nodes and indices; `submission` writes indices.
 Source: slurm.conf(5), "NodeName"; `scontrol show hostnames` says the same.
 """
 
@@ -16,7 +16,7 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return the names of a list, in its order; no name for a list that is empty, `(null)`, broken or too long."""
+    """Return the names of a list, in its order; an empty result for an empty, `(null)`, malformed or too long list."""
     names: list[str] = []
     for item in _items(text):
         try:
@@ -30,7 +30,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def read_indices(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list such as `0-2,5`, ascending; no number for a list that is broken or too long."""
+    """Return the numbers of a list such as `0-2,5`, ascending; an empty result for a malformed or too long list."""
     found: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
@@ -44,7 +44,7 @@ def read_indices(text: str) -> tuple[int, ...]:
 
 
 def write_indices(indices: Collection[int]) -> str:
-    """Return the numbers as `read_indices` reads them."""
+    """Return the list of numbers in the form that `read_indices` parses."""
     parts: list[str] = []
     ordered = sorted(indices)
     start = 0
@@ -85,7 +85,7 @@ def _expand_item(item: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[str]:
-    """Return the numbers between brackets, with the zeros that they are written with."""
+    """Return the numbers between brackets as texts that keep their leading zeros."""
     found: list[str] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)

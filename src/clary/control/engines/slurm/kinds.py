@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from clary.control.engines.cluster.scheduler import NodeKind
 from clary.control.engines.slurm.node_rows import Gres, NodeRow, Nodes, num_gpus, read_gres
 
-FOR_ALL = "*"  # key of the settings' table for types without one of their own
+FOR_ALL = "*"  # key of the settings' table for types without their own table
 _FEATURE = r"[A-Za-z0-9_.:=@/+-]+"
 _ALL_OF = re.compile(rf"{_FEATURE}(?:&{_FEATURE})*")
 _ANY_OF = re.compile(rf"{_FEATURE}(?:\|{_FEATURE})*")
-_MARK_LETTERS = 4  # of the digest that makes names unique
+_MARK_LETTERS = 4  # letters of the digest that makes names unique
 _MIB_PER_GIB = 1024
 
 Options = Mapping[str, str]
@@ -30,14 +30,14 @@ class SlurmKind:
     """A kind of nodes with the options of sbatch that get such a node."""
 
     shown: NodeKind
-    partition: str  # with commas between several
+    partition: str  # several are separated by commas
     options: Options  # from settings
     features: tuple[str, ...]
     gres: tuple[Gres, ...]
 
     @property
     def name(self) -> str:
-        """Name of the kind, which orders carry."""
+        """Name of the kind, as orders contain it."""
         return self.shown.name
 
     @property

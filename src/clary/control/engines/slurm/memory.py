@@ -1,9 +1,9 @@
 """Keeps facts that Slurm reports only once, or never: steps that were seen, nodes of hosts, jobs that were ended.
 
 Where: `scheduler` passes each snapshot of the queue here; `views` reads it. Slurm forgets a step when it ends, takes a
-failed node out of its job's list, and shows a job that is being cancelled as completing. Jobs that this service
-has ended, and hosts that it has given up because their nodes did not end them, are noted in files too, one each: after
-a restart no user is blamed for their end, and hosts on other nodes are not taken for duplicates:
+failed node out of its job's list, and shows a job that is being cancelled as completing. For each job that this service
+has ended, and each host that it has given up because its node did not end it, there is also a file: after a restart no
+user is blamed for their end, and hosts on other nodes are not taken for duplicates:
 
     <folder>/ended/4711
     <folder>/ended/4711.1     host 1 of job 4711
@@ -29,7 +29,7 @@ _HOST = re.compile(r"([0-9]{1,10})\.([0-9]{1,5})")
 class JobMemory:
     """Facts of one job or component."""
 
-    places: dict[int, str] = field(default_factory=dict)  # index -> node that it got
+    places: dict[int, str] = field(default_factory=dict)  # host index -> its node
     seen: set[int] = field(default_factory=set)  # indices whose step was seen
     runs_since_s: float | None = None  # by the monotonic clock
     leaves_since_s: float | None = None  # by the monotonic clock
@@ -41,14 +41,14 @@ class Memory:
     """Facts of all jobs that Slurm lists.
 
     Args:
-        folder: of the service's own, for the files.
+        folder: a folder of the service, for these files.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / ENDED_FOLDER
         self._jobs: dict[int, JobMemory] = {}
-        self._ended: set[int] = set()  # leaders' ids
-        self._given_up: set[tuple[int, int]] = set()  # jobs or components, and their hosts
+        self._ended: set[int] = set()  # ids of jobs, of heterogeneous ones the leader's
+        self._given_up: set[tuple[int, int]] = set()  # id of a job or component, host index
 
     def load(self) -> None:
         """Make the folder, and read which jobs and hosts an earlier process of the service has ended or given up."""

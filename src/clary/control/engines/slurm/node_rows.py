@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from clary.control.engines.slurm.queue_rows import read_limit_s
 
 NODE_FORMAT = "%N|%T|%c|%m|%G|%f|%P|%l|%E"
-_NUM_FIRST = 8  # fields before the reason, which may hold any letter
+_NUM_FIRST = 8  # fields before the reason, which may contain the separator
 _STATE = re.compile(r"([a-z_]+)([^a-z_]*)")
 _IN_BRACKETS = re.compile(r"\([^)]*\)")
 _COUNT = re.compile(r"([0-9]+)([kKmM]?)")

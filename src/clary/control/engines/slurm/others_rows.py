@@ -1,4 +1,4 @@
-"""Reads the lines of squeue on waiting jobs of all users, to which kept hosts give way. Pure.
+"""Reads squeue's lines on waiting jobs of all users, for which the service gives up unused hosts. Pure.
 
 Where: `scheduler.wanted` asks for the format below while the service keeps unused hosts. A cluster with PrivateData
 shows only the service's own jobs.
@@ -14,8 +14,8 @@ from clary.control.engines.slurm.host_lists import expand
 from clary.control.engines.slurm.node_rows import NodeRow, num_gpus
 
 WAITING_FORMAT = "%A|%u|%P|%n|%b|%r|%f"
-_NUM_FIRST = 6  # fields before the features, which may hold a bar
-_FOR_NODES = ("Resources", "Priority")  # reasons that free nodes would end
+_NUM_FIRST = 6  # fields before the features, which may contain the separator
+_FOR_NODES = ("Resources", "Priority")  # reasons for waiting that free nodes would remove
 _NOTHING = ("", "(null)", "N/A")
 _GPU = re.compile(r"(?:^|[,:/])gpu\b")
 _PLAIN = re.compile(r"[A-Za-z0-9_.=@/+-]+(?:([&|])[A-Za-z0-9_.=@/+-]+(?:\1[A-Za-z0-9_.=@/+-]+)*)?")

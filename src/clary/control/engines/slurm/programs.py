@@ -1,7 +1,7 @@
 """Runs the programs of Slurm and munge: lists of arguments, a deadline each, and an environment without secrets.
 
 Where: all modules of this package that talk to the cluster. Variables of the service that are meant for these programs
-(SBATCH_PARTITION, SQUEUE_FORMAT) do not reach them: only arguments decide what they do.
+(SBATCH_PARTITION, SQUEUE_FORMAT) are not passed to them: only arguments control them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.base.errors import EngineError
 
 NEEDED = ("sbatch", "squeue", "sinfo", "scancel", "scontrol", "unmunge")
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-LIMIT_S = 20.0  # two of Slurm's own MessageTimeout, 10 s
+LIMIT_S = 20.0  # twice Slurm's MessageTimeout, which is 10 s by default
 _HANDED_ON = ("HOME", "USER", "LOGNAME", "SLURM_CONF")
 _MAX_WORDS = 400
 
@@ -65,14 +65,14 @@ class SlurmPrograms:
         """Run a program to its end; any exit code is accepted.
 
         Args:
-            program: name, looked for in PATH.
-            arguments: of it.
-            text: for its standard input.
-            limit_s: after which it is killed.
+            program: name, looked up in PATH.
+            arguments: its command-line arguments.
+            text: its standard input.
+            limit_s: seconds after which it is killed.
         Raises: EngineError, retryable, if it takes longer; EngineError if it is missing.
         """
         if text:
-            # The event loop of the service fails to write to a program that has ended without reading.
+            # asyncio raises an error when it writes to a program that has ended without reading its input.
             return await asyncio.to_thread(self.run_now, program, *arguments, text=text, limit_s=limit_s)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -99,13 +99,13 @@ class SlurmPrograms:
         return Outcome(code=code, output=output.decode(errors="replace"), errors=errors.decode(errors="replace"))
 
     def run_now(self, program: str, *arguments: str, text: str, limit_s: float) -> Outcome:
-        """Do as `run` does, and block until then.
+        """Run a program as `run` does, but block the calling thread until it ends.
 
         Args:
-            program: name, looked for in PATH.
-            arguments: of it.
-            text: for its standard input.
-            limit_s: after which it is killed.
+            program: name, looked up in PATH.
+            arguments: its command-line arguments.
+            text: its standard input.
+            limit_s: seconds after which it is killed.
         Raises: as `run`.
         """
         try:
@@ -140,4 +140,4 @@ class SlurmPrograms:
         found = {**self._handed_on, "PATH": path, "LC_ALL": "C.UTF-8"}
         if program == "sbatch":
             return found
-        return {**found, "TZ": "UTC0"}  # the programs print times in their caller's zone
+        return {**found, "TZ": "UTC0"}  # the programs print times in the time zone of their environment

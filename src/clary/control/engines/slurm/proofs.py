@@ -1,4 +1,4 @@
-"""Judges the credential by which a boot proves itself: munge's, over tag and index, made by this user.
+"""Checks the munge credential by which a boot proves itself: made by this user, over tag and index.
 
 Where: `scheduler.why_not_proved`. munged decodes each credential once and refuses it a second time, so that a recorded
 credential cannot be sent again.

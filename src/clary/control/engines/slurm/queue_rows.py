@@ -5,8 +5,8 @@ checked again here: another user's job may have any name and comment. A comment 
 
     clary:MARK:TAG:INDICES:GRACE      clary:0f3a99c2:pool_0123456789ab:0-2:30
 
-INDICES are the hosts of this job or component, in the order of its nodes; GRACE is the seconds that programs were
-promised between a notice and their end.
+INDICES are the hosts of this job or component, in the order of its nodes; GRACE is the number of seconds promised to
+programs between a notice and their end.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from clary.control.engines.slurm.host_lists import expand, read_indices, write_i
 
 JOB_FORMAT = "%A|%i|%U|%T|%N|%P|%e|%V|%S|%l|%D|%r|%k"
 STEP_FORMAT = "%i|%U|%N|%j"
-SIGNAL_EARLY_S = 60.0  # Slurm may send its signal this much earlier than asked for: sbatch(1), --signal
-_NUM_FIRST = 11  # fields before the reason, which may hold any letter
+SIGNAL_EARLY_S = 60.0  # Slurm may send its signal this much earlier than requested: sbatch(1), --signal
+_NUM_FIRST = 11  # fields before the reason, which may contain the separator
 _COMMENT = re.compile(r"clary:([0-9a-f]{4,64}):([A-Za-z0-9_-]{1,64}):([0-9,-]{1,20000}):([0-9]{1,6})")
 _JOB_ID = re.compile(r"([0-9]{1,10})(?:\+[0-9]+)?")
 _STEP_ID = re.compile(r"([0-9]{1,10})\.([0-9]{1,10})")
@@ -78,7 +78,7 @@ class JobRow:
     leader_id: int  # id of the heterogeneous job; else its own id
     state: str  # Slurm's word
     reason: str
-    nodes: tuple[str, ...]  # that it has now, without failed nodes
+    nodes: tuple[str, ...]  # its present nodes, without failed ones
     partition: str
     tag: str
     indices: tuple[int, ...]
@@ -113,7 +113,7 @@ class StepRow:
     """The step of one host."""
 
     job_id: int
-    step_id: str  # as scancel takes it: 4711.2
+    step_id: str  # in the form that scancel accepts: 4711.2
     index: int
     node: str
 
@@ -161,7 +161,7 @@ def read_steps(text: str, *, uid: int) -> tuple[StepRow, ...]:
 
 
 def read_time(text: str) -> datetime | None:
-    """Return a time that was printed in UTC; None for words."""
+    """Parse a time that was printed in UTC; None for any other text, such as N/A."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=UTC)
     except ValueError:
@@ -169,7 +169,7 @@ def read_time(text: str) -> datetime | None:
 
 
 def read_limit_s(text: str) -> float | None:
-    """Return a length of time such as 2-00:00:00 or 30:00, in seconds; None for UNLIMITED and other words."""
+    """Return the seconds of a duration such as 2-00:00:00 or 30:00; None for UNLIMITED and any other text."""
     match = _LIMIT.fullmatch(text)
     if match is None:
         return None

@@ -1,6 +1,6 @@
 """Asks Slurm for jobs, steps and nodes at most once a second for all callers together, more often just after a change.
 
-Where: `scheduler` calls it. Steps are asked for before jobs: a step that ended with its job must not look as if it had
+Where: `scheduler` calls it. Steps are queried before jobs: a step that ended with its job must not look as if it had
 ended alone.
 """
 
@@ -23,17 +23,17 @@ from clary.control.engines.slurm.queue_rows import (
     read_steps,
 )
 
-KEEP_S = 1.0  # age up to which one answer serves all callers
-KEEP_SHORT_S = 0.3  # the same just after a change: Slurm starts a job within a moment if nodes are free
+KEEP_S = 1.0  # maximum age of a snapshot that is returned to all callers
+KEEP_SHORT_S = 0.3  # likewise, just after a change: Slurm starts a job at once if nodes are free
 SHORTLY_S = 3.0  # time after a change for which KEEP_SHORT_S holds
-KEEP_NODES_S = 3.0  # the same for nodes while no job changes: a large cluster has thousands
+KEEP_NODES_S = 3.0  # likewise, for nodes while no job changes: a large cluster has thousands
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """State of the cluster at one moment."""
 
-    asked_s: float  # by the monotonic clock, before the first program ran
+    asked_s: float  # monotonic time before the first program ran
     jobs: tuple[JobRow, ...]
     steps: tuple[StepRow, ...]
     nodes: Nodes
@@ -72,7 +72,7 @@ class QueueWatch:
         self._places: frozenset[object] = frozenset()  # states and nodes of jobs when nodes were asked for last
 
     async def look(self, *, is_new: bool = False) -> Snapshot:
-        """Return the jobs, steps and nodes; `is_new` accepts only an answer to a question asked after this call.
+        """Return the jobs, steps and nodes; with `is_new`, from a query that began after this call.
 
         Raises: EngineError, retryable, while Slurm does not answer.
         """
@@ -88,7 +88,7 @@ class QueueWatch:
             return self._last
 
     def forget(self) -> None:
-        """Make the next call ask Slurm, and later calls ask more often for a moment, because of a change."""
+        """Discard the snapshot after a change, and query Slurm more often for SHORTLY_S."""
         self._asked_s = float("-inf")
         self._changed_s = self._clock.monotonic()
 
@@ -100,7 +100,7 @@ class QueueWatch:
             text = await self._run("squeue", "--noheader", "--all", "--states=all", user, f"--format={JOB_FORMAT}")
             jobs = read_jobs(text, mark=self._mark, uid=self._uid)
             if any(job.phase is Phase.LEAVES for job in jobs):
-                steps = await self._steps(user)  # steps of the first answer may have ended with their job
+                steps = await self._steps(user)  # steps of the first query may have ended with their job
             nodes = await self._nodes_now(jobs, is_new=is_new)
         except EngineError as error:
             self._last, self._error = None, error
@@ -109,7 +109,7 @@ class QueueWatch:
         self._last = Snapshot(asked_s=self._asked_s, jobs=jobs, steps=steps, nodes=nodes)
 
     async def _nodes_now(self, jobs: tuple[JobRow, ...], *, is_new: bool) -> Nodes:
-        """Return the nodes; if a job has changed its state or nodes, the nodes are asked for anew."""
+        """Return the nodes; query them anew if the last answer is too old or a job's state or nodes have changed."""
         places = frozenset((job.job_id, job.state, job.nodes) for job in jobs)
         is_old = self._nodes_asked_s <= self._asked_s - KEEP_NODES_S or places != self._places
         if self._nodes is None or is_old or is_new:

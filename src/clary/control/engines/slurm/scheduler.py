@@ -37,12 +37,12 @@ from clary.control.engines.slurm.views import Sight, allocations_of, holder_of, 
 OUTPUT_FOLDER = "output"
 KEEP_OUTPUT_S = 14 * 86_400.0
 SUBMIT_LIMIT_S = 60.0  # sbatch itself retries while slurmctld is too busy
-END_WAIT_S = 5.0  # limit for a killed job to vanish
-HOST_END_WAIT_S = 1.0  # the same for one host, whose job waits for another node meanwhile
+END_WAIT_S = 5.0  # longest wait until a killed job vanishes
+HOST_END_WAIT_S = 1.0  # likewise for one host, while its job waits for another node
 END_POLL_S = 0.2
-KILL_AGAIN_S = 10.0  # between attempts to kill the step of a host that was given up
-# Options of scancel for steps. Without the first it calls their nodes, and waits seconds for a node that does not
-# answer.
+KILL_AGAIN_S = 10.0  # interval of attempts to kill the step of a given-up host
+# Options of scancel for steps. Without --ctld scancel contacts the nodes itself, and waits seconds for a node that does
+# not answer.
 KILL = ("--ctld", "--signal=KILL")
 _MARK = re.compile(r"[0-9a-f]{4,64}")
 _TAG = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -70,9 +70,9 @@ class SlurmScheduler:
 
     Args:
         tables: settings' `[slurm]`: instance type or "*" -> options.
-        mark: distinguishes this service's jobs from other jobs; lower-case hexadecimal digits.
-        folder: of its own, in the state folder.
-        clock: for waits and notices.
+        mark: identifies the jobs of this service; lower-case hexadecimal digits.
+        folder: the scheduler's own folder in the state folder.
+        clock: measures waits and dates notices.
         node_python: interpreter of the nodes, 3.10 or newer.
         node_scratch: folder of the nodes; empty for the nodes' default.
         environment: variables of the service; PATH, SLURM_CONF, HOME, USER and LOGNAME of them are used.
@@ -106,8 +106,8 @@ class SlurmScheduler:
         self._locks: dict[str, asyncio.Lock] = {}
         self._remarks: dict[str, str] = {}
         self._boot: Boot | None = None
-        self._socket = ""  # of munged; empty for munge's default
-        self._log_path = ""  # of slurmctld
+        self._socket = ""  # socket of munged; empty for munge's default
+        self._log_path = ""  # log of slurmctld
         self._has_accounting = False
         self._kill_wait_s = 30.0
         self._graces_s: dict[str, float] = {}
@@ -148,7 +148,7 @@ class SlurmScheduler:
         return [kind.shown for kind in kinds_of(snapshot.nodes, self._tables)]
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Ask for the hosts that no job holds: all in one job the first time, later each in a job of its own.
+        """Submit jobs for the hosts that no job holds: one job for all the first time, later one job for each host.
 
         Raises: EngineError; earlier requests stay.
         """
@@ -169,7 +169,7 @@ class SlurmScheduler:
         return allocations_of(await self._sight(), remarks=self._remarks)
 
     async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
-        """Return tag -> the job that waits for its nodes, for the first tag of these. Raises: EngineError."""
+        """Return the first tag whose nodes another job waits for -> a sentence on that job. Raises: EngineError."""
         done = await self._programs.run(
             "squeue", "--noheader", "--all", "--states=PENDING", f"--format={WAITING_FORMAT}"
         )
@@ -250,7 +250,7 @@ class SlurmScheduler:
         return why_not_proved(self._programs, proof, expected=f"{tag} {index}", uid=self._uid, socket=self._socket)
 
     async def _sight(self, *, is_new: bool = False) -> Sight:
-        """Read the state of the cluster, and ask for the cause of ends: preemption, or a user's cancellation."""
+        """Read the state of the cluster, and query why jobs end: preemption, or a user's cancellation."""
         snapshot = await self._watch.look(is_new=is_new)
         self._memory.note(snapshot)
         await self._end_given_up(snapshot)
@@ -273,7 +273,7 @@ class SlurmScheduler:
         )
 
     async def _end_given_up(self, snapshot: Snapshot) -> None:
-        """Kill the steps of given-up hosts again from time to time: their nodes may have come back."""
+        """Kill the steps of given-up hosts again every KILL_AGAIN_S: their nodes may answer again."""
         steps = [step.step_id for step in snapshot.steps if self._memory.is_given_up(step.job_id, step.index)]
         if steps and self._clock.monotonic() - self._killed_s > KILL_AGAIN_S:
             self._killed_s = self._clock.monotonic()
@@ -314,7 +314,7 @@ class SlurmScheduler:
             _log.warning("%s, Slurm job %s: %s", order.tag, submitted[1], submission.remark)
 
     async def _end_doubles(self, sight: Sight, jobs: tuple[JobRow, ...]) -> None:
-        """End jobs whose hosts an older job holds: a call of sbatch that was given up may take effect late."""
+        """End jobs whose hosts an older job holds: an sbatch call that timed out may still have submitted a job."""
         held: set[int] = set()
         for job in jobs:
             is_alone = all(one is job for one in jobs_of_leader(sight, job))
@@ -333,7 +333,7 @@ class SlurmScheduler:
         """
         leaders = sorted({job.leader_id for job in jobs})
         for leader_id in leaders:
-            self._memory.note_ended(leader_id)  # the first reported cause stays: see `views.end_words`
+            self._memory.note_ended(leader_id)  # an earlier reported cause is kept: see `views.end_words`
         job_ids = {job.job_id for job in snapshot.jobs if job.leader_id in leaders}
         if steps := [step.step_id for step in snapshot.steps if step.job_id in job_ids]:
             await self._programs.run("scancel", *KILL, *steps)
@@ -356,7 +356,7 @@ def jobs_of_leader(sight: Sight, job: JobRow) -> list[JobRow]:
 
 
 def _is_held(sight: Sight, jobs: Iterable[JobRow], index: int) -> bool:
-    """Whether a job that is not ending gives a host a node, now or later."""
+    """Whether a job that is not ending has, or will get, a node for a host."""
     found = holder_of(sight, jobs, index)
     if found is None:
         return False

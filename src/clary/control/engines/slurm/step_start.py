@@ -19,7 +19,7 @@ import time
 import zlib
 from typing import Any
 
-KEEP_S = 7 * 86400.0  # age at which the output of boots is removed from a node
+KEEP_S = 7 * 86400.0  # age after which the output of boots is removed from a node
 EXIT_FAILED = 1
 
 
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def own_folder(base: str) -> str:
-    """Return the folder of this user below `base`, closed to other users. Raises ValueError if another user owns it."""
+    """Return this user's folder below `base`, of mode 0700. Raises ValueError if another user owns it."""
     os.makedirs(base, exist_ok=True)
     folder = os.path.join(base, f"clary-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
@@ -56,7 +56,7 @@ def own_folder(base: str) -> str:
 
 
 def write_once(folder: str, name: str, text: str) -> str:
-    """Return the path of a file with this text in a folder; its name holds the text's digest."""
+    """Write a text into a folder unless it is there, and return the file's path, whose name holds the text's digest."""
     data = text.encode()
     path = os.path.join(folder, f"{hashlib.sha256(data).hexdigest()[:16]}-{name}")
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
@@ -74,7 +74,7 @@ def log_path(folder: str, order: dict[str, Any], index: int) -> str:
 
     Args:
         folder: of the user on this node.
-        order: with the service's folder and the tag.
+        order: the payload, with the service's folder and the tag.
         index: of the host.
     """
     name = f"{order['tag']}-{index}.{os.environ.get('SLURM_JOB_ID', '0')}.log"
@@ -93,7 +93,7 @@ def log_path(folder: str, order: dict[str, Any], index: int) -> str:
 
 
 def say_into(path: str) -> None:
-    """Send output to a file: srun, which would forward it, may be lost with its node."""
+    """Redirect this process's output to a file: srun, which would forward it, may be lost with its node."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -29,7 +29,7 @@ class Submission:
 
     arguments: tuple[str, ...]
     components: tuple[tuple[int, ...], ...]  # indices of hosts
-    remark: str = ""  # difference from the order, in words
+    remark: str = ""  # sentence on a difference from the order; empty without one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ def submission_of(
     """Return the call of sbatch that gets these hosts together.
 
     Args:
-        order: of the whole pool.
-        wanted: numbers of its hosts that no node holds.
+        order: the request for the whole pool.
+        wanted: the hosts of the pool to request now.
         mark: of the service.
         kinds: of nodes.
         nodes: of the cluster.
@@ -92,7 +92,8 @@ def _limit(
 ) -> tuple[int, str]:
     """Return the limit in minutes, and a remark if the partition allows less than the order wants.
 
-    The limit lies behind all of the job's own. Slurm's early signal before it must not come before the order's end.
+    The limit is the order's limit plus the grace and SIGNAL_EARLY_S, so that Slurm's signal, which may come early,
+    comes after the order's limit.
     """
     wanted_min = max(1, math.ceil((order.limit_s + order.grace_s + SIGNAL_EARLY_S) / _MINUTE_S))
     partition = _partition(order, component, tables.get(FOR_ALL, {}))
@@ -124,8 +125,8 @@ def _arguments(
         "--no-requeue",
         "--no-kill",
         "--chdir=/",
-        "--output=/dev/null",  # a folder that the node lacks would fail the job: the script finds a folder itself
-        "--export=ALL",  # sbatch's variables are only path and user; with NONE nodes run a login shell
+        "--output=/dev/null",  # a folder missing on the node would fail the job: the script itself chooses one
+        "--export=ALL",  # sbatch has only a few variables (`programs`); with NONE nodes would run a login shell
         "--propagate=NONE",  # the node's own limits apply
     ]
     if partition := _partition(order, component, for_all):
@@ -144,7 +145,7 @@ def _arguments(
 
 
 def _partition(order: AllocationOrder, component: _Component, for_all: Options) -> str:
-    """Return the partitions to name; empty lets Slurm choose."""
+    """Return the partitions for sbatch's option; empty lets Slurm choose."""
     options = component.kind.options if component.kind is not None else for_all
     if order.is_spot and options.get("spot_partition"):
         return options["spot_partition"]

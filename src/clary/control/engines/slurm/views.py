@@ -15,8 +15,8 @@ from clary.control.engines.slurm.memory import Memory
 from clary.control.engines.slurm.queue_rows import SIGNAL_EARLY_S, JobRow, Phase
 from clary.control.engines.slurm.queue_watch import Snapshot
 
-START_PATIENCE_S = 60.0  # for the step of a host to appear, once its job runs
-LEAVE_PATIENCE_S = 3.0  # for the reason of a job that ends without steps: until then it only `completes`
+START_PATIENCE_S = 60.0  # longest wait for a host's step after its job began to run
+LEAVE_PATIENCE_S = 3.0  # longest wait for the reason of a job that ends without steps; meanwhile Slurm shows COMPLETING
 _ENDING = (NoticeKind.RECLAIMED, NoticeKind.TIME_LIMIT, NoticeKind.CANCELLED)
 
 
@@ -28,29 +28,29 @@ class Sight:
     memory: Memory
     now: datetime
     kill_wait_s: float  # between SIGTERM and SIGKILL to a cancelled job
-    graces_s: Mapping[str, float] = field(default_factory=dict)  # partition whose jobs others may preempt -> grace
+    graces_s: Mapping[str, float] = field(default_factory=dict)  # partition whose jobs may be preempted -> grace
 
 
 def allocations_of(sight: Sight, *, remarks: Mapping[str, str]) -> dict[str, Allocation]:
     """Return tag -> allocation for all jobs of a sight.
 
     Args:
-        sight: the look.
-        remarks: tag -> words that are added while it waits.
+        sight: state of the cluster.
+        remarks: tag -> sentence that is added while the allocation waits.
     """
     tags = dict.fromkeys(job.tag for job in sight.snapshot.jobs)
     return {tag: _allocation(sight, sight.snapshot.jobs_of(tag), remarks.get(tag, "")) for tag in tags}
 
 
 def holder_of(sight: Sight, jobs: Iterable[JobRow], index: int) -> tuple[JobRow, Member | None] | None:
-    """Return the job that decides on a host, with the member; no member while the host waits for a node.
+    """Return the job that decides on a host, with its member; None as member while the host waits for a node.
 
-    The oldest job with a step of the host comes first. Then the youngest job that has or will have a node for it, which
-    was asked for because the others had lost the host. Then a job that the host is leaving, then the youngest of all
-    jobs.
+    In order of preference: the oldest job with a step of the host; the youngest job that has or will have a node for
+    it, which was submitted because the older jobs had lost the host; an ending job whose host is alive; the youngest of
+    all jobs.
 
     Args:
-        sight: the look.
+        sight: state of the cluster.
         jobs: of one tag, the oldest first.
         index: of the host.
     """
@@ -65,8 +65,8 @@ def member_of(sight: Sight, job: JobRow, index: int) -> Member | None:
     """Return one host of a job; None while it has no node.
 
     Args:
-        sight: the look.
-        job: that the host is in.
+        sight: state of the cluster.
+        job: the job that contains the host.
         index: of the host.
     """
     facts = sight.memory.of(job.job_id)
@@ -171,7 +171,7 @@ def _notice(sight: Sight, job: JobRow, index: int) -> Notice | None:
     if facts.preempted_until is not None:
         return Notice(kind=NoticeKind.RECLAIMED, why=f"{name} was preempted", ends_at=facts.preempted_until)
     if sight.memory.is_ended_by_us(job):
-        return None  # not news to the service
+        return None  # the service itself ended the job
     near = timedelta(seconds=job.grace_s + SIGNAL_EARLY_S)
     if job.limit_s is not None and job.end_at is not None and not job.ends_early and job.end_at - sight.now <= near:
         why = f"{name} reaches its time limit of {_limit_words(job)}"
@@ -186,7 +186,7 @@ def _notice(sight: Sight, job: JobRow, index: int) -> Notice | None:
 
 
 def _is_known_why(sight: Sight, job: JobRow) -> bool:
-    """Whether the reason of a job's end is known, or will not be known soon."""
+    """Whether the reason of a job's end is known, or waiting longer will not reveal it."""
     facts = sight.memory.of(job.job_id)
     if sight.memory.is_ended_by_us(job) or facts.preempted_until is not None or _is_cancelled(sight, job):
         return True

@@ -8,11 +8,11 @@ network with one host, prints the result as JSON on stdout, and exits. Standard 
     eth0 10.77.0.1 --TAP---> tap_switch, a child process <--TAP-- eth0 10.77.0.2        links with delay or loss
     127.0.0.1:4570 --relay--> the service, from the anchor's own namespace
 
-No host has a route to anything but its job's hosts. The machine's namespace and /run/netns are left unchanged: others
-join through /proc/ANCHOR/fd/N, so when the anchor ends, by itself or killed, the whole network vanishes. Without root
-the anchor is root of a user namespace of its own. As root it makes one for the programs, to which their networks
-belong, and stays outside. It outlives the service, and ends when the file `released` appears in its folder or the
-folder vanishes.
+No host has a route to anything but its job's hosts. The machine's namespace and /run/netns are left unchanged: other
+processes join through /proc/ANCHOR/fd/N, so when the anchor ends, by itself or killed, the whole network vanishes.
+Without root the anchor is root of a user namespace of its own. As root it makes a user namespace for the programs,
+which owns their network namespaces, and itself stays in the machine's. The anchor outlives the service, and ends when
+the file `released` appears in its folder or the folder vanishes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _SwitchChild:
         self._start()
 
     def restart_if_dead(self) -> None:
-        """Start the switch again if it has died; gives up, and ends the anchor, after too many deaths."""
+        """Restart the switch if it has died. Raises: FabricError, which ends the anchor, after too many deaths."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid == 0:
             return
@@ -112,7 +112,7 @@ class _SwitchChild:
         # saves 2 ms of the start of networks without taps
         from clary.control.engines.local.network.tap_switch import TapSwitch
 
-        # The pipe closes at any end of the anchor; the child then exits and releases the devices.
+        # The pipe closes whenever the anchor ends, even by SIGKILL; the child then exits and releases the devices.
         stop_read, self._stop_write = os.pipe()
         self._num_starts += 1
         pid = os.fork()
@@ -137,7 +137,7 @@ class _SwitchChild:
 
 
 def _open_descriptors() -> set[int]:
-    """Return this process's descriptors; the descriptor that was used to list them is left out."""
+    """Return this process's open descriptors, without the descriptor used to list them."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -154,10 +154,10 @@ def _hold(
     """Serve the relays until the attempt is released.
 
     Args:
-        spec: of the network.
-        network: as it was built.
-        switch: passes frames on, where the kernel has no bridge.
-        kept: path -> content of a file that no other process could write again.
+        spec: specification of the network.
+        network: the network that was built from it.
+        switch: the TAP switch process; None with a kernel bridge.
+        kept: path -> content of a file that no other process could restore.
     """
     import asyncio
 
@@ -204,7 +204,7 @@ async def _serve(
 
 
 def keep_files(kept: Mapping[str, dict[str, Any]]) -> None:
-    """Write files again that were deleted or damaged; on a full disk, a later call retries."""
+    """Restore deleted or damaged files from their content; on a full disk, a later call retries."""
     for path, document in kept.items():
         try:
             is_there = read_document(path) == document

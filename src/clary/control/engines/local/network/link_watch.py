@@ -2,13 +2,14 @@
 
 Where: a task of the anchor (`fabric`); agents do not reach the service over these links, so their heartbeats prove
 nothing about links. Each host sends a small frame to the next one in the job, the last to the first. A host is cut off
-when neither frames from it nor frames to it arrive; of two hosts, which can not be distinguished, the second counts as
-cut off. The engine reads the file that `LinkWatch` writes and reports to the reconciler.
+when neither frames from it nor frames to it arrive. In a job of two hosts the cut link belongs to both, so the second
+host counts as cut off. The engine reads the file that `LinkWatch` writes and reports to the reconciler.
 
-Silence is counted in frames sent, not in time: an anchor that was not scheduled for long sends nothing meanwhile, so a
-loaded or suspended machine loses no host. Such an anchor notices a cut late, so each frame holds its time of sending:
-for a host that is cut off the watch records when the last frame that arrived was sent, because its link worked then.
-The frames have an Ethernet type of their own: no port is taken, no program is woken. Standard library only.
+Silence is counted in frames sent, not in time: an anchor that the kernel did not schedule for a while sends no frames
+meanwhile, so a loaded or suspended machine loses no host. Such an anchor notices a cut late. So each frame contains its
+sending time, and the watch records the sending time of the last frame that arrived from or at a cut-off host, because
+its link worked then. The frames have an Ethernet type of their own: they occupy no port and wake no program. Standard
+library only.
 Source: packet(7); IEEE 802 local experimental Ethernet type 1.
 """
 
@@ -26,13 +27,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 ETHERNET_TYPE = 0x88B5
 FRAME_INTERVAL_S = 0.2
-CUT_OFF_AFTER_S = 2.0  # of frames that did not arrive; `jobs.deadlines.LINK_NOTICE_S` contains it
-MIN_FRAME_BYTES = 60  # of Ethernet, without the checksum
+CUT_OFF_AFTER_S = 2.0  # seconds without a frame; a part of `jobs.deadlines.LINK_NOTICE_S`
+MIN_FRAME_BYTES = 60  # smallest Ethernet frame, without the checksum
 MAX_LOSS_PERCENT = 20.0  # links with more loss than this are not watched: 10 frames in a row could be lost
 CUT_OFF_FILE = "cut-off.json"
 _HEADER_BYTES = 14
-_SENT_S = struct.Struct("!d")  # monotonic time, which all hosts of a job here share, behind the header
-_WELL_S = "well_s"  # older anchors wrote seconds of the epoch, which are wrong after the clock was set, or only names
+_SENT_S = struct.Struct("!d")  # follows the header: monotonic time, which all hosts of a job on this machine share
+_WELL_S = "well_s"  # older anchors wrote only names, or epoch seconds, which are wrong after the clock was set
 
 
 def open_link(interface: str = "eth0") -> socket.socket:
@@ -53,8 +54,8 @@ def cut_off_hosts(missed: Sequence[int], limit: int) -> list[int]:
     """Return the hosts, by index, that are cut off in both directions. Pure.
 
     Args:
-        missed: at index i, frames in a row that host i sent and the next host did not get.
-        limit: number of missed frames from which on a direction counts as cut.
+        missed: at index i, number of consecutive frames that host i sent and the next host did not receive.
+        limit: smallest number of missed frames at which a direction counts as cut.
     """
     num_hosts = len(missed)
     if num_hosts == 2:
@@ -69,10 +70,10 @@ class LinkWatch:
         names: of the hosts.
         links: a socket of `open_link` in each host's namespace, in the same order.
         addresses: Ethernet addresses of the hosts, in the same order.
-        path: the file to write: names, each with the time of sending of the last frame that arrived from or at the
-            host. It is written when the names change, and absent before.
-        max_delay_s: how long a frame may be under way.
-        monotonic: monotonic time.
+        path: the file of cut-off hosts, each with the sending time of the last frame that arrived from or at the host.
+            It is written whenever the set of these hosts changes, and absent before the first change.
+        max_delay_s: longest delay of a frame on its link.
+        monotonic: returns the monotonic time in seconds.
     """
 
     def __init__(
@@ -92,9 +93,7 @@ class LinkWatch:
         self._limit = round((CUT_OFF_AFTER_S + max_delay_s) / FRAME_INTERVAL_S)
         self._missed = [0] * len(names)
         self._monotonic = monotonic
-        self._last_sent_s = [monotonic()] * len(
-            names
-        )  # by sender; the start counts as the last time when a link worked
+        self._last_sent_s = [monotonic()] * len(names)  # by sender; each link counts as working at the start
         self._written: list[str] = []
 
     async def run(self) -> None:
@@ -117,7 +116,7 @@ class LinkWatch:
             for index in cut_off_hosts(self._missed, self._limit)
         }
         if list(cut_off) != self._written:
-            with contextlib.suppress(OSError):  # a full disk, or a folder that is gone: the next round tries again
+            with contextlib.suppress(OSError):  # a full disk or a deleted folder: the next round retries
                 write_cut_off(self._path, cut_off)
                 self._written = list(cut_off)
         sent_bytes = _SENT_S.pack(self._monotonic())
@@ -138,7 +137,7 @@ def write_cut_off(path: str, hosts: Mapping[str, float]) -> None:
 
 
 def read_cut_off(path: str) -> dict[str, float | None]:
-    """Return host that is cut off -> monotonic time when its link last worked; None from an older anchor."""
+    """Return cut-off host -> monotonic time when its link last worked; None if an older anchor wrote the file."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)

@@ -12,7 +12,7 @@ import os
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
 
-# Kernel settings that may forbid user namespaces, by sysctl file: the value that forbids them, and who sets it.
+# Kernel settings that may forbid user namespaces: sysctl file -> the forbidding value, and the systems that set it.
 _USER_NAMESPACE_SWITCHES = (
     ("/proc/sys/user/max_user_namespaces", "0"),
     ("/proc/sys/kernel/unprivileged_userns_clone", "0"),

@@ -1,8 +1,8 @@
 """The few rtnetlink requests of a job's network: bridge, veth pair, address, route, up, token bucket, neighbour.
 
 Where: `network_building` and `network_faults` call this inside the namespace that they have joined. A `Netlink` socket
-belongs to the network namespace in which it was made, whichever namespace its thread joins later. iproute2 is not
-needed.
+belongs to the network namespace in which it was created, even if its thread joins another namespace later. iproute2 is
+not needed.
 Source: rtnetlink(7), linux/if_link.h, linux/veth.h, linux/neighbour.h, linux/pkt_sched.h (tc_tbf_qopt); kernels 4.15
 and later.
 """
@@ -139,9 +139,9 @@ class Netlink:
 
         Args:
             name: of the interface.
-            rate_bytes_s: above 0.
-            burst_bytes: that may pass at once; at least a whole packet.
-            queue_bytes: that may wait; more is dropped.
+            rate_bytes_s: bytes per second, above 0.
+            burst_bytes: size of the bucket, which may pass at once; at least a whole packet.
+            queue_bytes: size of the queue; packets beyond it are dropped.
         """
         # tc_tbf_qopt: ratespec(cell_log, linklayer, overhead, cell_align, mpu, rate), peak ratespec, limit, buffer,
         # mtu. With an Ethernet link layer the kernel needs no rate table; TCA_TBF_BURST wins over `buffer`.

@@ -1,6 +1,6 @@
 """The namespaces, links and listeners of one job's network, made through the kernel.
 
-Where: the anchor (`fabric`) builds them and holds what `build` returns. Standard library only.
+Where: the anchor (`fabric`) calls `build` and keeps the returned `Network` open. Standard library only.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Network(NamedTuple):
     host_descriptors: dict[str, int]
     switch_descriptor: int
     has_user_namespace: bool
-    users: int  # user namespace of the programs; -1 if they have the users of the caller
-    first_id: int  # of the ids in that namespace
-    why_no_users: str  # reason why root could not make one; empty if it could, or if the anchor is not root
+    users: int  # descriptor of the programs' user namespace; -1 if they stay in the caller's
+    first_id: int  # first user id of that namespace
+    why_no_users: str  # why root could not make the namespace; empty on success, or if the anchor is not root
     listeners: list[tuple[socket.socket, RelaySpec]]
     ports: list[Any]  # tap_switch.Port; empty with a bridge
     links: list[socket.socket]  # of the link watch, one per host; empty where links are not watched
@@ -70,8 +70,8 @@ def build(spec: NetworkSpec) -> Network:
         except OSError as error:
             why_no_users = f"{error.strerror or error}{namespaces.user_namespace_hint()}"
             print(f"programs get the users of this machine: {why_no_users}", file=sys.stderr, flush=True)
-    # In a user namespace a thread can not return to the machine's network namespace, from where relays connect. The
-    # main thread therefore never leaves it: network namespaces belong to threads, and this one ends afterwards.
+    # A thread in a user namespace can not return to the machine's network namespace, from which relays connect. So the
+    # main thread never leaves the machine's: another thread, which ends afterwards, joins the hosts'.
     outcome: list[Network | BaseException] = []
 
     def build_here() -> None:
@@ -91,7 +91,7 @@ def build(spec: NetworkSpec) -> Network:
 
 
 def port_name(index: int) -> str:
-    """Return the name of the switch's end of host number `index`."""
+    """Return the name of the switch's end of the link to host number `index`."""
     return f"p{index}"
 
 
@@ -102,17 +102,17 @@ def burst_bytes(rate_bytes_s: int) -> int:
 
 
 def bytes_s(rate_mbit_s: float) -> int:
-    """Return bytes a second for Mbit/s."""
+    """Convert Mbit/s to bytes per second."""
     return max(int(rate_mbit_s * 125_000), 1)
 
 
 def hardware_address(address: str) -> bytes:
-    """Return the Ethernet address of the host with this IPv4 address: 02:00 (locally administered) and its bytes."""
+    """Return the Ethernet address of the host with this IPv4 address: 02:00 (local), then the address."""
     return b"\x02\x00" + socket.inet_aton(address)
 
 
 def is_network_admin() -> bool:
-    """Whether this process may make network namespaces as it is; root in a container often must not."""
+    """Whether this process may make network namespaces without a user namespace; root in a container often may not."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         for line in file:
             if line.startswith("CapEff:"):
@@ -217,7 +217,7 @@ def _configure_host(spec: NetworkSpec, host: HostSpec) -> None:
             with open(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6", "w", encoding="ascii") as file:
                 file.write("1")
         except OSError:
-            pass  # a kernel without IPv6, or /proc/sys read-only: nothing depends on it
+            pass  # a kernel without IPv6, or a read-only /proc/sys: the network works without this setting
     with Netlink() as here:
         _step(f"lo of {host.name}", here.set_up, "lo")
         _step(f"hardware address of {host.name}", here.set_hardware_address, "eth0", hardware_address(host.address))
@@ -258,7 +258,7 @@ def _listen(spec: NetworkSpec, hosts: dict[str, int]) -> list[tuple[socket.socke
 def _add_relayed_addresses(spec: NetworkSpec) -> None:
     """Give the host, whose namespace this thread is in, the addresses that it reaches through relays.
 
-    By a route of kind `local` and not as addresses of lo: programs that ask for a host's addresses do not see them.
+    Uses routes of type `local`, not addresses of lo, so that programs that list a host's addresses do not see them.
     """
     addresses = {relay.address for relay in spec.relays if not relay.address.startswith("127.")}
     with Netlink() as here:
@@ -278,7 +278,7 @@ def _open_links(spec: NetworkSpec, hosts: dict[str, int]) -> list[socket.socket]
         namespaces.setns(hosts[host.name], namespaces.CLONE_NEWNET)
         try:
             links.append(open_link())
-        except OSError as error:  # no CAP_NET_RAW: the network works, and only programs notice a cut link
+        except OSError as error:  # no CAP_NET_RAW: the network works, but a cut link is noticed by programs only
             print(f"links are not watched: {error}", file=sys.stderr, flush=True)
             for link in links:
                 link.close()

@@ -29,15 +29,15 @@ class HostSpec(NamedTuple):
 
 
 class RelaySpec(NamedTuple):
-    """A port of an address of every host, by default 127.0.0.1, that leads out of the host."""
+    """A port that leads out of every host, on one address inside the host, by default 127.0.0.1."""
 
     port: int
     target_address: str
     target_port: int
     address: str = LOOPBACK  # added to the host, unless it is a loopback address, which every host has
     names: Sequence[str] = ()  # names of `address` in the host's /etc/hosts
-    rides_restarts: bool = True  # whether a target that refuses is tried again, because it is the service
-    source_address: str = ""  # an address of this network alone; empty: the machine's
+    rides_restarts: bool = True  # whether refused connections are retried, because the target is the service
+    source_address: str = ""  # source of the outgoing connections, used by this network alone; empty: the machine's
 
 
 class NetworkSpec(NamedTuple):
@@ -93,7 +93,7 @@ def write_spec(spec: NetworkSpec) -> str:
 
 
 def write_json(path: str, document: Any) -> None:
-    """Replace a file by a JSON document: a reader sees the old or the new one, also after a crash."""
+    """Replace a file by a JSON document: a reader sees the old or the new document, also after a crash."""
     partial = f"{path}.{os.getpid()}-{threading.get_native_id()}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         json.dump(document, file)

@@ -1,11 +1,11 @@
-"""The hosts' one way out: connections to some ports inside a host end at this service, or where the owner allows.
+"""The hosts' only way out: connections to relayed ports inside a host reach this service or a target the owner allows.
 
 Where: the anchor of a job's network serves this in its event loop. A listening socket stays in the network namespace
-in which it was made (a host's), while the sockets that this module opens belong to the anchor's own (the machine's).
-Programs inside therefore reach the service under the same URL as clients outside, and places that setting
-`reachable_networks` names with a port under their own addresses. Bytes are passed on as they come, with bounded
-buffers; the end of one direction is passed on as such, and an aborted connection is aborted on the other side too, so
-that a cut transfer never looks complete.
+in which it was made (a host's), while the sockets that this module opens belong to the anchor's own namespace (the
+machine's). Programs inside therefore reach the service under the same URL as clients outside, and targets that setting
+`reachable_networks` names with a port under their own addresses. Bytes are forwarded as they arrive, with bounded
+buffers; the end of one direction is forwarded as a half-close, and an aborted connection is aborted on the other side
+too, so that a cut transfer never looks complete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONNECT_DEADLINE_S = 10.0  # covers a restart of the service
 CONNECT_RETRY_S = 0.1
 OUT_OF_RESOURCES_PAUSE_S = 0.1
 _BIND_ADDRESS_NO_PORT = 24  # IP_BIND_ADDRESS_NO_PORT of linux/in.h, which Python 3.11 has no name for
-MAX_CONNECTIONS = 4096  # at once of one listener; more wait in the backlog until one ends
+MAX_CONNECTIONS = 4096  # concurrent ones per listener; more wait in the backlog until one ends
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close sends RST
 
 
@@ -32,7 +32,7 @@ class RelayTarget(NamedTuple):
 
     address: str
     port: int
-    source: str = ""  # address that connections come from; empty lets the machine choose
+    source: str = ""  # source address of connections; empty lets the machine choose
     rides_restarts: bool = True  # retry for a while if nothing listens
 
 
@@ -123,10 +123,9 @@ async def _connect(target: RelayTarget) -> socket.socket:
 
 
 def _bind_source(outer: socket.socket, source: str) -> None:
-    """Bind a connection to a source address; if that fails, it comes from the machine's own."""
+    """Bind a connection to a source address; if that fails, the machine's own address stays its source."""
     with contextlib.suppress(OSError):
-        # The port is chosen at connect, by the pair of ends: otherwise 28,000 connections of all jobs exhaust the
-        # ports.
+        # The port is chosen at connect, per destination: otherwise 28,000 connections of all jobs exhaust the ports.
         outer.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)
         outer.bind((source, 0))
 

@@ -1,11 +1,11 @@
-"""A userspace Ethernet switch that delays and loses frames: the network of a job whose links ask for that.
+"""A userspace Ethernet switch that delays and drops frames, for jobs whose links are configured so.
 
-Where: a child of the anchor, one per job, with one TAP device (`eth0` of a host) per port. Kernels need not have netem.
-The one-way delay between two hosts is the larger of their links' delays, and so is the loss. A token bucket on a host's
-`eth0` limits its sending (`network_building`); the switch limits its receiving, one frame after the other.
-Addresses are known beforehand, so the switch learns nothing: unknown and group addresses go to every other port.
-TAP devices pass TCP segments of up to 64 KiB as one frame (virtio header, TSO), except where frames may be lost:
-there a frame is one packet, as on a wire.
+Where: a child of the anchor, one per job, with one TAP device (`eth0` of a host) per port. The kernel needs no netem
+module. The one-way delay between two hosts is the larger of their links' delays; their loss likewise. A token bucket on
+a host's `eth0` limits its sending (`network_building`); the switch limits its receiving, one frame after the other.
+Addresses are known beforehand, so the switch learns nothing: unknown and group addresses go to every other port. TAP
+devices pass TCP segments of up to 64 KiB as one frame (virtio header, TSO), except where frames may be lost: there a
+frame is one packet, as on a wire.
 Source: Documentation/networking/tuntap.rst; linux/if_tun.h; linux/virtio_net.h.
 """
 
@@ -30,8 +30,8 @@ VNET_HEADER_BYTES = 10  # struct virtio_net_hdr
 MAC_BYTES = 6
 GROUP_BIT = 1  # lowest bit of a destination's first byte: broadcast or multicast
 MAX_FRAME_BYTES = 70_000
-FRAMES_PER_TURN = 16  # of one port, before the other ports and due frames have their turn
-MAX_QUEUED_BYTES = 64 * 1024 * 1024  # in all; beyond it the switch stops reading and the senders wait
+FRAMES_PER_TURN = 16  # frames read from one port before the other ports and due frames are served
+MAX_QUEUED_BYTES = 64 * 1024 * 1024  # over all ports; beyond it the switch stops reading and the senders wait
 MAX_PORT_BACKLOG_NS = 50_000_000  # time that a frame may wait for its receiver's link before it is dropped
 PARTITION_POLL_S = 0.05
 PR_SET_TIMERSLACK = 29
@@ -85,10 +85,10 @@ class TapSwitch:
         self._index_by_mac = {port.mac: index for index, port in enumerate(ports)}
         self._index_by_descriptor = {port.descriptor: index for index, port in enumerate(ports)}
         self._busy_until_ns = [0] * len(ports)
-        self._queue: list[tuple[int, int, int, bytes]] = []  # due, order of arrival, port, frame
+        self._queue: list[tuple[int, int, int, bytes]] = []  # due time, order of arrival, port, frame
         self._queued_bytes = 0
         self._num_frames = 0
-        # [sender][receiver]; constant, so that the path of a frame has no arithmetic on links.
+        # [sender][receiver]; precomputed, so that no frame needs arithmetic on links.
         self._delay_ns = [[max(a.delay_ns, b.delay_ns) for b in ports] for a in ports]
         self._loss = [[max(a.loss, b.loss) for b in ports] for a in ports]
 
@@ -164,8 +164,8 @@ class TapSwitch:
             try:
                 os.write(self._ports[receiver].descriptor, frame)
             except OSError as error:
-                # EIO: the interface is down; the others: no room, or a frame that the kernel takes for malformed. In
-                # all these cases the frame is lost, as on a wire.
+                # EIO: the interface is down; the other errors: no room, or a frame that the kernel considers malformed.
+                # In all these cases the frame is lost, as on a wire.
                 if error.errno not in (errno.EIO, errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.EINVAL):
                     raise
 
@@ -180,7 +180,7 @@ class TapSwitch:
         except FileNotFoundError:
             stamp, cut = (0, 0), set()
         except (OSError, ValueError, TypeError):
-            return  # it is being written; the next poll reads it again
+            return  # the file is being written; the next poll reads it again
         self._partitions_stamp = stamp
         self._is_cut = [port.name in cut for port in self._ports]
 
