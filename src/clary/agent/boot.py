@@ -1,10 +1,10 @@
 """Starts the agent of one host on a machine that the service does not run on: `python boot.py --service URL ...`.
 
-Where: a cluster's scheduler or a box's daemon starts one a host. This file needs Python 3.10 and its standard library
-alone, and no other file of Clary. It dials out, proves itself, tells the service about the machine, fetches the agent's
-bundle by its digest, and becomes the agent under the same process id. Its child process carries the connections of
-agent and program to the service over TLS: they dial 127.0.0.1. The service answers 410 when no job needs this host;
-then the boot leaves.
+Where: a cluster's scheduler or a box's daemon runs it once per host. This file needs only Python 3.10 and its standard
+library, and no other file of Clary. It connects to the service, authenticates, reports the facts of the machine,
+fetches the agent's bundle by its digest, and executes the agent in the same process. Its child process forwards
+connections of agent and program from 127.0.0.1 to the service over TLS. If the service answers 410, no job needs this
+host, and the boot exits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import urllib.parse
 import zipfile
 from typing import Any
 
-SILENCE_LIMIT_S = 600.0  # without an answer of the service, until this host gives up
+SILENCE_LIMIT_S = 600.0  # without an answer from the service before this host gives up
 REQUEST_TIMEOUT_S = 60.0
 WAIT_S = 20.0  # of one request for enrolment: the service answers later only if it has news
 PROGRAM_TIMEOUT_S = 15.0  # of munge and nvidia-smi
@@ -47,7 +47,7 @@ _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWUTS = 0x00020000, 0x10000000, 0x20000000, 0x04000000
 _PR_SET_PDEATHSIG = 1
 _MS_REC_PRIVATE = 0x4000 | 0x40000
-# Variables that engines and their daemons set for themselves are withheld from programs of jobs.
+# Prefixes of variables that engines and their daemons set for themselves; jobs' programs do not get them.
 _WITHHELD = ("SLURM", "SBATCH_", "SRUN_", "PMI", "CLARY_", "AWS_", "CUDA_VISIBLE", "GPU_DEVICE", "ROCR_", "PYTHON")
 
 
@@ -60,7 +60,7 @@ class Failed(Exception):
 
 
 class Outdated(Exception):
-    """The service has another bundle by now: another release was started meanwhile and names its own bundle."""
+    """The service now has another bundle, because another release of it was started meanwhile."""
 
 
 def main() -> int:
@@ -99,7 +99,7 @@ def _options() -> argparse.Namespace:
 
 
 class Service:
-    """The service over TLS, which only the pinned authority may vouch for."""
+    """Client of the service over TLS; only certificates of the pinned authority are accepted."""
 
     def __init__(self, url: str, ca: str) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -131,7 +131,7 @@ class Service:
             method: GET or POST.
             path: below the service's URL.
             body: JSON, or None.
-            most_bytes: of the answer.
+            most_bytes: limit of the answer's size.
         Raises: OSError if the answer is missing or incomplete; Failed if it is longer.
         """
         connection = http.client.HTTPSConnection(self.host, self.port, timeout=REQUEST_TIMEOUT_S, context=self.context)
@@ -141,28 +141,28 @@ class Service:
             data = answer.read(most_bytes + 1)
             if len(data) > most_bytes:
                 raise Failed(f"the answer to {method} {path} is larger than {most_bytes} bytes")
-            if answer.length:  # http.client raises for a short body only where the whole of it was asked for
+            if answer.length:  # http.client detects a short body only in a read() without a size
                 raise ConnectionError(f"the answer to {method} {path} ended {answer.length} bytes early")
             return answer.status, data
         except http.client.HTTPException as error:
-            raise ConnectionError(f"{type(error).__name__}: {error}") from error  # the service ended meanwhile
+            raise ConnectionError(f"{type(error).__name__}: {error}") from error  # the service exited meanwhile
         finally:
             connection.close()
 
 
 class Patience:
-    """Waits for an unreachable service, ever longer; `Failed` after SILENCE_LIMIT_S."""
+    """Backoff while the service is unreachable; raises `Failed` after SILENCE_LIMIT_S."""
 
     def __init__(self, service: Service) -> None:
         self._name = f"{service.host}:{service.port}"
         self.heard()
 
     def heard(self) -> None:
-        """Reset the waits: the service has answered."""
+        """Reset the backoff, because the service has answered."""
         self._heard_s, self._pause_s = time.monotonic(), 0.2
 
     def wait(self, why: str) -> None:
-        """Wait before the next question. Raises: Failed."""
+        """Wait before the next request. Raises: Failed."""
         if time.monotonic() - self._heard_s > SILENCE_LIMIT_S:
             raise Failed(f"no answer from {self._name} for {SILENCE_LIMIT_S:g} s: {why[:200]}")
         time.sleep(self._pause_s)
@@ -172,7 +172,7 @@ class Patience:
 def admission(
     service: Service, options: argparse.Namespace, report: dict[str, Any], folder: str
 ) -> tuple[dict[str, Any], str]:
-    """Return the service's answer to this host and the folder of the agent's code; asks anew if the answer is outdated.
+    """Return the service's answer to this host and the folder of the agent's code; repeat an outdated request.
 
     Args:
         service: to ask.
@@ -192,12 +192,12 @@ def admission(
 
 
 def enrol(service: Service, options: argparse.Namespace, own: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Ask until the gang is complete, and return the answer; the bundle is fetched meanwhile.
+    """Poll the service until the gang is complete; return its answer. The bundle is fetched meanwhile.
 
     Args:
         service: to ask.
         options: of the command line: tag, index and proof.
-        own: claim of this boot, and report of its node.
+        own: `claim` and `report` of this boot.
         folder: of this host.
     Raises: Unwanted if no job needs this host; Failed after SILENCE_LIMIT_S without an answer.
     """
@@ -215,7 +215,7 @@ def enrol(service: Service, options: argparse.Namespace, own: dict[str, Any], fo
             return answer
         if status == 202:
             patience.heard()
-            with contextlib.suppress(Outdated):  # the next answer names the present bundle
+            with contextlib.suppress(Outdated):  # the next answer names the current bundle
                 _bundle(service, json.loads(data)["bundle"], folder)
             question["wait_s"] = WAIT_S
             continue
@@ -242,7 +242,7 @@ def _proof(options: argparse.Namespace) -> str:
 
 
 def _own_folder(scratch: str, tag: str, index: int) -> str:
-    """Make the folder of this host on this node, closed to other users; remove those of hosts that have ended."""
+    """Make this host's private folder on this node; remove the folders of ended hosts."""
     base = next(place for place in (scratch, os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp") if place)  # noqa: S108 - checked below
     top = os.path.join(base, f"clary-{os.getuid()}")
     os.makedirs(base, exist_ok=True)
@@ -269,7 +269,7 @@ def _remove_ended(hosts: str) -> None:
             with open(os.path.join(folder, "owner"), encoding="ascii") as file:
                 pid, started, boot = file.read().split()
         except (OSError, ValueError):
-            # Another boot may be making it just now.
+            # Another boot may be creating this folder right now.
             if time.time() - os.lstat(folder).st_mtime < REQUEST_TIMEOUT_S:
                 continue
             pid, started, boot = "0", "", ""
@@ -334,7 +334,7 @@ def _addresses() -> list[dict[str, Any]]:
 
 
 def _memory_bytes() -> int:
-    """Return the memory of this process and its children: the least limit of machine, cgroups and allocation."""
+    """Return the memory that this host may use: the smallest limit of machine, cgroups and allocation."""
     with open("/proc/meminfo", encoding="ascii") as file:
         sizes = [int(file.readline().split()[1]) * 1024]
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
@@ -346,7 +346,7 @@ def _memory_bytes() -> int:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Return the GPUs that this process was given: named by its allocation's variables, or else all GPUs."""
+    """Return the GPUs in the variables of this process's allocation, or all GPUs if no variable is set."""
     given = next(
         (
             os.environ[name]
@@ -356,7 +356,7 @@ def _gpus() -> list[dict[str, Any]]:
         None,
     )
     if "SLURM_JOB_ID" in os.environ and "SLURM_STEP_GPUS" not in os.environ and "SLURM_JOB_GPUS" not in os.environ:
-        return []  # a component without GPUs inherits CUDA_VISIBLE_DEVICES of another one
+        return []  # a component without GPUs inherits CUDA_VISIBLE_DEVICES of another component
     known = {}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
@@ -377,7 +377,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _isolation() -> tuple[str, str]:
-    """Return "namespaces", or "processes" and why namespaces fail, after trying them in a child."""
+    """Create namespaces in a child; return "namespaces", or "processes" and the reason of the failure."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -402,7 +402,7 @@ def _isolation() -> tuple[str, str]:
 
 
 def _free_port() -> int:
-    """Return 7777, which clients expect, or another port where that is taken."""
+    """Return 7777, which clients expect, or another free port if 7777 is in use."""
     for port in (7777, 0):
         with contextlib.suppress(OSError), socket.socket() as trying:
             trying.bind(("", port))
@@ -411,7 +411,7 @@ def _free_port() -> int:
 
 
 def _bundle(service: Service, digest: str, folder: str) -> str:
-    """Return the folder of the agent's code, fetched unless this node has it. Raises: Failed, Outdated."""
+    """Return the folder of the agent's code; fetch the code if this node lacks it. Raises: Failed, Outdated."""
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise Failed(f"the service names no digest of a bundle: {digest[:80]!r}")
     place = os.path.join(os.path.dirname(os.path.dirname(folder)), "agent")
@@ -441,7 +441,7 @@ def _bundle(service: Service, digest: str, folder: str) -> str:
     try:
         os.rename(draft, target)
     except OSError:
-        shutil.rmtree(draft, ignore_errors=True)  # another boot has put it there first
+        shutil.rmtree(draft, ignore_errors=True)  # another boot has created it first
         if not os.path.isdir(target):
             raise
     return target
@@ -455,7 +455,7 @@ def _become_agent(
     folder: str,
     code: str,
 ) -> None:
-    """Start the carrier, and replace this process by the agent. Both tokens travel in the environment."""
+    """Start the carrier, and execute the agent in this process. The environment passes both tokens."""
     port = _start_carrier(service)
     facts = os.path.join(folder, "node.json")
     with open(facts, "w", encoding="utf-8") as file:
@@ -470,16 +470,15 @@ def _become_agent(
     command += ["--host", answer["host"], "--node", facts]
     sys.stdout.flush()
     sys.stderr.flush()
-    os.umask(0o022)  # a scheduler's umask would close cgroups and folders to hosts of other users
+    os.umask(0o022)  # a scheduler's umask would deny hosts of other users access to cgroups and folders
     os.chdir(folder)
     os.execve(sys.executable, command, environment)  # noqa: S606 - our own agent
 
 
 def _start_carrier(service: Service) -> int:
-    """Start the child that carries connections of this node to the service; return its port on 127.0.0.1.
+    """Start the child that forwards connections of this node to the service; return its port on 127.0.0.1.
 
-    The child ignores every signal that a scheduler sends to a whole step, and ends when its parent, the agent, has
-    ended.
+    The child ignores the signals that a scheduler sends to a whole step, and ends after its parent, the agent.
     """
     listening = socket.create_server(("127.0.0.1", 0), backlog=256)
     port = int(listening.getsockname()[1])
@@ -514,7 +513,7 @@ async def _carry_all(service: Service, listening: socket.socket, parent: int) ->
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Carry one direction; the end of its data ends the connection, since HTTP closes both sides at once."""
+    """Copy one direction until its end, then close the connection: HTTP closes both directions at once."""
     with contextlib.suppress(OSError):
         while data := await source.read(COPY_BYTES):
             target.write(data)

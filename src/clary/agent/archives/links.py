@@ -26,7 +26,7 @@ NO_MOUNTS: Mounts = MappingProxyType({})
 
 
 def on_disk(home: Path, parts: Parts, mounts: Mounts = NO_MOUNTS) -> tuple[Path, Parts]:
-    """Return where a place below `home` lies: a folder that no program can replace, and the way from there.
+    """Return the location of a path below `home`: a folder that no program can replace, and the path below that folder.
 
     Args:
         parts: path below `home`, with no link among its parts.
@@ -113,7 +113,7 @@ def resolve_link(home: Path, folder: Parts, target: str, *, mounts: Mounts = NO_
 
 
 def _start(home: Path, folder: Parts, target: str) -> tuple[list[str], list[str]] | None:
-    """Return the folder to start from and the parts to walk, last one first; None if the link starts outside."""
+    """Return the folder to start from and the parts to walk, in reverse order; None if the link starts outside."""
     if not target.startswith("/"):
         return list(folder), list(reversed(target.split("/")))
     for view in (OPT_ML, home):

@@ -220,7 +220,7 @@ class _Archive:
         if not block.strip(b"\0"):
             return None
         blanked = block[:_SUM_START] + b" " * (_SUM_END - _SUM_START) + block[_SUM_END:]
-        signed = sum(byte if byte < _HIGH_BIT else byte - 256 for byte in blanked)  # old tars sum signed bytes
+        signed = sum(byte if byte < _HIGH_BIT else byte - 256 for byte in blanked)  # old tar versions sum signed bytes
         written = block[_SUM_START:_SUM_END].split(b"\0", 1)[0].strip()
         if not written.isdigit() or written.strip(b"01234567") or int(written, 8) not in (sum(blanked), signed):
             what = "it is no tar archive" if self._offset == BLOCK_BYTES else "a header has a wrong checksum"

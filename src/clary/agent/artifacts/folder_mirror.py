@@ -203,7 +203,7 @@ class FolderMirror(Worker):
         return time.monotonic() - stored.at_s < max(AGAIN_S, stored.mark[1] / AGAIN_BYTES_PER_S)
 
     def _store_file(self, folder: Folder, name: str, mark: _Mark) -> str:
-        """Store a file; return why it can not be read, empty if it can. Raises: ClaryError, OSError of the store."""
+        """Store a file; return "", or the reason why it cannot be read. Raises: ClaryError, OSError of the store."""
         assert self._store is not None
         key = self._key(name)
         if len(key.encode()) > _MAX_KEY_BYTES:
@@ -242,7 +242,7 @@ def _is_last(name: str) -> bool:
 
 
 def _files(folder: Folder) -> Iterator[tuple[str, _Mark]]:
-    """Yield the plain files below an open folder, without files that are still written under a temporary name."""
+    """Yield the plain files below an open folder, except files still being written under a temporary name."""
     number = 0
     for entry in entries(folder):
         if number >= MAX_FILES:

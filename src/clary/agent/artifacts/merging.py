@@ -1,9 +1,9 @@
 """Merge of several hosts' trees, member by member, as they stream by.
 
-Rules: hosts are merged in the plan's order, and the first host with a path decides its content. A later host's file
-with the same path is dropped: silently if its content is equal (most hosts save the same model), else with a note that
-names both hosts. A path below a file or link of an earlier host counts as different content, because an archive with
-both could not be unpacked. Content is compared by SHA-256, computed while the first copy streams by; nothing is kept on
+Rules: hosts are merged in the plan's order, and the first host with a path decides its content. A later host's entry at
+the same path is dropped: silently if its content is equal (most hosts save the same model), else with a note that names
+both hosts. A path below a file or link of an earlier host counts as different content, because an archive with both
+could not be unpacked. Content is compared by SHA-256, computed while the first copy streams by; nothing is kept on
 disk.
 """
 

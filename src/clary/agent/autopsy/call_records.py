@@ -1,6 +1,6 @@
-"""Last collectives of a host's processes, killed ones included, from the records that they leave.
+"""Last collectives of a host's processes, also of killed processes, from the records that they leave.
 
-Where: `host_dump`. Programs write these files and may write anything: a file that is no record is left out.
+Where: `host_dump` reads them. Programs write these files with any content: a file that is no valid record is skipped.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from clary.contract.collective_records import (
 )
 from clary.contract.stack_dumps import CollectiveCall, CollectiveGroup, LeftCalls
 
-MAX_FILES = 1024  # read at most: the program can fill the folder
-_MAX_NAMES = 10_000  # listed at most
+MAX_FILES = 1024  # limit of files read: the program can fill the folder
+_MAX_NAMES = 10_000  # limit of names listed
 _NS_PER_S = 1e9
-_DIGITS = 4  # after the point of seconds
+_DIGITS = 4  # decimal places of seconds
 
 
 def read_records(home: Path, roots: Sequence[str] = ("",), *, below: Sequence[str] = ()) -> list[CallRecord]:
-    """Return the records in a folder or behind its links, or an empty list if there is no such folder.
+    """Return the records in a folder, including records that its links name; empty if there is no such folder.
 
     Args:
         home: a folder that the program cannot replace.
-        roots: folders below which the program may see its `/dev/shm`, as `/proc/PID/root`.
-        below: the way from `home` to the folder of the records; the program may put links on it.
+        roots: root folders, such as `/proc/PID/root`, below which the program's `/dev/shm` is searched.
+        below: path from `home` to the folder of the records; the program may replace parts of it by links.
     """
     with contextlib.suppress(OSError), Folder.at(home) as top, top.folder("/".join(below)) as folder:
         names = [name for name in folder.names(limit=_MAX_NAMES) if name.endswith(ENDING)]
@@ -50,7 +50,7 @@ def read_records(home: Path, roots: Sequence[str] = ("",), *, below: Sequence[st
 
 
 def _read_linked(folder: Folder, name: str, roots: Sequence[str]) -> CallRecord | None:
-    """Return the record in memory that a link names, as a process of the program sees it."""
+    """Return the record in shared memory to which a link points in the program's view."""
     try:
         target = folder.read_link(name)
     except OSError:
@@ -72,8 +72,8 @@ def match(
     """Return the record of each process, and the newest record left by each rank without a process. Pure.
 
     Args:
-        processes: number of each process on the machine -> the number by which it knows itself.
-        ranks: number of a process on the machine -> its rank.
+        processes: pid of each process on the machine -> its pid in its own namespace.
+        ranks: pid of a process on the machine -> its rank.
     """
     left: dict[int, CallRecord] = {}
     by_own_number: dict[int, list[CallRecord]] = {}
@@ -83,7 +83,7 @@ def match(
             left[record.rank] = record
     found: dict[int, CallRecord] = {}
     for pid, own_number in processes.items():
-        # Processes reuse numbers: a record with the process's rank is its own; among several the newest is.
+        # Pids are reused: only a record without conflict of ranks can be the process's own; the newest of them is.
         fitting = by_own_number.get(own_number, [])
         fitting = [record for record in fitting if ranks.get(pid) in (None, record.rank)]
         if fitting:
@@ -93,7 +93,7 @@ def match(
 
 
 def own_number(pid: int) -> int:
-    """Return the number by which a process knows itself; its number on the machine if the kernel does not show it."""
+    """Return a process's pid in its own namespace; its pid on the machine if the kernel does not show it."""
     for line in process_state.read(f"/proc/{pid}/status").splitlines():
         if line.startswith(b"NSpid:"):
             return int(line.split()[-1])
@@ -104,7 +104,7 @@ def groups_of(record: CallRecord, now_ns: int) -> tuple[CollectiveGroup, ...]:
     """Return the groups of a record, the most recently used first. Pure.
 
     Args:
-        now_ns: present time, by the clock of the rows.
+        now_ns: present time by the clock that stamped the rows.
     """
     used = sorted(record.groups, key=lambda group: -_newest_of(group))
     return tuple(

@@ -1,8 +1,8 @@
-"""Clues to a failure that the processes left themselves, gathered when the program has ended.
+"""Clues to a failure that the processes themselves left, gathered when the program has ended.
 
 Where: `wiring` reads the records that ranks leave (`launchers.shims.clary_rank`), `error_scanner` finds tracebacks in
-output for processes that leave none; `program_end` brings both together. The service decides what they mean. The
-program can write these records, so only their place and size are trusted.
+output for processes that leave none; `program_end` brings both together. The service interprets the clues. The program
+can write these records, so only their path and size are trusted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 from clary.agent.small_files import names_in, read_start
 from clary.contract.agent_protocol import MAX_CLUE_CHARACTERS, Clue
 
-MAX_RECORDS = 256  # of one host
+MAX_RECORDS = 256  # per host
 MAX_RECORD_BYTES = 16 * 1024
 
 
 def read_records(root: Path, parts: Sequence[str]) -> tuple[Clue, ...]:
-    """Return the clues in the folder `parts` below `root`, unreadable ones left out.
+    """Return the readable clues in the folder `parts` below `root`.
 
     Args:
         root: folder that the program may write to.
@@ -46,7 +46,7 @@ def merge(records: Iterable[Clue], scanned: Iterable[Clue]) -> tuple[Clue, ...]:
 
 
 def bounded(clues: Iterable[Clue], *, begin: datetime, end: datetime) -> tuple[Clue, ...]:
-    """Return the clues, with their times limited to those of a program that ran from `begin` to `end`."""
+    """Return the clues, with their times clamped to the run of the program from `begin` to `end`."""
     return tuple(replace(clue, at=min(max(clue.at, begin), end)) for clue in clues)
 
 

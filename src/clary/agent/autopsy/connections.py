@@ -1,6 +1,6 @@
 """TCP connections of processes: unacknowledged bytes, unread bytes, retransmissions.
 
-Where: `host_dump`. Connections are read once for all processes that share a network.
+Where: `host_dump` reads them, once for all processes in one network namespace.
 Source: Documentation/networking/proc_net_tcp.rst; proc_pid_fd(5).
 """
 
@@ -32,7 +32,7 @@ _MAPPED = b"\0" * 10 + b"\xff\xff"  # an IPv4 address in an IPv6 socket
 
 
 def read_connections(pid: int) -> dict[int, SocketState]:
-    """Return the readable TCP sockets of a process's network by inode."""
+    """Return the readable TCP sockets of a process's network namespace by inode."""
     found: dict[int, SocketState] = {}
     for name in ("tcp", "tcp6"):
         try:
@@ -44,9 +44,9 @@ def read_connections(pid: int) -> dict[int, SocketState]:
 
 
 def parse_connections(lines: Iterable[str]) -> dict[int, SocketState]:
-    """Read the lines of /proc/net/tcp behind its header. Pure.
+    """Parse the lines of /proc/net/tcp after its header. Pure.
 
-    Raises: ValueError for lines of another kind.
+    Raises: ValueError for lines of another format.
     """
     found = {}
     for line in lines:
@@ -60,14 +60,14 @@ def parse_connections(lines: Iterable[str]) -> dict[int, SocketState]:
             peer=_address(fields[2]),
             state=_STATES.get(state, str(state)),
             unsent_bytes=unsent,
-            unread_bytes=unread,  # of a listener: connections that are not accepted yet
+            unread_bytes=unread,  # of a listener: connections not yet accepted
             num_retransmits=int(fields[6], 16),
         )
     return found
 
 
 def sockets_of(pid: int, connections: dict[int, SocketState]) -> tuple[SocketState, ...]:
-    """Return the connections that a process has open, troubled ones first."""
+    """Return the open connections of a process, troubled connections first."""
     inodes = set()
     try:
         names = os.listdir(f"/proc/{pid}/fd")
@@ -86,14 +86,14 @@ def sockets_of(pid: int, connections: dict[int, SocketState]) -> tuple[SocketSta
 
 
 def addresses_in(connections: Iterable[SocketState]) -> set[str]:
-    """Return the local addresses of a network's sockets, without addresses that every host has."""
+    """Return the local addresses of a namespace's sockets, except addresses that every host has."""
     found = {item.local.rpartition(":")[0].strip("[]") for item in connections}
     parsed = {address: ipaddress.ip_address(address) for address in found}
     return {address for address, value in parsed.items() if not (value.is_loopback or value.is_unspecified)}
 
 
 def _address(text: str) -> str:
-    """Return `10.0.0.1:7777` of the kernel's hexadecimal form: words in the machine's order of bytes."""
+    """Parse the kernel's hexadecimal address, words in the machine's byte order, into `10.0.0.1:7777`."""
     packed, port = text.split(":")
     words = [packed[at : at + 8] for at in range(0, len(packed), 8)]
     data = b"".join(struct.pack("=I", int(word, 16)) for word in words)

@@ -1,6 +1,6 @@
-"""All processes of one host's program at one moment.
+"""Dump of all processes of one host's program at one moment.
 
-Where: `autopsy.stack_dumps` takes one when the service asks for it, and when the program makes no progress.
+Where: `autopsy.stack_dumps` takes a dump when the service requests it, and when the program makes no progress.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from clary.contract.collective_records import CallRecord
 from clary.contract.stack_dumps import MAX_PROCESSES, HostDump, ProcessDump, SocketState
 from clary.contract.step_records import FOLDER as STEPS_FOLDER
 
-LIMIT_S = 20.0  # for the stacks of a host; processes not reached by then have no stacks
-WATCHED_S = 0.7  # in this time a running process waits many times, a blocked process never
+LIMIT_S = 20.0  # for all stacks of a host; later processes get no stacks
+WATCHED_S = 0.7  # in this time a running process blocks many times, a hung process never
 _NUM_READERS = 4
 _NUM_ROOTS = 3  # processes whose /proc/PID/root is searched for records: one may end meanwhile
-_TRY_S = 6.0  # per run of py-spy
+_TRY_S = 6.0  # limit of one run of py-spy
 _RANK = b"RANK="
 
 
@@ -42,27 +42,27 @@ def dump_host(
     ml_folder: Path | None = None,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> HostDump:
-    """Dump every process below the first one of a host; blocks for about `LIMIT_S` at most.
+    """Dump every descendant of a host's first process; block for about `LIMIT_S` at most.
 
     Args:
-        first_pid: as the machine numbers it.
+        first_pid: pid of the host's first process on the machine.
         number: of the request.
         reason: why the dump is taken.
         host: name of the host.
         addresses: of the host.
-        ranks: process -> rank, of processes that the agent itself has started as ranks.
+        ranks: pid -> rank, of processes that the agent itself has started as ranks.
         now: time of day.
-        ml_folder: `/opt/ml`, in which ranks leave their last collectives; None reads none.
-        is_ending: whether the dump is no longer needed; no further process is looked at then.
+        ml_folder: `/opt/ml`, in which ranks leave records of their last collectives; None: no records are read.
+        is_ending: whether the dump is no longer needed; then no further process is read.
     """
     entries = live_descendants(first_pid)
     known = with_ranks(entries, ranks, {pid: _rank_in_environment(pid) for pid in entries})
-    # Ranks first: time and room may not suffice for every process.
+    # Ranks first: the limits of time and size may not suffice for every process.
     order = sorted(entries, key=lambda pid: (known.get(pid) is None, pid))[:MAX_PROCESSES]
     begin = {pid: _Counters.of(pid) for pid in entries}
-    time.sleep(WATCHED_S)  # before any stack is read: py-spy's pause would count as a wait
+    time.sleep(WATCHED_S)  # before the first stack is read: a pause by py-spy would count as a wait
     own = {pid: _Counters.of(pid).since(before) for pid, before in begin.items()}
-    # The first process may see other files than the program does.
+    # The first process may have another root folder than the program.
     roots = [f"/proc/{pid}/root" for pid in (*order[:_NUM_ROOTS], first_pid)]
     records = read_records(ml_folder, roots, below=STEPS_FOLDER) if ml_folder is not None else []
     now_ns = time.monotonic_ns()
@@ -98,15 +98,15 @@ def dump_host(
 def with_ranks(
     entries: Mapping[int, ProcessEntry], started: Mapping[int, int], environments: Mapping[int, int | None]
 ) -> dict[int, int]:
-    """Return process -> rank. Pure.
+    """Return pid -> rank. Pure.
 
-    RANK in its environment shows a process that a launcher has started. Its children inherit the variable: of several
-    processes with one rank, the topmost is the rank.
+    RANK in the environment identifies a process that a launcher has started. Its children inherit the variable: of
+    several processes with one rank, the topmost is the rank.
 
     Args:
         entries: the processes of the host.
-        started: rank of those that the agent has started as ranks.
-        environments: RANK in the environment of each process; None without.
+        started: pid -> rank, of the processes that the agent has started as ranks.
+        environments: pid -> RANK in the environment of the process; None if it is not set.
     """
     if started:
         return {pid: rank for pid, rank in started.items() if pid in entries}
@@ -141,7 +141,7 @@ class _Counters(NamedTuple):
         )
 
     def since(self, before: _Counters) -> _Used:
-        """Return the increase of the counters, zero for a process that has ended meanwhile."""
+        """Return the increase of the counters; zero for a process that has ended meanwhile."""
         runnable = (value - before.runnable_s.get(thread, 0.0) for thread, value in self.runnable_s.items())
         return _Used(
             max(0, self.num_waits - before.num_waits),
@@ -157,7 +157,7 @@ class _Used(NamedTuple):
     num_waits: int
     cpu_s: float
     num_bytes: int
-    runnable_s: float  # of the thread that ran, or waited for a processor, the longest
+    runnable_s: float  # of the thread that ran or waited for a processor for the longest time
 
     def with_all(self, others: Iterable[_Used]) -> _Used:
         """Return the counters plus other processes' processor time and bytes, and the busiest thread's time."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_UTIME_FIELD, _STIME_FIELD = 11, 12  # behind the command's closing bracket
+_UTIME_FIELD, _STIME_FIELD = 11, 12  # indexes of fields after the command's closing bracket
 _NS_PER_S = 1e9
-_MAX_COMMAND_CHARACTERS = 60  # later arguments may be secrets, and a line has no room for them
+_MAX_COMMAND_CHARACTERS = 60  # later arguments may be secrets and would not fit into a line
 
 
 def read(path: str) -> bytes:
-    """Return a file of /proc; empty if it cannot be read."""
+    """Return the content of a file of /proc; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -40,13 +40,13 @@ def runnable_s(pid: int) -> dict[int, float]:
 
 
 def command(pid: int) -> str:
-    """Return the beginning of a process's command line, its program without folders."""
+    """Return the beginning of a process's command line; the program without its folders."""
     program, _, arguments = read(f"/proc/{pid}/cmdline").partition(b"\0")
     joined = os.path.basename(program) + b" " + arguments.replace(b"\0", b" ")  # folders would fill the line
     text = joined.decode("utf-8", "backslashreplace").strip()
     words = "".join(
         letter if letter.isprintable() else "?" for letter in text
-    )  # a program chooses it, a terminal shows it
+    )  # the program chooses this text, and a terminal prints it
     return words if len(words) <= _MAX_COMMAND_CHARACTERS else f"{words[:_MAX_COMMAND_CHARACTERS]}..."
 
 

@@ -1,11 +1,11 @@
 """Verdict on whether a program makes progress, judged by counters seen from outside. Pure.
 
-Where: `progress_watch` takes a reading every few seconds and asks. Nothing is known of steps or epochs here, so a
-program counts as alive while it prints, reads, writes or sends anything. A program that does none of these is
+Where: `progress_watch` takes a reading every few seconds and calls `judge`. This module knows nothing of steps or
+epochs, so a program counts as alive while it prints, reads, writes or sends anything. Any other program is
 
-    idle      and uses no processor either: it waits for an event that does not come. Ranks of a gang do so when one of
+    idle      if it uses no processor: it waits for an event that does not occur. Ranks of a gang do so when one of
               them has stopped, skipped a collective, or lost its link.
-    spinning  while it uses the processor: it compiles or computes for long, or waits in a loop that never sleeps. Only
+    spinning  if it uses the processor: it compiles or computes for long, or waits in a loop that never sleeps. Only
               time can tell, so a spinning program gets a much longer limit. A process that waits for a GPU spins too,
               and so do ranks that wait for each other there, until NCCL gives up after ten minutes: hosts with GPUs are
               checked before that.
@@ -18,19 +18,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-IDLE_CPU_SHARE = 0.05  # of one processor, of all processes together: threads that wake up now and then
+IDLE_CPU_SHARE = 0.05  # share of one processor, for all processes together: some threads wake up now and then
 # Keep-alive messages, frames of the link watch and log files of libraries stay below this.
 MOVED_BYTES = 64 * 1024
 MOVED_BYTES_PER_S = 2048
-SPINNING_FACTOR = 6  # how much longer a program may spin than idle
+SPINNING_FACTOR = 6  # times the limit for an idle program
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Counters of a host's program at one moment; all but the time only grow while its processes live."""
+    """Counters of a host's program at one moment; they never decrease while its processes live."""
 
     at_s: float  # monotonic
-    num_outputs: int  # pieces of output that it has printed
+    num_outputs: int  # pieces of output printed so far
     cpu_s: float  # processor time of all its processes
     io_bytes: int  # read and written, files and pipes
     network_bytes: int  # over the job's network, both ways
@@ -50,7 +50,7 @@ def judge(readings: Sequence[Reading], *, limit_s: float) -> Standstill | None:
 
     Args:
         readings: oldest first.
-        limit_s: how long it may be idle.
+        limit_s: how long the program may be idle.
     """
     if not readings:
         return None
@@ -68,7 +68,7 @@ def judge(readings: Sequence[Reading], *, limit_s: float) -> Standstill | None:
 
 
 def quiet_s(readings: Sequence[Reading]) -> float:
-    """Return for how long a program has printed, read, written and sent nothing, though it may have computed."""
+    """Return the seconds since a program last printed, read, wrote or sent anything; it may have computed."""
     if not readings:
         return 0.0
     last = readings[-1]
@@ -76,7 +76,7 @@ def quiet_s(readings: Sequence[Reading]) -> float:
 
 
 def horizon_s(limit_s: float) -> float:
-    """Return the age in seconds of the oldest reading that counts."""
+    """Return the maximum age in seconds of the readings that `judge` needs."""
     return limit_s * SPINNING_FACTOR
 
 

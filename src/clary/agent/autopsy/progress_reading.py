@@ -1,8 +1,8 @@
 """Progress of a program, and the waits of its processes, read from /proc.
 
-Where: `progress_watch`. Counters are summed over the live processes below the host's first one; counters of an ended
-process are missing from then on, which the policy takes for activity.
-Source: proc(5): /proc/PID/net/dev; the rest in `autopsy.process_state`.
+Where: `progress_watch` calls these functions. Counters are summed over the live descendants of the host's first
+process. The counters of an ended process drop out of the sum, which the policy takes for activity.
+Source: proc(5): /proc/PID/net/dev; the sources of the other counters are in `autopsy.process_state`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from clary.agent.autopsy import process_state
 from clary.base.processes import live_descendants
 
-_RECEIVED_FIELD, _SENT_FIELD = 0, 8  # of a line of net/dev, behind the interface's name
+_RECEIVED_FIELD, _SENT_FIELD = 0, 8  # indexes of fields of a line of net/dev, after the interface's name
 _MAX_SHOWN = 16  # processes in a sentence of evidence
 
 

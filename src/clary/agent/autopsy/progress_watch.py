@@ -1,7 +1,7 @@
-"""Takes readings of a running program and reports when it stands still, and when it makes progress again.
+"""Watch of a running program, which reports when it stands still and when it makes progress again.
 
-Where: `hang_alarm` makes one with the program and closes it with it; a thread of its own reads /proc and calls the
-supervisor back. `progress_policy` decides what counts as progress.
+Where: `hang_alarm` creates one watch per program and closes it at the program's end; a thread of its own reads /proc
+and calls the supervisor back. `progress_policy` decides what counts as progress.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from clary.agent.autopsy.progress_reading import evidence, read_counters
 from clary.agent.worker import Worker
 
 INTERVAL_S = 5.0
-_FEWEST_READINGS = 20  # within the limit: a shorter limit means more frequent readings
+_FEWEST_READINGS = 20  # readings per limit: a shorter limit means more frequent readings
 
 
 class ProgressWatch(Worker):
-    """Looks at the descendants of a process; no callback is called after `abort`.
+    """Watches the descendants of a process; no callback is called after `abort`.
 
     Args:
-        first_pid: first process of the host's program, as this machine numbers it.
-        num_outputs: how often the program has printed something so far; called from the watch's thread.
+        first_pid: pid of the first process of the host's program on this machine.
+        num_outputs: returns how often the program has printed so far; called from the watch's thread.
         limit_s: how long the program may be idle.
-        on_standstill: called with a description when the program makes no progress; from the watch's thread, once until
-            it does.
+        on_standstill: called with a description, from the watch's thread, when the program makes no progress; once per
+            standstill.
         on_progress: called when it makes progress again.
-        on_quiet: called with a description when it has only computed for `limit_s`, once until it does more; None for
-            no callback.
+        on_quiet: called with a description when the program has only computed for `limit_s`; once until it shows other
+            activity. None: no callback.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ProgressWatch(Worker):
     def _look(self) -> Standstill | None:
         now_s = time.monotonic()
         if self._readings and now_s - self._readings[-1].at_s > 2 * self._interval_s + self._limit_s:
-            self._readings.clear()  # too long since the last reading, for example after a suspend: begin anew
+            self._readings.clear()  # the last reading is too old, for example after a suspend: discard all readings
         counters = read_counters(self._first_pid)
         self._readings.append(
             Reading(

@@ -1,7 +1,7 @@
-"""Dumps of a host's processes, when the service asks for one and when the program makes no progress.
+"""Dumps of a host's processes, taken when the service requests one and when the program makes no progress.
 
-Where: `supervisor` passes on what a receipt asks for, `program_companions` set the program that runs, `hang_alarm` has
-one taken before a program that hangs is ended. A dump is taken on a thread of its own, one at a time.
+Where: `supervisor` forwards the requests in the service's receipts, `program_companions` set the running program,
+`hang_alarm` takes a dump before it ends a program that hangs. Each dump is taken on a thread of its own, one at a time.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class StackDumps(Companion):
     """Takes and sends dumps of one host.
 
     Args:
-        host: whose processes they are.
-        send: hands a dump to the service; raises what `ServiceClient` raises.
+        host: the host whose processes are dumped.
+        send: sends a dump to the service; raises the errors of `ServiceClient`.
     """
 
     def __init__(self, host: HostPlan, *, send: Callable[[HostDump], None]) -> None:
@@ -44,33 +44,33 @@ class StackDumps(Companion):
         self._first_pid: int | None = None
         self._ranks: Callable[[], Mapping[int, int]] = dict
         self._ml_folder: Path | None = None
-        self._newest = UNASKED  # number of the newest request that was taken up
+        self._newest = UNASKED  # number of the newest accepted request
         self._taking = threading.Lock()
-        self._sending = threading.Lock()  # dumps share a connection
+        self._sending = threading.Lock()  # all dumps are sent over one connection
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Have dumps look at this program."""
+        """Set the program that dumps read."""
         self._first_pid, self._ranks = program.init_pid, program.ranks_by_pid
         self._ml_folder = ml_folder
 
     def ended(self) -> None:
-        """Have dumps report that no program runs any more."""
+        """Clear the program: dumps from now on report that no program runs."""
         self._first_pid = None
 
     def ask(self, number: int, reason: str) -> None:
-        """Take a dump for request `number` and send it, once per number; returns at once."""
+        """Start a dump for request `number`, once per number, and return at once; the dump is sent when ready."""
         if number > self._newest and not self._ending.is_set():
             self._newest = number
             self._start(number, reason)
 
     def take_unasked(self, reason: str) -> threading.Event:
-        """Start a dump and return at once an event, which is set when the service has the dump or will not get it."""
+        """Start a dump and return at once an event that is set once the dump is sent or has failed."""
         return self._start(UNASKED, reason)
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """Dump no further process, send no more, and wait for the running dumps; return True.
+        """Dump no further process, send no further dump, and wait for the running dumps; return True.
 
         Args:
             timeout_s: longest wait; at most `_JOIN_S`.
@@ -79,7 +79,7 @@ class StackDumps(Companion):
         end_s = time.monotonic() + min(timeout_s, _JOIN_S)
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
-        return True  # a reading that hangs in the kernel ends with the process
+        return True  # a read that hangs in the kernel ends with the agent's process
 
     def _start(self, number: int, reason: str) -> threading.Event:
         is_over = threading.Event()
@@ -115,7 +115,7 @@ class StackDumps(Companion):
                     ml_folder=self._ml_folder,
                     is_ending=self._ending.is_set,
                 )
-            except Exception as failure:  # boundary: a dump must not end the program
+            except Exception as failure:  # error boundary: a dump must not end the program
                 logger.exception("the processes of %s could not be looked at", self._host.name)
                 error = f"{type(failure).__name__}: {failure}"
             finally:
@@ -141,13 +141,13 @@ class StackDumps(Companion):
                     logger.warning("nobody takes the dump: %s", error)
                     return
                 dump = shortened(dump)
-            except Exception:  # boundary: as above
+            except Exception:  # error boundary: as above
                 logger.exception("the dump could not be sent")
                 return
 
 
 def shortened(dump: HostDump) -> HostDump:
-    """Return the dump with ranks and their main threads alone; if they were alone already, with no process. Pure."""
+    """Return the dump reduced to the main threads of ranks, or to no process if it was reduced already. Pure."""
     ranks = [process for process in dump.processes if process.rank is not None]
     kept = tuple(
         replace(

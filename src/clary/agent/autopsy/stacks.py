@@ -16,12 +16,12 @@ from typing import Any
 from clary.agent.autopsy.process_state import thread_states
 from clary.contract.stack_dumps import MAX_FRAMES, MAX_THREADS, Frame, ThreadStack
 
-_NOT_TO_BE_PAUSED = "TtD"  # stopped, traced, or in an uninterruptible call of the kernel: a pause would not end
-_NO_PYTHON = "Failed to find python version from target process"  # py-spy's words
+_NOT_TO_BE_PAUSED = "TtD"  # stopped, traced, or in an uninterruptible system call: a pause would not end
+_NO_PYTHON = "Failed to find python version from target process"  # part of py-spy's message
 _MAX_CHARACTERS = 300  # of a name
 _INTERPRETER = ("libpython", "python3")  # files whose calls add nothing to the calls of Python
-_STARTERS = ("clary_rank.py", "<frozen runpy>", "runpy.py")  # starters of a rank's script: outermost, of no interest
-_OURS = "/clary/train/"  # in the folder that jobs get; py-spy cuts the path off before it
+_STARTERS = ("clary_rank.py", "<frozen runpy>", "runpy.py")  # outermost frames of a rank's script, not reported
+_OURS = "/clary/train/"  # in the folder that jobs get; py-spy cuts off the path before this part
 _MEASURING = ("clary/train/steps/", "clary/train/profiling/")  # wrappers around torch's calls
 
 
@@ -32,16 +32,16 @@ def find_py_spy() -> str | None:
 
 
 def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple[ThreadStack, ...], str]:
-    """Return the stacks of a process's threads with an empty text, or no stacks with the reason.
+    """Return the stacks of a process's threads and "", or no stacks and the reason.
 
     Unwinding native code does not work in every process; where it fails, the calls of Python alone are read. A process
     with a thread that cannot be paused is not paused at all: py-spy would hold its other threads until that thread
-    comes back.
+    returns from the kernel.
 
     Args:
-        pid: as the machine numbers it.
-        program: path of py-spy; None if it is missing.
-        limit_s: for one run of py-spy; at most three are made.
+        pid: of the process, on the machine.
+        program: path of py-spy; None if it is not installed.
+        limit_s: timeout of one run of py-spy; there are at most three runs.
     """
     if program is None:
         return (), "py-spy is not installed beside the agent: pip install py-spy"
@@ -60,7 +60,7 @@ def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple
             )
         except subprocess.TimeoutExpired:
             why = f"py-spy did not come back within {limit_s:g} s"
-            ways = ways[-1:]  # next without a pause
+            ways = ways[-1:]  # the next run does not pause the process
             continue
         except OSError as error:
             return (), f"py-spy could not be run: {error}"
@@ -89,7 +89,7 @@ def parse_stacks(text: bytes, *, pid: int) -> tuple[ThreadStack, ...]:
 
 
 def why_not(words: str) -> str:
-    """Return the innermost cause in py-spy's standard error. Pure."""
+    """Extract the innermost cause from py-spy's standard error. Pure."""
     lines = [line.strip() for line in words.partition("Stack backtrace:")[0].splitlines() if line.strip()]
     if _NO_PYTHON in words:
         return "no Python runs in it"
@@ -104,14 +104,14 @@ def _thread(item: dict[str, Any], pid: int) -> ThreadStack:
     return ThreadStack(
         thread=int(item.get("os_thread_id") or 0),
         name=name[:_MAX_CHARACTERS],
-        # The main thread has the number of its process, which inside a host is another than the machine's.
+        # The main thread's id is its process's pid, which inside a host differs from the pid on the machine.
         is_main=name == "MainThread" or item.get("os_thread_id") == pid,
         frames=tuple(frames[:MAX_FRAMES]),
     )
 
 
 def _says_something(frame: Frame) -> bool:
-    if frame.function.startswith("0x"):  # code without names
+    if frame.function.startswith("0x"):  # frames without names
         return False
     return not frame.file.startswith((*_INTERPRETER, *_MEASURING))
 
