@@ -20,7 +20,7 @@ def signed_bytes(
     content_type="application/x-amz-json-1.1",
     at=None,
 ):
-    """Return a whole signed request as bytes, `at` a time other than now."""
+    """Return a whole signed request as bytes; `at` is the signing time, now if None."""
     environment = service.environment
     url = environment["AWS_ENDPOINT_URL"] + path
     headers = {"Host": urlsplit(url).netloc, "Content-Type": content_type}

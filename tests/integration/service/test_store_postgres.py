@@ -1,4 +1,4 @@
-"""The store's contract on a real PostgreSQL server, started for these tests alone."""
+"""The contract of every store, checked on a PostgreSQL server that is started for these tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,10 +31,10 @@ def database_url(server: PostgresServer) -> Iterator[str]:
 
 
 class TestStoreOnPostgres(CurveContract, DamageContract, StoreContract):
-    """The contract against a server."""
+    """The tests of every store, on a PostgreSQL server."""
 
 
-async def test_an_empty_database_is_not_taken_for_the_one_of_the_state_folder(
+async def test_an_empty_database_in_place_of_the_state_folders_database_is_refused(
     database_url: str, server: PostgresServer, tmp_path: Path
 ) -> None:
     def life(**options: bool) -> DatabaseLife:
@@ -64,7 +64,7 @@ async def test_the_url_may_name_the_driver(database_url: str) -> None:
 
 @pytest.fixture
 def own_server() -> Iterator[PostgresServer]:
-    """A server that a test may stop: a shared server, started again by the test, would outlive it."""
+    """Start a server of its own for a test that stops it: other tests would meet a shared server after the restart."""
     server = PostgresServer()
     try:
         yield server
@@ -72,7 +72,7 @@ def own_server() -> Iterator[PostgresServer]:
         server.remove()
 
 
-async def test_the_store_goes_on_after_the_server_was_restarted(own_server: PostgresServer) -> None:
+async def test_the_store_works_again_after_a_restart_of_the_server(own_server: PostgresServer) -> None:
     server = own_server
     store = await Store.open(server.url(server.create_database()))
     try:
@@ -91,6 +91,6 @@ async def test_the_store_goes_on_after_the_server_was_restarted(own_server: Post
         await store.close()
 
 
-async def test_a_server_that_cannot_be_reached_is_an_error_in_words(tmp_path: Path) -> None:
+async def test_an_unreachable_server_raises_a_store_error_with_its_address(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot open the database.*nothing-here"):
         await Store.open(f"postgresql://clary@/x?host={tmp_path}/nothing-here")

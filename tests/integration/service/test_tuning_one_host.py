@@ -1,4 +1,4 @@
-"""Trials that follow each other in one host: forked from one interpreter, and without the files of the trial before."""
+"""Trials that run one after the other in one host, forked from one interpreter, without the previous trial's files."""
 
 import pytest
 from boto3_clients import Clients, log_of
@@ -30,7 +30,7 @@ def service(tmp_path):
     made.clary("down")
 
 
-def test_trials_follow_each_other_in_one_host_until_one_leaves_a_trace(service):
+def test_trials_share_one_host_until_one_leaves_a_trace(service):
     aws = Clients(service)
     request = tuning_request(
         *(aws, "follow", PROGRAM), strategy="Grid", ranges=categories(row=NUM_TRIALS), most=NUM_TRIALS, parallel=1

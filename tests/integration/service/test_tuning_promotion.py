@@ -1,4 +1,4 @@
-"""Hyperband goes on with trials from their checkpoints: nothing is trained twice, and no byte of a set is copied."""
+"""Hyperband continues trials from their checkpoints: no epoch is trained twice, and no checkpoint is copied."""
 
 import pytest
 from boto3_clients import Clients, log_of
@@ -35,7 +35,7 @@ def service(tmp_path):
 
 
 @pytest.mark.long
-def test_a_trial_that_goes_on_begins_where_the_one_before_it_was_stopped(service):
+def test_a_promoted_trial_begins_at_the_epoch_where_its_predecessor_stopped(service):
     aws = Clients(service)
     request = tuning_request(
         *(aws, "promotes", PROGRAM),

@@ -38,7 +38,7 @@ def test_a_service_that_is_killed_loses_and_doubles_no_trial(service):
     aws = Clients(service)
     request = tuning_request(
         *(aws, "survives", PROGRAM),
-        strategy="Random",  # of a space of 16 points: each comes once
+        strategy="Random",  # a space of 16 points: each is proposed once
         config={"RandomSeed": 5},
         ranges=categories(row=4, column=4),
         most=NUM_TRIALS,

@@ -1,4 +1,4 @@
-"""Calls of scripts of SMP v1 beyond its documentation, as scripts make them; run by test_smp_as_called on two ranks."""
+"""Calls of SMP v1 in public scripts that its documentation does not describe; run by test_smp_as_called on 2 ranks."""
 
 import copy
 import dataclasses
@@ -28,7 +28,7 @@ LENGTH, VOCABULARY = 6, 20
 
 
 class Language(nn.Module):
-    """Words in, logits out; the transformer is one of `smp.nn`."""
+    """Token ids in, logits out; the transformer is one of `smp.nn`."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ def language_step(model, ids):
 
 
 def losses_of(strategy, **keys):
-    """Train for three steps; None for no activation checkpointing."""
+    """Train for three steps; without activation checkpointing if `strategy` is None."""
     start(ddp=True, microbatches=2, prescaled_batch=True, **keys)
     torch.manual_seed(4)
     model = smp.DistributedModel(Language())
@@ -86,7 +86,7 @@ def test_layers_of_a_transformer_are_checkpointed_by_their_sequence(rank, size):
             assert losses_of(strategy, **keys) == expected, (keys, strategy)
 
 
-def test_modules_are_distributed_over_a_tensor_group_of_one_too(rank, size):
+def test_modules_are_distributed_over_a_tensor_group_of_one_rank(rank, size):
     start(ddp=True)
     with smp.model_creation(tensor_parallelism=True):
         module = nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY))
@@ -109,7 +109,7 @@ def test_weight_decay_spares_the_layer_norms_of_distributed_layers(rank, size):
     assert spared == named
 
 
-def test_scripts_put_states_of_masters_together_by_numbers_and_names(rank, size):
+def test_numbers_and_names_lead_from_parameters_to_their_masters(rank, size):
     for keys in ({}, {"fp16": True}):
         start(ddp=True, tensor_parallel_degree=2, prescaled_batch=True, **keys)
         model = smp.DistributedModel(Language())
@@ -139,8 +139,8 @@ def test_scripts_put_states_of_masters_together_by_numbers_and_names(rank, size)
     assert rmsg("loaded") == f"rank {rank}: loaded"
 
 
-def test_groups_that_come_before_the_first_step_of_a_pipeline_are_numbered(rank, size):
-    """The first step replaces parameters by masters; the names of the former have to lead to the masters."""
+def test_parameter_groups_added_before_the_first_step_of_a_pipeline_are_numbered(rank, size):
+    """The first step replaces parameters by masters; the parameters' names must then lead to the masters."""
     start(ddp=True, partitions=2, microbatches=2, prescaled_batch=True, fp16=True)
     model = smp.DistributedModel(make(SharedPerceptron))
     first, *others = model.parameters()
@@ -157,7 +157,7 @@ def test_groups_that_come_before_the_first_step_of_a_pipeline_are_numbered(rank,
 
 
 def test_translations_have_the_names_and_arguments_that_scripts_give_them(rank, size):
-    """Second arguments are the length of sequences; a state of theirs has no mask that ours would need."""
+    """Second arguments are sequence lengths; a state of transformers lacks the mask that our modules would need."""
     block = {f"{name}.{kind}": torch.randn(4, 4) for name in ("ln_1", "attn.c_proj") for kind in ("weight", "bias")}
     whole = {f"transformer.h.0.{name}": value for name, value in block.items()}
     for translate in (
@@ -192,13 +192,13 @@ def test_translations_have_the_names_and_arguments_that_scripts_give_them(rank, 
         assert getattr(module, f"translate_hf_state_dict_to_smdistributed_{name}")({}, 16) == {}
 
 
-def test_what_scripts_import_of_the_tests_of_the_original_says_what_to_call_instead(rank, size):
+def test_dump_model_of_smps_own_tests_names_the_call_to_use_instead(rank, size):
     assert verify.dump_model is dump_model
     assert "smp.save_checkpoint" in str(failure_of(lambda: dump_model(nn.Linear(2, 2), "file")))
 
 
-def test_shards_are_clipped_to_what_a_script_asks_for_too(rank, size):
-    """Public scripts with fp16 ask for clipping at every degree of shards."""
+def test_shards_are_clipped_to_the_norm_that_a_script_asks_for(rank, size):
+    """Public scripts with fp16 call `clip_master_grads` at every degree of shards."""
     found = []
     for keys in ({}, {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 10}):
         for fp16 in (False, True):
@@ -257,7 +257,7 @@ def test_states_of_torchs_kinds_are_taken_by_the_name_of_local_ones(rank, size):
     tsm_state.reset()
 
 
-def test_states_are_saved_and_loaded_by_the_names_of_before_1_10(rank, size):
+def test_states_are_saved_and_loaded_by_the_method_names_before_smp_1_10(rank, size):
     start(ddp=True, microbatches=2, shard_optimizer_state=True)
     model = smp.DistributedModel(make(SharedPerceptron))
     optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
@@ -279,7 +279,7 @@ def test_states_are_saved_and_loaded_by_the_names_of_before_1_10(rank, size):
     torch.testing.assert_close(optimizer.local_state_dict(), saved, rtol=0, atol=0)
 
 
-def test_modules_that_are_named_as_functions_are_do_not_take_their_place(rank, size):
+def test_importing_modules_named_like_functions_does_not_replace_the_functions(rank, size):
     start(ddp=True)
     decorator, state = smp.step, smp.state
     for name in ("core", "state", "step"):
@@ -297,7 +297,7 @@ def test_modules_that_are_named_as_functions_are_do_not_take_their_place(rank, s
     smp.core.barrier()
 
 
-def test_keys_with_an_underscore_are_told_to_have_no_effect(rank, size):
+def test_keys_with_an_underscore_are_logged_as_without_effect(rank, size):
     with unittest.TestCase().assertLogs("clary.smp", "WARNING") as told:
         start(ddp=True, _match_weights=True, _fp32_grad_accumulation=True, checkpoint_attentions=True)
     (line,) = told.output
@@ -307,7 +307,7 @@ def test_keys_with_an_underscore_are_told_to_have_no_effect(rank, size):
 
 
 def test_ranks_agree_on_the_interval_of_saves(rank, size):
-    """The slowest write of any rank is over in as many of its fastest steps."""
+    """The interval covers the slowest write of any rank in steps of the fastest rank."""
     found = compute_auto_checkpoint_interval([2.0 + rank, 3.0], [4.0, 5.0], [0.5 + rank], [1.0, 9.0 * (rank + 1)])
     assert found == _Interval(9, 2.0, 5.0, size - 0.5, 9.0 * size)
     assert _Interval(**dataclasses.asdict(found)) == found

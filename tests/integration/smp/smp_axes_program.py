@@ -1,4 +1,4 @@
-"""Tensor, sharded and replicated parallelism, and memory, by SMP's names; run by test_smp_axes on 2 and 4 ranks."""
+"""Tensor groups, shards, replicas and memory options through SMP's API; run by test_smp_axes on 2 and 4 ranks."""
 
 import os
 import tempfile
@@ -14,7 +14,7 @@ from torch import nn
 
 
 class Tall(nn.Module):
-    """Linears and an embedding that a tensor group can hold together, and layers that it cannot."""
+    """Linears and an embedding that SMP cuts over a tensor group, and layers that it cannot cut."""
 
     def __init__(self):
         super().__init__()
@@ -37,7 +37,7 @@ def make_tall(cut=True):
 
 
 def share(kind, number):
-    """Return this rank's share of a batch: ranks that must have the same share get the same."""
+    """Return this rank's share of a batch; ranks of one model copy get the same share if the batch is prescaled."""
     inputs, targets = batch_of(kind, number)
     prescaled = smp.state.cfg.prescaled_batch
     rank, size = (smp.rdp_rank(), smp.rdp_size()) if prescaled else (smp.dp_rank(), smp.dp_size())
@@ -70,7 +70,7 @@ def cut_model(num_microbatches, **config):
     start(microbatches=num_microbatches, ddp=True, **config)
     model = smp.DistributedModel(make_tall())
     torch.manual_seed(7)
-    model.load_state_dict(Tall().state_dict())  # replaced modules start with weights of their own
+    model.load_state_dict(Tall().state_dict())  # modules that SMP replaces draw weights of their own
     return model, smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
 
 
@@ -82,7 +82,7 @@ def test_a_tensor_group_trains_as_one_process_does(rank, size):
             assert_trains_like_alone(model, optimizer, Tall, 2)
 
 
-def test_tensor_and_pipeline_together(rank, size):
+def test_a_tensor_group_in_a_pipeline_trains_as_one_process_does(rank, size):
     for pipeline in ("interleaved", "simple"):
         model, optimizer = cut_model(2, tensor_parallel_degree=2, partitions=2, pipeline=pipeline)
         assert_trains_like_alone(model, optimizer, Tall, 2)
@@ -125,7 +125,7 @@ def test_a_transformer_of_tensor_groups_in_a_pipeline(rank, size):
     torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[2]), atol=1e-5, rtol=1e-4)
 
 
-def test_tensor_parallel_checkpoints_go_on(rank, size):
+def test_training_resumes_from_tensor_parallel_checkpoints(rank, size):
     folder = shared_folder(rank)
     model, optimizer = cut_model(1, tensor_parallel_degree=2)
     train_step(model, *share(Tall, 0))
@@ -144,7 +144,7 @@ def test_tensor_parallel_checkpoints_go_on(rank, size):
     for name, value in model.state_dict().items():
         assert torch.equal(value, expected[name]), name
 
-    start()  # one rank has all of it now
+    start()  # each rank now has the whole model
     model = smp.DistributedModel(Tall())
     assert smp.resume_from_checkpoint(folder, "cut", load_optimizer=False) == [1]
     for name, value in model.state_dict().items():
@@ -163,7 +163,7 @@ def test_sharded_data_parallelism_trains_as_one_process_does(rank, size):
             )
             model = smp.DistributedModel(make(kind))
             optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
-            if kind is Winding:  # whose way depends on the data: replicas must go the same
+            if kind is Winding:  # its path depends on the data: replicas must take the same path
                 inputs, targets = batch_of(kind, 0)
                 train_step(model, inputs, targets)
                 optimizer.step()
@@ -175,7 +175,7 @@ def test_sharded_data_parallelism_trains_as_one_process_does(rank, size):
             assert optimizer._global_grad_norm > 0
 
 
-def test_sharded_and_tensor_together(rank, size):
+def test_shards_of_tensor_groups_train_as_one_process_does(rank, size):
     model, optimizer = cut_model(
         1,
         tensor_parallel_degree=2,
@@ -187,7 +187,7 @@ def test_sharded_and_tensor_together(rank, size):
     assert_trains_like_alone(model, optimizer, Tall, 1)
 
 
-def test_sharded_checkpoints_go_on_and_other_degrees_are_refused(rank, size):
+def test_training_resumes_from_sharded_checkpoints_and_other_degrees_are_refused(rank, size):
     folder = shared_folder(rank)
     config = {"ddp": True, "sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 10}
 
@@ -219,7 +219,7 @@ def test_sharded_checkpoints_go_on_and_other_degrees_are_refused(rank, size):
     smp.resume_from_checkpoint(folder, "whole", partial=False)
 
 
-def test_optimizer_state_is_spread_and_steps_alike(rank, size):
+def test_spread_optimizer_state_steps_as_one_process_does(rank, size):
     for extra in ({}, {"partitions": 2}):
         if size < 4 and extra:
             continue
@@ -236,7 +236,7 @@ def test_optimizer_state_is_spread_and_steps_alike(rank, size):
         optimizer.load_state_dict(state)
 
 
-def test_checkpointed_modules_train_as_others_do_on_whatever_rank(rank, size):
+def test_checkpointed_modules_on_any_rank_train_as_one_process_does(rank, size):
     for strategy in ("each", "contiguous", "group_2"):
         for extra in ({}, {"partitions": 2}):
             start(ddp=True, microbatches=2, active_microbatches=1, **extra)
@@ -248,7 +248,7 @@ def test_checkpointed_modules_train_as_others_do_on_whatever_rank(rank, size):
             assert_trains_like_alone(model, optimizer, Winding, 2)
 
 
-def test_offloaded_activations_train_as_others_do(rank, size):
+def test_offloaded_activations_leave_no_files_behind(rank, size):
     os.environ["CLARY_PARALLEL_OFFLOAD_FOLDER"] = tempfile.mkdtemp(prefix="clary-offload-")
     try:
         for extra in ({}, {"partitions": 2}):
@@ -268,7 +268,7 @@ def test_offloaded_activations_train_as_others_do(rank, size):
         del os.environ["CLARY_PARALLEL_OFFLOAD_FOLDER"]
 
 
-def test_delayed_parameters_get_the_values_that_they_would_have_had(rank, size):
+def test_delayed_parameters_get_the_values_of_an_undelayed_initialisation(rank, size):
     for extra in ({}, {"partitions": 2}):
         start(ddp=True, delayed_parameter_initialization=True, **extra)
         torch.manual_seed(7)
@@ -282,7 +282,7 @@ def test_delayed_parameters_get_the_values_that_they_would_have_had(rank, size):
         torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), atol=1e-5, rtol=1e-4)
 
 
-def test_a_sequence_is_checkpointed_this_once(rank, size):
+def test_checkpoint_sequential_passes_gradients_to_the_input(rank, size):
     start()
     sequence = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     value = torch.ones(2, 4, requires_grad=True)

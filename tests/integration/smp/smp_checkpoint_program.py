@@ -1,4 +1,4 @@
-"""Checkpoints that something is in the way of; run by test_smp_checkpoint on two ranks."""
+"""Checkpoints in shared and separate folders, and with a file missing; run by test_smp_checkpoint on two ranks."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,8 @@ def trained(**config):
 def test_hosts_may_share_a_folder_or_have_their_own(rank, size):
     for folder in (shared_folder(rank), Path(shared_folder(rank)) / str(rank)):
         model, optimizer = trained(partitions=2)
-        runtime.current().place = replace(runtime.current().place, local_rank=0)  # as on two hosts
+        # as if each rank ran on a host of its own
+        runtime.current().place = replace(runtime.current().place, local_rank=0)
         is_alone = Path(folder).name == str(rank)
         for number in range(4):
             smp.save_checkpoint(
@@ -38,7 +39,7 @@ def test_hosts_may_share_a_folder_or_have_their_own(rank, size):
         smp.resume_from_checkpoint(str(folder))
 
 
-def test_other_degrees_need_the_optimizers_of_all_ranks_and_nothing_is_loaded_before(rank, size):
+def test_loading_at_other_degrees_without_all_optimizer_files_loads_nothing(rank, size):
     folder = shared_folder(rank)
     model, optimizer = trained(partitions=2)
     smp.save_checkpoint(folder, "tag", model=model, optimizer=optimizer)

@@ -1,4 +1,4 @@
-"""Work of two ranks with `smdistributed.modelparallel.torch`; run by test_smp_core."""
+"""Training on two ranks with `smdistributed.modelparallel.torch`; run by test_smp_core."""
 
 import os
 import tempfile
@@ -11,7 +11,7 @@ from smdistributed.modelparallel.torch.exceptions import CheckpointError, Parall
 from smp_models import Convolutions, Named, SharedPerceptron, Winding, batch_of, loss_of, make, train_alone
 
 
-@smp.step  # before any model is there, as Hugging Face's trainer does
+@smp.step  # before any model exists, as in Hugging Face's trainer
 def train_step(model, inputs, targets):
     output = model(inputs)
     loss = loss_of(output, targets)
@@ -108,7 +108,7 @@ def test_a_part_beyond_the_last_is_refused(rank, size):
     assert "head is placed on partition 2; there are 2" in str(error)
 
 
-def test_results_come_back_on_every_rank_in_the_shapes_they_had(rank, size):
+def test_a_step_returns_results_of_all_microbatches_on_every_rank(rank, size):
     start(partitions=2, microbatches=4)
     model, _ = wrapped(SharedPerceptron)
 
@@ -130,7 +130,7 @@ def test_results_come_back_on_every_rank_in_the_shapes_they_had(rank, size):
     assert all(not one.requires_grad for one in found.loss.outputs)
 
 
-def test_a_loss_may_run_backward_itself_without_a_pipeline(rank, size):
+def test_loss_backward_may_be_called_without_a_pipeline(rank, size):
     start(microbatches=4, ddp=True)
     model, _ = wrapped(SharedPerceptron)
 
@@ -147,7 +147,7 @@ def test_a_loss_may_run_backward_itself_without_a_pipeline(rank, size):
         torch.testing.assert_close(parameter.grad, grads[name], atol=1e-6, rtol=1e-4)
 
 
-def test_gradients_are_reduced_where_there_is_no_step(rank, size):
+def test_gradients_are_reduced_without_smp_step(rank, size):
     start(ddp=True)
     model, optimizer = wrapped(SharedPerceptron)
     inputs, targets = batch_of(SharedPerceptron, 0)
@@ -175,7 +175,7 @@ def test_gradients_add_up_over_backward_passes_before_they_are_reduced(rank, siz
         torch.testing.assert_close(parameter.grad, expected.grad, atol=1e-6, rtol=1e-4, msg=name)
 
 
-def test_objects_travel(rank, size):
+def test_python_objects_are_sent_broadcast_and_gathered(rank, size):
     start(partitions=2)
     if smp.rank() == 0:
         smp.broadcast({"a": torch.arange(3)}, smp.WORLD)
@@ -192,7 +192,7 @@ def test_objects_travel(rank, size):
     smp.dp_barrier()
 
 
-def test_what_fails_on_another_rank_is_told_with_its_words(rank, size):
+def test_a_failure_on_another_rank_is_raised_with_its_message_rank_and_microbatch(rank, size):
     class Fails(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -220,7 +220,7 @@ def test_what_fails_on_another_rank_is_told_with_its_words(rank, size):
     run(model, torch.zeros(8, 8))
     batch = torch.zeros(8, 8)
     batch[4] = 5.0
-    for _ in range(2):  # the second time: a program that has failed stays failed, at once
+    for _ in range(2):  # the second call fails at once: the failure is final
         error = failure_of(lambda: run(model, batch))
         assert isinstance(error, RemoteFailure if rank == 0 else ParallelError), repr(error)
         words = str(error)
@@ -244,7 +244,7 @@ def test_a_function_that_fails_ends_the_step_on_all_ranks(rank, size):
     assert rank == 0 or "KeyError: 'label'" in str(error)
 
 
-def test_the_model_is_called_in_steps_alone_where_it_has_a_pipeline(rank, size):
+def test_a_model_in_a_pipeline_can_only_be_called_inside_a_step(rank, size):
     start(partitions=2)
     model, _ = wrapped(SharedPerceptron)
     for call in (lambda: model(torch.zeros(2, 8)), lambda: model.backward(torch.zeros(()))):
@@ -259,8 +259,9 @@ def shared_folder(rank):
     return found[0]
 
 
-def test_training_goes_on_from_partial_and_full_checkpoints(rank, size):
-    # One microbatch at a time: which of several comes first depends on when messages arrive, and so do sums' last bits.
+def test_training_resumes_from_partial_and_full_checkpoints(rank, size):
+    # One active microbatch: with several, their order depends on when messages arrive, and the last bits of sums depend
+    # on it.
     folder = shared_folder(rank)
     start(partitions=2, microbatches=2, active_microbatches=1)
     model, optimizer = wrapped(Winding)
@@ -294,7 +295,7 @@ def test_training_goes_on_from_partial_and_full_checkpoints(rank, size):
 
     start(partitions=2, microbatches=2, active_microbatches=1)
     model, optimizer = wrapped(Winding)
-    assert smp.resume_from_checkpoint(folder)["step"] == 2  # the newest: full, the model alone
+    assert smp.resume_from_checkpoint(folder)["step"] == 2  # the newest checkpoint: a full one with the model alone
     first = train(model, optimizer, Winding, (2,))
     assert abs(first[0] - expected[0]) < 1e-5
 
@@ -332,7 +333,7 @@ def test_old_partial_checkpoints_are_pruned(rank, size):
     assert kept == ["step_2_partial", "step_3_partial"], kept
 
 
-def test_own_objects_are_saved_by_rank(rank, size):
+def test_smp_save_writes_one_file_a_rank(rank, size):
     folder = shared_folder(rank)
     start(partitions=2)
     smp.save({"rank": rank}, os.path.join(folder, "object.pt"))

@@ -1,4 +1,4 @@
-"""Scripts at the edges of SMP, on two ranks; run by test_smp_edges."""
+"""Unusual but valid scripts for SMP, on two ranks; run by test_smp_edges."""
 
 import copy
 
@@ -12,7 +12,7 @@ from torch import nn
 
 
 class Repeated(nn.Module):
-    """One activation and one layer stand twice in a sequence."""
+    """Holds one activation and one layer twice in a sequence."""
 
     def __init__(self):
         super().__init__()
@@ -26,7 +26,7 @@ class Repeated(nn.Module):
 
 
 class Halves(nn.Module):
-    """Takes and gives a dataclass, and changes its input in place."""
+    """Takes and returns a dataclass, and changes its input in place."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ class Halves(nn.Module):
 
 
 class Records(nn.Module):
-    """Hands a dataclass to a module of another rank."""
+    """Passes a dataclass to a module on another rank."""
 
     def __init__(self):
         super().__init__()
@@ -52,11 +52,11 @@ class Records(nn.Module):
         return self.last(found.one + found.two[0])
 
 
-def test_what_stands_twice_in_a_sequence_runs_twice(rank, size):
+def test_a_layer_that_occurs_twice_in_a_sequence_runs_twice(rank, size):
     assert_like_alone(Repeated, 2, partitions=2)
 
 
-def test_dataclasses_travel_and_inputs_may_be_changed_in_place(rank, size):
+def test_dataclasses_pass_between_ranks_and_inputs_may_be_changed_in_place(rank, size):
     start(partitions=2, microbatches=2, auto_partition=False, default_partition=0)
     module = make(Records)
     smp.set_partition(module.halves, index=1)
@@ -79,14 +79,14 @@ def test_a_hook_after_a_step_is_called_once(rank, size):
     assert calls[-1] == "late"
 
 
-def test_weights_that_are_loaded_after_the_optimizer_stay(rank, size):
+def test_weights_loaded_after_the_optimizer_was_made_are_kept(rank, size):
     for degrees in ({"partitions": 2}, {"ddp": True}, {"ddp": True, "shard_optimizer_state": True}):
         for precision in ("fp16", "bf16"):
             start(**degrees, **{precision: True})
             model = smp.DistributedModel(make(SharedPerceptron))
             optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
             given = {name: torch.full_like(value, 0.25) for name, value in make(SharedPerceptron).state_dict().items()}
-            model.load_state_dict(given)  # with a pipeline, before modules have their ranks
+            model.load_state_dict(given)  # with a pipeline: before modules are assigned to ranks
             for _ in range(2):
                 optimizer.zero_grad()
                 train_step(model, *batch_of(SharedPerceptron, 0))
@@ -97,7 +97,7 @@ def test_weights_that_are_loaded_after_the_optimizer_stay(rank, size):
                 model.load_state_dict(given)
 
 
-def test_shards_forget_gradients_when_the_model_is_asked_to(rank, size):
+def test_zero_grad_of_the_model_clears_gradients_of_shards(rank, size):
     norms = []
     for forgets in (True, False):
         start(ddp=True, sharded_data_parallel_degree=2, sdp_param_persistence_threshold=10)
@@ -109,7 +109,7 @@ def test_shards_forget_gradients_when_the_model_is_asked_to(rank, size):
             train_step(model, *batch_of(SharedPerceptron, 0))
             optimizer.step()
         norms.append(optimizer._global_grad_norm)
-    assert norms[1] > norms[0] * 1.05, norms  # gradients that nobody forgot, clipped to 1, were added
+    assert norms[1] > norms[0] * 1.05, norms  # without zero_grad, each step adds to gradients that were clipped to 1
 
 
 def test_tensor_ranks_clip_by_one_norm(rank, size):
@@ -175,7 +175,7 @@ def test_steps_add_up_before_a_spread_optimizer_steps(rank, size):
         torch.testing.assert_close(value, alone.state_dict()[name], atol=1e-5, rtol=1e-4)
 
 
-def test_an_evaluation_in_an_open_accumulation_loses_nothing(rank, size):
+def test_an_evaluation_during_gradient_accumulation_keeps_replicas_alike(rank, size):
     start(ddp=True)
     model, optimizer = wrapped(SharedPerceptron, backward_passes_per_step=4)
 
@@ -220,7 +220,7 @@ def test_a_scaler_beside_fp16_is_refused(rank, size):
     assert "leave it out" in str(failure_of(lambda: smp.amp.GradScaler().step(optimizer)))
 
 
-def test_a_backward_pass_past_the_model_is_refused_where_it_would_be_wrong(rank, size):
+def test_loss_backward_is_refused_in_a_pipeline_and_with_fp16(rank, size):
     @smp.step
     def past(model, inputs, targets):
         loss = loss_of(model(inputs), targets)

@@ -1,9 +1,9 @@
 """One of eight ranks on two hosts: the traffic between hosts of a transformer in pipelines and tensor groups.
 
-    python smp_eight_hosts_program.py PLACEMENT FILE     place and size from RANK, WORLD_SIZE and so on
+    python smp_eight_hosts_program.py PLACEMENT FILE     rank and size from RANK, WORLD_SIZE and so on
 
-Trains steps with short sequences, then with long ones, and writes to FILE, as JSON, what the host's eth0 has sent in
-each.
+Trains with short sequences, then with long ones, and writes to FILE, as JSON, the bytes that the host's eth0 has sent
+for each.
 """
 
 import json
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 SHORT, LONG, NUM_ROWS, NUM_STEPS = 8, 128, 8, 2
 SIZES = Sizes(layers=2, heads=4, hidden=32, words=64, positions=LONG)
-_SENT_BYTES = 8  # column of /proc/net/dev behind the name
+_SENT_BYTES = 8  # column of /proc/net/dev after the interface name
 
 
 @smp.step
@@ -67,7 +67,7 @@ def main() -> None:
         smp.barrier()
         return found
 
-    sent_by_steps(SHORT)  # places modules, connects
+    sent_by_steps(SHORT)  # assigns modules to ranks and connects them
     facts = {
         "short": sent_by_steps(SHORT),
         "long": sent_by_steps(LONG),
@@ -76,7 +76,8 @@ def main() -> None:
         "rdp": smp.get_rdp_group(),
         "owners": sorted(set(model.owners.values())),
         "gradient_bytes": NUM_STEPS * sum(4 * one.numel() for one in model.local_parameters()),
-        # By how much activations between two ranks of a pipeline, one way, are more where sequences are long.
+        # The additional bytes of activations that one pipeline rank sends to the next, in one direction, for the long
+        # sequences.
         "more_bytes": NUM_STEPS * NUM_ROWS * (LONG - SHORT) * 4 * SIZES.hidden,
     }
     Path(file).write_text(json.dumps(facts), encoding="utf-8")

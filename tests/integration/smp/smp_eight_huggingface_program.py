@@ -1,4 +1,4 @@
-"""GPT-2 and BERT of transformers over eight ranks, beside one process; run by test_smp_eight_huggingface."""
+"""GPT-2 and BERT of transformers on eight ranks, compared with one process; run by test_smp_eight_huggingface."""
 
 import faulthandler
 from contextlib import nullcontext
@@ -43,8 +43,8 @@ def train_alone(make):
 
 
 def check(make, **config):
-    """Train as configured; losses and parameters must be those of one process."""
-    faulthandler.cancel_dump_traceback_later()  # see smp_eight_program
+    """Train as configured; check that losses and parameters are those of one process."""
+    faulthandler.cancel_dump_traceback_later()  # eight ranks on few cores may be slow: see `run` in smp_eight_program
     expected = train_alone(make)
     start(ddp=True, **config)
     is_cut = smp.tp_size() > 1

@@ -19,7 +19,7 @@ NUM_ROWS, NUM_STEPS = 16, 2
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a GPT-2."""
+    """The sizes of a GPT-2."""
 
     layers: int
     heads: int
@@ -32,7 +32,7 @@ SIZES = {"gpt": Sizes(4, 8, 32, 96), "lmhead": Sizes(4, 8, 32, 96), "gpt-2M": Si
 
 
 class Attention(nn.Module):
-    """Causal self-attention behind a normalisation, with the names of smp.nn."""
+    """Causal self-attention after a normalisation, with the names of smp.nn."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Attention(nn.Module):
 
 
 class Output(nn.Module):
-    """The part of a layer behind attention."""
+    """The part of a layer that follows attention."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Layer(nn.Module):
 
 
 class Layers(nn.Module):
-    """All layers, and a normalisation."""
+    """All layers, followed by a normalisation."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Gpt(nn.Module):
 
 
 def distributed_gpt(sizes: Sizes) -> nn.Module:
-    """Return the same of smp.nn, with weights of its own."""
+    """Return a GPT-2 of these sizes from smp.nn, with weights of its own."""
     return smp.nn.DistributedTransformerLMHead(
         num_layers=sizes.layers,
         num_attention_heads=sizes.heads,
@@ -127,7 +127,7 @@ def distributed_gpt(sizes: Sizes) -> nn.Module:
 
 
 def plain_model(name: str) -> nn.Module:
-    """Return a model of torch's own layers; the same on every rank and every time."""
+    """Return a model of torch's own layers, with the same weights on every rank and at every call."""
     if name in SIZES:
         torch.manual_seed(7)
         return Gpt(SIZES[name])
@@ -151,7 +151,7 @@ def batch_of(name: str, number: int, *, goes_one_way: bool) -> tuple[torch.Tenso
     """Return the global batch of a step.
 
     Args:
-        goes_one_way: all rows take the same way through a model whose way depends on its data.
+        goes_one_way: all rows take the same path through a model whose path depends on its data.
     """
     generator = torch.Generator().manual_seed(number)
     if name in SIZES:
@@ -166,7 +166,7 @@ def batch_of(name: str, number: int, *, goes_one_way: bool) -> tuple[torch.Tenso
 def loss_of_batch(
     name: str, model: Callable[..., torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    """Return the mean loss of rows."""
+    """Return the mean loss over the rows."""
     if name not in SIZES:
         return loss_of(model(inputs), targets)
     logits = model((inputs, None, None, None))
@@ -174,7 +174,7 @@ def loss_of_batch(
 
 
 def new_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer whose steps do not blow rounding errors of gradients that ought to be 0 up to full steps."""
+    """Return an optimizer whose steps do not amplify rounding errors of gradients that ought to be 0."""
     if name == "sgd":
         return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     return torch.optim.AdamW(model.parameters(), lr=0.02, eps=1e-3, weight_decay=0.1)
@@ -182,7 +182,7 @@ def new_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Course:
-    """How training went: the loss of every step, and the model before and after."""
+    """The results of training: the loss of every step, and the model before and after."""
 
     losses: list[float]
     before: dict[str, torch.Tensor]
@@ -191,10 +191,10 @@ class Course:
 
 @cache
 def train_alone(name: str, optimizer_name: str, num_pieces: int, *, goes_one_way: bool, norm: float | None) -> Course:
-    """Train in one process, on the global batch in as many pieces as ranks and microbatches have of it.
+    """Train in one process, on the global batch cut into `num_pieces` pieces.
 
     Args:
-        norm: to which gradients are clipped.
+        norm: the norm to which gradients are clipped; None: no clipping.
     """
     model = plain_model(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}

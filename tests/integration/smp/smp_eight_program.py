@@ -1,7 +1,7 @@
-"""Every combination of degrees beside one process, on 2, 4 and 8 ranks; run by test_smp_eight.
+"""Every combination of degrees compared with one process, on 2, 4 and 8 ranks; run by test_smp_eight.
 
-A function runs the rows of `smp_eight_table` in which its axes have degrees above 1, one after the other. Where a
-number of ranks has no such row there is nothing to do, and the test does not ask.
+Each function runs the rows of `smp_eight_table` in which exactly its axes have degrees above 1, one after the other.
+The test leaves out a function for a number of ranks that has no such row.
 """
 
 import faulthandler
@@ -24,10 +24,11 @@ from smp_eight_models import (
 )
 from smp_eight_table import CLIPPED_NORM, combinations
 
-# Of what a parameter has moved by: sums of 8 ranks round otherwise than one, and parameters round to 6e-8.
+# Tolerance relative to the distance that a parameter has moved: sums of 8 ranks round otherwise than sums of one, and
+# parameters round to 6e-8.
 MOVED_TOLERANCE, ROUNDING = 2e-3, 3e-6
 
-os.nice(10)  # eight ranks leave nothing of two cores to tests beside them that have deadlines
+os.nice(10)  # eight ranks would keep two cores from tests that run beside them and have deadlines
 
 
 @smp.step
@@ -38,30 +39,31 @@ def train_step(model, name, inputs, targets):
 
 
 def end_groups():
-    """End all process groups, and begin anew with one of all ranks.
+    """Destroy all process groups, and make a new one of all ranks.
 
-    `smp.shutdown` leaves groups to torch, and each thread of gloo wakes a hundred times a second: those of thirty rows
-    on eight ranks would take more of the processor than the rows.
+    `smp.shutdown` does not destroy torch's groups, and each thread of gloo wakes a hundred times a second: the
+    threads of thirty rows on eight ranks would use more processor time than the rows.
     """
     smp.shutdown()
     store, rank, size = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
     dist.barrier()
     dist.destroy_process_group()
-    gc.collect()  # models hold groups, in circles
+    gc.collect()  # models hold groups in reference cycles
     store = dist.PrefixStore("next", store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
 
 
 def train_parallel(one, expected, goes_one_way):
-    """Train as a row of the table says; return the losses over the global batch, and the model."""
+    """Train as a row of the table specifies; return the losses over the global batch, and the model."""
     end_groups()
     start(**one.configuration)
     module = parallel_model(one.model, one.tp)
     if one.extra == "recomputed":
-        packs = {"pack_args_as_tuple": True} if hasattr(module, "layout") else {}  # as layers of smp.nn take them
+        # layers of smp.nn take their arguments as a tuple
+        packs = {"pack_args_as_tuple": True} if hasattr(module, "layout") else {}
         smp.set_activation_checkpointing(recomputed_part(module, one.model), **packs)
     model = smp.DistributedModel(module)
-    if one.tp > 1 or one.model == "lmhead":  # modules of smp.nn start with weights of their own
+    if one.tp > 1 or one.model == "lmhead":  # modules of smp.nn draw weights of their own
         model.load_state_dict(expected.before)
     optimizer = smp.DistributedOptimizer(new_optimizer(one.optimizer, model))
     place = smp.rdp_rank() if one.prescaled else smp.dp_rank()
@@ -78,12 +80,12 @@ def train_parallel(one, expected, goes_one_way):
 
 
 def differences(one):
-    """Return the differences of a row of the table from one process."""
-    # Ranks that gather parameters or activations for each other must take the same way through the model.
+    """Return the differences between a row of the table and one process, as messages."""
+    # Ranks that gather parameters or activations for each other must take the same path through the model.
     goes_one_way = one.sdp > 1 or (one.tp > 1 and not one.prescaled)
     norm = CLIPPED_NORM if one.extra == "clipped" else None
     held = [None]
-    if dist.get_rank() == 0:  # once and not on every rank: there are fewer cores
+    if dist.get_rank() == 0:  # on one rank: there are fewer cores than ranks
         num_pieces = one.microbatches * one.num_shares
         held = [train_alone(one.model, one.optimizer, num_pieces, goes_one_way=goes_one_way, norm=norm)]
     dist.broadcast_object_list(held)
@@ -106,8 +108,8 @@ def differences(one):
 
 
 def run(size, *axes):
-    # Eight ranks on few cores may rightly take longer than a stuck function's stacks wait; to write down the stacks of
-    # threads that run can end their process.
+    # Eight ranks on few cores may take longer than the delay after which stacks are dumped; dumping the stacks of
+    # running threads can end their process.
     faulthandler.cancel_dump_traceback_later()
     found = [words for one in combinations(size, *axes) for words in differences(one)]
     assert not found, "\n".join(found)

@@ -1,18 +1,18 @@
 """Which combinations of degrees and options run on 2, 4 and 8 ranks, and with which model; imports no torch.
 
-Every product of degrees pp x tp x rdp that makes 2, 4 or 8 is there, with every degree of shards that SMP allows on it,
-and with optimizer state spread over replicas wherever a parameter has any. The other options rotate, so that each value
-of each meets each axis; `test_smp_eight` checks that of this table.
+The table has every product of degrees pp x tp x rdp that makes 2, 4 or 8, with every degree of shards that SMP allows
+on it, and with optimizer state spread over replicas wherever a parameter has replicas. The other options rotate, so
+that each value of each option meets each axis; `test_smp_eight` checks both properties.
 
 Models
     shared      two layers of a perceptron share one weight
-    winding     skips, a block that is called three times, a way that depends on the data
-    gpt         a GPT-2 of torch's own layers; over tensor groups its linear layers and embeddings are cut
-    lmhead      the same as smp.nn.DistributedTransformerLMHead
+    winding     skip connections, a block that is called three times, a path that depends on the data
+    gpt         a GPT-2 of torch's own layers; tensor groups cut its linear layers and embeddings
+    lmhead      the GPT-2 of the same sizes as smp.nn.DistributedTransformerLMHead
     gpt-2M      2.2 million parameters: as gpt where the tensor degree is 1, else as lmhead
 Extras
     one         one microbatch is active at a time
-    same        replicas serve in one order (deterministic_server)
+    same        all replicas process requests in one order (deterministic_server)
     untraced    the partition is made without a trace
     recomputed  a part of the model is checkpointed
     clipped     sharded gradients are clipped to a norm that they exceed
@@ -107,12 +107,12 @@ class Combination:
 
     @property
     def rdp(self) -> int:
-        """How many ranks hold the same part of the model."""
+        """The number of ranks that hold the same part of the model."""
         return self.size // (self.pp * self.tp)
 
     @property
     def degrees(self) -> tuple[int, int, int]:
-        """Of pipeline, tensor groups, replicas."""
+        """The degrees of pipeline, tensor groups and replicas."""
         return self.pp, self.tp, self.rdp
 
     @cached_property
@@ -123,7 +123,7 @@ class Combination:
 
     @property
     def num_shares(self) -> int:
-        """Into how many shares the global batch is cut over ranks."""
+        """The number of shares into which the global batch is cut over ranks."""
         return self.rdp if self.prescaled else self.rdp * self.tp
 
     @property
@@ -169,5 +169,5 @@ COMBINATIONS = tuple(_read(line) for line in TABLE.strip().splitlines()[1:] if l
 
 
 def combinations(size: int, *axes: str) -> list[Combination]:
-    """Return the rows of a number of ranks in which these axes, and no others, have degrees above 1."""
+    """Return the rows for a number of ranks in which exactly these axes have degrees above 1."""
     return [one for one in COMBINATIONS if one.size == size and one.axes == set(axes)]

@@ -1,4 +1,4 @@
-"""Models of transformers in pipelines, on two ranks; run by test_smp_huggingface in an environment that has them."""
+"""Models of transformers in pipelines, on two ranks; run by test_smp_huggingface if transformers is installed."""
 
 import smdistributed.modelparallel.torch as smp
 import torch
@@ -95,7 +95,7 @@ def test_bert_in_a_pipeline_of_two_trains_as_it_does_alone(rank, size):
     check(bert)
 
 
-def test_gpt2_is_distributed_over_a_tensor_group_of_one_too(rank, size):
+def test_gpt2_is_distributed_over_a_tensor_group_of_one_rank(rank, size):
     start(ddp=True)
     with smp.model_creation(tensor_parallelism=True):
         inner = gpt2()
@@ -105,7 +105,7 @@ def test_gpt2_is_distributed_over_a_tensor_group_of_one_too(rank, size):
 
 
 def after_three_steps(*, is_by_class, **keys):
-    """Set weight decay by the class of the layer norms, or by names, as public scripts do."""
+    """Train for three steps; exclude layer norms from weight decay by class or by name, as public scripts do."""
     start(ddp=True, **keys)
     with smp.model_creation(tensor_parallelism=True):
         inner = gpt2()
@@ -136,7 +136,7 @@ def after_three_steps(*, is_by_class, **keys):
     return losses
 
 
-def test_gpt2_with_checkpointed_layers_trains_alike_whichever_way_layer_norms_are_spared(rank, size):
+def test_excluding_layer_norms_from_decay_by_class_or_by_name_trains_alike(rank, size):
     for degree in (1, 2):
         keys = {"tensor_parallel_degree": degree, "prescaled_batch": degree > 1}
         by_class, by_name = (after_three_steps(is_by_class=flag, **keys) for flag in (True, False))

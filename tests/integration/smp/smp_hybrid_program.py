@@ -12,17 +12,17 @@ def test_pipelines_of_two_in_two_replicas_on_every_placement(rank, size):
         assert smp.dp_size() == 2
 
 
-def test_a_pipeline_of_four(rank, size):
+def test_a_pipeline_of_four_trains_as_one_process_does(rank, size):
     for pipeline in ("simple", "interleaved"):
         model = assert_like_alone(Winding, 4, partitions=4, pipeline=pipeline)
         assert set(model.owners.values()) == {0, 1, 2, 3}
 
 
-def test_four_replicas(rank, size):
+def test_four_replicas_train_as_one_process_does(rank, size):
     assert_like_alone(SharedPerceptron, 2, ddp=True)
 
 
-def test_a_deterministic_server_does_the_same_in_every_replica(rank, size):
+def test_a_deterministic_server_processes_requests_alike_in_every_replica(rank, size):
     sums = []
     for _ in range(2):
         model = assert_like_alone(Winding, 4, partitions=2, ddp=True, deterministic_server=True)

@@ -1,4 +1,4 @@
-"""Replicas that have other numbers of batches, or fail in a step, on two ranks; run by test_smp_overlap."""
+"""Replicas with different numbers of batches, or with a failure in a step, on two ranks; run by test_smp_overlap."""
 
 import smdistributed.modelparallel.torch as smp
 import torch
@@ -9,7 +9,7 @@ from smp_models import SharedPerceptron, batch_of, loss_of, make
 from smp_overlap_program import assert_alike_everywhere, config, failure_of, own_batch, wrapped
 
 
-def test_a_step_that_fails_with_gradients_on_their_way_ends_averaging(rank, size):
+def test_a_step_that_fails_while_gradients_are_sent_ends_averaging(rank, size):
     start(**config(size))
     model, optimizer = wrapped(SharedPerceptron)
 
@@ -29,7 +29,7 @@ def test_a_step_that_fails_with_gradients_on_their_way_ends_averaging(rank, size
     assert "buckets of gradients were on their way" in str(error)
 
 
-def test_replicas_may_end_apart_without_a_pipeline(rank, size):
+def test_replicas_may_have_different_numbers_of_batches_without_a_pipeline(rank, size):
     for divides in (True, False):
         start(**config(size))
         model, optimizer = wrapped(SharedPerceptron)
@@ -51,10 +51,10 @@ def test_replicas_may_end_apart_without_a_pipeline(rank, size):
         for name, value in model.state_dict().items():
             torch.testing.assert_close(value, alone.state_dict()[name], atol=2e-5, rtol=1e-4, msg=name)
         optimizer.zero_grad()
-        train_step(model, *own_batch(SharedPerceptron, 0))  # together again
+        train_step(model, *own_batch(SharedPerceptron, 0))  # after `join`, replicas step together again
 
 
-def test_the_first_to_end_may_end_all(rank, size):
+def test_throw_on_early_termination_raises_when_the_first_replica_ends(rank, size):
     start(**config(size))
     model, optimizer = wrapped(SharedPerceptron)
 
@@ -69,7 +69,7 @@ def test_the_first_to_end_may_end_all(rank, size):
     assert "ranks [0] have no more batches, ranks [1] have" in str(error), str(error)
 
 
-def test_what_the_block_raises_is_not_waited_for(rank, size):
+def test_an_exception_in_the_join_block_is_raised_without_a_wait(rank, size):
     start(**config(size))
     model, _ = wrapped(SharedPerceptron)
 
@@ -81,7 +81,7 @@ def test_what_the_block_raises_is_not_waited_for(rank, size):
     dist.barrier()
 
 
-def test_replicas_that_step_together_do_not_end_apart(rank, size):
+def test_join_is_refused_where_replicas_must_step_together(rank, size):
     for keys in ({"partitions": 2}, {"fp16": True}, {"bf16": True}, {"tensor_parallel_degree": 2}):
         start(**config(size, **keys))
         with smp.tensor_parallelism(enabled="tensor_parallel_degree" in keys):
@@ -93,7 +93,7 @@ def test_replicas_that_step_together_do_not_end_apart(rank, size):
             train_step(model, *own_batch(SharedPerceptron, 0))
 
 
-def test_a_scaler_is_refused_where_replicas_end_apart(rank, size):
+def test_a_grad_scaler_is_refused_inside_join(rank, size):
     start(**config(size))
     model, optimizer = wrapped(SharedPerceptron)
     scaler = smp.amp.GradScaler(init_scale=8.0)

@@ -1,4 +1,4 @@
-"""One of two pipeline ranks is killed in a step; the other reports its own work at that time. See test_smp_kills.
+"""One of two pipeline ranks is killed in a step; the survivor reports its own work at that time. See test_smp_kills.
 
 CLARY_TEST_KILL is `rank pass microbatch`, such as `1 backward 2`.
 """
@@ -13,7 +13,7 @@ from smdistributed.modelparallel.torch.exceptions import RankLost
 
 
 class Marked(torch.nn.Module):
-    """Kills its process when the microbatch that carries the mark passes."""
+    """Kills its process when the marked microbatch passes."""
 
     def __init__(self, victim_pass):
         super().__init__()
@@ -30,7 +30,7 @@ class Marked(torch.nn.Module):
         return result
 
 
-def test_who_is_left_says_what_it_was_doing(rank, size):
+def test_the_surviving_rank_reports_its_work(rank, size):
     victim, which, number = os.environ["CLARY_TEST_KILL"].split()
     smp.init({"partitions": 2, "microbatches": 4, "auto_partition": False, "default_partition": 0})
     module = torch.nn.Sequential(torch.nn.Linear(4, 4), Marked(which), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))

@@ -1,4 +1,4 @@
-"""Mistakes that trained nothing, or the wrong thing, in silence; run by test_smp_as_called on two ranks."""
+"""Mistakes of scripts that once silently trained nothing, or the wrong model; run by test_smp_as_called on 2 ranks."""
 
 import logging
 from functools import partial
@@ -25,7 +25,7 @@ def forward_step(model, inputs, targets):
     return loss_of(model(inputs), targets)
 
 
-def test_a_step_without_a_backward_pass_is_told_before_the_optimizer_steps(rank, size):
+def test_a_step_without_a_backward_pass_fails_before_the_optimizer_steps(rank, size):
     for keys in (
         {"partitions": 2},
         {"fp16": True},
@@ -42,14 +42,14 @@ def test_a_step_without_a_backward_pass_is_told_before_the_optimizer_steps(rank,
     forward_step(model, *batch_of(SharedPerceptron, 0))  # an evaluation
     train_step(model, *batch_of(SharedPerceptron, 0))
     optimizer.step()
-    if rank == 0:  # one replica alone: it counts as zero
+    if rank == 0:  # only one replica has a backward pass: the other counts as zero
         train_step(model, *batch_of(SharedPerceptron, 0))
     else:
         forward_step(model, *batch_of(SharedPerceptron, 0))
     optimizer.step()
 
 
-def test_an_optimizer_that_was_not_wrapped_steps_nothing_of_the_model(rank, size):
+def test_an_optimizer_that_was_not_wrapped_is_refused(rank, size):
     for keys in ({"partitions": 2}, {}):
         model, _ = wrapped(**keys)
         plain = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -58,10 +58,10 @@ def test_an_optimizer_that_was_not_wrapped_steps_nothing_of_the_model(rank, size
         other.step()
         assert "smp.DistributedOptimizer(optimizer)" in str(failure_of(plain.step))
         smp.shutdown()
-        plain.step()  # of no program any more
+        plain.step()  # after `shutdown` the model belongs to no program
 
 
-def test_a_step_takes_the_model_that_was_wrapped_for_a_mistake(rank, size):
+def test_passing_the_unwrapped_model_to_a_step_is_refused(rank, size):
     for keys in ({"partitions": 2}, {}):
         start(microbatches=2, ddp=True, **keys)
         module = make(SharedPerceptron)
@@ -85,7 +85,7 @@ def test_an_optimizer_of_modules_that_were_replaced_is_refused(rank, size):
     smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def test_what_was_replaced_is_called_in_no_step(rank, size):
+def test_a_module_that_was_replaced_is_refused_in_a_step(rank, size):
     start(ddp=True, tensor_parallel_degree=2)
     with smp.tensor_parallelism():
         inner = nn.Linear(8, 4)
@@ -99,7 +99,7 @@ def test_what_was_replaced_is_called_in_no_step(rank, size):
     assert "tensor parallelism has replaced" in str(
         failure_of(lambda: through_an_old_reference(model, torch.ones(2, 8)))
     )
-    inner(torch.ones(2, 8))  # outside it is a module like others
+    inner(torch.ones(2, 8))  # outside a step the module may be called
 
 
 def test_degrees_that_cut_nothing_are_refused(rank, size):
@@ -119,7 +119,7 @@ def test_degrees_that_cut_nothing_are_refused(rank, size):
         assert "pipeline ranks 1 would hold no module of the model" in str(failure), failure
 
 
-def test_shards_that_stay_whole_are_told(rank, size):
+def test_shards_that_stay_whole_are_logged(rank, size):
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -140,9 +140,9 @@ def test_a_pipeline_is_not_run_without_a_distributed_model(rank, size):
     assert "wrap the model in smp.DistributedModel first" in str(failure)
 
 
-def test_a_program_uses_one_of_the_two_libraries(rank, size):
+def test_smp_init_and_tsm_init_in_one_program_are_refused(rank, size):
     smp.shutdown()
-    assert failure_of(lambda: smp.init({"partitions": 3})) is not None  # which claims nothing
+    assert failure_of(lambda: smp.init({"partitions": 3})) is not None  # a failed `init` does not count as a use
     tsm.init({})
     failure = failure_of(lambda: smp.init({}))
     assert "smp.init of smdistributed.modelparallel was called, and tsm.init of torch.sagemaker before it" in str(
@@ -157,7 +157,7 @@ def test_a_program_uses_one_of_the_two_libraries(rank, size):
     smp.shutdown()
 
 
-def test_fsdp_is_not_given_a_model_that_degrees_have_not_cut(rank, size):
+def test_fsdp_refuses_a_model_that_was_not_transformed(rank, size):
     smp.shutdown()
     tsm.init({"tensor_parallel_degree": 2})
     failure = failure_of(lambda: FullyShardedDataParallel(nn.Linear(4, 4)))

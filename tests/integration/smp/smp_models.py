@@ -10,7 +10,7 @@ from torch import nn
 
 
 class Named(NamedTuple):
-    """Result of a step."""
+    """The result of a step."""
 
     loss: torch.Tensor
     correct: dict[str, object]
@@ -18,7 +18,7 @@ class Named(NamedTuple):
 
 @dataclass
 class Record:
-    """No mapping, but a dataclass."""
+    """A dataclass, which is no mapping."""
 
     one: torch.Tensor
     two: list
@@ -40,7 +40,7 @@ class SharedPerceptron(nn.Module):
 
 
 class Winding(nn.Module):
-    """Skips, a block that is called again, a way that depends on the data, several outputs in nested containers."""
+    """Has skip connections, a repeated block, a path that depends on the data, and outputs in nested containers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Winding(nn.Module):
 
 
 class Pair(nn.Module):
-    """Takes and gives nested containers, some of whose leaves are no tensors."""
+    """Takes and returns nested containers, some of whose leaves are no tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Convolutions(nn.Module):
 
 
 def scores_of(output: object) -> torch.Tensor:
-    """Return the scores in a model's output, for the loss."""
+    """Return the scores in a model's output, from which the loss is computed."""
     if isinstance(output, dict):
         return output["scores"] + 0.1 * output["extra"][0].mean()
     return output

@@ -1,6 +1,6 @@
-"""Gradients of replicas on their way while backward passes run; hooks; replicas that leave out; by test_smp_overlap.
+"""Averaging of gradients during backward passes, hooks, and replicas without a backward pass; run by test_smp_overlap.
 
-On 2 ranks replicas lie side by side, on 4 they are pipelines of two ranks.
+On 2 ranks each replica is one rank, on 4 ranks each replica is a pipeline of two.
 """
 
 import logging
@@ -18,7 +18,7 @@ NUM_STEPS = 4
 
 
 class Looping(nn.Module):
-    """Calls one layer more often from step to step, and then less: no count of an earlier step is right."""
+    """Calls one layer a varying number of times, from 0 to 3: the count of an earlier step never predicts the next."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ def failure_of(call):
 
 
 def config(size, **more):
-    """Return replicas of one rank on 2 ranks, pipelines of two on 4; sums in one order, to compare bits."""
+    """Return a configuration: 1 rank a replica on 2 ranks, pipelines of 2 on 4; a fixed order of sums, to compare bits."""
     return {"ddp": True, "partitions": size // 2, "microbatches": 4, "active_microbatches": 1, **more}
 
 
@@ -61,7 +61,7 @@ def wrapped(kind, **options):
 
 
 def watch(model):
-    """Return a list that gets, for every reduction, how many buckets were on their way already, and how many are."""
+    """Return a list that receives, at every reduction, the number of buckets already sent and of all buckets."""
     seen = []
     reducer = model._reducer
     original = reducer.reduce
@@ -101,7 +101,7 @@ def assert_alike_everywhere(model):
         assert all(torch.equal(first, other) for other in others), name
 
 
-def test_gradients_that_go_early_are_those_that_go_late_bit_by_bit(rank, size):
+def test_gradients_sent_early_equal_gradients_sent_late_bit_for_bit(rank, size):
     for kind in (SharedPerceptron, Winding):
         for passes in (1, 2):
             early, seen = train(kind, config(size), passes=passes, overlapping_allreduce=True)
@@ -109,11 +109,11 @@ def test_gradients_that_go_early_are_those_that_go_late_bit_by_bit(rank, size):
             assert_same(early, late)
             assert all(sent == 0 for sent, _ in none), none
             assert all(buckets > 1 for _, buckets in seen), seen
-            if kind is SharedPerceptron:  # which takes the same way every time
+            if kind is SharedPerceptron:  # which takes the same path every time
                 assert all(sent == buckets for sent, buckets in seen), seen
 
 
-def test_gradients_that_come_after_their_bucket_has_gone_are_not_lost(rank, size):
+def test_gradients_computed_after_their_bucket_was_sent_are_not_lost(rank, size):
     resent = []
 
     def count(model):
@@ -161,7 +161,7 @@ def test_hooks_of_ddp_take_the_place_of_the_sum(rank, size):
         torch.testing.assert_close(value, plain[name], atol=0.02, rtol=0.1)
 
 
-def test_hooks_are_refused_where_nobody_would_call_them(rank, size):
+def test_hooks_are_refused_where_they_would_never_be_called(rank, size):
     start(**config(size))
     model, _ = wrapped(SharedPerceptron)
     hook = default_hooks.allreduce_hook
@@ -177,7 +177,7 @@ def test_hooks_are_refused_where_nobody_would_call_them(rank, size):
         smp.barrier()
 
 
-def test_a_hook_that_gives_too_little_is_told(rank, size):
+def test_a_hook_that_returns_too_few_elements_is_an_error(rank, size):
     def short(state, bucket):
         future = torch.futures.Future()
         future.set_result(bucket.buffer()[:1])
@@ -234,7 +234,7 @@ def test_a_replica_without_a_backward_pass_counts_as_zero(rank, size):
     assert any("had no backward pass" in line for line in lines), lines
 
 
-def test_nobody_at_all_may_have_a_backward_pass(rank, size):
+def test_a_step_without_a_backward_pass_on_any_replica_changes_nothing(rank, size):
     start(**config(size))
     model, optimizer = wrapped(SharedPerceptron)
     train_step(model, *own_batch(SharedPerceptron, 0))
@@ -260,12 +260,12 @@ def test_one_replica_alone_may_evaluate(rank, size):
     assert_alike_everywhere(model)
 
 
-def test_replicas_at_different_steps_are_told_at_once(rank, size):
+def test_replicas_at_different_steps_fail_at_once(rank, size):
     start(**config(size))
     model, optimizer = wrapped(SharedPerceptron)
     train_step(model, *own_batch(SharedPerceptron, 0))
     if smp.dp_rank() == 1:
-        optimizer.step()  # the other replica leaves it out
+        optimizer.step()  # the other replica does not step
     error = failure_of(lambda: train_step(model, *own_batch(SharedPerceptron, 1)))
     assert isinstance(error, ParallelError), repr(error)
     for words in (f"rank {smp.get_dp_group()[0]} has taken 0", f"rank {smp.get_dp_group()[1]} has taken 1"):

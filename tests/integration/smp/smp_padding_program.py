@@ -1,6 +1,6 @@
-"""Tensor groups whose ranks bring batches of which only some are padded; run by test_smp_padding on 2 ranks.
+"""Tensor groups in which only some ranks have a padded batch; run by test_smp_padding on 2 ranks.
 
-transformers leaves the mask out where no row of a batch is padded, so that ranks have not the same arguments.
+transformers omits the mask of a batch without padded rows, so ranks call modules with different arguments.
 """
 
 import smdistributed.modelparallel.torch as smp
@@ -13,12 +13,12 @@ from smp_huggingface_program import batch_of, bert, gpt2
 
 
 def half_of(make, number, rank):
-    """Return half of a batch; the first one alone has a padded row."""
+    """Return this rank's half of a batch; only the first half has a padded row."""
     return {name: value.chunk(2)[rank] for name, value in batch_of(make, number).items()}
 
 
 def blocks_to_ours(state):
-    """Return the state of a GPT-2 whose blocks alone are distributed, for transformers'."""
+    """Return the state of transformers' GPT-2 with the names of a GPT-2 whose blocks alone are distributed."""
     found = {name: value for name, value in state.items() if ".h." not in name}
     for number in range(4):
         prefix = f"transformer.h.{number}."
@@ -31,8 +31,8 @@ def check(make, cut, to_ours):
     """Compare losses and gradients with those of one process.
 
     Args:
-        cut: marks what of the model is to be cut.
-        to_ours: turns the model's state into that of the one that is cut.
+        cut: marks the modules of the model that are to be cut.
+        to_ours: turns the state of the whole model into the state of the cut model.
     """
     alone = make()
     losses = [alone(**half_of(make, 0, half)).loss for half in (0, 1)]
@@ -58,13 +58,13 @@ def check(make, cut, to_ours):
             assert apart < 1e-6 + 1e-3 * wanted.abs().max().item(), (name, apart)
 
 
-def test_an_encoder(rank, size):
+def test_a_padded_batch_on_one_tensor_rank_trains_an_encoder(rank, size):
     check(bert, smp.set_tensor_parallelism, TRANSLATIONS[bert][0])
 
 
-def test_the_blocks_of_a_decoder(rank, size):
+def test_a_padded_batch_on_one_tensor_rank_trains_the_blocks_of_a_decoder(rank, size):
     check(gpt2, lambda model: smp.set_tensor_parallelism(model.transformer.h), blocks_to_ours)
 
 
-def test_a_whole_decoder(rank, size):
+def test_a_padded_batch_on_one_tensor_rank_trains_a_whole_decoder(rank, size):
     check(gpt2, smp.set_tensor_parallelism, TRANSLATIONS[gpt2][0])

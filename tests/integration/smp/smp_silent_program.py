@@ -1,4 +1,4 @@
-"""More mistakes that nothing told: ranks that differ, changes after the model was wrapped, parts taken for the whole.
+"""More mistakes that once passed in silence: ranks that differ, changes to a wrapped model, parts taken for the whole.
 
 Run by test_smp_as_called on two ranks.
 """
@@ -27,7 +27,7 @@ SHARDS = {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 
 
 
 class Plain(nn.Module):
-    """Three layers that share nothing."""
+    """Three layers that share no weights."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ def shared_folder(rank):
 
 
 def own_batch(rank, number=0):
-    """Half of a batch, another on each rank."""
+    """Return this rank's half of a batch."""
     inputs, targets = batch_of(SharedPerceptron, number)
     half = len(inputs) // 2
     return inputs[rank * half :][:half], targets[rank * half :][:half]
@@ -61,7 +61,7 @@ def optimizer_over(model, **options):
     return smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
 
 
-def test_ranks_with_other_keys_are_told(rank, size):
+def test_ranks_with_different_configurations_are_refused(rank, size):
     smp.shutdown()
     for keys, words in (
         ({"microbatches": 2 + rank}, "microbatches is 3 on rank 1 and 2 on rank 0"),
@@ -73,7 +73,7 @@ def test_ranks_with_other_keys_are_told(rank, size):
     smp.init({"ddp": True})
 
 
-def test_ranks_with_other_models_are_told(rank, size):
+def test_ranks_with_different_models_are_refused(rank, size):
     for keys in (PIPELINE, {}, SHARDS):
         start(ddp=True, **keys)
         module = Plain()
@@ -87,7 +87,7 @@ def test_ranks_with_other_models_are_told(rank, size):
     assert "first.weight is (8, 8) float32 on the one" in str(failure_of(partial(smp.DistributedModel, module)))
 
 
-def test_tensor_ranks_with_other_batches_are_told(rank, size):
+def test_tensor_ranks_with_different_batches_are_refused(rank, size):
     found = []
     for batch in (own_batch(rank), own_batch(0)):
         start(ddp=True, tensor_parallel_degree=2, prescaled_batch=True)
@@ -99,7 +99,7 @@ def test_tensor_ranks_with_other_batches_are_told(rank, size):
     assert found[1] is None, found[1]
 
 
-def test_pipeline_ranks_with_other_batches_are_told_in_the_log(rank, size):
+def test_pipeline_ranks_with_different_batches_are_logged(rank, size):
     model, _ = wrapped(**PIPELINE)
     if rank == 0:
         with unittest.TestCase().assertLogs("clary.smp", "WARNING") as told:
@@ -107,10 +107,10 @@ def test_pipeline_ranks_with_other_batches_are_told_in_the_log(rank, size):
         assert "inputs of pipeline rank 1 is another than that of pipeline rank 0" in told.output[0]
     else:
         train_step(model, *own_batch(rank))
-    train_step(model, *own_batch(rank))  # told once
+    train_step(model, *own_batch(rank))  # logged once
 
 
-def test_what_is_unfrozen_later_is_averaged_too(rank, size):
+def test_parameters_unfrozen_later_are_averaged_too(rank, size):
     for keys in ({}, {"fp16": True}, {"shard_optimizer_state": True}, {"microbatches": 2}):
         start(ddp=True, **keys)
         module = make(Plain)
@@ -130,7 +130,7 @@ def test_what_is_unfrozen_later_is_averaged_too(rank, size):
         assert_alike(model, keys)
 
 
-def test_what_is_unfrozen_in_shards_is_refused(rank, size):
+def test_unfreezing_a_sharded_parameter_is_refused(rank, size):
     start(ddp=True, **SHARDS)
     module = make(Plain)
     module.first.requires_grad_(False)
@@ -141,7 +141,7 @@ def test_what_is_unfrozen_in_shards_is_refused(rank, size):
     assert "first.weight and 1 more began to need gradients" in str(failure)
 
 
-def test_what_comes_into_a_wrapped_model_is_refused(rank, size):
+def test_a_module_added_to_a_wrapped_model_is_refused(rank, size):
     for keys in ({}, PIPELINE, SHARDS):
         start(ddp=True, **keys)
         module = make(Plain)
@@ -153,7 +153,7 @@ def test_what_comes_into_a_wrapped_model_is_refused(rank, size):
         assert "head.weight and 1 more came into the model after smp.DistributedModel" in str(failure), (keys, failure)
 
 
-def test_what_wraps_models_too_is_refused(rank, size):
+def test_ddp_around_or_inside_the_model_is_refused(rank, size):
     for keys in ({}, PIPELINE):
         start(ddp=True, microbatches=2, **keys)
         around = nn.parallel.DistributedDataParallel(make(Plain))
@@ -184,14 +184,14 @@ def test_another_model_is_not_trained_in_a_step(rank, size):
 
 
 def norm_alone(batches):
-    """The norm of gradients in one process, over the batches of all replicas."""
+    """Return the norm of gradients in one process, over the batches of all replicas."""
     module = make(Plain)
     for batch in batches:
         (loss_of(module(batch[0]), batch[1]) / len(batches)).backward()
     return torch.cat([one.grad.flatten() for one in module.parameters()]).norm().item()
 
 
-def test_torchs_own_clipping_knows_the_whole_model(rank, size):
+def test_torchs_own_clipping_uses_the_norm_of_the_whole_model(rank, size):
     same, apart = [own_batch(0)] * 2, [own_batch(0), own_batch(1)]
     for keys, batches in (
         (PIPELINE, same),
@@ -241,7 +241,8 @@ def test_clipping_of_some_parameters(rank, size):
     assert all(one.grad.abs().max() <= 1e-4 for one in model.local_parameters() if one.grad is not None)
     alone = nn.Linear(2, 2)
     alone(torch.ones(1, 2)).sum().backward()
-    assert nn.utils.clip_grad_norm_(alone.parameters(), 1.0, norm_type=float("inf")) == 1.0  # none of ours
+    # a model that SMP does not know
+    assert nn.utils.clip_grad_norm_(alone.parameters(), 1.0, norm_type=float("inf")) == 1.0
     for keys in (SHARDS, {"shard_optimizer_state": True}):
         model, _ = wrapped(**keys)
         train_step(model, *own_batch(rank))
@@ -266,7 +267,7 @@ def test_torchs_own_scaler_is_refused_where_ranks_would_not_agree(rank, size):
     alone = nn.Linear(2, 2)
     other = torch.optim.SGD(alone.parameters(), lr=0.1)
     scaler.scale(alone(torch.ones(1, 2)).sum()).backward()
-    scaler.step(other)  # is none of ours
+    scaler.step(other)  # an optimizer that SMP does not know
 
 
 def test_two_optimizers_are_refused_where_losses_are_scaled_for_one(rank, size):
@@ -282,12 +283,12 @@ def test_two_optimizers_are_refused_where_losses_are_scaled_for_one(rank, size):
     assert "and not the DistributedOptimizer that was made last" in str(failure)
 
 
-def test_the_wrapped_model_tells_no_state_of_parts(rank, size):
+def test_state_dict_of_the_inner_model_is_refused_where_it_is_only_a_part(rank, size):
     for keys in (PIPELINE, SHARDS):
         model, _ = wrapped(**keys)
         inner = model.get_module()
         if keys is PIPELINE:
-            inner.state_dict()  # nothing has been given up yet
+            inner.state_dict()  # every rank still has the whole model
         train_step(model, *own_batch(0))
         for one in (inner, model.module):
             assert "call state_dict() of the DistributedModel" in str(failure_of(one.state_dict)), keys
@@ -300,7 +301,7 @@ def test_the_wrapped_model_tells_no_state_of_parts(rank, size):
             assert all(torch.equal(state[name], value) for name, value in whole.items())
 
 
-def test_what_a_script_writes_into_half_parameters_stays(rank, size):
+def test_values_that_a_script_writes_into_half_precision_parameters_are_kept(rank, size):
     for keys in ({"fp16": True}, {"bf16": True}, {"fp16": True, "shard_optimizer_state": True}):
         model, optimizer = wrapped(**keys)
         for _ in range(2):
@@ -317,7 +318,7 @@ def test_what_a_script_writes_into_half_parameters_stays(rank, size):
         assert all(torch.equal(one, torch.full_like(one, 0.5)) for one in model.parameters()), keys
 
 
-def test_checkpoints_say_how_they_were_saved(rank, size):
+def test_errors_of_loading_say_how_the_checkpoint_was_saved(rank, size):
     model, optimizer = wrapped(**PIPELINE)
     train_step(model, *own_batch(0))
     folder = shared_folder(rank)
@@ -357,7 +358,7 @@ def failure_of_file(call, *arguments, **keywords):
     return None
 
 
-def test_places_that_are_not_looked_at_are_told(rank, size):
+def test_partition_settings_without_effect_are_logged(rank, size):
     start(microbatches=2, **PIPELINE)
     module = make(Plain)
     smp.set_partition(module.head, 0)
@@ -372,7 +373,7 @@ def test_places_that_are_not_looked_at_are_told(rank, size):
     assert [line for line in lines if "no effect on head" in line] == lines[: rank == 0]
 
 
-def test_what_one_rank_calls_alone_is_told(rank, size):
+def test_a_collective_call_of_one_rank_alone_is_an_error(rank, size):
     model, _ = wrapped(**PIPELINE)
     train_step(model, *own_batch(0))
     if rank == 0:

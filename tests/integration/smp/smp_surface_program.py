@@ -1,4 +1,4 @@
-"""Further features that scripts look for in SMP v1, on two ranks; run by test_smp_surface."""
+"""Further features of SMP v1 that scripts use, on two ranks; run by test_smp_surface."""
 
 import contextlib
 import gc
@@ -21,7 +21,7 @@ NUM_STEPS = 3
 
 
 class Kept:
-    """Lives as long as the graph that knows it."""
+    """Is alive as long as the graph that holds it."""
 
 
 class Remembering(torch.autograd.Function):
@@ -36,7 +36,7 @@ class Remembering(torch.autograd.Function):
 
 
 def graphs_left(detaches, *, as_record=False):
-    """Return how many microbatches' graphs are alive after a step on this rank."""
+    """Return the number of microbatches whose graph is alive on this rank after a step."""
     model = smp.DistributedModel(make(SharedPerceptron))
     graphs = []
 
@@ -73,7 +73,7 @@ def test_detached_results_keep_no_graph_alive(rank, size):
 
 
 class Sums(nn.Module):
-    """Has gradients of very different sizes, whose sums depend on their order."""
+    """Has gradients of very different sizes, so their sum depends on the order."""
 
     def __init__(self):
         super().__init__()
@@ -92,21 +92,21 @@ def scaled_step(model, inputs, numbers, scales):
 
 
 def gradients_of(**keys):
-    """Return the gradients of this rank after a step of a pipeline."""
+    """Return the gradients of this rank after two steps of a pipeline."""
     start(partitions=2, microbatches=4, pipeline="simple", auto_partition=False, default_partition=0, **keys)
     module = make(Sums)
     smp.set_partition(module.second, 1)
     model = smp.DistributedModel(module)
     inputs, _ = batch_of(Sums, 0)
     scales = torch.tensor([1.0, 1e4, 3e-3, 17.0])
-    for _ in range(2):  # gradients that are there already come first
+    for _ in range(2):  # the second step adds to the gradients of the first
         scaled_step(model, inputs, torch.arange(4).repeat_interleave(2), scales)
     return [one.grad.clone() for one in model.local_parameters()]
 
 
 @contextlib.contextmanager
 def last_first():
-    """Have microbatches begin their backward passes in the order of their numbers turned round."""
+    """Let microbatches begin their backward passes in descending order of their numbers."""
     original = server.choose
 
     def choose(policy, ready, **numbers):
@@ -122,14 +122,14 @@ def last_first():
         server.choose = original
 
 
-def test_sums_are_alike_bit_by_bit_whatever_comes_first(rank, size):
+def test_a_deterministic_server_sums_gradients_in_one_order_bit_for_bit(rank, size):
     found = {}
     for is_deterministic in (True, False):
         one_by_one = gradients_of(active_microbatches=1)
         with last_first():
             turned = gradients_of(active_microbatches=4, deterministic_server=is_deterministic)
         found[is_deterministic] = all(torch.equal(a, b) for a, b in zip(one_by_one, turned, strict=True))
-    assert found == {True: True, False: False}, found  # without it the order shows
+    assert found == {True: True, False: False}, found  # without a deterministic server the order changes bits
 
 
 def test_a_step_that_fails_leaves_gradients_as_they_were(rank, size):
@@ -149,7 +149,7 @@ def test_a_step_that_fails_leaves_gradients_as_they_were(rank, size):
 
 
 def flat_groups(model, optimizer, groups):
-    """Find the parts of parameters in the flat groups as amazon-sagemaker-examples do, by offsets of `ds_numel`."""
+    """Find the parts of parameters in the flat groups by offsets of `ds_numel`, as amazon-sagemaker-examples do."""
     found = {}
     for number, group in enumerate(groups):
         offset = 0
@@ -161,8 +161,8 @@ def flat_groups(model, optimizer, groups):
     return found
 
 
-def test_names_of_deepspeed_tell_norms_of_shards(rank, size):
-    for threshold in (10, 10_000):  # most are cut; all stay whole
+def test_norms_of_parameters_can_be_computed_by_deepspeeds_names(rank, size):
+    for threshold in (10, 10_000):  # 10: most parameters are cut; 10_000: all stay whole
         for bf16 in (False, True):
             start(ddp=True, sharded_data_parallel_degree=2, sdp_param_persistence_threshold=threshold, bf16=bf16)
             module = make(SharedPerceptron)
@@ -201,7 +201,7 @@ def test_names_of_deepspeed_tell_norms_of_shards(rank, size):
             assert "narrow(0" in str(failure_of(lambda flat=flat: flat.narrow(0, 1, flat.numel())))
 
 
-def test_names_of_deepspeed_are_of_shards_alone(rank, size):
+def test_deepspeeds_names_exist_only_with_shards(rank, size):
     start(ddp=True)
     model = smp.DistributedModel(make(SharedPerceptron))
     optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
@@ -231,7 +231,7 @@ def trained_alone(kind, make_one, **options):
     return model.state_dict()
 
 
-def test_optimizers_by_norms_train_parts_of_a_model_as_the_whole(rank, size):
+def test_optimizers_that_scale_by_norms_train_parts_as_they_train_the_whole(rank, size):
     kinds = [(smp.optimizers.FusedLAMB, {"max_grad_norm": 0.05}), (smp.optimizers.FusedNovoGrad, {})]
     kinds.append((smp.optimizers.FusedNovoGrad, {"norm_type": 0, "reg_inside_moment": True}))
     for kind, options in kinds:
@@ -246,7 +246,7 @@ def test_optimizers_by_norms_train_parts_of_a_model_as_the_whole(rank, size):
                 )
 
 
-def test_optimizers_by_norms_see_whole_parameters_of_slices(rank, size):
+def test_optimizers_that_scale_by_norms_see_whole_parameters_instead_of_slices(rank, size):
     for kind, options in ((smp.optimizers.FusedLAMB, {"max_grad_norm": 0.05}), (smp.optimizers.FusedNovoGrad, {})):
         expected = trained_alone(kind, lambda: make_tall(cut=False), **options)
         start(ddp=True, tensor_parallel_degree=2, prescaled_batch=True)
@@ -260,14 +260,14 @@ def test_optimizers_by_norms_see_whole_parameters_of_slices(rank, size):
             )
 
 
-def test_optimizers_by_norms_are_refused_where_owners_have_slices(rank, size):
+def test_optimizers_that_scale_by_norms_are_refused_where_owners_have_slices(rank, size):
     start(ddp=True, tensor_parallel_degree=2, prescaled_batch=True, shard_optimizer_state=True)
     model = smp.DistributedModel(make_tall())
     error = failure_of(lambda: smp.DistributedOptimizer(smp.optimizers.FusedLamb(model.parameters())))
     assert "FusedLAMB scales by norms of whole parameters" in str(error), error
 
 
-def test_errors_are_of_one_tree(rank, size):
+def test_all_errors_share_one_base_class(rank, size):
     from smdistributed.modelparallel.backend import exceptions as of_backend
     from smdistributed.modelparallel.torch import exceptions as of_torch
 

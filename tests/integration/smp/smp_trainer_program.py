@@ -1,4 +1,4 @@
-"""transformers' own Trainer over SMP v1, as its versions up to 4.28 call it; run by test_smp_trainer on two ranks."""
+"""transformers' own Trainer over SMP v1, as transformers up to 4.28 calls SMP; run by test_smp_trainer on two ranks."""
 
 import os
 import tempfile
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 class Words(torch.utils.data.Dataset):
-    """Rows of numbers; the label says whether the first is large."""
+    """Rows of token ids; the label says whether the first id is large."""
 
     def __init__(self, number, seed):
         generator = torch.Generator().manual_seed(seed)
@@ -28,7 +28,7 @@ def make_trainer(folder):
     import smdistributed.modelparallel.torch as smp
 
     smp.shutdown()
-    smp.init()  # as transformers does when it is imported, for the group that this function has
+    smp.init()  # transformers calls `init` at import; here it gives this function a group
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
     set_seed(1)
@@ -70,7 +70,7 @@ def make_trainer(folder):
 def test_it_trains_saves_and_resumes_through_its_own_call_sites(rank, size):
     from clary_cuda_on_cpu import register
 
-    register()  # as the folder of a job has torch do
+    register()  # the folder of a job makes torch call this
     folder = [tempfile.mkdtemp(prefix="clary-trainer-") if rank == 0 else None]
     dist.broadcast_object_list(folder)
     trainer = make_trainer(folder[0])

@@ -1,4 +1,4 @@
-"""SMP v1 as public scripts call it, where its documentation is silent, and mistakes that scripts make."""
+"""SMP v1 called as public scripts call it, beyond its documentation, and mistakes that scripts make."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ SILENT = Path(__file__).with_name("smp_silent_program.py")
 @pytest.mark.xdist_group("smp-as-called")
 @pytest.mark.parametrize("name", names(PROGRAM))
 @pytest.mark.long
-def test_on_two_ranks(name: str) -> None:
+def test_undocumented_calls_on_two_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 2, **VARIABLES)
 
 

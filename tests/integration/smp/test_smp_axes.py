@@ -1,4 +1,4 @@
-"""SMP v1 on two and four real ranks: tensor groups, shards, spread optimizer state, memory, and all of it together."""
+"""SMP v1 on 2 and 4 real ranks: tensor groups, shards, spread optimizer state, memory options, and combinations."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from torch_ranks import assert_passed, names
 
 PROGRAM = Path(__file__).with_name("smp_axes_program.py")
 NEED_FOUR = {
-    "test_tensor_and_pipeline_together",
+    "test_a_tensor_group_in_a_pipeline_trains_as_one_process_does",
     "test_a_transformer_of_tensor_groups_in_a_pipeline",
-    "test_sharded_and_tensor_together",
+    "test_shards_of_tensor_groups_train_as_one_process_does",
 }
 CASES = [(name, size) for size in (2, 4) for name in names(PROGRAM) if size == 4 or name not in NEED_FOUR]
 
@@ -20,5 +20,5 @@ CASES = [(name, size) for size in (2, 4) for name in names(PROGRAM) if size == 4
 @pytest.mark.sweep("size")
 @pytest.mark.parametrize(("name", "size"), CASES)
 @pytest.mark.long
-def test_on_ranks(name: str, size: int) -> None:
+def test_axes_on_two_and_four_ranks(name: str, size: int) -> None:
     assert_passed(PROGRAM, name, size, **VARIABLES)

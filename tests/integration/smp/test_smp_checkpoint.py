@@ -1,4 +1,4 @@
-"""SMP v1: checkpoints in shared and own folders, and with files missing, on two real ranks."""
+"""Checkpoints of SMP v1 in shared and separate folders, and with files missing, on two real ranks."""
 
 from pathlib import Path
 
@@ -12,5 +12,5 @@ PROGRAM = Path(__file__).with_name("smp_checkpoint_program.py")
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-checkpoint")
 @pytest.mark.parametrize("name", names(PROGRAM))
-def test_on_two_ranks(name: str) -> None:
+def test_checkpoints_on_two_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 2, **VARIABLES)

@@ -13,5 +13,5 @@ PROGRAM = Path(__file__).with_name("smp_core_program.py")
 @pytest.mark.xdist_group("smp-core")
 @pytest.mark.parametrize("name", names(PROGRAM))
 @pytest.mark.long(10)
-def test_on_two_ranks(name: str) -> None:
+def test_core_features_on_two_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 2, **VARIABLES)

@@ -1,4 +1,4 @@
-"""Where scripts come to the edges of SMP v1: each of these was wrong once."""
+"""Unusual but valid scripts for SMP v1: each of them once failed."""
 
 from pathlib import Path
 
@@ -13,5 +13,5 @@ PROGRAM = Path(__file__).with_name("smp_edges_program.py")
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-edges")
 @pytest.mark.parametrize("name", names(PROGRAM))
-def test_on_two_ranks(name: str) -> None:
+def test_unusual_scripts_on_two_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 2, **VARIABLES)

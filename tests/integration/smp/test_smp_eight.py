@@ -1,4 +1,4 @@
-"""SMP v1 trains as one process does with every combination of degrees on 2, 4 and 8 real ranks."""
+"""SMP v1 trains as one process does, with every combination of degrees on 2, 4 and 8 real ranks."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ AXES = {
     "test_all_at_once": ("pp", "tp", "rdp"),
 }
 SIZES = (2, 4, 8)
-GANG_LIMIT_S = 800.0  # for all rows of one number of ranks; 8 take 4 minutes of two cores that others use too
+GANG_LIMIT_S = 800.0  # for all rows of one number of ranks; the rows of 8 ranks take 4 minutes on two busy cores
 POWERS = (1, 2, 4, 8)
 HARD_MODELS = {"winding", "gpt", "lmhead", "gpt-2M"}
 VALUES = {
@@ -46,7 +46,7 @@ def counts(option: str, one) -> bool:
 
 
 def values_to_meet(option: str, axis: str) -> set:
-    """The values that SMP allows beside an axis: shards go with neither pipelines nor spread state, and prescaled."""
+    """Return the values that SMP allows with an axis; shards need prescaled batches, no pipeline, no spread state."""
     if axis != "sdp":
         return VALUES[option]
     fixed = {"spread": set(), "prescaled": {True}, "pipeline": set(), "placement": {"DPT", "PDT", "PTD", "TPD"}}
@@ -89,7 +89,7 @@ def test_the_program_runs_every_row():
     ("size", "name"), [(size, name) for size in SIZES for name, axes in AXES.items() if combinations(size, *axes)]
 )
 @pytest.mark.long
-def test_on_ranks(size: int, name: str) -> None:
+def test_rows_train_as_one_process_does(size: int, name: str) -> None:
     told = outcomes(PROGRAM, size, GANG_LIMIT_S, **VARIABLES | {"CLARY_PARALLEL_TIMEOUT_S": "60"})[name]
     words = "\n".join(f"rank {rank}: {failure}" for rank, failure in enumerate(told) if failure is not None)
     assert not words, f"{name} on {size} ranks\n{words}"

@@ -1,4 +1,4 @@
-"""Two hosts with four ranks each: with pipelines and tensor groups inside, hosts exchange gradients alone."""
+"""Two hosts with four ranks each: hosts exchange only gradients if pipelines and tensor groups lie inside a host."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def run(placement: str, folder: Path) -> list[dict]:
 
 
 @pytest.mark.long
-def test_only_gradients_travel_where_pipelines_and_tensor_groups_lie_inside_hosts(tmp_path):
+def test_hosts_exchange_only_gradients_if_pipelines_and_tensor_groups_lie_inside(tmp_path):
     told = run("cluster", tmp_path)
     hosts = [set(range(RANKS_A_HOST)), set(range(RANKS_A_HOST, 2 * RANKS_A_HOST))]
     for rank, facts in enumerate(told):
@@ -67,7 +67,7 @@ def test_only_gradients_travel_where_pipelines_and_tensor_groups_lie_inside_host
         assert set(facts["tp"]) <= own
         assert set(facts["rdp"]) == {rank, (rank + RANKS_A_HOST) % (2 * RANKS_A_HOST)}
         assert facts["owners"] == [0, 1]
-    # Two ranks that average send what they hold once, half by half; headers and words of order come on top.
+    # Of two ranks that average, each sends its gradients once, in two halves; headers and control messages are added.
     of_a_host = sum(facts["gradient_bytes"] for facts in told[:RANKS_A_HOST])
     for facts in told:
         assert facts["short"] >= of_a_host, facts
@@ -75,7 +75,7 @@ def test_only_gradients_travel_where_pipelines_and_tensor_groups_lie_inside_host
 
 
 @pytest.mark.long
-def test_activations_travel_too_where_pipelines_lie_across_hosts(tmp_path):
+def test_hosts_also_exchange_activations_where_pipelines_cross_hosts(tmp_path):
     told = run("PTD", tmp_path)
     for facts in told:
         assert len({rank // RANKS_A_HOST for rank in facts["pp"]}) == 2

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.needs("hf")
 @pytest.mark.xdist_group("smp-eight-huggingface")
 @pytest.mark.parametrize("name", names(PROGRAM))
 @pytest.mark.long
-def test_on_eight_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_transformers_on_eight_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_ranks.TRAIN_PYTHON", PYTHON)
     told = outcomes(PROGRAM, 8, GANG_LIMIT_S, **VARIABLES | {"CLARY_PARALLEL_TIMEOUT_S": "60"})[name]
     words = "\n".join(f"rank {rank}: {failure}" for rank, failure in enumerate(told) if failure is not None)

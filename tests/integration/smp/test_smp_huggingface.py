@@ -17,6 +17,6 @@ pytestmark = pytest.mark.needs("hf")
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-huggingface")
 @pytest.mark.parametrize("name", names(PROGRAM))
-def test_in_pipelines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_transformers_in_pipelines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_ranks.TRAIN_PYTHON", PYTHON)
     assert_passed(PROGRAM, name, 2, **VARIABLES)

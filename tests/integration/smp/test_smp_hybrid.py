@@ -1,4 +1,4 @@
-"""SMP v1 on four real ranks: pipelines and replicas at once."""
+"""SMP v1 on four real ranks: pipelines and replicas together."""
 
 from pathlib import Path
 
@@ -13,5 +13,5 @@ PROGRAM = Path(__file__).with_name("smp_hybrid_program.py")
 @pytest.mark.xdist_group("smp-hybrid")
 @pytest.mark.parametrize("name", names(PROGRAM))
 @pytest.mark.long
-def test_on_four_ranks(name: str) -> None:
+def test_pipelines_and_replicas_on_four_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 4, **VARIABLES)

@@ -1,6 +1,6 @@
 """SMP end to end: unmodified SDKs submit scripts as AWS's examples have them; two hosts with two ranks each.
 
-v1 by SDK v2 with mpi; v2 by SDK v2 with torch_distributed, and by SDK v3 with Torchrun.
+SMP v1 is submitted by SDK v2 with mpi; SMP v2 by SDK v2 with torch_distributed, and by SDK v3 with Torchrun.
 """
 
 import json
@@ -17,7 +17,7 @@ SHARDED_FORMS = {
     "sdk v2": (SDK2_PYTHON, "v2_smddp.py", "modelparallel_v2", "tsm_digits.py", "epochs=3"),
     "sdk v3": (SDK3_PYTHON, "v3_smp.py", "tsm_digits.py"),
 }
-GIVEN = {  # what each of them says to SMP v2
+GIVEN = {  # the parameters that each SDK passes to SMP v2
     "sdk v2": {"hybrid_shard_degree": 2, "activation_loading_horizon": 3},
     "sdk v3": {"hybrid_shard_degree": 2, "sm_activation_offloading": True, "random_seed": 5},
 }
@@ -51,7 +51,7 @@ def test_pipelines_lie_inside_hosts_and_replicas_between_them(trained):
         assert "partitions" in facts["mp_parameters"]
 
 
-def test_the_model_learns_and_every_rank_knows_it(trained):
+def test_the_model_learns_and_every_rank_reports_it(trained):
     ranks, _ = trained
     for facts in ranks:
         assert facts["accuracy"] > 0.9
@@ -72,7 +72,7 @@ def test_each_parameter_lies_on_one_rank_of_each_replica_with_the_same_values(tr
 
 
 @pytest.mark.long
-def test_the_log_tells_how_the_model_was_cut(trained):
+def test_the_log_names_the_partition_of_the_model(trained):
     _, lines = trained
     assert sum("Partition assignments:" in line for line in lines) == 1, lines
 
@@ -96,6 +96,7 @@ def test_smp_v2_learns_with_one_model_on_all_ranks(client_runs, sdk):
         assert facts["accuracy"] > 0.9
         assert facts["last"] < facts["first"] / 3
         assert facts["scores"] == ranks[0]["scores"], "ranks gather other weights"
-        assert bool(facts["whole"]) == (rank % 2 == 0)  # FSDP counts ranks within what is sharded together
+        # `whole` is filled on one rank of each shard group: FSDP counts ranks within the group
+        assert bool(facts["whole"]) == (rank % 2 == 0)
         assert facts["local_numel"] < whole * 0.75, "a rank holds more than its shards"
     assert sum(facts["local_numel"] for facts in ranks[:2]) == whole

@@ -1,4 +1,4 @@
-"""SIGKILL at any action of a pipeline ends the other rank with words that name stage, microbatch and action."""
+"""SIGKILL at any action of a pipeline ends the other rank with a message that names stage, microbatch and action."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).with_name("smp_kill_program.py")
 @pytest.mark.parametrize("which", ["forward", "backward"])
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.long
-def test_who_is_left_says_what_it_was_doing(victim: int, which: str, number: int) -> None:
+def test_the_surviving_rank_reports_its_work(victim: int, which: str, number: int) -> None:
     told = outcomes(PROGRAM, 2, 60, **VARIABLES, CLARY_TEST_KILL=f"{victim} {which} {number}")
     (failures,) = told.values()
     assert "ended with -9" in str(failures[victim]), failures[victim]

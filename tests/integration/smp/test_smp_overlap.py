@@ -1,4 +1,4 @@
-"""SMP v1: averaging gradients during backward passes, hooks, and replicas that leave out or end apart."""
+"""SMP v1: averaging during backward passes, hooks, and replicas that skip a backward pass or have fewer batches."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ JOIN = Path(__file__).with_name("smp_join_program.py")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(PROGRAM))
 @pytest.mark.long
-def test_on_ranks(name: str, size: int) -> None:
+def test_averaging_during_backward_passes(name: str, size: int) -> None:
     assert_passed(PROGRAM, name, size, **VARIABLES)
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-overlap")
 @pytest.mark.parametrize("name", names(JOIN))
-def test_replicas_that_end_apart(name: str) -> None:
+def test_replicas_with_different_numbers_of_batches(name: str) -> None:
     assert_passed(JOIN, name, 2, **VARIABLES)

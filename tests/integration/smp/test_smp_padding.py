@@ -1,4 +1,4 @@
-"""Models of transformers over two tensor ranks of which one alone has padded rows: this hung once."""
+"""Models of transformers over two tensor ranks of which only one has padded rows: this case once hung."""
 
 from pathlib import Path
 
@@ -18,6 +18,6 @@ pytestmark = pytest.mark.needs("hf")
 @pytest.mark.xdist_group("smp-padding")
 @pytest.mark.parametrize("name", names(PROGRAM))
 @pytest.mark.long
-def test_on_two_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padded_rows_on_one_of_two_tensor_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_ranks.TRAIN_PYTHON", PYTHON)
     assert_passed(PROGRAM, name, 2, **VARIABLES)

@@ -1,4 +1,4 @@
-"""Real models on real text, trained by SMP v1 and by torch's DDP on the same batches: curves are the same, and fall.
+"""Real models on real text, trained by SMP v1 and by torch's DDP on the same batches: loss curves agree and fall.
 
 Small versions of `python -m benchmarks parity`.
 """

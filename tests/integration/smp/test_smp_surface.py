@@ -1,4 +1,4 @@
-"""SMP v1: results, sums, names and optimizers that scripts look for beside the training itself."""
+"""SMP v1: results, sums, names and optimizers that scripts use besides training itself."""
 
 from pathlib import Path
 
@@ -12,5 +12,5 @@ PROGRAM = Path(__file__).with_name("smp_surface_program.py")
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-surface")
 @pytest.mark.parametrize("name", names(PROGRAM))
-def test_on_two_ranks(name: str) -> None:
+def test_further_features_on_two_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 2, **VARIABLES)

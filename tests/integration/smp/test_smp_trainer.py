@@ -25,8 +25,8 @@ def test_trainer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         2,
         **VARIABLES,
         CLARY_CUDA_ON_CPU="1",
-        LOCAL_WORLD_SIZE="2",  # as launchers set it: so many GPUs are made up
-        TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1",  # this version reads its own files as torch before 2.6 did
+        LOCAL_WORLD_SIZE="2",  # as launchers set it: the number of simulated GPUs
+        TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1",  # this transformers loads its files as torch before 2.6 did
         SM_HP_MP_PARAMETERS=json.dumps({"partitions": 2, "microbatches": 4, "ddp": True})
         .replace("{", "{{")
         .replace("}", "}}"),
