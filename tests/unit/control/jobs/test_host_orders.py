@@ -1,4 +1,4 @@
-"""The host that leads the upload, and owed results, as far as names and losses of hosts decide on them."""
+"""The choice of the host that leads the upload, and owed results, for every numbering and loss of hosts."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def test_the_host_with_the_lowest_number_leads_not_the_first_in_the_alphabet():
     assert roles(replace(job, hosts={**job.hosts, **done})) == {"algo-2": "lead"}
 
 
-def test_the_leader_of_a_job_that_did_not_complete_writes_no_archive_of_no_model():
+def test_the_leader_of_a_job_that_did_not_complete_writes_no_model_archive():
     def omits(cause):
         job = replace(ended_job({"algo-1": record(HostPhase.EXITED)}), end_cause=cause)
         return host_orders.next_orders(job)["algo-1"].order.arguments.get("omits_empty_model", False)
@@ -55,13 +55,13 @@ def test_when_the_first_host_is_lost_the_next_one_leads():
     assert not host_orders.has_nothing_owed(job)
 
 
-def test_a_job_whose_program_never_ran_owes_nothing():
+def test_a_job_whose_program_never_ran_owes_no_results():
     job = ended_job({"algo-1": record(HostPhase.EXITED, has_run=False)})
     assert host_orders.has_nothing_owed(job)
     assert roles(job) == {}
 
 
-def test_an_order_is_given_once_and_a_lost_host_gets_none():
+def test_a_stop_order_is_given_once_and_a_lost_host_gets_none():
     job = ended_job({"algo-1": record(HostPhase.RUNNING), "algo-2": record(HostPhase.LOST)})
     once = host_orders.stop(job, reason="", grace_s=3)
     twice = host_orders.stop(replace(job, hosts=once), reason="", grace_s=9)
@@ -74,7 +74,7 @@ def test_an_order_is_given_once_and_a_lost_host_gets_none():
     assert once["algo-2"].order is None
 
 
-def test_the_model_lies_where_it_was_written_and_nowhere_else():
+def test_the_model_uri_is_set_only_if_an_object_was_uploaded_below_it():
     job = replace(ended_job({}), plan={"output": {"model_uri": "s3://b/job/output/model/"}})
     assert host_orders.model_uri(job, ["s3://b/job/output/model/weights"]) == "s3://b/job/output/model/"
     assert host_orders.model_uri(job, ["s3://b/job/output/data/x"]) is None

@@ -1,4 +1,4 @@
-"""The verdict on a failed attempt waits for late facts on hosts and links, where these can change anything."""
+"""The verdict on a failed attempt waits for late facts on hosts and links if these facts can change it."""
 
 from datetime import UTC, datetime
 
@@ -16,7 +16,7 @@ RETRIES = RestartRule(max_restarts=3)
 
 
 def failed(rule=RETRIES, *, hosts=("algo-1", "algo-2"), code=1, clues=()):
-    """A job whose first host has failed; the others have obeyed and ended."""
+    """A job whose first host has failed; the other hosts have obeyed their stop orders and exited."""
     script = Script(hosts=hosts, restart_rule=rule).run()
     for host in hosts[1:]:
         script.report(host, HostPhase.RUNNING)
@@ -40,7 +40,7 @@ def due(script, seconds):
     return deadlines.due(script.job, now=at(seconds), limits=LIMITS, silent_s={})
 
 
-def test_an_exit_that_may_be_the_answer_to_a_cut_link_waits_for_it_and_is_restarted():
+def test_a_network_exit_code_waits_for_a_broken_link_and_restarts_the_job():
     script = failed()
     assert is_open(script)
     script.send(cut_off(script))
@@ -49,7 +49,7 @@ def test_an_exit_that_may_be_the_answer_to_a_cut_link_waits_for_it_and_is_restar
     assert {script.order(host) for host in script.hosts} == {OrderKind.RELEASE}
 
 
-def test_the_verdict_stands_when_no_loss_is_found_within_the_limit_of_silence():
+def test_the_verdict_is_final_when_no_loss_is_found_within_the_silence_limit():
     script = failed()
     failed_s = (script.job.failed_at - at(0)).total_seconds()
     assert due(script, failed_s + 4.9) is None
@@ -81,12 +81,12 @@ def test_a_broken_connection_waits_like_an_exit_code():
         ({"clues": (Clue(rank=0, at=at(4), text="KeyError: 'label'"),)}, "no peer has brought that about"),
     ],
 )
-def test_nobody_waits_where_evidence_would_change_nothing(job, why):
+def test_a_failure_is_final_at_once_where_evidence_would_change_nothing(job, why):
     script = failed(**job)
     assert OrderKind.UPLOAD in {script.order(host) for host in script.hosts}, why
 
 
-def test_what_is_tried_again_anyhow_is_tried_again_at_once():
+def test_a_failure_that_is_restarted_anyway_is_restarted_without_a_wait():
     rule = RestartRule(max_restarts=3, includes_programs=True)
     script = failed(rule, clues=(Clue(rank=0, at=at(4), text="ConnectionResetError: [Errno 104]"),))
     assert script.job.secondary_status is SecondaryStatus.RESTARTING
@@ -98,14 +98,14 @@ def test_the_next_attempt_waits_for_evidence_of_its_own():
     assert (script.job.failed_at, script.job.has_all_evidence) == (None, False)
 
 
-def test_a_host_that_reports_no_end_yet_is_not_blamed_for_its_link_by_this_event():
+def test_a_broken_link_of_a_host_without_a_reported_exit_changes_nothing():
     script = Script(restart_rule=RETRIES).run()
     before = script.job
     assert script.send(cut_off(script)).job is before
     assert script.send(events.NoMoreEvidence()).job is before
 
 
-def test_a_time_before_all_times_that_a_program_wrote_ends_no_report():
+def test_a_program_s_clue_with_the_earliest_datetime_does_not_break_the_report():
     earliest = datetime.min.replace(tzinfo=UTC)
     clue = Clue(rank=0, at=earliest, text="process rank 0 with PID 7 on node algo-1 exited on signal 9")
     script = failed(RestartRule(), clues=(clue,))

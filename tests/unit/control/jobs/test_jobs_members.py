@@ -1,4 +1,4 @@
-"""Every member of every request has a decision, and the service acts on it."""
+"""Every member of every request has a decision (honoured, no effect, refused), and the service follows it."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ TRUSTED = Site(machine_is_trusted=True)
 
 
 def members_of(shape, prefix="", under_way=()):
-    """Yield the path of every member without members of its own: a table has to decide on each."""
+    """Yield the path of every leaf member; a table has to decide on each of these paths."""
     if shape.type_name == "list" and shape.member.type_name in ("structure", "list"):
         yield from members_of(shape.member, f"{prefix}[]", under_way)
     elif shape.type_name == "structure" and shape.name not in under_way:
@@ -41,7 +41,7 @@ def test_every_member_of_the_model_has_a_decision(operation):
 
 
 @pytest.mark.parametrize("operation", TABLES)
-def test_every_decision_is_on_a_member_of_the_model_and_is_made_once(operation):
+def test_every_decision_names_a_member_of_the_model_and_none_is_made_twice(operation):
     decided = [member.path for member in TABLES[operation]]
     assert len(decided) == len(set(decided))
     known = paths_of(operation)
@@ -52,14 +52,14 @@ def test_every_decision_is_on_a_member_of_the_model_and_is_made_once(operation):
 
 
 @pytest.mark.parametrize("operation", ["StopTrainingJob", "DeleteTrainingJob", "ListTrainingJobs", "Search"])
-def test_requests_without_a_place_for_warnings_warn_of_nothing(operation):
+def test_operations_whose_response_has_no_warnings_have_no_rule_that_warns(operation):
     rules = [rule for member in TABLES[operation] for rule in member.rules]
     assert [rule for rule in rules if rule.outcome is Outcome.WARNED] == []
 
 
 def test_a_member_of_a_newer_model_is_undecided():
     assert not is_decided("CreateTrainingJob", "ResourceConfig.MemberOfTomorrow")
-    assert is_decided("CreateTrainingJob", "VpcConfig.MemberOfTomorrow")  # VpcConfig is without effect as a whole
+    assert is_decided("CreateTrainingJob", "VpcConfig.MemberOfTomorrow")  # VpcConfig as a whole has no effect
 
 
 def channel(*, source=None, **members):
@@ -151,7 +151,7 @@ SILENT = [
     file_system(InputMode="File", CompressionType="None"),
     {**algorithm(TrainingInputMode="Pipe"), **file_system(InputMode="File")},
     {**algorithm(TrainingInputMode="FastFile"), **channel(source=MANIFEST, InputMode="File")},
-    algorithm(TrainingInputMode="FastFile"),  # nothing is fetched
+    algorithm(TrainingInputMode="FastFile"),  # nothing is downloaded for this channel
     channel(source={"S3DataDistributionType": "ShardedByS3Key"}, ShuffleConfig={"Seed": 1}),
     {**algorithm(TrainingInputMode="Pipe"), **channel(ShuffleConfig={"Seed": 1})},
     rules("DebugRuleConfigurations", RuleParameters={"rule_to_invoke": "LossNotDecreasing"}),
@@ -162,13 +162,13 @@ SILENT = [
 
 
 @pytest.mark.parametrize(("members", "words"), REFUSED, ids=[words[:50] for _, words in REFUSED])
-def test_what_no_job_can_have_is_refused_in_one_sentence(members, words):
+def test_a_member_that_no_job_can_have_is_refused_in_one_sentence(members, words):
     (sentence,) = judge("CreateTrainingJob", request_of(**members), SITE).refusals
     assert sentence.startswith(words)
 
 
 @pytest.mark.parametrize(("members", "words"), WARNED, ids=[words[:50] for _, words in WARNED])
-def test_what_has_no_effect_is_warned_of_in_one_sentence(members, words):
+def test_a_member_without_effect_is_warned_of_in_one_sentence(members, words):
     judgement = judge("CreateTrainingJob", request_of(**members), SITE)
     assert judgement.refusals == ()
     (sentence,) = judgement.warnings
@@ -176,12 +176,12 @@ def test_what_has_no_effect_is_warned_of_in_one_sentence(members, words):
 
 
 @pytest.mark.parametrize("members", SILENT)
-def test_what_has_its_effect_or_asks_for_nothing_is_not_mentioned(members):
+def test_a_member_that_takes_effect_or_asks_for_nothing_is_not_mentioned(members):
     judgement = judge("CreateTrainingJob", request_of(**members), SITE)
     assert (judgement.refusals, judgement.warnings) == ((), ())
 
 
-def test_encryption_that_is_not_done_is_warned_of_where_the_machine_is_trusted():
+def test_missing_encryption_is_only_warned_of_where_the_machine_is_trusted():
     request = request_of(
         OutputDataConfig={"S3OutputPath": "s3://b/o", "KmsKeyId": "key"},
         EnableInterContainerTrafficEncryption=True,
@@ -194,7 +194,7 @@ def test_encryption_that_is_not_done_is_warned_of_where_the_machine_is_trusted()
     assert all("has no effect" in sentence for sentence in judgement.warnings)
 
 
-def test_a_volume_is_warned_of_only_where_the_disk_has_less():
+def test_a_volume_is_warned_of_only_if_the_disk_has_less_free_space():
     request = request_of(**resources(VolumeSizeInGB=30))
     free = 30_000_000_000
     assert judge("CreateTrainingJob", request, Site(free_disk_bytes=free)).warnings == ()
@@ -212,7 +212,7 @@ def test_sentences_name_the_nodes_where_hosts_are_other_machines():
     assert "hosts of a job talk over a network inside of this machine, in the clear" in here[1]
 
 
-def test_isolation_that_hosts_without_a_network_of_their_own_can_not_have_is_refused():
+def test_network_isolation_is_refused_where_hosts_have_no_network_of_their_own():
     request = request_of(EnableNetworkIsolation=True)
     assert judge("CreateTrainingJob", request, SITE).refusals == ()
     (sentence,) = judge("CreateTrainingJob", request, Site(has_host_networks=False)).refusals
@@ -221,21 +221,21 @@ def test_isolation_that_hosts_without_a_network_of_their_own_can_not_have_is_ref
     assert judge("CreateTrainingJob", off, Site(has_host_networks=False, place=ON_NODES)).refusals == ()
 
 
-def test_an_update_refuses_a_shell_and_warns_of_profiles_that_are_not_taken():
+def test_an_update_refuses_a_remote_shell_and_warns_of_ignored_profiler_settings():
     refusal = judge("UpdateTrainingJob", {"RemoteDebugConfig": {"EnableRemoteDebug": True}}, SITE)
     assert len(refusal.refusals) == 1
     update = {"TrainingJobName": "job", "ProfilerConfig": {"ProfilingParameters": {"PythonProfilingConfig": "{}"}}}
     assert len(judge("UpdateTrainingJob", update, SITE).warnings) == 1
 
 
-def test_two_channels_with_the_same_trouble_have_a_sentence_each():
+def test_the_same_problem_in_two_channels_gives_one_sentence_for_each():
     first, second = channel(InputMode="FastFile"), channel(InputMode="FastFile")
     second["InputDataConfig"][0]["ChannelName"] = "test"
     request = request_of(InputDataConfig=first["InputDataConfig"] + second["InputDataConfig"])
     assert len(judge("CreateTrainingJob", request, SITE).warnings) == 2
 
 
-def test_the_page_of_members_is_what_the_tables_say():
+def test_the_api_page_of_members_matches_the_tables():
     sys.path.insert(0, str(ROOT / "tools"))
     try:
         import make_api_page

@@ -1,4 +1,4 @@
-"""A job once more: its name, its changes, the parts that it shares with the job before."""
+"""A repeated job: its name, its changes, and the resources that it shares with the original job."""
 
 from datetime import UTC, datetime
 
@@ -19,10 +19,10 @@ NOW = datetime(2026, 1, 31, 12, 5, 6, 78_000, tzinfo=UTC)
         ("gpt2", "gpt"),
         ("123", "123"),
         ("decade", "decade"),
-        ("0" * 62 + "!", "0" * 62 + "!"),  # a pattern that had many ways to part it took for ever
+        ("0" * 62 + "!", "0" * 62 + "!"),  # a regular expression with many ways to split this name never finished
     ],
 )
-def test_jobs_of_a_kind_differ_in_numbers_at_their_end(name, kind):
+def test_names_of_similar_jobs_differ_only_in_trailing_numbers(name, kind):
     assert stem(name) == kind
 
 
@@ -35,16 +35,16 @@ def test_jobs_of_a_kind_differ_in_numbers_at_their_end(name, kind):
         ("123", "#"),
     ],
 )
-def test_members_of_a_sweep_are_of_a_kind_wherever_their_numbers_stand(name, told):
+def test_members_of_a_sweep_are_similar_wherever_their_numbers_are(name, told):
     assert kind_of_name(name) == told
 
 
-def test_the_next_name_has_the_time_and_fits():
+def test_the_next_name_has_the_current_time_and_fits_the_length_limit():
     assert next_name("train-2026-01-31-12-00-00-123", NOW) == "train-2026-01-31-12-05-06-078"
     assert len(next_name("x" * MAX_NAME, NOW)) == MAX_NAME
 
 
-def test_values_are_encoded_as_those_of_the_job_are():
+def test_new_hyperparameters_are_encoded_like_those_of_the_original_job():
     bare, _ = repeated({"HyperParameters": {"lr": "1"}}, name="n", changes=Changes(hyperparameters={"m": "b"}))
     assert bare["HyperParameters"] == {"lr": "1", "m": "b"}
     sdk = {"HyperParameters": {"sagemaker_program": '"a.py"', "sagemaker_job_name": '"old"'}}
@@ -58,7 +58,7 @@ def test_values_are_encoded_as_those_of_the_job_are():
     assert sdk["HyperParameters"]["sagemaker_job_name"] == '"old"', "the job before keeps its own"
 
 
-def test_hosts_and_environment_can_be_different():
+def test_a_repeated_job_can_have_other_hosts_and_another_environment():
     request = {"ResourceConfig": {"InstanceType": "a", "InstanceCount": 1}, "Environment": {"A": "1"}}
     changes = Changes(environment={"B": "2"}, instance_type="b", instance_count=3)
     made, notes = repeated(request, name="n", changes=changes)
@@ -69,6 +69,6 @@ def test_hosts_and_environment_can_be_different():
         repeated({"ResourceConfig": {"InstanceGroups": [{}]}}, name="n", changes=changes)
 
 
-def test_checkpoints_that_both_share_are_said():
+def test_a_shared_checkpoint_prefix_is_noted():
     _, notes = repeated({"CheckpointConfig": {"S3Uri": "s3://b/c"}}, name="n", changes=Changes())
     assert notes == ("it goes on from the checkpoints of the job before, at s3://b/c",)

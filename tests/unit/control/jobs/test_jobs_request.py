@@ -30,7 +30,7 @@ def test_absent_members_read_as_the_service_s_defaults():
         ),
     ],
 )
-def test_results_go_below_the_job_s_name(config, model, output):
+def test_results_are_stored_below_the_job_s_name(config, model, output):
     found = view(OutputDataConfig=config).output
     assert (found.model_uri, found.output_uri) == (model, output)
 
@@ -46,7 +46,7 @@ def test_hosts_of_all_groups_are_counted_in_the_request_s_order():
     assert [group.name for group in view(num_hosts=2).instance_groups] == ["homogeneousCluster"]
 
 
-def test_a_command_is_entry_point_and_arguments_and_none_without_entry_point():
+def test_a_command_is_entry_point_plus_arguments_and_is_none_without_entry_point():
     both = {"TrainingImage": "i:1", "ContainerEntrypoint": ["/bin/sh"], "ContainerArguments": ["-c", "a b"]}
     assert view(AlgorithmSpecification=both).command == ("/bin/sh", "-c", "a b")
     assert view(AlgorithmSpecification={"TrainingImage": "i:1"}).command is None
@@ -80,7 +80,7 @@ def test_a_channel_takes_the_job_s_input_mode_unless_it_has_its_own():
     )
     assert (second.input_mode, second.shuffle_seed) == (InputMode.FAST_FILE, 7)
     assert (second.file_system_id, second.file_system_folder, second.file_system_access) == ("fs-00000000", "d/e", "rw")
-    assert second.file_system_path is None  # the settings say which folder it is
+    assert second.file_system_path is None  # the settings name the folder of the file system
 
 
 def test_checkpoints_have_a_folder_and_a_prefix():

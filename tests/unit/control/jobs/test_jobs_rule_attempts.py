@@ -1,4 +1,4 @@
-"""Rules over saved tensors when an attempt ends and its job goes on."""
+"""Rules over saved tensors when an attempt ends and its job continues."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def running(*rules, **changes):
 
 
 def run_again(script):
-    """Begin another attempt, whose agents count their reports anew."""
+    """Start another attempt, whose agents count their reports from 0."""
     script.numbers = dict.fromkeys(script.hosts, 0)
     return script.run()
 
@@ -52,7 +52,7 @@ def status(script):
 
 
 def between_attempts(*rules, said=None):
-    """Return a reclaimed job that waits; its rules ended with the facts `said`, or found nothing."""
+    """Return a reclaimed job that waits for capacity; its rules ended with the facts `said`, or found no issues."""
     said = said or facts(RuleStatus.NO_ISSUES_FOUND, "12 of 12 saved steps were looked at")
     script = running(*rules).send(RECLAIM)
     told(script, said)
@@ -62,7 +62,7 @@ def between_attempts(*rules, said=None):
 
 
 @pytest.mark.parametrize("last", [RuleStatus.NO_ISSUES_FOUND, RuleStatus.STOPPED])
-def test_what_a_rule_says_of_an_attempt_that_ends_is_not_said_of_the_job(last):
+def test_a_rule_result_of_an_ending_attempt_is_not_reported_for_the_job(last):
     script = running().send(RECLAIM)
     told(script, facts(last, "12 of 12 saved steps were looked at"))
     assert status(script) == "InProgress", "while the attempt ends"
@@ -78,20 +78,20 @@ def test_what_a_rule_says_of_an_attempt_that_ends_is_not_said_of_the_job(last):
     assert (status(script), row(script)["StatusDetails"]) == ("NoIssuesFound", "30 of 30")
 
 
-def test_a_job_that_ends_while_it_waits_for_another_attempt_says_what_rules_had_seen():
+def test_a_job_that_ends_between_attempts_reports_the_last_rule_results():
     script = between_attempts().send(events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=0))
     assert script.job.status is TrainingJobStatus.STOPPED
     assert (status(script), row(script)["StatusDetails"]) == ("NoIssuesFound", "12 of 12 saved steps were looked at")
 
 
-def test_an_error_of_a_rule_is_shown_until_the_next_attempt_begins_it_anew():
+def test_an_error_of_a_rule_is_shown_until_the_next_attempt_starts_the_rule_again():
     script = between_attempts(said=facts(RuleStatus.ERROR, "KeyError: 'x'"))
     assert status(script) == "Error"
     told(run_again(script), facts(RuleStatus.IN_PROGRESS))
     assert status(script) == "InProgress"
 
 
-def test_a_finding_outlives_its_attempt_whatever_later_ones_say():
+def test_a_finding_outlives_its_attempt_whatever_later_attempts_report():
     script = between_attempts(said=facts(RuleStatus.ISSUES_FOUND, "step 3: bad"))
     assert status(script) == "IssuesFound"
     run_again(script)
@@ -100,7 +100,7 @@ def test_a_finding_outlives_its_attempt_whatever_later_ones_say():
     assert (status(script), row(script)["StatusDetails"]) == ("IssuesFound", "step 3: bad")
 
 
-def test_a_program_that_had_finished_before_its_capacity_was_taken_keeps_what_its_rules_said():
+def test_a_program_that_finished_before_the_reclaim_keeps_its_rule_results():
     script = running().report("algo-2", HostPhase.EXITED, exits=(exit_of(0),)).send(RECLAIM)
     seen = facts(RuleStatus.NO_ISSUES_FOUND, "all")
     told(script, seen, phase=HostPhase.EXITED, exits=(exit_of(0),))
@@ -111,13 +111,13 @@ def test_a_program_that_had_finished_before_its_capacity_was_taken_keeps_what_it
     assert status(script) == "NoIssuesFound"
 
 
-def test_late_facts_of_an_attempt_that_is_on_record_change_nothing():
+def test_late_facts_of_a_recorded_attempt_change_nothing():
     script = between_attempts()
     before = script.job
     assert told(script, facts(RuleStatus.ISSUES_FOUND, "late")).job is before
 
 
-def test_a_finding_at_the_end_of_an_attempt_stops_the_job_and_spares_it_the_next_one():
+def test_a_finding_at_the_end_of_an_attempt_stops_the_job_before_the_next_attempt():
     script = running(rule(action_json=STOP_ACTION)).send(RECLAIM).all(HostPhase.EXITED, exits=STOPPED)
     assert script.job.is_leaving
     told(script, facts(RuleStatus.ISSUES_FOUND, "step 3: bad"), phase=HostPhase.EXITED, exits=STOPPED)
@@ -131,7 +131,7 @@ def test_a_finding_at_the_end_of_an_attempt_stops_the_job_and_spares_it_the_next
     assert script.ask().job.attempt == 1, "no other attempt begins"
 
 
-def test_a_finding_before_a_host_is_lost_stops_the_job_and_not_the_retry_of_it():
+def test_a_finding_before_a_host_is_lost_stops_the_job_instead_of_a_restart():
     script = running(rule(action_json=STOP_ACTION), restart_rule=RestartRule(max_restarts=3))
     told(script, facts(RuleStatus.ISSUES_FOUND, "step 3: bad"))
     assert script.job.end_cause is EndCause.RULE
@@ -141,7 +141,7 @@ def test_a_finding_before_a_host_is_lost_stops_the_job_and_not_the_retry_of_it()
     assert script.job.past_attempts == ()
 
 
-def test_a_finding_at_the_end_of_a_program_that_had_finished_stops_nothing():
+def test_a_finding_after_the_program_has_finished_stops_nothing():
     script = running(rule(action_json=STOP_ACTION)).report("algo-2", HostPhase.EXITED, exits=(exit_of(0),))
     script.send(RECLAIM)
     told(script, facts(RuleStatus.ISSUES_FOUND, "late"), phase=HostPhase.EXITED, exits=(exit_of(0),))
@@ -149,7 +149,7 @@ def test_a_finding_at_the_end_of_a_program_that_had_finished_stops_nothing():
     assert script.job.status is TrainingJobStatus.IN_PROGRESS
 
 
-def test_a_past_attempt_remembers_what_its_hosts_were_and_older_ones_forget_it():
+def test_only_the_last_past_attempt_keeps_the_plan_of_its_hosts():
     hosts = [
         {
             "name": name,
@@ -172,7 +172,7 @@ def test_a_past_attempt_remembers_what_its_hosts_were_and_older_ones_forget_it()
     assert [bool(past.planned_hosts) for past in script.job.past_attempts] == [False, True]
 
 
-def test_what_a_rule_says_of_a_failure_that_may_be_tried_again_is_said_once_that_is_decided():
+def test_a_rule_result_of_a_retryable_failure_is_reported_once_the_retry_is_decided():
     script = running(restart_rule=RestartRule(max_restarts=1))
     seen = facts(RuleStatus.NO_ISSUES_FOUND, "all")
     failure = Failure(fault=Fault.INFRASTRUCTURE.value, message="the link is gone", retryable=True)
@@ -183,7 +183,7 @@ def test_what_a_rule_says_of_a_failure_that_may_be_tried_again_is_said_once_that
     script.report("algo-2", HostPhase.EXITED, exits=STOPPED)
     assert script.job.ending.kind is AttemptEnd.RESTARTED
     assert status(script) == "InProgress"
-    last = running()  # nobody tries this one again
+    last = running()  # no restart is allowed for this job
     failure = Failure(fault=Fault.ALGORITHM.value, message="a bug", exit_code=1)
     told(last, seen, phase=HostPhase.EXITED, failure=failure, exits=(exit_of(1),))
     last.report("algo-2", HostPhase.EXITED, exits=STOPPED)

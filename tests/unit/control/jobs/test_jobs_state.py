@@ -1,4 +1,4 @@
-"""Queued, Starting, Running: which it is, and how long it was each."""
+"""The state of a job (Queued, Starting, Running ...), and the seconds that the job spent in each state."""
 
 import pytest
 from job_script import Script, at, new_job
@@ -10,14 +10,14 @@ from clary.control.jobs.job_state import JobState, job_state, job_times, state_o
 from clary.control.jobs.training_job import EndCause
 
 
-def test_a_new_job_is_queued_and_its_time_is_the_queues():
+def test_a_new_job_is_queued_and_its_whole_age_counts_as_queued():
     job = new_job()
     assert job_state(job) is JobState.QUEUED
     times = job_times(job, now=at(30))
     assert (times.queued_s, times.starting_s, times.took_s, times.started_at) == (30, 0, None, None)
 
 
-def test_took_is_from_start_to_end_however_long_a_job_was_queued():
+def test_the_duration_is_from_start_to_end_however_long_the_job_was_queued():
     script = Script(("algo-1",))
     script.job = transitions.apply(script.job, events.MustWait(reason="full"), now=at(1))
     assert job_state(script.job) is JobState.QUEUED
@@ -34,7 +34,7 @@ def test_took_is_from_start_to_end_however_long_a_job_was_queued():
     assert times.took_s == 8, "since the first host began to download"
 
 
-def test_a_job_that_was_stopped_in_the_queue_has_an_end_and_took_nothing():
+def test_a_job_that_was_stopped_in_the_queue_has_an_end_and_no_duration():
     job = transitions.apply(new_job(), events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=1), now=at(9))
     assert job_state(job) is JobState.STOPPED
     times = job_times(job, now=at(99))

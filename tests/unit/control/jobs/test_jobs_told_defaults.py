@@ -1,4 +1,4 @@
-"""Which defaults Describe tells: every one that botocore documents is decided on."""
+"""Defaults that Describe reports: a table decides on every default that botocore documents."""
 
 import re
 
@@ -10,9 +10,9 @@ from clary.control.services.job_descriptions import DESCRIPTION_SHAPE
 
 REQUEST_SHAPE = "CreateTrainingJobRequest"
 MODEL = botocore.session.get_session().get_service_model("sagemaker")
-# Sentences of the model that name a default of a member, not of something around it.
+# Sentences of the botocore model that state a default of the member itself, not of a related resource.
 NAMES_A_DEFAULT = re.compile(r"\b(the default (is|value is|directory is)|default is|defaults to)\b", re.IGNORECASE)
-REFUSED = ("ServerlessJobConfig", "MlflowConfig", "ModelPackageConfig")  # no job has them
+REFUSED = ("ServerlessJobConfig", "MlflowConfig", "ModelPackageConfig")  # no job has these structures
 
 
 def members_of(shape, prefix="", under_way=()):
@@ -36,21 +36,21 @@ def test_every_default_that_the_model_documents_is_decided_on():
     assert documented - set(TOLD) - set(TOLD_OTHERWISE) == set()
 
 
-def test_every_default_that_is_told_is_a_member_of_the_answer():
+def test_every_reported_default_is_a_member_of_the_response():
     known = {path for path, _ in members_of(MODEL.shape_for(DESCRIPTION_SHAPE))}
     assert set(TOLD) - known == set()
 
 
-def test_what_is_there_stays_and_nothing_is_changed_in_place():
+def test_defaults_replace_no_sent_value_and_change_no_argument_in_place():
     channel = {"ChannelName": "a", "DataSource": {"S3DataSource": {"S3Uri": "s3://b/p"}}, "CompressionType": "Gzip"}
     request = {"InputDataConfig": [channel], "ResourceConfig": {"InstanceCount": 1}}
     told = with_defaults(request)
     assert told["InputDataConfig"][0]["CompressionType"] == "Gzip"
     assert told["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "FullyReplicated"
     assert channel["DataSource"] == {"S3DataSource": {"S3Uri": "s3://b/p"}}
-    assert told["ResourceConfig"] == {"InstanceCount": 1}  # no structure is made where none was
+    assert told["ResourceConfig"] == {"InstanceCount": 1}  # a structure that was not sent is not created
 
 
 @pytest.mark.parametrize("name", ALWAYS_TOLD)
-def test_a_description_has_its_structures_whatever_a_store_has_lost(name):
+def test_a_description_has_its_required_structures_whatever_a_store_has_lost(name):
     assert with_defaults({})[name]

@@ -1,4 +1,4 @@
-"""Notices that capacity ends: from an agent's report, or an engine's word, to the end of the attempt."""
+"""Notices that capacity ends: from an agent's report, or an engine's signal, to the end of the attempt."""
 
 import math
 from datetime import timedelta
@@ -18,7 +18,7 @@ GRACE_S = 120.0
 
 
 class NoticedScript(Script):
-    """A job whose plan says how long programs get to end."""
+    """A job whose plan holds the grace time of programs."""
 
     def ask(self):
         streams = tuple(f"job/{host}-1" for host in self.hosts)
@@ -42,13 +42,13 @@ def graces(script):
         (math.inf, GRACE_S, ""),
     ],
 )
-def test_programs_get_what_is_left_less_a_margin(left_s, grace_s, said):
+def test_programs_get_the_remaining_time_less_a_margin(left_s, grace_s, said):
     event = notices.reclaimed("algo-2", "SIGTERM from the engine", left_s, GRACE_S)
     assert event.reason == f"algo-2: its capacity is taken back (SIGTERM from the engine){said}"
     assert event.grace_s == pytest.approx(grace_s)
 
 
-def test_what_an_agent_says_is_shown_in_one_short_line():
+def test_the_text_of_a_notice_is_shortened_to_one_printable_line():
     event = notices.reclaimed("algo-1", "a\nb\x1b" + "c" * 1000, None, GRACE_S)
     assert event.reason.isprintable()
     assert len(event.reason) < 300
@@ -57,13 +57,13 @@ def test_what_an_agent_says_is_shown_in_one_short_line():
 @pytest.mark.parametrize(
     ("age_s", "grace_s"), [(0.0, 18.1), (5.0, 13.575), (-100.0, 18.1), (math.nan, 18.1), (1e9, 0.0)]
 )
-def test_the_age_of_a_notice_is_what_its_host_has_counted(age_s, grace_s):
+def test_the_age_of_a_notice_is_counted_by_its_host(age_s, grace_s):
     event = notices.of_report("algo-1", NOTICE, age_s=age_s, stop_grace_s=GRACE_S, now=at(1000))
     assert event.grace_s == pytest.approx(grace_s)
     assert at(1000) - timedelta(days=1) <= event.noticed_at <= at(1000)
 
 
-def test_a_report_with_a_notice_stops_the_whole_gang_and_the_job_is_tried_again_without_a_restart():
+def test_a_notice_stops_the_whole_gang_and_the_next_attempt_uses_up_no_restart():
     script = NoticedScript(restart_rule=RestartRule(max_restarts=1)).run()
     script.report("algo-2", HostPhase.RUNNING, notice=NOTICE, notice_age_s=1.5)
     assert {script.order(host) for host in script.hosts} == {OrderKind.STOP}
@@ -79,7 +79,7 @@ def test_a_report_with_a_notice_stops_the_whole_gang_and_the_job_is_tried_again_
     assert past.hosts["algo-2"].notice is None, "the last report of that host had none"
 
 
-def test_a_job_on_demand_pays_its_full_price_for_an_attempt_that_is_taken_back():
+def test_a_job_on_demand_pays_its_full_price_for_a_reclaimed_attempt():
     script = NoticedScript().run().report("algo-1", HostPhase.RUNNING, notice=NOTICE)
     script.all(HostPhase.EXITED, exits=STOPPED).send(events.Released())
     price = JobPrice(usd_per_hour=3600.0, spot_fraction=0.3)
@@ -104,7 +104,7 @@ def test_a_notice_before_the_program_runs_ends_the_attempt_too(phase):
     assert script.job.ending.kind is AttemptEnd.RECLAIMED
 
 
-def test_a_host_that_goes_after_its_notice_is_no_failure():
+def test_a_host_that_is_lost_after_its_notice_is_no_failure():
     script = NoticedScript().run().report("algo-2", HostPhase.RUNNING, notice=NOTICE)
     script.send(events.HostLost(host="algo-2", why="algo-2 was lost: its agent ended"))
     script.report("algo-1", HostPhase.EXITED, exits=STOPPED)
@@ -113,12 +113,12 @@ def test_a_host_that_goes_after_its_notice_is_no_failure():
 
 
 def failing(script, host="algo-1"):
-    """Have a host tell that its program has failed."""
+    """Have a host report that its program has failed."""
     failure = Failure(fault="algorithm", message="rank 0 ended with exit code 1", exit_code=1)
     return script.report(host, HostPhase.RUNNING, exits=(exit_of(1),), failure=failure)
 
 
-def test_a_failure_that_answers_to_the_end_of_a_host_is_none_of_the_jobs_though_it_is_heard_of_first():
+def test_a_failure_just_before_a_notice_is_not_blamed_on_the_job():
     script = failing(NoticedScript().run())
     assert script.job.end_cause is EndCause.FAILURE
     script.report("algo-2", HostPhase.RUNNING, notice=NOTICE, notice_age_s=0.5)
@@ -137,14 +137,14 @@ def test_a_failure_long_before_the_notice_stays_the_cause():
     assert script.job.ending is None
 
 
-def test_a_job_that_was_told_to_stop_stays_one():
+def test_a_stop_request_prevails_over_a_notice():
     stop = events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=5.0)
     script = NoticedScript().run().send(stop).report("algo-1", HostPhase.RUNNING, notice=NOTICE)
     assert script.job.ending is None
     assert script.job.status is TrainingJobStatus.STOPPING
 
 
-def test_programs_that_save_and_end_with_0_on_an_engines_signal_have_not_finished():
+def test_programs_that_exit_with_0_after_an_engine_s_signal_have_not_finished():
     script = NoticedScript().run()
     answered = (exit_of(0, seconds=40.001),)
     for host in script.hosts:

@@ -1,4 +1,4 @@
-"""Checks of a job that was read: members, times, and the plan of one whose hosts may exist."""
+"""Checks of a job read from the store: members, times, and the plan of a job whose hosts may exist."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,23 +25,23 @@ JOB = TrainingJob(
 )
 
 
-def test_a_job_as_it_is_created_is_sound() -> None:
+def test_a_newly_created_job_is_sound() -> None:
     assert complaint(JOB) == ""
     assert complaint(replace(JOB, plan=to_plain(make_plan()), is_released=False)) == ""
 
 
 @pytest.mark.parametrize("member", REQUIRED)
-def test_a_member_that_every_request_has_is_missed(member: str) -> None:
+def test_a_missing_required_member_is_named(member: str) -> None:
     request = {name: value for name, value in JOB.request.items() if name != member}
     assert member in complaint(replace(JOB, request=request))
 
 
-def test_a_plan_is_looked_at_while_it_may_be_carried_out() -> None:
+def test_a_plan_is_checked_only_while_hosts_may_exist() -> None:
     other_release = replace(JOB, plan={"job_name": "job"})
     assert complaint(other_release) == ""
     assert "launch plan" in complaint(replace(other_release, is_released=False))
 
 
 @pytest.mark.parametrize("moment", [datetime(1969, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)])
-def test_times_that_no_clock_has_shown_are_told(moment: datetime) -> None:
+def test_a_time_that_no_clock_can_show_is_rejected(moment: datetime) -> None:
     assert "expected a time" in complaint(replace(JOB, stop_ordered_at=moment))

@@ -1,4 +1,4 @@
-"""FailureReason as a job's record tells it: the host is named once, and never taken for another."""
+"""FailureReason in a job's description: the host is named once, and is never confused with another host."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def reason(message, *, host="algo-1", **members):
         "algo-1.csv is empty",
     ],
 )
-def test_a_message_that_names_another_host_or_a_path_still_gets_its_host(message):
+def test_a_message_that_begins_with_another_host_or_a_path_still_gets_its_host(message):
     assert reason(message) == f"AlgorithmError: algo-1: {message}"
 
 
@@ -33,7 +33,7 @@ def test_a_message_that_begins_with_its_host_names_it_once(message):
     assert reason(message) == f"AlgorithmError: {message}"
 
 
-def test_a_failure_file_and_a_failure_of_no_host_stand_as_they_are():
+def test_a_failure_file_and_a_failure_without_a_host_are_quoted_unchanged():
     assert reason("my words", is_own_words=True) == "AlgorithmError: my words"
     assert reason("no hosts", host=None) == "AlgorithmError: no hosts"
 

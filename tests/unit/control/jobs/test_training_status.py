@@ -1,4 +1,4 @@
-"""A program's report on its progress, and the clients' view of it."""
+"""A program's report on its progress, and the description that clients get of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AT_MS = int(AT.timestamp() * 1000)
 
 
 def status(percent=None, eta=None, **metrics):
-    """A request as transformers' KubeflowCallback makes it: every value is text."""
+    """A request as transformers' KubeflowCallback sends it: every value is text."""
     said = {"lastUpdatedTime": AT.isoformat()}
     if percent is not None:
         said["progressPercentage"] = percent
@@ -53,7 +53,7 @@ def test_a_status_with_a_percentage_alone_is_progress_in_percent():
 
 
 @pytest.mark.parametrize("document", [None, [], "x", {}, {"trainerStatus": 5}, {"trainerStatus": []}])
-def test_what_is_no_status_is_none(document):
+def test_a_document_without_a_status_gives_none(document):
     assert read_status(document, None, at_ms=AT_MS) is None
 
 
@@ -67,7 +67,7 @@ def test_what_is_no_status_is_none(document):
         {"metrics": [{"name": "total_steps", "value": "inf"}, {"name": "current_step", "value": "nan"}]},
     ],
 )
-def test_hostile_parts_are_left_out(said):
+def test_hostile_members_of_a_status_are_ignored(said):
     found = read_status({"trainerStatus": said}, None, at_ms=AT_MS)
     assert found.metrics == {}
     assert found.progress is None
@@ -94,7 +94,7 @@ _STATUS = st.fixed_dictionaries(
 
 
 @given(_STATUS)
-def test_no_status_does_harm(said):
+def test_any_json_as_a_status_gives_progress_within_bounds(said):
     found = read_status({"trainerStatus": said}, None, at_ms=AT_MS)
     if found.progress is not None:
         assert 0 <= found.progress.percent <= 100
@@ -103,7 +103,7 @@ def test_no_status_does_harm(said):
         progress_facts(found.progress, now=AT, is_over=False)
 
 
-def test_the_time_left_gets_less_until_the_next_word_and_is_none_at_the_end():
+def test_the_remaining_time_falls_until_the_next_status_and_is_none_at_the_end():
     progress = TrainingProgress(done=5, total=10, at_ms=AT_MS, eta_s=60.0)
     assert progress_facts(progress, now=AT + timedelta(seconds=20), is_over=False)["eta_s"] == 40.0
     assert progress_facts(progress, now=AT + timedelta(seconds=90), is_over=False)["eta_s"] == 0.0
@@ -111,7 +111,7 @@ def test_the_time_left_gets_less_until_the_next_word_and_is_none_at_the_end():
     assert progress_facts(None, now=AT, is_over=False) is None
 
 
-def test_the_job_goes_by_a_programs_own_word_then_by_its_first_host():
+def test_the_job_uses_a_program_s_own_status_before_that_of_its_first_host():
     first, second = TrainingProgress(done=1, total=9), TrainingProgress(done=2, total=9)
     own = TrainingProgress(done=3, total=9, source="kubeflow")
     assert of_hosts({}, ["algo-1"]) is None
@@ -119,7 +119,7 @@ def test_the_job_goes_by_a_programs_own_word_then_by_its_first_host():
     assert of_hosts({"algo-2": own, "algo-1": first}, ["algo-1", "algo-2"]) is own
 
 
-def test_steps_without_epochs_are_those_of_the_only_one():
+def test_steps_without_epochs_belong_to_a_single_epoch():
     assert progress_info(TrainingProgress(done=5, total=10)) == {
         "CurrentEpoch": 1,
         "MaxEpoch": 1,

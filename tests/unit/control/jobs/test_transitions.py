@@ -14,7 +14,7 @@ from clary.control.jobs import attempts, events, transitions
 from clary.control.jobs.training_job import AttemptEnd, EndCause, RestartRule
 
 
-def test_a_successful_job_lives_through_every_status_in_order():
+def test_a_successful_job_passes_through_every_status_in_order():
     script = Script().run().all(HostPhase.EXITED, exits=(exit_of(0),))
     assert script.order("algo-2") is OrderKind.UPLOAD
     assert script.order("algo-1") is OrderKind.RUN, "the leader waits until the others have staged"
@@ -50,7 +50,7 @@ def test_one_failing_host_stops_the_others_and_names_the_first_cause():
     assert "Uploading" in script.secondaries(), "results of failed jobs are kept"
 
 
-def test_the_failure_file_wins_over_the_exit_code_in_words():
+def test_the_failure_file_replaces_the_message_and_keeps_the_exit_code():
     script = (
         Script(("algo-1",)).run().report("algo-1", HostPhase.EXITED, exits=(exit_of(1),), failure_file="my own words")
     )
@@ -121,7 +121,7 @@ def test_a_failed_launch_is_a_failed_job():
     assert script.job.failure.message == "no namespaces"
 
 
-def test_a_lost_host_comes_back_in_vain():
+def test_a_report_of_a_lost_host_changes_nothing():
     script = Script().run().send(events.HostLost(host="algo-2", why="silent for 5 s"))
     before = script.job
     script.report("algo-2", HostPhase.RUNNING)

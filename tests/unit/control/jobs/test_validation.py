@@ -1,4 +1,4 @@
-"""Requests that are refused as a whole, in which words, and warnings; among them requests of real clients."""
+"""Requests that are refused as a whole, with their messages, and warnings; some requests are recorded from clients."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def case_of(path):
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=case_of)
-def test_recorded_requests_are_accepted_but_for_some_with_their_reason(path):
+def test_recorded_requests_are_accepted_except_those_with_a_listed_reason(path):
     request = json.loads(path.read_text())
     words = REFUSED.get(case_of(path))
     if words is None:
@@ -175,7 +175,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("members", "words"), CASES, ids=[words[:60] for _, words in CASES])
-def test_a_request_that_makes_no_sense_is_refused_in_words(members, words):
+def test_a_request_that_makes_no_sense_is_refused_with_its_message(members, words):
     assert refusal(request_of(**members)).startswith(words)
 
 
@@ -227,7 +227,7 @@ WARNINGS = [
 
 
 @pytest.mark.parametrize(("members", "words"), WARNINGS, ids=[words[:50] for _, words in WARNINGS])
-def test_what_will_not_do_what_it_says_is_warned_of_once(members, words):
+def test_a_member_that_does_not_have_its_stated_effect_is_warned_of_once(members, words):
     found = validation.warnings(request_of(**members), SITE)
     assert len(found) == 1
     assert found[0].startswith(words)
@@ -242,11 +242,11 @@ def test_what_will_not_do_what_it_says_is_warned_of_once(members, words):
         {"EnableManagedSpotTraining": False},
     ],
 )
-def test_what_has_its_effect_is_not_warned_of(members):
+def test_a_member_that_takes_effect_is_not_warned_of(members):
     assert validation.warnings(request_of(**members), SITE) == ()
 
 
-def test_an_empty_stopping_condition_is_a_day():
+def test_an_empty_stopping_condition_means_a_limit_of_one_day():
     request = request_of(StoppingCondition={})
     validation.check(request, SITE)
     assert JobRequest(request).max_runtime_s == 86_400

@@ -1,4 +1,4 @@
-"""The life of a job's warm pool, event by event, and the jobs that may have it."""
+"""The life of a job's warm pool, event by event, and the jobs that may take the pool."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def ended(code=0, **changes):
     return script.report("algo-1", HostPhase.DONE, exits=(exit_of(code),), uploaded=(MODEL_URI,))
 
 
-def test_hosts_wait_after_success_and_can_be_taken_once_they_are_put_in_order():
+def test_hosts_stay_after_success_and_can_be_taken_once_they_are_cleaned_up():
     script = running()
     assert script.job.warm_pool.status is WarmPoolStatus.IN_USE
     script = ended()
@@ -56,7 +56,7 @@ def test_hosts_wait_after_success_and_can_be_taken_once_they_are_put_in_order():
     assert not script.job.is_released
 
 
-def test_a_pool_that_is_taken_is_told_by_whom_and_no_longer_held():
+def test_a_taken_pool_names_the_job_that_took_it_and_is_no_longer_held():
     script = ended().send(events.Released(keeps_pool=True)).send(events.PoolReused(by="next"))
     pool = script.job.warm_pool
     assert (pool.status, pool.reused_by, pool.is_parked) == (WarmPoolStatus.REUSED, "next", False)
@@ -75,13 +75,13 @@ def test_a_pool_that_ends_is_terminated_with_the_reason():
     assert (script.job.pool, script.job.is_released, script.job.warm_pool) == ("", True, pool)
 
 
-def test_a_pool_whose_hosts_did_not_come_back_is_terminated():
+def test_a_pool_whose_hosts_cannot_be_kept_is_terminated():
     script = ended().send(events.Released(keeps_pool=False))
     assert script.job.warm_pool.status is WarmPoolStatus.TERMINATED
     assert script.job.is_released
 
 
-def test_a_program_that_fails_leaves_its_hosts_and_a_host_that_is_lost_leaves_none():
+def test_a_failed_program_leaves_a_pool_and_a_lost_host_leaves_none():
     failed = ended(3)
     assert (failed.job.status, failed.job.warm_pool.status) == (TrainingJobStatus.FAILED, WarmPoolStatus.AVAILABLE)
     lost = running().send(events.HostLost(host="algo-2", why="algo-2 was lost: test"))
@@ -91,7 +91,7 @@ def test_a_program_that_fails_leaves_its_hosts_and_a_host_that_is_lost_leaves_no
     assert not lost.job.is_released, "the hosts that live are still to be taken back"
 
 
-def test_a_job_without_a_period_uses_a_pool_up():
+def test_a_job_without_a_keep_alive_period_terminates_the_pool_that_it_took():
     script = running()
     script.job = replace(script.job, request=request_of(keep_alive_s=0))
     script.all(HostPhase.EXITED, exits=(exit_of(0),)).report("algo-2", HostPhase.DONE, exits=(exit_of(0),))
@@ -100,7 +100,7 @@ def test_a_job_without_a_period_uses_a_pool_up():
 
 
 @pytest.mark.parametrize("keeps_pool", [True, False])
-def test_a_job_that_is_tried_again_waits_with_its_hosts_if_they_stay(keeps_pool):
+def test_a_job_that_is_restarted_waits_with_its_hosts_if_they_are_kept(keeps_pool):
     script = running(restart_rule=RestartRule(max_restarts=1))
     script.send(events.HostLost(host="algo-2", why="algo-2 was lost: test"))
     script.report("algo-1", HostPhase.EXITED, exits=(exit_of(None, signal=9, killed=True),))
@@ -115,7 +115,7 @@ def test_a_job_that_is_tried_again_waits_with_its_hosts_if_they_stay(keeps_pool)
         assert script.send(events.Released()).job.is_released
 
 
-def test_a_job_that_gave_its_hosts_back_and_ends_while_it_waits_has_no_pool_in_use():
+def test_a_job_that_released_its_hosts_and_ends_while_it_waits_has_no_pool_in_use():
     script = running(restart_rule=RestartRule(max_restarts=1))
     script.send(events.HostLost(host="algo-2", why="algo-2 was lost: test"))
     script.report("algo-1", HostPhase.EXITED, exits=(exit_of(None, signal=9, killed=True),))
@@ -124,7 +124,7 @@ def test_a_job_that_gave_its_hosts_back_and_ends_while_it_waits_has_no_pool_in_u
     assert script.job.is_released
 
 
-def test_only_a_pool_of_the_api_that_is_there_can_be_updated():
+def test_only_an_existing_pool_of_the_api_can_be_updated():
     assert warm_pools.can_be_updated(running().job)
     script = ended().send(events.Released(keeps_pool=True))
     assert warm_pools.can_be_updated(script.job)
@@ -153,7 +153,7 @@ def test_only_a_job_that_asks_for_the_same_hosts_matches(changes):
     assert not warm_pools.matches(replace(holder, request=request_of(**changes)), holder)
 
 
-def test_rehearsals_take_no_hosts_of_others_and_leave_none():
+def test_rehearsals_take_no_pool_and_leave_none():
     holder = replace(Script().job, request=request_of())
     rehearsal = replace(holder, request=request_of(Environment={REHEARSAL_VARIABLE: "1"}))
     assert warm_pools.matches(holder, holder)
@@ -162,7 +162,7 @@ def test_rehearsals_take_no_hosts_of_others_and_leave_none():
     assert not warm_pools.matches(rehearsal, rehearsal)
 
 
-def test_a_pool_is_over_when_its_period_is_and_at_once_when_that_is_set_to_zero():
+def test_a_pool_ends_after_its_period_and_at_once_when_the_period_is_set_to_zero():
     script = ended().send(events.Released(keeps_pool=True))
     began_at = script.job.warm_pool.available_at
     assert warm_pools.why_over(script.job, now=began_at) == ""

@@ -80,7 +80,7 @@ def test_published_example_of_a_presigned_get_is_accepted_until_it_expires() -> 
 
 
 @pytest.mark.parametrize(("offset_s", "is_taken"), [(-300, True), (300, True), (-301, False), (301, False)])
-def test_time_of_a_request_may_be_off_by_the_skew_and_no_more(offset_s: int, is_taken: bool) -> None:
+def test_the_time_of_a_request_may_differ_by_the_skew_and_no_more(offset_s: int, is_taken: bool) -> None:
     request = signed(at=NOW + timedelta(seconds=offset_s))
     if is_taken:
         assert check(request).access_key_id == "USER"
@@ -107,7 +107,7 @@ def test_time_of_a_request_may_be_off_by_the_skew_and_no_more(offset_s: int, is_
         (signed(**{"x-amz-content-sha256": "0" * 64}), ("SignatureDoesNotMatch", 403)),
     ],
 )
-def test_request_that_is_not_fully_and_truly_signed_is_refused(
+def test_a_request_with_a_missing_or_false_signature_is_refused(
     request_: sigv4.SigningRequest, expected: tuple[str, int]
 ) -> None:
     assert refused(request_) == expected
@@ -120,13 +120,13 @@ def test_credential_of_another_day_than_the_request_is_refused() -> None:
     assert refused(changed, now=datetime(2026, 3, 1, tzinfo=UTC)) == ("AuthorizationHeaderMalformed", 400)
 
 
-def test_path_encoded_in_another_way_than_it_was_signed_is_accepted() -> None:
+def test_a_path_that_is_encoded_differently_than_when_signed_is_accepted() -> None:
     request = signed("/b/k%2A%2Bx")
     assert check(sigv4.SigningRequest("GET", "/b/k*+x", "", request.headers)).access_key_id == "USER"
 
 
 @pytest.mark.parametrize("parameters", [{}, {"ResponseContentType": "text/x y"}, {"VersionId": "a b/c"}])
-def test_presigned_url_of_version_2_as_boto3_makes_it_is_accepted_until_it_expires(parameters: dict[str, str]) -> None:
+def test_a_presigned_url_of_version_2_from_boto3_is_accepted_until_it_expires(parameters: dict[str, str]) -> None:
     client = boto3.client(
         "s3",
         endpoint_url="http://localhost:1",
@@ -154,7 +154,7 @@ def test_presigned_url_of_version_2_as_boto3_makes_it_is_accepted_until_it_expir
 
 
 def version_2_url(*, bucket: str, key: str, **options: str) -> tuple[str, str, str]:
-    """Return host, path and query of a URL that boto3 has presigned."""
+    """Return the host, path and query of a URL that boto3 has presigned."""
     config = Config(signature_version="s3", s3={"addressing_style": options.pop("style", "path")})
     client = boto3.client(
         "s3", region_name="us-west-2", aws_access_key_id="USER", aws_secret_access_key="user-secret", config=config
@@ -165,7 +165,7 @@ def version_2_url(*, bucket: str, key: str, **options: str) -> tuple[str, str, s
     return parts.netloc, parts.path, parts.query
 
 
-def test_presigned_url_of_version_2_opens_no_bucket_that_another_host_names() -> None:
+def test_a_presigned_url_of_version_2_opens_no_bucket_named_by_another_host_header() -> None:
     host, path, query = version_2_url(bucket="bucket", key="key")
     now = datetime.now(UTC)
     request = sigv4.SigningRequest("GET", path, query, [("host", host)])
@@ -190,7 +190,7 @@ def test_presigned_url_of_version_2_with_a_number_of_thousands_of_digits_is_refu
 
 
 @pytest.mark.parametrize(("days", "code"), [(6, None), (8, "AccessDenied"), (50 * 365, "AccessDenied")])
-def test_presigned_url_of_version_2_is_good_for_a_week_at_most(days: int, code: str | None) -> None:
+def test_a_presigned_url_of_version_2_is_valid_for_a_week_at_most(days: int, code: str | None) -> None:
     expires = int(NOW.timestamp()) + days * 86400
     text = f"GET\n\n\n{expires}\n/b/k"
     digest = base64.b64encode(hmac.digest(USER.secret_access_key.encode(), text.encode(), "sha1")).decode()

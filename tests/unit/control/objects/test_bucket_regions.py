@@ -1,4 +1,4 @@
-"""In which region buckets lie, as clients are told it."""
+"""The region of a bucket, as the service reports it to clients."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from clary.control.objects.bucket_regions import check_constraint, location_docu
         (b"<LocationConstraint>EU</LocationConstraint>", "eu-west-1"),
     ],
 )
-def test_a_bucket_is_made_in_our_region_or_in_none_that_is_named(content, region):
+def test_a_bucket_is_created_with_our_region_or_without_a_constraint(content, region):
     check_constraint(content, region)
 
 
@@ -26,6 +26,6 @@ def test_a_bucket_in_another_region_is_refused(wanted):
     assert error.value.code == "IllegalLocationConstraintException"
 
 
-def test_the_oldest_region_is_told_by_an_empty_constraint():
+def test_the_oldest_region_is_reported_as_an_empty_constraint():
     assert b">us-west-2</LocationConstraint>" in location_document("us-west-2")
     assert b"></LocationConstraint>" in location_document("us-east-1")

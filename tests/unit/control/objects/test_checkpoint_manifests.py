@@ -1,4 +1,4 @@
-"""Content of a manifest: places, paths, keys and sizes that are believed, and others."""
+"""Content of a manifest: S3 URIs, paths, keys and sizes that are accepted, and hostile ones that are rejected."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ from clary.control.objects.checkpoint_manifests import (
         ("s3://my-bucket//ckpt///demo", "my-bucket", "ckpt/demo/"),
     ],
 )
-def test_a_uri_names_the_same_place_with_and_without_a_slash_at_its_end(uri, bucket, prefix):
+def test_a_uri_names_the_same_prefix_with_and_without_a_trailing_slash(uri, bucket, prefix):
     assert CheckpointPlace.of(uri) == CheckpointPlace(bucket, prefix)
 
 
@@ -41,7 +41,7 @@ def test_a_uri_without_a_bucket_is_refused(uri):
         CheckpointPlace.of(uri)
 
 
-def test_a_set_as_agents_write_it_is_believed():
+def test_a_set_as_agents_write_it_is_accepted():
     checkpoints = make_set(
         "algo-1", 3, file("a"), aside("b/c", b"x", "algo-1"), links={"b/l": "../a", "b/top": ".."}, gone=("old",)
     )
@@ -98,18 +98,18 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize(("checkpoints", "words"), CONTRADICTIONS)
-def test_sets_that_contradict_themselves_are_not_believed(checkpoints, words):
+def test_sets_that_contradict_themselves_are_rejected(checkpoints, words):
     assert words in why_unbelievable(checkpoints, host="algo-1", number=1)
 
 
-def test_whatever_agents_refuse_to_restore_is_not_believed_here():
+def test_every_set_that_agents_refuse_to_restore_is_rejected():
     hostile = [make_set("algo-1", 1, item) for item, _ in HOSTILE.values()] + [item for item, _ in CONTRADICTIONS]
     refused = [item for item in hostile if set_problem(item, host="algo-1", number=1) is not None]
     assert len(refused) > len(hostile) // 2
     assert all(why_unbelievable(item, host="algo-1", number=1) for item in refused)
 
 
-async def test_manifests_of_all_hosts_are_found_newest_first_over_many_pages():
+async def test_manifests_of_all_hosts_are_listed_newest_first_over_many_pages():
     bucket = FakeBucket()
     for host in ("algo-1", "algo-2", "algo-10"):
         for number in (1, 2, 3):
@@ -124,12 +124,12 @@ async def test_manifests_of_all_hosts_are_found_newest_first_over_many_pages():
     assert list(await find_manifests(bucket, PLACE, host="algo-2")) == ["algo-2"]
 
 
-def test_hosts_are_in_the_order_of_their_numbers():
+def test_hosts_are_sorted_by_their_numbers():
     names = ["algo-10", "algo-2", "algo-1", "other", "algo-" + "9" * 400]
     assert sorted(names, key=host_order)[:3] == ["algo-1", "algo-2", "algo-10"]
 
 
-async def test_a_manifest_is_read_and_a_damaged_one_says_why_not(monkeypatch):
+async def test_a_manifest_is_read_and_a_damaged_one_gives_the_reason(monkeypatch):
     bucket = FakeBucket()
     commit(bucket, make_set("algo-1", 1, file("a")))
     assert (await load_set(bucket, PLACE, host="algo-1", number=1)).files == (file("a"),)
@@ -149,7 +149,7 @@ async def test_a_manifest_is_read_and_a_damaged_one_says_why_not(monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["2", None, [], 10**400])
-async def test_a_format_that_is_no_number_or_too_new_is_refused_in_words(value):
+async def test_a_format_that_is_no_number_or_too_new_is_refused_with_a_message(value):
     document = json.loads(write_manifest(make_set("algo-1", 1)))
     document["set"]["format"] = value
     text = json.dumps(document["set"], sort_keys=True, separators=(",", ":"))
@@ -160,7 +160,7 @@ async def test_a_format_that_is_no_number_or_too_new_is_refused_in_words(value):
         await load_set(bucket, PLACE, host="algo-1", number=1)
 
 
-async def test_a_store_that_refuses_is_an_error_of_the_store_and_no_damage():
+async def test_a_refusal_of_the_store_is_an_error_of_the_store_and_no_damage():
     bucket = FakeBucket()
     bucket.before = lambda what, key: FakeStream(b"", status=503)
     with pytest.raises(ObjectStoreError, match="answered 503") as caught:

@@ -50,7 +50,7 @@ async def test_a_whole_set_is_read_to_its_last_byte(bucket):
 @pytest.mark.parametrize(
     ("left_out", "doubtful"), [(("ck/shard", "run/"), ["ck/shard", "run/"]), (None, [".", "ck/"]), ((), [])]
 )
-async def test_a_set_that_may_lack_something_is_as_stored_and_not_known_to_be_whole(bucket, left_out, doubtful):
+async def test_a_set_that_may_lack_a_file_is_as_stored_but_not_known_to_be_whole(bucket, left_out, doubtful):
     for path in ("a", "ck/b"):
         bucket.put(path, BODY)
     commit(bucket, make_set("algo-1", 1, file("a", BODY), file("ck/b", BODY), left_out=left_out))
@@ -60,7 +60,7 @@ async def test_a_set_that_may_lack_something_is_as_stored_and_not_known_to_be_wh
     assert report.sets[0].evidence == {"closed": 2} | ({"left-out": 2} if doubtful else {})
 
 
-async def test_missing_short_long_and_changed_files_are_told_apart(bucket):
+async def test_missing_short_long_and_changed_files_are_distinguished(bucket):
     changed = BODY[:-1] + b"!"
     names = ("missing", "short", "long", "changed", "good")
     commit(bucket, make_set("algo-1", 1, *(file(name, BODY) for name in names)))
@@ -76,7 +76,7 @@ async def test_missing_short_long_and_changed_files_are_told_apart(bucket):
     assert found["changed"].startswith("has other content: SHA-256 ")
 
 
-async def test_a_body_of_unknown_length_is_read_no_further_than_it_should_be(bucket):
+async def test_a_body_of_unknown_length_is_read_hardly_further_than_expected(bucket):
     commit(bucket, make_set("algo-1", 1, file("a", b"12345")))
     endless = FakeStream(b"1234567" * 10_000, content_length=None)
     bucket.before = lambda what, key: endless if key.endswith("/a") and what == "get" else None
@@ -85,7 +85,7 @@ async def test_a_body_of_unknown_length_is_read_no_further_than_it_should_be(buc
     assert report.bytes_read == 7
 
 
-async def test_a_size_that_no_object_has_costs_no_reading(bucket):
+async def test_a_wrong_size_is_found_without_reading_the_object(bucket):
     commit(bucket, make_set("algo-1", 1, file("a", b"x", size_bytes=1 << 49)))
     bucket.put("a", b"x")
     report = await verified(bucket)
@@ -93,7 +93,7 @@ async def test_a_size_that_no_object_has_costs_no_reading(bucket):
     assert report.bytes_read == 0
 
 
-async def test_a_damaged_manifest_is_a_set_that_is_not_whole_and_the_next_host_is_read(bucket):
+async def test_a_damaged_manifest_is_a_broken_set_and_the_next_host_is_still_read(bucket):
     bucket.put(".clary-checkpoints/algo-1/set-00000001.json", b"{")
     bucket.put("a", b"x")
     commit(bucket, make_set("algo-2", 4, file("a", b"x")))
@@ -103,7 +103,7 @@ async def test_a_damaged_manifest_is_a_set_that_is_not_whole_and_the_next_host_i
     assert "no manifest" in report.sets[0].fault
 
 
-async def test_a_store_that_breaks_off_is_asked_again(bucket):
+async def test_a_broken_off_read_is_retried(bucket):
     bucket.put("a", BODY)
     commit(bucket, make_set("algo-1", 1, file("a", BODY)))
     answers = [FakeStream(BODY[:50], content_length=len(BODY), breaks_off=True), FakeStream(b"", status=503), None]
@@ -113,7 +113,7 @@ async def test_a_store_that_breaks_off_is_asked_again(bucket):
 
 
 @pytest.mark.parametrize(("status", "times"), [(503, 3), (403, 1)])
-async def test_a_file_that_can_not_be_read_is_wrong_with_the_stores_answer(bucket, status, times):
+async def test_a_file_that_can_not_be_read_is_reported_with_the_store_s_answer(bucket, status, times):
     commit(bucket, make_set("algo-1", 1, file("a", BODY)))
     asked = []
 
@@ -129,7 +129,7 @@ async def test_a_file_that_can_not_be_read_is_wrong_with_the_stores_answer(bucke
     assert len(asked) == times
 
 
-async def test_a_store_that_is_gone_ends_the_verification_with_its_words(bucket):
+async def test_an_unreachable_store_ends_the_verification_with_its_error(bucket):
     def refuse(what, key):
         raise ObjectStoreError("no answer", retryable=True)
 
@@ -138,7 +138,7 @@ async def test_a_store_that_is_gone_ends_the_verification_with_its_words(bucket)
     assert (report.error, report.is_whole) == ("no answer", False)
 
 
-async def test_plain_paths_are_told_apart_and_do_no_harm(bucket):
+async def test_faulty_plain_paths_are_distinguished_and_leave_the_set_whole(bucket):
     aside_files = [aside(name, BODY, "algo-1") for name in ("same", "missing", "other")]
     for item in aside_files:
         bucket.put(item.key, BODY)
@@ -152,7 +152,7 @@ async def test_plain_paths_are_told_apart_and_do_no_harm(bucket):
     assert "same" not in plain(report)
 
 
-async def test_a_path_that_two_hosts_have_names_the_host_whose_file_stands_there(bucket):
+async def test_a_plain_path_shared_by_two_hosts_names_the_host_whose_file_is_stored_there(bucket):
     bucket.put("rank.pt", b"of algo-1")
     commit(bucket, make_set("algo-1", 1, file("rank.pt", b"of algo-1")))
     second = aside("rank.pt", b"of algo-2", "algo-2")
@@ -163,7 +163,7 @@ async def test_a_path_that_two_hosts_have_names_the_host_whose_file_stands_there
     assert plain(report)["rank.pt"].endswith("; algo-1 has a file of this name too")
 
 
-async def test_a_set_that_is_replaced_while_it_is_read_gives_way_to_the_newer(bucket):
+async def test_a_set_that_is_replaced_during_the_read_is_followed_by_the_newer_set(bucket):
     bucket.put("a", b"new")
     commit(bucket, make_set("algo-1", 1, file("a", b"old")))
     commit(bucket, make_set("algo-1", 2, file("a", b"new")))
@@ -173,7 +173,7 @@ async def test_a_set_that_is_replaced_while_it_is_read_gives_way_to_the_newer(bu
     assert [(item.number, item.is_whole) for item in asked_for.sets] == [(1, False)]
 
 
-async def test_an_agent_that_is_always_faster_does_not_keep_it_reading_for_ever(bucket):
+async def test_an_agent_that_replaces_sets_forever_does_not_keep_the_reader_busy_forever(bucket):
     bucket.put("a", b"other")
     numbers = [1]
     commit(bucket, make_set("algo-1", 1, file("a", b"x")))

@@ -1,4 +1,4 @@
-"""Lists of checkpoint sets: whole ones, others, and changes during the listing."""
+"""Lists of checkpoint sets: whole, incomplete, damaged and unread sets, and changes during the listing."""
 
 import asyncio
 from datetime import timedelta
@@ -21,7 +21,7 @@ def states(listing):
     return {(entry.host, entry.number): (entry.state.value, entry.fault) for entry in listing.sets}
 
 
-async def test_sets_are_listed_newest_first_with_what_their_manifests_say(bucket):
+async def test_sets_are_listed_newest_first_with_the_data_of_their_manifests(bucket):
     bucket.put("a", b"12345")
     bucket.put("b/c", b"123")
     commit(bucket, make_set("algo-1", 1, file("a", b"12345"), file("b/c", b"123"), attempt=2))
@@ -33,12 +33,12 @@ async def test_sets_are_listed_newest_first_with_what_their_manifests_say(bucket
     assert (first.taken_at, first.attempt, first.job_arn) == (TAKEN, 2, "arn:x:training-job/demo")
 
 
-async def test_nothing_below_the_prefix_is_an_empty_list(bucket):
+async def test_a_prefix_without_objects_gives_an_empty_list(bucket):
     bucket.objects["ckpt/demo-2/x"] = b""
     assert (await list_sets(bucket, PLACE)).sets == ()
 
 
-async def test_files_that_are_gone_or_have_another_size_make_a_set_incomplete(bucket):
+async def test_missing_files_and_files_of_another_size_make_a_set_incomplete(bucket):
     bucket.put("a", b"1234")
     commit(bucket, make_set("algo-1", 1, file("a", b"12345"), aside("b", b"x", "algo-1"), file("c", b"")))
     bucket.put("c", b"")
@@ -46,7 +46,7 @@ async def test_files_that_are_gone_or_have_another_size_make_a_set_incomplete(bu
     assert states(listing) == {("algo-1", 1): ("incomplete", "of 3 files 1 gone, 1 with another size")}
 
 
-async def test_a_damaged_manifest_is_an_entry_with_its_fault_beside_the_others(bucket):
+async def test_a_damaged_manifest_is_listed_with_its_fault_among_the_other_sets(bucket):
     bucket.put("a", b"content")
     commit(bucket, make_set("algo-1", 1, file("a")))
     bucket.put(manifest_key("algo-1", 2), b'{"set": ')
@@ -68,7 +68,7 @@ async def test_older_sets_beyond_a_number_are_counted_and_not_read(bucket, monke
     assert ([entry.number for entry in listing.sets], listing.num_left_out) == ([5, 4], 3)
 
 
-async def test_manifests_beyond_the_room_for_one_answer_are_said_to_be_unread_oldest_first(bucket, monkeypatch):
+async def test_the_oldest_manifests_beyond_the_byte_limit_are_listed_as_unread(bucket, monkeypatch):
     for host in ("algo-1", "algo-2"):
         for number in (1, 2):
             commit(bucket, make_set(host, number))
@@ -86,7 +86,7 @@ async def test_a_manifest_that_is_too_large_is_unread_and_not_damaged(bucket, mo
     assert (state, "it can be restored, but it is not read here" in fault) == ("unread", True)
 
 
-async def test_a_store_that_refuses_a_manifest_leaves_it_unread_and_shows_the_rest(bucket):
+async def test_a_manifest_that_the_store_refuses_is_unread_and_the_other_sets_are_listed(bucket):
     commit(bucket, make_set("algo-1", 1))
     commit(bucket, make_set("algo-2", 1))
     bucket.before = lambda what, key: FakeStream(b"", status=500) if what == "get" and "algo-1" in key else None
@@ -96,7 +96,7 @@ async def test_a_store_that_refuses_a_manifest_leaves_it_unread_and_shows_the_re
 
 
 class FakeSlowBucket(FakeBucket):
-    """Stands still at one kind of request."""
+    """Hangs on one kind of request."""
 
     def __init__(self, slow):
         super().__init__()
@@ -121,7 +121,7 @@ class FakeStandstill:
 
 
 @pytest.mark.parametrize(("slow", "words"), [("get", "no time to read"), ("sizes", "no time to list all objects")])
-async def test_what_there_was_no_time_for_is_said_within_the_time(slow, words):
+async def test_manifests_that_could_not_be_read_in_time_are_listed_as_unread(slow, words):
     bucket = FakeSlowBucket(slow)
     commit(bucket, make_set("algo-1", 1, file("a")))
     async with asyncio.timeout(30):
@@ -137,7 +137,7 @@ async def test_a_store_that_does_not_list_in_time_is_an_error(bucket):
             await list_sets(slow, PLACE, timeout_s=0.2)
 
 
-async def test_a_newest_set_that_is_replaced_while_one_looks_is_no_fault(bucket):
+async def test_a_newest_set_that_is_replaced_during_the_listing_is_no_fault(bucket):
     bucket.put("a", b"one")
     commit(bucket, make_set("algo-1", 1, file("a", b"one")))
 

@@ -1,4 +1,4 @@
-"""Whether inputs exist: found ones are remembered for a moment, missing ones are asked for again."""
+"""Existence of inputs: found inputs are cached for a moment, missing inputs are queried every time."""
 
 from types import SimpleNamespace
 
@@ -48,7 +48,7 @@ def objects(store, clock):
     return ObjectLookup(store, clock)
 
 
-async def test_what_was_found_is_asked_again_only_after_a_while(objects, store, clock):
+async def test_a_found_input_is_queried_again_only_after_the_cache_time(objects, store, clock):
     assert await objects.has_objects("b", "p")
     clock.seconds = REMEMBER_S - 0.1
     assert await objects.has_objects("b", "p")
@@ -58,13 +58,13 @@ async def test_what_was_found_is_asked_again_only_after_a_while(objects, store, 
     assert len(store.asked) == 2
 
 
-async def test_what_is_missing_is_asked_for_every_time(objects, store):
+async def test_a_missing_input_is_queried_every_time(objects, store):
     store.answers = [(200, EMPTY), (200, FOUND)]
     assert not await objects.has_objects("b", "p")
     assert await objects.has_objects("b", "p")
 
 
-async def test_other_prefixes_and_buckets_are_other_questions(objects, store):
+async def test_each_prefix_and_bucket_is_queried_separately(objects, store):
     await objects.has_objects("b", "p")
     await objects.has_objects("b", "q")
     await objects.has_objects("c", "p")
@@ -77,13 +77,13 @@ async def test_a_bucket_that_does_not_exist_has_no_objects(objects, store):
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])
-async def test_a_store_that_does_not_say_is_an_error_that_names_it(objects, store, status):
+async def test_an_error_of_the_store_is_raised_and_names_the_prefix(objects, store, status):
     store.answers = [(status, b"")]
     with pytest.raises(ObjectStoreError, match=rf"answered {status} when asked for s3://b/p"):
         await objects.has_objects("b", "p")
 
 
-async def test_a_bucket_that_is_there_or_was_made_is_remembered_for_a_moment(objects, store, clock):
+async def test_an_existing_or_created_bucket_is_cached_for_a_moment(objects, store, clock):
     store.answers = [(404, b""), (200, b"")]
     assert not await objects.has_bucket("b")
     await objects.make_bucket("b")
@@ -94,20 +94,20 @@ async def test_a_bucket_that_is_there_or_was_made_is_remembered_for_a_moment(obj
     assert len(store.asked) == 3
 
 
-async def test_a_bucket_and_its_objects_are_other_questions(objects, store):
+async def test_a_bucket_and_its_objects_are_queried_separately(objects, store):
     assert await objects.has_bucket("b")
     store.answers = [(200, EMPTY)]
     assert not await objects.has_objects("b", "")
     assert store.asked == [("HEAD", "b"), ("b", "")]
 
 
-async def test_a_bucket_that_may_not_be_looked_at_is_an_error_that_says_so(objects, store):
+async def test_a_bucket_without_access_is_an_error_that_names_the_bucket(objects, store):
     store.answers = [(403, b"")]
     with pytest.raises(ObjectStoreError, match="answered 403 when asked for bucket b"):
         await objects.has_bucket("b")
 
 
-async def test_memory_is_bounded(objects, store, monkeypatch):
+async def test_the_cache_is_bounded(objects, store, monkeypatch):
     monkeypatch.setattr(lookup, "MAX_REMEMBERED", 2)
     for prefix in ("a", "b", "c"):
         await objects.has_objects("b", prefix)

@@ -30,7 +30,7 @@ def refused(action: object, *arguments: object, **keywords: object) -> tuple[str
         ("//b/k", ("//b/k", "")),
     ],
 )
-def test_target_is_split_as_it_stands(target: str, expected: tuple[str, str]) -> None:
+def test_a_target_is_split_without_decoding(target: str, expected: tuple[str, str]) -> None:
     assert split_target(target) == expected
 
 
@@ -40,7 +40,7 @@ def test_target_that_is_no_url_is_refused() -> None:
     assert (error.value.code, error.value.http_status) == ("InvalidURI", 400)
 
 
-def test_service_bucket_and_object_are_told_apart() -> None:
+def test_service_bucket_and_object_are_distinguished() -> None:
     assert [
         (r.bucket, r.key) for r in (parse_request("GET", path, "") for path in ("/", "/b-1", "/b-1/", "/b-1/k/l"))
     ] == [
@@ -51,7 +51,7 @@ def test_service_bucket_and_object_are_told_apart() -> None:
     ]
 
 
-def test_authentication_is_left_out_of_the_query_and_the_rest_is_kept_in_order() -> None:
+def test_authentication_is_removed_from_the_query_and_other_parameters_keep_their_order() -> None:
     query = (
         "uploadId=a%2Fb&X-Amz-Signature=1&x-amz-meta-a=2&AWSAccessKeyId=A&Signature=B&Expires=1&acl&response-expires=x"
     )
@@ -70,7 +70,7 @@ def test_authentication_is_left_out_of_the_query_and_the_rest_is_kept_in_order()
         max_size=5,
     )
 )
-def test_every_storable_key_survives_the_way_through(parts: list[str]) -> None:
+def test_every_storable_key_survives_encoding_and_parsing(parts: list[str]) -> None:
     key = "/".join(parts)
     request = parse_request("PUT", "/bucket/" + quote(key, safe="/~!$'()*,:;=@+&"), "")
     assert request.key == key
@@ -95,7 +95,7 @@ def test_every_storable_key_survives_the_way_through(parts: list[str]) -> None:
         "s" * 256,
     ],
 )
-def test_key_that_the_store_would_alias_is_refused_for_writing_and_absent_for_reading(key: str) -> None:
+def test_a_key_that_the_store_would_alias_is_refused_for_writes_and_absent_for_reads(key: str) -> None:
     path = "/bucket/" + quote(key, safe="/")
     assert refused(parse_request, "PUT", path, "") == ("InvalidArgument", 400)
     assert refused(parse_request, "DELETE", path, "") == ("InvalidArgument", 400)
@@ -103,7 +103,7 @@ def test_key_that_the_store_would_alias_is_refused_for_writing_and_absent_for_re
     assert refused(s3_request.check_copy_source, path) == ("NoSuchKey", 404)
 
 
-def test_encoded_slashes_make_the_same_key_as_plain_ones() -> None:
+def test_encoded_slashes_give_the_same_key_as_plain_ones() -> None:
     assert parse_request("GET", "/bucket/a%2Fb", "").path == "/bucket/a/b"
     assert refused(parse_request, "PUT", "/bucket/a%2F%2Fb", "") == ("InvalidArgument", 400)
     assert refused(parse_request, "PUT", "/bucket/%2e%2e/b", "") == ("InvalidArgument", 400)
@@ -133,7 +133,7 @@ def test_bad_bucket_name_is_refused(bucket: str) -> None:
 
 
 @pytest.mark.parametrize("bucket", ["abc", "a" * 63, "my.bucket-1", "1.2.3"])
-def test_good_bucket_name_is_taken(bucket: str) -> None:
+def test_a_good_bucket_name_is_accepted(bucket: str) -> None:
     assert parse_request("PUT", f"/{bucket}", "").bucket == bucket
 
 
@@ -146,12 +146,12 @@ def test_copy_source_without_a_key_is_refused(source: str) -> None:
     assert refused(s3_request.check_copy_source, source) == ("InvalidArgument", 400)
 
 
-def test_copy_source_with_a_version_is_taken() -> None:
+def test_a_copy_source_with_a_version_is_accepted() -> None:
     s3_request.check_copy_source("bucket/a%20b?versionId=a//b")
 
 
 @pytest.mark.parametrize("key", ["a//b", "a&#47;/b", "<![CDATA[a//b]]>", "a/<!-- -->/b", "&#97;//b"])
-def test_bad_key_is_found_in_a_deletion_however_it_is_written(key: str) -> None:
+def test_a_bad_key_is_found_in_a_deletion_however_it_is_encoded(key: str) -> None:
     document = f"<Delete><Object><Key>fine</Key></Object><Object><Key>{key}</Key></Object></Delete>"
     assert refused(s3_request.check_delete_objects, document.encode()) == ("InvalidArgument", 400)
     spaced = f'<s:Delete xmlns:s="x"><s:Object><s:Key >{key}</s:Key ></s:Object></s:Delete>'
@@ -163,5 +163,5 @@ def test_broken_deletion_is_refused(document: bytes) -> None:
     assert refused(s3_request.check_delete_objects, document) == ("MalformedXML", 400)
 
 
-def test_good_deletion_is_taken() -> None:
+def test_a_good_deletion_is_accepted() -> None:
     s3_request.check_delete_objects("<Delete><Object><Key>a &amp; ü/b</Key></Object></Delete>".encode())

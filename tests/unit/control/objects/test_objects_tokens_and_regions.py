@@ -1,4 +1,4 @@
-"""Session tokens and regions of S3 requests: refusals as by AWS, in the words that clients act upon."""
+"""Session tokens and regions of S3 requests: refusals with AWS's codes and messages, which clients act upon."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def with_key(key: TemporaryKey, *, token: str | None = None, key_id: str | None 
     return sigv4.SigningRequest("GET", "/b/k", "", list({**base, **added}.items()))
 
 
-def test_a_temporary_key_is_good_with_its_token_until_its_end():
+def test_a_temporary_key_is_valid_with_its_token_until_it_expires():
     key = KEYS.make(NOW + timedelta(seconds=60))
     assert check(with_key(key)) == key.access_key_id
     assert check(with_key(key), now=NOW + timedelta(seconds=59)) == key.access_key_id
@@ -89,7 +89,7 @@ def test_a_temporary_key_is_good_with_its_token_until_its_end():
     assert (error.code, error.http_status) == ("ExpiredToken", 400)
 
 
-def test_a_temporary_key_is_nothing_without_its_own_token():
+def test_a_temporary_key_is_refused_without_its_own_token():
     key, other = KEYS.make(NOW + timedelta(seconds=60)), KEYS.make(NOW + timedelta(seconds=90))
     assert refusal(with_key(key, token="")).code == "InvalidAccessKeyId"
     assert refusal(with_key(key, token=other.session_token)).code == "InvalidToken"
@@ -101,11 +101,11 @@ def test_a_temporary_key_is_nothing_without_its_own_token():
     assert refusal(signed(**{"x-amz-security-token": key.session_token})).code == "InvalidToken"
 
 
-def test_an_empty_session_token_is_none():
+def test_an_empty_session_token_counts_as_no_token():
     assert check(signed(**{"x-amz-security-token": ""})) == "USER"
 
 
-def test_another_region_is_refused_and_the_right_one_told():
+def test_another_region_is_refused_and_the_right_region_is_named():
     error = refusal(signed(region="eu-central-1"))
     assert (error.code, error.http_status) == ("AuthorizationHeaderMalformed", 400)
     assert error.details == {"Region": OURS}
@@ -117,5 +117,5 @@ def test_another_region_in_a_presigned_url_is_refused():
     assert (error.code, error.details) == ("AuthorizationQueryParametersError", {"Region": OURS})
 
 
-def test_every_region_is_taken_where_none_is_expected():
+def test_every_region_is_accepted_where_none_is_expected():
     assert check(signed(region="eu-central-1"), region=None) == "USER"

@@ -1,4 +1,4 @@
-"""Bodies on their way to the store: their checks, and that nothing is complete before them."""
+"""Request bodies on their way to the store: their checks, and that no body is complete before its checks pass."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def pieces_of(body: bytes, size: int) -> AsyncIterator[bytes]:
 
 
 async def collect(pieces: AsyncIterator[bytes]) -> tuple[list[bytes], str]:
-    """Return the passed pieces, and the code of the error that ended them."""
+    """Return the pieces that passed, and the code of the error that ended them."""
     passed: list[bytes] = []
     try:
         async for piece in pieces:
@@ -88,7 +88,7 @@ def test_published_example_of_signed_chunks_is_accepted_in_pieces_of_any_size(si
 
 
 @pytest.mark.parametrize("position", [100, 65536, 66000, len(EXAMPLE_BODY) - 10])
-def test_any_changed_byte_of_signed_chunks_is_refused_before_the_last_piece_goes(position: int) -> None:
+def test_any_changed_byte_of_signed_chunks_is_refused_before_the_last_piece_is_passed_on(position: int) -> None:
     body = bytearray(EXAMPLE_BODY)
     body[position] ^= 1
     passed, code = unframe(bytes(body))
@@ -127,7 +127,7 @@ def test_dropped_chunk_breaks_the_chain() -> None:
 
 
 @given(st.binary(max_size=300), st.integers(1, 50), st.integers(1, 400))
-def test_signed_chunks_come_out_as_they_went_in(data: bytes, chunk: int, piece: int) -> None:
+def test_signed_chunks_are_decoded_to_the_original_data(data: bytes, chunk: int, piece: int) -> None:
     assert unframe(sign_chunks(data, size=chunk), size=piece, length=len(data)) == (data, "")
 
 
@@ -166,7 +166,7 @@ async def test_body_with_another_hash_is_refused_and_its_last_piece_withheld() -
     assert (passed, code) == ([b"ab", b"cd"], "XAmzContentSHA256Mismatch")
 
 
-async def test_body_that_stops_coming_ends_at_the_deadline() -> None:
+async def test_a_body_that_stalls_ends_at_the_deadline() -> None:
     class FakeSource:
         async def readany(self) -> bytes:
             await asyncio.sleep(60)
@@ -188,12 +188,12 @@ class FakeDripping:
         return b"x" * self.num_bytes if self.left >= 0 else b""
 
 
-async def test_body_that_drips_ends_although_something_comes_all_the_time() -> None:
+async def test_a_body_that_arrives_too_slowly_ends_although_bytes_keep_arriving() -> None:
     passed, code = await collect(payloads.read_pieces(FakeDripping(1, 1000), idle_timeout_s=0.1))
     assert code == "RequestTimeout"
     assert len(passed) < 10
 
 
-async def test_body_that_comes_on_may_take_many_times_the_deadline() -> None:
+async def test_a_body_that_arrives_fast_enough_may_take_many_times_the_deadline() -> None:
     passed, code = await collect(payloads.read_pieces(FakeDripping(payloads.LEAST_BYTES, 20), idle_timeout_s=0.1))
     assert (len(passed), code) == (20, "")

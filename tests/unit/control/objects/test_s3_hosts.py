@@ -1,4 +1,4 @@
-"""Buckets that stand in the name of the host."""
+"""Buckets that are named in the Host header."""
 
 import pytest
 
@@ -19,5 +19,5 @@ from clary.control.objects.s3_request import bucket_of_host
         ("", None),
     ],
 )
-def test_only_names_of_s3_hold_a_bucket(host, bucket):
+def test_only_host_names_of_s3_contain_a_bucket(host, bucket):
     assert bucket_of_host(host) == bucket

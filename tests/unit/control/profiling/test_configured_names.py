@@ -1,4 +1,4 @@
-"""Rules of the profiler by names that guides use and no client library has."""
+"""Rules of the profiler by names that are in guides but in no client library."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def asked(kind, **parameters):
     }
 
 
-def test_hardware_utilization_is_evaluated_as_the_rules_that_it_means():
+def test_hardware_utilization_is_evaluated_as_the_rules_that_it_stands_for():
     (rule,) = configured_rules([asked("HardwareUtilization", LowGPUUtilization_window="20")])
     assert [type(one).__name__ for one in rule.rules] == ["OverallSystemUsage", "LowGPUUtilization"]
     assert rule.rules[1].window == 20
@@ -30,18 +30,18 @@ def test_a_parameter_of_hardware_utilization_without_its_rule_is_refused_with_th
     assert rule.understood == ""
 
 
-def test_names_that_are_meant_are_no_rules_and_mean_rules_that_there_are():
+def test_alias_names_are_no_rules_and_stand_for_existing_rules():
     assert not MEANT.keys() & RULES.keys()
     assert {name for names in MEANT.values() for name in names} <= RULES.keys()
 
 
-def test_the_job_is_told_once_what_was_understood():
+def test_the_job_is_warned_once_of_a_replaced_rule_name():
     (words,) = profiler_warnings({"ProfilerRuleConfigurations": [asked("HardwareUtilization"), asked("CPUBottleneck")]})
     assert words.startswith("profiler rule mine: there is no rule HardwareUtilization; understood as")
 
 
 @pytest.mark.parametrize("kind", ["HardwareUtilization", "ProfilerReport", "OverallSystemUsage"])
-def test_a_rule_of_the_profiler_among_those_of_the_debugger_is_told_its_place(kind):
+def test_a_profiler_rule_among_the_debugger_rules_is_warned_of(kind):
     (words,) = profiler_warnings({"DebugRuleConfigurations": [asked(kind)]})
     assert f"{kind} is a rule of the profiler" in words
     assert "ProfilerRuleConfigurations" in words

@@ -1,4 +1,4 @@
-"""Profiler rules over a job of several attempts: each begins anew, and the time between them is nobody's fault."""
+"""Profiler rules over a job of several attempts: each attempt is judged alone, and the pauses are not judged."""
 
 from datetime import UTC, datetime
 
@@ -11,13 +11,13 @@ from clary.control.profiling.report.sections import header, span_of
 from clary.control.profiling.rules import RULES
 
 PAUSE = 4000  # rows between two attempts
-ROWS = 2400  # of an attempt
+ROWS = 2400  # rows of one attempt
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = 60 * 1000 // STEP_MS  # rows
 
 
 def attempts(*columns, rows=ROWS, pause=PAUSE):
-    """Return measurements of attempts one after the other; columns of each are as in `run`."""
+    """Return measurements of consecutive attempts; the columns of each attempt are as in `run`."""
     found, breaks, begin = [], [], 0
     for own in columns:
         for name, values in {"host/phase": [RUNNING] * rows, **own}.items():
@@ -65,8 +65,8 @@ def test_points_belong_to_the_attempt_that_they_were_measured_in():
     assert [measured.attempt_of(at_ms) for at_ms in (0, ROWS * STEP_MS, 10**9)] == [0, 0, 1]
 
 
-def test_the_wait_for_capacity_between_two_attempts_is_no_initialisation():
-    # The first is reclaimed before its first step; the second needs 5 minutes, an hour later.
+def test_the_wait_for_capacity_between_two_attempts_is_not_initialisation_time():
+    # The first attempt is reclaimed before its first step; the second, an hour later, takes 5 minutes to its first.
     nothing, stepping = {"rank-0/steps": lambda host, row: 0.0}, late_steps(5 * MINUTE)
     stepping["rank-0/steps"] = lambda host, row: 0.0 if row < 5 * MINUTE else 1.0
     verdict = RULES["MaxInitializationTime"]().judge(attempts(nothing, stepping, rows=8 * MINUTE, pause=60 * MINUTE))
@@ -75,13 +75,13 @@ def test_the_wait_for_capacity_between_two_attempts_is_no_initialisation():
     assert verdict.evidence[1] == "attempt 2: the first step came after 5.0 minutes"
 
 
-def test_a_late_first_step_of_a_later_attempt_is_seen():
+def test_a_late_first_step_of_a_later_attempt_is_found():
     verdict = RULES["MaxInitializationTime"]().judge(attempts(late_steps(1), late_steps(25 * MINUTE), rows=26 * MINUTE))
     assert verdict.has_issue
     assert verdict.detail == "attempt 2: the first step came after 25.0 minutes; the limit is 20"
 
 
-def test_memory_that_each_attempt_fills_anew_is_no_increase():
+def test_memory_that_each_attempt_fills_again_is_no_increase():
     filling = {"gpu-0/memory_percent": lambda host, row: 5.0 if row < 300 else 80.0}
     judged = RULES["GPUMemoryIncrease"]().judge(attempts(filling, filling))
     assert (judged.was_judged, judged.has_issue) == (True, False), judged.detail
@@ -90,7 +90,7 @@ def test_memory_that_each_attempt_fills_anew_is_no_increase():
 
 
 @pytest.mark.parametrize("name", ["LowGPUUtilization", "CPUBottleneck"])
-def test_each_attempt_has_the_patience_that_the_first_one_has(name):
+def test_the_patience_of_a_rule_applies_to_each_attempt(name):
     # Starts of 8 minutes with an idle GPU and busy processors, then good work.
     starting = {
         "gpu-0/utilisation_percent": lambda host, row: 0.0 if row < 950 else 95.0,
@@ -115,8 +115,8 @@ def test_attempts_that_are_all_too_short_are_not_judged_and_the_longest_is_named
     assert "600 datapoints so far" in verdict.detail
 
 
-def test_steps_that_are_counted_anew_are_as_many_as_they_were():
-    # A row is the mean of 100 steps that vary: single ones are far from it, and no outliers.
+def test_a_step_count_that_restarts_with_each_attempt_gives_no_outliers():
+    # A row is the mean of 100 steps that vary: single steps are far from it, but are no outliers.
     columns = counted(100) | {
         "rank-0/step_s": noisy(0.25, 0.01),
         "rank-0/step_max_s": lambda host, row: 0.52 if row % 20 == 0 else 0.4,
@@ -127,7 +127,7 @@ def test_steps_that_are_counted_anew_are_as_many_as_they_were():
     assert not RULES["StepOutlier"]().judge(cut).has_issue
 
 
-def test_a_report_marks_begin_and_end_of_each_attempt_as_long_as_they_can_be_told_apart():
+def test_a_report_marks_the_bounds_of_attempts_unless_they_are_too_many():
     measured = attempts({}, {}, rows=10, pause=5)
     facts = facts_of(2)
     assert list(span_of(facts, measured).marks_ms) == [0, 9 * STEP_MS, 15 * STEP_MS, 24 * STEP_MS]
@@ -136,5 +136,5 @@ def test_a_report_marks_begin_and_end_of_each_attempt_as_long_as_they_can_be_tol
 
 
 @pytest.mark.parametrize(("number", "is_said"), [(1, False), (3, True)])
-def test_a_report_says_how_many_attempts_there_were_where_it_was_more_than_one(number, is_said):
+def test_a_report_shows_the_number_of_attempts_if_there_were_several(number, is_said):
     assert (f"<b>{number}</b><span>attempts</span>" in header(facts_of(number), [])) is is_said

@@ -1,4 +1,4 @@
-"""The report is one page without links to other files, safe for all names of jobs and hosts and all measurements."""
+"""The report is one page without links to other files, safe for any job name, host name and measurement."""
 
 import json
 import math
@@ -88,7 +88,7 @@ def measured():
 
 
 @pytest.mark.parametrize("make", [steady_gpus, run_with_pauses, without_gpus])
-def test_a_report_is_balanced_html_that_asks_for_nothing_outside(make):
+def test_a_report_is_balanced_html_without_external_resources(make):
     measurements = make(rows=1600)
     page = render(facts(measurements), measurements, results_of(measurements))
     read = Page(page)
@@ -107,7 +107,7 @@ def test_a_report_is_balanced_html_that_asks_for_nothing_outside(make):
     assert len(page) < 600_000
 
 
-def test_a_report_names_every_rule_every_host_and_what_was_measured(measured):
+def test_a_report_names_every_rule_every_host_and_every_measurement(measured):
     read = Page(render(facts(measured), measured, results_of(measured)))
     said = " ".join(read.texts)
     for name in (*RULES, "algo-1", "algo-2", "Processors", "GPU utilisation", "Network", "Where the time went"):
@@ -118,7 +118,7 @@ def test_a_report_names_every_rule_every_host_and_what_was_measured(measured):
     assert any(words.startswith("median") for words in charts)
 
 
-def test_a_rule_that_fires_comes_first_with_evidence_and_what_to_do():
+def test_a_rule_that_fires_is_first_with_evidence_and_advice():
     measurements = steady_gpus(**{"gpu-1/utilisation_percent": lambda host, row: 20.0})
     page = render(facts(measurements), measurements, results_of(measurements))
     said = " ".join(Page(page).texts)
@@ -128,7 +128,7 @@ def test_a_rule_that_fires_comes_first_with_evidence_and_what_to_do():
     assert "algo-2 gpu-1" in said
 
 
-def test_what_fired_earlier_is_told_though_it_does_not_hold_any_more(measured):
+def test_an_earlier_finding_is_reported_though_it_no_longer_holds(measured):
     results = [
         RuleResult(
             rule=RULES["LowGPUUtilization"](), verdict=RULES["LowGPUUtilization"]().judge(measured), earlier="was low"
@@ -139,7 +139,7 @@ def test_what_fired_earlier_is_told_though_it_does_not_hold_any_more(measured):
     assert json.loads(next(iter(documents(results).values())))["RuleTriggered"] == 1
 
 
-def test_hostile_names_are_shown_and_do_nothing():
+def test_hostile_names_are_shown_as_text():
     columns = {"host/cpu_percent": lambda host, row: 50.0, "rank-0/step_s": lambda host, row: 0.2}
     measurements = run(columns, rows=1200, hosts=(HOSTILE,))
     page = render(
@@ -168,7 +168,7 @@ def test_hostile_names_are_shown_and_do_nothing():
     assert "<script>alert(1)</script>" in "".join(read.texts), "as text"
 
 
-def test_values_that_are_no_numbers_leave_gaps_and_a_page():
+def test_values_that_are_no_numbers_leave_gaps_in_a_valid_page():
     points = tuple(Point(row * 500, math.nan, math.inf, math.nan, 1.0, math.nan) for row in range(20))
     broken = series("algo-1", "host/cpu_percent", [50.0] * 40)
     measurements = measurements_of(
@@ -189,14 +189,14 @@ def test_values_that_are_no_numbers_leave_gaps_and_a_page():
     json.loads(documents(results_of(measurements))["profiler-reports/OverallSystemUsage.json"])
 
 
-def test_a_job_of_which_nothing_was_measured_has_a_report_that_says_so():
+def test_the_report_of_a_job_without_measurements_states_the_lack():
     nothing = measurements_of([], [HostShape(name="algo-1", num_cpus=2.0)], step_ms=500, until_ms=0, is_over=True)
     said = " ".join(Page(render(facts(nothing), nothing, results_of(nothing))).texts)
     assert "Nothing was measured while the program ran" in said
     assert "No steps were measured" in said
 
 
-def test_a_straggler_is_named_beside_the_steps(measured):
+def test_a_straggler_is_named_next_to_the_steps(measured):
     said = " ".join(
         Page(
             render(
@@ -210,7 +210,7 @@ def test_a_straggler_is_named_beside_the_steps(measured):
     assert "its disk" in said
 
 
-def test_hundreds_of_ranks_are_cut_and_the_page_says_how_many_are_left_out():
+def test_hundreds_of_ranks_are_truncated_and_the_page_shows_how_many_are_left_out():
     columns = {}
     for rank in range(80):
         columns[f"rank-{rank}/step_s"] = lambda host, row: 0.2
@@ -221,7 +221,7 @@ def test_hundreds_of_ranks_are_cut_and_the_page_says_how_many_are_left_out():
     assert len(page) < 3_000_000
 
 
-def test_the_files_of_a_report_are_a_page_and_a_document_a_rule(measured):
+def test_the_files_of_a_report_are_one_page_and_one_document_per_rule(measured):
     made = files(facts(measured), measured, results_of(measured))
     assert set(made) == {"profiler-report.html", *(f"profiler-reports/{name}.json" for name in RULES)}
     low = json.loads(made["profiler-reports/LowGPUUtilization.json"])
@@ -229,7 +229,7 @@ def test_the_files_of_a_report_are_a_page_and_a_document_a_rule(measured):
     assert "threshold_p95:70" in low["RuleParameters"]
 
 
-def test_a_line_has_no_more_points_than_the_picture_has_columns_and_keeps_the_peak():
+def test_a_line_has_at_most_one_point_per_column_and_keeps_the_peak():
     points = [Point(at, 0.0, 900.0 if at == 7_777 else 1.0, 1.0, 1.0, 1.0) for at in range(10_000)]
     span = Span(start_ms=0, end_ms=10_000)
     assert len(thinned(points, span)) == 240
@@ -245,7 +245,7 @@ def test_scales_end_at_round_numbers(peak, top):
     assert nice_top(peak) == pytest.approx(top)
 
 
-def test_numbers_and_times_read_well():
+def test_numbers_and_times_are_formatted_for_readers():
     assert [number(value) for value in (0.1234, 12.34, 123.4, math.nan)] == ["0.123", "12.3", "123", "-"]
     assert [span_words(value) for value in (0, 2.34, 45, 75, 900, 7200, 7265)] == [
         "0 s",
@@ -260,7 +260,7 @@ def test_numbers_and_times_read_well():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, 1e-320, -1.0])
-def test_values_that_can_not_be_break_neither_rules_nor_the_report(value):
+def test_impossible_values_break_neither_rules_nor_the_report(value):
     names = ("rank-0/step_s", "rank-0/step_max_s", "rank-0/steps", "rank-0/num_processes", "gpu-0/memory_percent")
     running = float(list(HostPhase).index(HostPhase.RUNNING))
     odd = Point(500, value, value, value, 1, value)

@@ -1,4 +1,4 @@
-"""Each profiler rule fires on a run with that one thing wrong, and is silent on three good ones."""
+"""Each profiler rule fires on a run with exactly its problem, and is silent on three good runs."""
 
 import random
 from dataclasses import replace
@@ -116,7 +116,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "make", "words"), BAD, ids=[make.__name__ for _, make, _ in BAD])
-def test_a_rule_fires_on_a_run_with_that_wrong_and_says_where(name, make, words):
+def test_a_rule_fires_on_a_run_with_its_problem_and_names_the_place(name, make, words):
     verdict = RULES[name]().judge(make())
     assert verdict.has_issue, verdict
     assert words in verdict.detail
@@ -133,18 +133,18 @@ def test_no_rule_fires_on_a_good_run(good_runs, name, good):
     assert verdict.detail
 
 
-def test_every_rule_but_the_usage_has_a_run_on_which_it_fires():
+def test_every_rule_except_the_usage_has_a_run_on_which_it_fires():
     assert {name for name, _, _ in BAD} == set(RULES) - {"OverallSystemUsage"}
 
 
 @pytest.mark.parametrize("name", GPU_RULES)
-def test_without_a_gpu_rules_of_gpus_say_so_and_nothing_else(good_runs, name):
+def test_gpu_rules_report_only_that_there_is_no_gpu(good_runs, name):
     verdict = RULES[name]().judge(good_runs["processors"])
     assert (verdict.detail, verdict.was_judged, verdict.has_issue) == (NO_GPU, False, False)
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_job_of_which_nothing_was_measured_is_not_judged(name):
+def test_a_job_without_measurements_is_not_judged(name):
     nothing = measurements_of([], [HostShape(name="algo-1", num_cpus=2.0)], step_ms=1000, until_ms=0, is_over=True)
     verdict = RULES[name]().judge(nothing)
     assert not verdict.has_issue
@@ -158,14 +158,14 @@ def test_a_job_shorter_than_the_patience_is_not_judged(name):
     assert "300 datapoints so far" in verdict.detail
 
 
-def test_where_nobody_measured_waits_for_disks_that_is_said_and_not_that_the_job_was_short():
+def test_a_lack_of_disk_wait_measurements_is_reported_as_such():
     measured = steady_gpus()
     series = {key: points for key, points in measured.series.items() if key[1] != "machine/cpu_iowait_percent"}
     verdict = RULES["IOBottleneck"]().judge(replace(measured, series=series))
     assert (verdict.was_judged, verdict.detail) == (False, "how busy disks were was not measured")
 
 
-def test_what_hosts_do_before_and_after_the_program_is_not_judged():
+def test_measurements_before_and_after_the_program_are_not_judged():
     phases = [PREPARING] * 2000 + [RUNNING] * 2000 + [UPLOADING] * 2000
     columns = {
         "host/phase": phases,
@@ -180,7 +180,7 @@ def test_what_hosts_do_before_and_after_the_program_is_not_judged():
     assert measured.began_ms == 2000 * STEP_MS
 
 
-def test_steps_that_vary_are_no_outliers_because_a_row_is_the_mean_of_many():
+def test_rows_that_are_means_of_varying_steps_are_no_outliers():
     source = random.Random(5)
     rows = [[max(0.01, source.gauss(0.04, 0.015)) for _ in range(20)] for _ in range(400)]
     measured = run(
@@ -194,21 +194,21 @@ def test_steps_that_vary_are_no_outliers_because_a_row_is_the_mean_of_many():
     assert not RULES["StepOutlier"]().judge(measured).has_issue
 
 
-def test_rolled_up_points_count_as_the_rows_that_they_stand_for():
+def test_rolled_up_points_count_as_many_rows():
     rolled = run({"gpu-0/utilisation_percent": noisy(30, 5)}, rows=200, count=600.0)
     verdict = RULES["LowGPUUtilization"]().judge(rolled)
     assert verdict.has_issue
     assert verdict.num_datapoints > 100_000
 
 
-def test_the_limits_are_those_of_the_parameters():
+def test_parameters_set_the_limits_of_the_rules():
     measured = low_gpu()
     assert not RULES["LowGPUUtilization"](threshold_p95=30, threshold_p5=1).judge(measured).has_issue
     assert RULES["StepOutlier"](n_outliers=30).judge(steps_with_outliers()).has_issue is False
     assert RULES["MaxInitializationTime"](threshold=45).judge(late_first_step()).has_issue is False
 
 
-def test_the_usage_of_a_host_has_percentiles_of_all_that_was_measured(good_runs):
+def test_the_usage_of_a_host_has_percentiles_of_all_its_measurements(good_runs):
     verdict = RULES["OverallSystemUsage"]().judge(good_runs["steady"])
     own = verdict.figures["algo-2"]
     assert 80 <= own["network sent p50"] <= 120

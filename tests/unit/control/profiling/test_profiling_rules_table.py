@@ -1,4 +1,4 @@
-"""The page on the profiler describes every rule as it is."""
+"""The page on the profiler describes every rule with its actual defaults."""
 
 import sys
 from pathlib import Path
@@ -25,11 +25,11 @@ def test_the_table_of_profiler_rules_is_up_to_date(maker):
     assert all(f"| `{name}` |" in page for name in RULES)
 
 
-def test_every_rule_that_can_fire_says_what_to_do():
+def test_every_rule_that_can_fire_has_advice():
     assert {name for name, rule in RULES.items() if not rule.advice} == {"OverallSystemUsage"}
 
 
-def test_the_default_parameters_are_those_that_the_sdk_sends(maker):
+def test_the_default_parameters_match_those_of_the_sdk(maker):
     assert "`stddev=3`, `mode=None`, `n_outliers=10`" in "".join(maker.profiler_rows())
     assert RULES["LoadBalancing"]().threshold == 0.5
     assert RULES["MaxInitializationTime"]().threshold == 20

@@ -1,4 +1,4 @@
-"""Jobs of an engine with a queue: they wait with its words, are stopped, expire, and start when hosts are granted."""
+"""Jobs of an engine with a queue: they wait with the engine's reason, are stopped, expire, and start once granted."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def messages(described):
     return [row["StatusMessage"] for row in described["SecondaryStatusTransitions"]]
 
 
-async def test_a_job_waits_for_an_hour_with_the_engines_words(plane, engine):
+async def test_a_job_waits_for_an_hour_with_the_engine_s_reason(plane, engine):
     await plane.create(num_hosts=2)
     for minute in range(60):
         engine.words = f"Slurm job 4711 waits: Priority, minute {minute // 30}"
@@ -36,7 +36,7 @@ async def test_a_job_waits_for_an_hour_with_the_engines_words(plane, engine):
     described = await plane.describe("job")
     assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("InProgress", "Pending")
     assert messages(described)[-1] == "Slurm job 4711 waits: Priority, minute 1"
-    assert engine.launched == []  # nothing counts as launching meanwhile
+    assert engine.launched == []  # a waiting job does not count as launching
     assert len(engine.asked) == 1
 
 
@@ -51,7 +51,7 @@ async def test_the_pool_is_stored_before_the_engine_is_asked(plane, engine):
     assert list(engine.asked) == [job.pool]
 
 
-async def test_a_granted_job_starts_under_the_name_that_it_asked_by(plane, engine):
+async def test_a_granted_job_starts_under_the_tag_of_its_request(plane, engine):
     await plane.create(num_hosts=2)
     await plane.passes()
     (tag,) = engine.asked
@@ -66,7 +66,7 @@ async def test_a_granted_job_starts_under_the_name_that_it_asked_by(plane, engin
     assert engine.released_pools == [tag]
 
 
-async def test_no_job_waits_behind_another(plane, engine):
+async def test_a_job_does_not_wait_behind_another_job(plane, engine):
     await plane.create("large", num_hosts=4)
     await plane.create("small")
     await plane.passes()
@@ -77,7 +77,7 @@ async def test_no_job_waits_behind_another(plane, engine):
     assert not (await plane.job("large")).hosts
 
 
-async def test_an_order_names_the_limits_and_the_nodes(plane, engine):
+async def test_a_request_to_the_engine_names_the_limits_and_the_nodes(plane, engine):
     await plane.create(num_hosts=3)
     await plane.passes()
     (order,) = engine.asked.values()
@@ -88,7 +88,7 @@ async def test_an_order_names_the_limits_and_the_nodes(plane, engine):
     assert not order.is_spot
 
 
-async def test_a_job_that_waits_can_be_stopped_and_its_order_ends(plane, engine):
+async def test_a_waiting_job_can_be_stopped_and_its_request_is_withdrawn(plane, engine):
     await plane.create()
     await plane.passes()
     (tag,) = engine.asked
@@ -99,7 +99,7 @@ async def test_a_job_that_waits_can_be_stopped_and_its_order_ends(plane, engine)
     assert engine.asked == {}
 
 
-async def test_a_job_that_waits_expires_by_its_own_limit(plane, engine):
+async def test_a_waiting_job_expires_after_its_own_limit(plane, engine):
     stopping = {"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 7200}
     await plane.create(StoppingCondition=stopping)
     await plane.passes()
@@ -109,7 +109,7 @@ async def test_a_job_that_waits_expires_by_its_own_limit(plane, engine):
     assert engine.asked == {}
 
 
-async def test_a_launch_that_fails_for_good_ends_the_job(plane, engine):
+async def test_a_launch_that_fails_permanently_ends_the_job(plane, engine):
     engine.ask_errors = [EngineError("sbatch: invalid account")]
     await plane.create()
     await plane.passes(2)
@@ -126,7 +126,7 @@ async def test_more_hosts_than_nodes_and_network_isolation_are_refused_at_once(p
         await plane.create(EnableNetworkIsolation=True)
 
 
-async def test_a_restarted_service_goes_on_waiting_under_the_same_name(tmp_path, engine):
+async def test_a_restarted_service_continues_to_wait_under_the_same_tag(tmp_path, engine):
     async with ControlPlane.open(tmp_path, engine=engine) as plane:
         await plane.create()
         await plane.passes()
@@ -141,7 +141,7 @@ async def test_a_restarted_service_goes_on_waiting_under_the_same_name(tmp_path,
         assert (await plane.job("job")).hosts
 
 
-async def test_an_allocation_that_no_job_claims_is_taken_back_at_the_start(tmp_path, engine):
+async def test_an_allocation_that_no_job_claims_is_released_at_the_start(tmp_path, engine):
     async with ControlPlane.open(tmp_path, engine=engine) as plane:
         await plane.create()
         await plane.passes()
@@ -151,7 +151,7 @@ async def test_an_allocation_that_no_job_claims_is_taken_back_at_the_start(tmp_p
         assert list(engine.asked) == [tag]
 
 
-async def test_boots_of_every_job_that_was_loaded_are_expected_before_a_pass(plane, engine):
+async def test_hosts_of_every_loaded_job_are_expected_before_the_first_pass(plane, engine):
     for name, number in (("waits", 2), ("runs", 3)):
         await plane.create(name, num_hosts=number)
     await plane.passes()
@@ -164,13 +164,13 @@ async def test_boots_of_every_job_that_was_loaded_are_expected_before_a_pass(pla
     class Doors:
         def expect(self, tag, num_hosts):
             expected[tag] = num_hosts
-            raise EngineError(f"{tag}.json: enrolments cannot be read")  # keeps nobody else out
+            raise EngineError(f"{tag}.json: enrolments cannot be read")  # does not keep the hosts of other jobs out
 
     expect_boots(plane.hub, Doors())
     assert expected == {(await plane.job("waits")).pool: 2, granted: 3}
 
 
-async def test_a_job_whose_nodes_have_gone_waits_for_them(plane, engine):
+async def test_a_job_whose_nodes_have_disappeared_waits_for_them(plane, engine):
     await plane.create(num_hosts=2)
     gone = engine.kinds.pop()
     await plane.passes()
@@ -182,7 +182,7 @@ async def test_a_job_whose_nodes_have_gone_waits_for_them(plane, engine):
     assert len(engine.asked) == 1
 
 
-async def test_the_outlook_of_a_job_is_the_engines_words_and_no_estimate(plane, engine):
+async def test_the_outlook_of_a_job_is_the_engine_s_reason_without_an_estimate(plane, engine):
     await plane.create()
     await plane.passes()
     place = plane.services.queue.place(await plane.job("job"))
@@ -192,7 +192,7 @@ async def test_the_outlook_of_a_job_is_the_engines_words_and_no_estimate(plane, 
     assert plane.services.queue.place(await plane.job("job")).estimate == engine.words
 
 
-async def test_a_link_that_settings_shape_is_said_to_be_as_it_is(tmp_path, engine):
+async def test_a_setting_without_effect_on_links_between_nodes_is_noted(tmp_path, engine):
     settings = Settings(home=str(tmp_path), instance_types={"ml.m5.large": {"rate_mbit_s": 100}})
     async with ControlPlane.open(tmp_path, engine=engine, settings=settings) as plane:
         await plane.create()
@@ -201,7 +201,7 @@ async def test_a_link_that_settings_shape_is_said_to_be_as_it_is(tmp_path, engin
 
 
 async def kept(plane, engine, name):
-    """Run a job to its end whose hosts are kept then; returns their pool."""
+    """Run a job to its end; return the pool, whose hosts are kept afterwards."""
     resources = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1}
     await plane.create(name, ResourceConfig={**resources, "KeepAlivePeriodInSeconds": 600})
     await plane.passes()
@@ -220,7 +220,7 @@ async def kept(plane, engine, name):
     return tag
 
 
-async def test_hosts_that_nobody_uses_give_way_to_who_waits_for_their_nodes(plane, engine):
+async def test_unused_hosts_are_released_when_another_job_waits_for_their_nodes(plane, engine):
     tag = await kept(plane, engine, "one")
     assert engine.released_pools == []
     engine.wanted_by = {tag: "Slurm job 4712 of anna waits for nodes"}
@@ -230,7 +230,7 @@ async def test_hosts_that_nobody_uses_give_way_to_who_waits_for_their_nodes(plan
     assert (await plane.describe("one"))["WarmPoolStatus"]["Status"] == "Terminated"
 
 
-async def test_hosts_are_kept_while_the_engine_does_not_say_who_waits(plane, engine):
+async def test_hosts_are_kept_while_the_engine_does_not_answer_which_jobs_wait(plane, engine):
     await kept(plane, engine, "one")
 
     async def silent(tags):
@@ -243,7 +243,7 @@ async def test_hosts_are_kept_while_the_engine_does_not_say_who_waits(plane, eng
 
 
 async def losing(plane, engine, **members):
-    """Run a job of two hosts until the second is lost and the first was told to stop; returns the first's agent."""
+    """Run a job until its second host is lost and its first has a stop order; return the first host's agent."""
     await plane.create(num_hosts=2, **members)
     await plane.passes()
     tag = (await plane.job("job")).pool
@@ -263,16 +263,16 @@ async def losing(plane, engine, **members):
     return agents[0]
 
 
-async def test_a_lost_host_is_asked_for_while_the_others_still_stop(plane, engine):
+async def test_a_replacement_of_a_lost_host_is_requested_while_the_other_hosts_still_stop(plane, engine):
     first = await losing(plane, engine, RetryStrategy={"MaximumRetryAttempts": 2})
     await first.report()
     await plane.passes(3)
     job = await plane.job("job")
     assert (job.hosts["algo-1"].facts.phase, job.ending) == (HostPhase.RUNNING, None)
     assert (engine.num_asked, list(engine.asked)) == (1, [job.pool])
-    assert [wish.index for wish in engine.asked[job.pool].hosts] == [0, 1]  # the engine knows who lives
+    assert [wish.index for wish in engine.asked[job.pool].hosts] == [0, 1]  # the engine knows which hosts are alive
 
-    engine.start_agent(job.pool, "algo-2")  # the other node is there first
+    engine.start_agent(job.pool, "algo-2")  # the replacement node is ready first
     await plane.passes(2)
     await first.report(HostPhase.EXITED, exits=(plane.exit_of(1),))
     await plane.passes()
@@ -282,18 +282,18 @@ async def test_a_lost_host_is_asked_for_while_the_others_still_stop(plane, engin
     await plane.passes(3)
     job = await plane.job("job")
     assert (job.attempt, sorted(job.hosts)) == (2, ["algo-1", "algo-2"])
-    assert engine.fenced == ["job/1/algo-2"]  # and not the node that has its number by now
+    assert engine.fenced == ["job/1/algo-2"]  # the node that has taken over the number is not fenced
     assert engine.released_pools == []
 
 
-async def test_a_lost_host_of_a_job_that_is_not_tried_again_is_not_asked_for(plane, engine):
+async def test_no_replacement_is_requested_for_a_job_that_is_not_restarted(plane, engine):
     first = await losing(plane, engine)
     await first.report()
     await plane.passes(3)
     assert engine.num_asked == 0
 
 
-async def test_what_was_asked_for_a_lost_host_ends_with_a_job_that_is_stopped(plane, engine):
+async def test_a_replacement_request_is_withdrawn_when_the_job_is_stopped(plane, engine):
     first = await losing(plane, engine, RetryStrategy={"MaximumRetryAttempts": 2})
     await plane.passes(2)
     (tag,) = engine.asked
@@ -308,10 +308,10 @@ async def test_what_was_asked_for_a_lost_host_ends_with_a_job_that_is_stopped(pl
     assert engine.asked == {}
 
 
-async def test_an_engine_that_does_not_answer_is_asked_for_a_lost_host_again(plane, engine):
+async def test_the_request_for_a_replacement_is_repeated_until_the_engine_answers(plane, engine):
     first = await losing(plane, engine, RetryStrategy={"MaximumRetryAttempts": 2})
     engine.ask_errors = [EngineError("slurmctld does not answer", retryable=True)]
     for _ in range(3):
         await first.report()
         await plane.passes()
-    assert engine.num_asked == 2  # and not again once it has answered
+    assert engine.num_asked == 2  # no further request once the engine has answered

@@ -1,4 +1,4 @@
-"""Coarseness of the series read for profiler rules and reports, and answers that are too long."""
+"""Resolution of the series read for profiler rules and reports, and responses that are too long."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -13,7 +13,7 @@ from clary.testing.control_plane import ControlPlane
 
 
 class FakeSeries:
-    """Remembers its queries; refuses steps below a limit as too long an answer."""
+    """Records its queries; refuses steps below a limit, as a store does when the response is too long."""
 
     def __init__(self, least_step_ms=0):
         self.asked = []
@@ -43,7 +43,7 @@ def after(job, **span):
     ("span", "step_ms"),
     [({"seconds": 30}, 500), ({"minutes": 6}, 1000), ({"minutes": 40}, 10_000), ({"days": 7}, 850_000)],
 )
-async def test_a_short_job_is_read_by_the_row_and_a_long_one_by_whole_roll_ups(job, span, step_ms):
+async def test_a_short_job_is_read_row_by_row_and_a_long_one_by_whole_roll_ups(job, span, step_ms):
     series = FakeSeries()
     measured = await read_measurements(series, job, now=after(job, **span))
     assert series.asked[0].step_ms == step_ms
@@ -52,27 +52,27 @@ async def test_a_short_job_is_read_by_the_row_and_a_long_one_by_whole_roll_ups(j
     assert [host.name for host in measured.measurements.hosts] == ["algo-1", "algo-2"]
 
 
-async def test_a_look_at_a_running_job_is_coarser_and_asks_for_less(job):
+async def test_a_running_job_is_read_at_a_coarser_step_and_with_fewer_series(job):
     series = FakeSeries()
     await look_at(series, job, now=after(job, days=7))
     assert series.asked[0].step_ms == 1_690_000
     assert series.asked[0].names == JUDGED_NAMES
 
 
-async def test_an_answer_that_is_too_long_is_asked_for_again_with_twice_the_step(job):
+async def test_a_response_that_is_too_long_is_requested_again_with_twice_the_step(job):
     series = FakeSeries(least_step_ms=4000)
     measured = await read_measurements(series, job, now=after(job, minutes=6))
     assert [query.step_ms for query in series.asked] == [1000, 2000, 4000]
     assert measured.measurements.step_ms == 4000
 
 
-async def test_a_job_with_more_series_than_any_answer_holds_has_no_measurements_and_says_so(job):
+async def test_a_job_with_too_many_series_for_any_response_reports_the_lack_of_measurements(job):
     measured = await read_measurements(FakeSeries(least_step_ms=10**9), job, now=after(job, minutes=6))
     assert measured.measurements.series == {}
     assert "more series" in measured.damaged[0]
 
 
 @pytest.mark.parametrize("names", [NAMES, JUDGED_NAMES])
-def test_what_is_asked_for_is_a_pattern_that_series_take(names):
+def test_the_requested_names_are_a_valid_pattern_for_series(names):
     assert len(names) <= MAX_PATTERN
     assert names.count("*") + names.count("?") <= MAX_WILDCARDS

@@ -1,4 +1,4 @@
-"""The rank that held a job up over its whole time, from the series that a report reads."""
+"""The rank that delayed a job over its whole time, from the series that a report reads."""
 
 from clary.contract.agent_protocol import HostPhase
 from clary.control.analysis.stragglers import StragglerKind
@@ -11,7 +11,7 @@ ROWS = 600
 
 
 def measured(times):
-    """Return measurements of hosts with a rank each; times are host -> quantity -> seconds."""
+    """Return measurements of hosts with one rank each; `times` maps host -> quantity -> seconds."""
     found = []
     for number, (host, own) in enumerate(times.items()):
         columns = {"host/phase": RUNNING, **{f"rank-{number}/{name}": value for name, value in own.items()}}
@@ -35,7 +35,7 @@ def test_the_rank_that_computes_longer_while_the_other_waits_is_named():
     assert verdict.host == "algo-2"
 
 
-def test_ranks_that_are_all_alike_have_no_straggler():
+def test_equal_ranks_have_no_straggler():
     alike = {"step_s": 0.3, "backward_s": 0.2, "communication_s": 0.05}
     assert whole_verdict(measured({"algo-1": alike, "algo-2": alike})).kind is StragglerKind.NOBODY
 

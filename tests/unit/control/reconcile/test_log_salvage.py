@@ -1,4 +1,4 @@
-"""Lines that an agent which was killed left in its spool, written by the agent's own code."""
+"""Lines that a killed agent left in its spool; the agent's own code writes the spool."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ MISSING = "clary: the agent of algo-1 ended without leave: {} lines came from it
 
 
 class EngineWithFolder(FakeEngine):
-    """Gives attempts a work folder that is there."""
+    """An engine whose attempts have an existing work folder."""
 
     def __init__(self, folder):
         super().__init__()
@@ -47,7 +47,7 @@ async def texts(plane, host="algo-1"):
 
 
 async def end_without_leave(plane, host="algo-1"):
-    """Kill an agent, have the other one leave, and let the job be released."""
+    """Kill the agent of this host, end the other agents, and let the job be released."""
     plane.engine.end_agent("job", host)
     await plane.passes(3)
     plane.engine.end_all_agents("job")
@@ -56,7 +56,7 @@ async def end_without_leave(plane, host="algo-1"):
 
 
 @pytest.mark.parametrize("num_sent", [0, 1, 7, 20])
-async def test_what_the_agent_had_not_sent_is_stored_once_and_the_log_says_so(plane, num_sent):
+async def test_unsent_lines_are_stored_once_and_the_log_notes_the_loss(plane, num_sent):
     spool = await spool_of(plane, segment_bytes=100)
     for first in range(0, 20, 2):
         spool.append([f"line {first}", f"line {first + 1}"], rank=0)
@@ -70,7 +70,7 @@ async def test_what_the_agent_had_not_sent_is_stored_once_and_the_log_says_so(pl
     assert await texts(plane, "algo-2") == []
 
 
-async def test_a_block_that_was_being_written_is_left_out(plane):
+async def test_a_partly_written_block_is_left_out(plane):
     spool = await spool_of(plane)
     spool.append(["whole"])
     spool.append(["cut off by the end of the agent"])
@@ -82,7 +82,7 @@ async def test_a_block_that_was_being_written_is_left_out(plane):
     assert lines[1].startswith(MISSING.format(1))
 
 
-async def test_an_agent_that_left_in_order_has_nothing_to_salvage(plane):
+async def test_an_agent_that_ended_in_order_leaves_no_lines_to_salvage(plane):
     spool = await spool_of(plane)
     spool.append(["line"])
     spool.close()
@@ -92,7 +92,7 @@ async def test_an_agent_that_left_in_order_has_nothing_to_salvage(plane):
 
 
 @pytest.mark.parametrize("name", ["000000000000.lines", "words.lines"])
-async def test_what_is_no_file_of_an_agent_is_not_followed_and_holds_nothing_up(plane, tmp_path, name):
+async def test_a_path_that_is_no_file_of_an_agent_is_not_followed_and_does_not_block(plane, tmp_path, name):
     secret = tmp_path / "secret"
     secret.write_bytes(b"\0" * 16 + b"secret")
     (await spool_of(plane)).append(["line"])

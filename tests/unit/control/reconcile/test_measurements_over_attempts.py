@@ -1,4 +1,4 @@
-"""Series read for profiler rules of a job of several attempts, also when it ends while it waits for another."""
+"""Series read for profiler rules of a job of several attempts, also when the job ends while it waits for an attempt."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -11,13 +11,13 @@ from clary.testing.control_plane import ControlPlane
 
 
 class FakeEmptySeries:
-    """Has nothing."""
+    """Holds no series."""
 
     async def query(self, query):
         return SeriesAnswer(series=())
 
 
-async def test_a_job_without_hosts_is_read_with_those_of_its_last_attempt(tmp_path):
+async def test_a_job_without_hosts_is_read_with_the_hosts_of_its_last_attempt(tmp_path):
     async with ControlPlane.open(tmp_path) as plane:
         await plane.create(num_hosts=2)
         await plane.passes()

@@ -36,7 +36,7 @@ async def test_the_log_settings_reach_the_plan_that_agents_fetch(
     assert (rules.ansi, rules.max_lines_per_s, rules.max_bytes_per_s) == (ansi, max_lines_per_s, max_bytes_per_s)
 
 
-async def test_hosts_of_a_rehearsal_get_the_disks_that_its_request_says_and_other_jobs_none(tmp_path):
+async def test_disk_sizes_in_the_environment_apply_to_rehearsals_only(tmp_path):
     variables = {"CLARY_REHEARSAL_DISKS": "1000000 algo-2"}
     async with ControlPlane.open(tmp_path) as plane:
         await plane.create("rehearsal", num_hosts=2, Environment={"CLARY_REHEARSAL": "1", **variables})

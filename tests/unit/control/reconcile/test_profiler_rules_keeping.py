@@ -1,4 +1,4 @@
-"""Profiler rules of jobs over their life: looked at while they run, judged for good at their end, told once."""
+"""Profiler rules over a job's life: evaluated while the job runs, finally judged at its end, reported once."""
 
 import json
 import time
@@ -34,7 +34,7 @@ class FakeAnswer:
 
 
 class FakeObjectStore:
-    """Keeps objects, or refuses them."""
+    """Stores objects, or refuses them."""
 
     def __init__(self):
         self.objects = {}
@@ -49,7 +49,7 @@ class FakeObjectStore:
 
 
 class RulesPlane:
-    """A service with one job, and the keeper of its rules."""
+    """A service with one job, and the keeper of the job's rules."""
 
     def __init__(self, plane):
         self.plane = plane
@@ -58,7 +58,7 @@ class RulesPlane:
         self.samples = SampleGateway(plane.store.series, plane.clock)
 
     async def begin(self, *rules, **members):
-        """Create a job with rules and bring it to where its program runs."""
+        """Create a job with rules and advance it until its program runs."""
         await self.plane.create(ProfilerRuleConfigurations=list(rules), **members)
         await self.plane.passes()
         self.agent = self.plane.agent()
@@ -66,7 +66,7 @@ class RulesPlane:
             await self.agent.report(phase)
 
     async def measure(self, num_rows, columns=IDLE_GPU, *, first_row=0):
-        """Store rows of half a second, and let that time pass."""
+        """Store rows at intervals of half a second, and advance the clock by their time."""
         rows = range(first_row, first_row + num_rows)
         batch = SampleBatch(
             first_row=first_row,
@@ -78,7 +78,7 @@ class RulesPlane:
         await self.samples.append(self.agent.authorize(), "algo-1", batch)
 
     async def end(self):
-        """Let the program end and the hosts go."""
+        """End the program and release the hosts."""
         for phase in (HostPhase.EXITED, HostPhase.DONE):
             exits = (self.plane.exit_of(0),)
             await self.agent.report(phase, exits=exits, uploaded=self.agent.model_uris(phase))
@@ -118,10 +118,10 @@ async def test_a_rule_is_in_progress_until_the_job_has_ended_and_then_has_its_ve
     )
 
 
-async def test_a_rule_that_finds_something_while_the_job_runs_says_so_then_and_stays_with_it(kept):
+async def test_a_finding_while_the_job_runs_is_reported_then_and_kept(kept):
     await kept.begin(rule("LowGPUUtilization", "low", **LOW))
     await kept.rules.make_pass()
-    await kept.measure(160)  # 80 s: the rule looks each minute
+    await kept.measure(160)  # 80 s: the rule is evaluated every minute
     await kept.rules.make_pass()
     status, details = (await kept.statuses())["low"]
     assert status == "IssuesFound"
@@ -132,7 +132,7 @@ async def test_a_rule_that_finds_something_while_the_job_runs_says_so_then_and_s
     assert (await kept.statuses())["low"] == (status, details)
 
 
-async def test_a_look_is_due_no_sooner_than_its_interval_says(kept):
+async def test_an_evaluation_is_not_due_before_the_interval_has_passed(kept):
     await kept.begin(rule("LowGPUUtilization", "low", scan_interval_us="120000000", **LOW))
     await kept.rules.make_pass()
     await kept.measure(160)
@@ -143,7 +143,7 @@ async def test_a_look_is_due_no_sooner_than_its_interval_says(kept):
     assert (await kept.statuses())["low"][0] == "IssuesFound"
 
 
-async def test_a_report_is_stored_with_a_document_of_each_rule_before_its_status_is_told(kept):
+async def test_a_report_is_stored_with_a_document_of_each_rule_before_its_status_changes(kept):
     await kept.begin(rule("ProfilerReport", "Report-1", **{f"LowGPUUtilization_{key}": LOW[key] for key in LOW}))
     await kept.measure(100)
     await kept.end()
@@ -162,7 +162,7 @@ async def test_a_report_is_stored_with_a_document_of_each_rule_before_its_status
     assert details.startswith(f"report: {folder}profiler-report.html. LowGPUUtilization: algo-1 gpu-0")
 
 
-async def test_a_rules_own_place_wins_over_the_jobs(kept):
+async def test_a_rule_s_own_output_path_wins_over_the_job_s(kept):
     await kept.begin(rule("ProfilerReport") | {"S3OutputPath": "s3://other/place"})
     await kept.measure(30)
     await kept.end()
@@ -171,7 +171,7 @@ async def test_a_rules_own_place_wins_over_the_jobs(kept):
 
 
 @pytest.mark.parametrize("trouble", ["away", "refuses"])
-async def test_a_store_that_does_not_take_the_report_is_named_and_costs_the_verdict_nothing(kept, trouble):
+async def test_a_store_that_refuses_the_report_is_named_and_the_verdict_is_kept(kept, trouble):
     kept.store.is_away, kept.store.status = trouble == "away", 403
     await kept.begin(rule("ProfilerReport"))
     await kept.measure(30)
@@ -182,7 +182,7 @@ async def test_a_store_that_does_not_take_the_report_is_named_and_costs_the_verd
     assert details.startswith("the report could not be stored:")
 
 
-async def test_a_rule_that_does_not_exist_is_an_error_and_the_others_are_judged(kept):
+async def test_a_rule_that_does_not_exist_is_an_error_and_the_other_rules_are_judged(kept):
     await kept.begin(rule("DetailedProfilerProcessing", "deep"), rule("Dataloader", "loader"))
     await kept.rules.make_pass()
     assert (await kept.statuses())["deep"][0] == "Error"
@@ -196,7 +196,7 @@ async def test_a_rule_that_does_not_exist_is_an_error_and_the_others_are_judged(
     assert any("DetailedProfilerProcessing" in words for words in job.warnings)
 
 
-async def test_rules_are_stopped_while_profiling_is_off_and_go_on_when_it_is_on_again(kept):
+async def test_rules_stop_while_profiling_is_off_and_continue_when_it_is_on_again(kept):
     await kept.begin(rule("LowGPUUtilization", "low", **LOW), ProfilerConfig={"DisableProfiler": True})
     await kept.rules.make_pass()
     assert (await kept.statuses())["low"] == ("Stopped", DISABLED)
@@ -209,7 +209,7 @@ async def test_rules_are_stopped_while_profiling_is_off_and_go_on_when_it_is_on_
     assert (await kept.statuses())["low"][0] == "IssuesFound"
 
 
-async def test_a_job_that_is_stopped_before_its_program_ran_has_nothing_to_judge(kept):
+async def test_a_job_that_is_stopped_before_its_program_ran_has_no_report(kept):
     await kept.plane.create(ProfilerRuleConfigurations=[rule("ProfilerReport")])
     await kept.plane.stop()
     await kept.rules.make_pass()
@@ -217,14 +217,14 @@ async def test_a_job_that_is_stopped_before_its_program_ran_has_nothing_to_judge
     assert not kept.store.objects
 
 
-async def test_a_program_that_ran_and_was_not_measured_is_not_said_never_to_have_run(kept):
+async def test_a_program_that_ran_without_measurements_is_reported_as_not_measured(kept):
     await kept.begin(rule("ProfilerReport"))
     await kept.end()
     await kept.rules.make_pass()
     assert (await kept.statuses())["ProfilerReport"] == ("Stopped", NOT_MEASURED)
 
 
-async def test_an_update_adds_rules_and_replaces_those_of_the_same_name(kept):
+async def test_an_update_adds_rules_and_replaces_rules_of_the_same_name(kept):
     await kept.begin(rule("Dataloader", "one"), rule("StepOutlier", "two"))
     wanted = [rule("LowGPUUtilization", "three"), rule("IOBottleneck", "two")]
     await kept.plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", ProfilerRuleConfigurations=wanted)
@@ -237,7 +237,7 @@ async def test_an_update_adds_rules_and_replaces_those_of_the_same_name(kept):
     assert set(await kept.statuses()) == {"one", "two", "three"}
 
 
-async def test_hosts_are_told_of_a_new_interval_with_their_next_report(kept):
+async def test_hosts_get_a_new_interval_with_their_next_report(kept):
     await kept.begin(ProfilerConfig={"ProfilingIntervalInMilliseconds": 1000})
     assert (await kept.agent.report()).metrics_interval_s == 1.0
     update = {"TrainingJobName": "job", "ProfilerConfig": {"ProfilingIntervalInMilliseconds": 100}}
@@ -249,7 +249,7 @@ async def test_hosts_are_told_of_a_new_interval_with_their_next_report(kept):
     assert (await kept.agent.report()).metrics_interval_s == 5.0
 
 
-async def test_a_service_that_starts_again_judges_what_ended_meanwhile(kept, tmp_path):
+async def test_a_restarted_service_judges_jobs_that_ended_before(kept, tmp_path):
     await kept.begin(rule("OverallSystemUsage", "usage"))
     await kept.measure(60)
     await kept.end()
@@ -271,7 +271,7 @@ async def test_a_job_that_was_deleted_is_forgotten(kept):
     assert not kept.store.objects
 
 
-async def test_a_database_that_does_not_answer_is_asked_again_and_given_up_after_a_while(kept, monkeypatch):
+async def test_an_unanswered_query_is_retried_and_given_up_after_some_tries(kept, monkeypatch):
     await kept.begin(rule("OverallSystemUsage", "usage"))
     await kept.measure(60)
     await kept.end()
@@ -287,7 +287,7 @@ async def test_a_database_that_does_not_answer_is_asked_again_and_given_up_after
     assert len(asked) == MOST_TRIES
 
 
-async def test_hundreds_of_jobs_without_rules_cost_nothing_to_look_at(kept):
+async def test_a_pass_over_many_jobs_without_rules_is_fast(kept):
     for number in range(50):
         await kept.plane.create(f"plain-{number}")
     began_s = time.monotonic()
@@ -296,7 +296,7 @@ async def test_hundreds_of_jobs_without_rules_cost_nothing_to_look_at(kept):
     assert not kept.store.objects
 
 
-async def test_jobs_in_the_queue_are_not_looked_at(kept, monkeypatch):
+async def test_rules_of_jobs_in_the_queue_are_not_evaluated(kept, monkeypatch):
     await kept.plane.create(ProfilerRuleConfigurations=[rule("NoSuchRule", "odd")])
     waiting = kept.plane.hub.live_job("job")
     assert waiting is not None
@@ -308,7 +308,7 @@ async def test_jobs_in_the_queue_are_not_looked_at(kept, monkeypatch):
     assert (await kept.statuses())["odd"][0] == "Error"
 
 
-async def test_who_hears_of_changes_can_not_fail_them(kept, caplog):
+async def test_a_failing_listener_does_not_fail_the_change(kept, caplog):
     heard = []
 
     def failing(before, after):

@@ -1,4 +1,4 @@
-"""People's view of a queue: waiting jobs, their places, and their times."""
+"""The users' view of a queue: waiting jobs, their positions, and their times."""
 
 import pytest
 
@@ -12,7 +12,7 @@ async def plane(tmp_path):
         yield plane
 
 
-async def test_every_job_that_waits_is_pending_for_all_clients_and_not_only_the_first(plane):
+async def test_every_waiting_job_is_shown_as_pending_and_not_only_the_first(plane):
     await plane.create("holder", num_hosts=4)
     await plane.passes()
     for number in range(3):
@@ -26,7 +26,7 @@ async def test_every_job_that_waits_is_pending_for_all_clients_and_not_only_the_
     assert page.states == {"Queued": 3, "Starting": 1}
 
 
-async def test_jobs_are_told_once_that_they_wait(plane):
+async def test_the_status_of_a_waiting_job_is_recorded_once(plane):
     await plane.create("holder", num_hosts=4)
     await plane.passes()
     for name in ("head", "behind"):
@@ -39,7 +39,7 @@ async def test_jobs_are_told_once_that_they_wait(plane):
     assert len(before.transitions) == 2
 
 
-async def test_a_place_and_an_estimate_from_limits_and_from_past_jobs(plane):
+async def test_positions_and_estimates_come_from_limits_and_from_past_jobs(plane):
     await plane.create("train-001", num_hosts=4)
     await plane.passes()
     await plane.create("train-002", num_hosts=4)
@@ -57,7 +57,7 @@ async def test_a_place_and_an_estimate_from_limits_and_from_past_jobs(plane):
     assert last.start_in_s < 60
 
 
-async def test_members_of_a_sweep_are_past_jobs_of_each_other_wherever_their_numbers_stand(plane):
+async def test_members_of_a_sweep_are_past_jobs_of_each_other_wherever_their_numbers_are(plane):
     await plane.create("sweep-001-lr-0-1", num_hosts=4)
     await plane.passes()
     await plane.create("sweep-002-lr-0-05", num_hosts=4)

@@ -1,4 +1,4 @@
-"""Forms as they come: in pieces of any size, too large, broken off, and written by nobody's browser."""
+"""Forms as they arrive: in pieces of any size, too large, truncated, and hand-written by hostile clients."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def refusal(body: bytes, *, size: int = 7) -> str:
 
 
 @given(content=st.binary(max_size=300), size=st.integers(1, 60))
-def test_a_file_comes_out_as_it_went_in_whatever_the_pieces(content, size):
+def test_a_file_is_read_unchanged_whatever_the_sizes_of_the_pieces(content, size):
     body = field("Key", "a/${filename}") + file(content) + b"--xyz--\r\n"
     if b"\r\n--xyz" in content:
         return
     assert read(body, size=size) == ({"key": "a/${filename}"}, "f.txt", content)
 
 
-def test_a_file_that_looks_like_a_boundary_comes_out_whole():
+def test_a_file_that_contains_parts_of_the_boundary_is_read_whole():
     content = b"\r\n--xy\r\n--\r\n\r\n--xyY--xyz"
     for size in range(1, 40):
         assert read(field("key") + file(content) + b"--xyz--", size=size)[2] == content
@@ -71,11 +71,11 @@ def test_fields_after_the_file_are_not_read():
     ("name", "expected"),
     [(r"C:\\docs\\a.txt", "a.txt"), ("../../etc/passwd", "passwd"), ('a\\"b', 'a"b'), ("", "")],
 )
-def test_the_name_of_a_file_has_no_folders(name, expected):
+def test_folders_are_removed_from_the_name_of_a_file(name, expected):
     assert read(field("key") + file(b"x", name) + b"--xyz--")[1] == expected
 
 
-def test_the_name_of_a_file_in_the_long_form_is_read():
+def test_a_file_name_in_the_extended_form_of_rfc_5987_is_read():
     body = part("name=file; filename=plain; filename*=UTF-8''a%2Fna%C3%AFve", b"x") + b"--xyz--"
     assert read(body)[1] == "naïve"
 
@@ -99,7 +99,7 @@ def test_the_name_of_a_file_in_the_long_form_is_read():
         (field("key") + file(b"x" * 50)[:-10], "IncompleteBody"),
     ],
 )
-def test_a_body_that_is_no_form_is_refused_in_words(body, code):
+def test_a_body_that_is_no_form_is_refused_with_its_code(body, code):
     assert refusal(body, size=64) == code
 
 
@@ -111,13 +111,13 @@ def test_a_body_that_is_no_form_is_refused_in_words(body, code):
         ("multipart/form-data; Boundary=abc; x=y", b"abc"),
     ],
 )
-def test_the_boundary_is_read_from_the_type(content_type, expected):
+def test_the_boundary_is_read_from_the_content_type(content_type, expected):
     assert boundary_of(content_type) == expected
 
 
 @pytest.mark.parametrize(
     "content_type", ["multipart/form-data", "multipart/form-data; boundary=", "x; boundary=\u00e4"]
 )
-def test_a_type_without_a_boundary_is_refused(content_type):
+def test_a_content_type_without_a_boundary_is_refused(content_type):
     with pytest.raises(WireError, match="boundary"):
         boundary_of(content_type)

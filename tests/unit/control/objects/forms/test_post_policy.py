@@ -1,4 +1,4 @@
-"""Policies of browser uploads: the fields that they allow, and hostile policies of strangers."""
+"""Policies of browser uploads: the fields that they allow, and hostile policies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from clary.control.objects.forms.post_policy import MAX_OBJECT_BYTES, read_polic
 KEY, SECRET = "USER", "user-secret"
 BUCKET = "bucket"
 REGION = "us-west-2"
-NOW = datetime.now(UTC)  # of the import; boto3 signs for the present, which may be an hour later in a whole run
+NOW = datetime.now(
+    UTC
+)  # time of the import; boto3 signs with the current time, which may be an hour later in a whole run
 LATER = (NOW + timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
 COVERED = [{"bucket": BUCKET}, ["starts-with", "$key", "in/"]]
 
@@ -103,7 +105,7 @@ def test_a_form_that_was_changed_is_refused(version, name):
     assert refusal(fields)[1] in (400, 403)
 
 
-def test_a_form_for_another_bucket_key_or_with_other_fields_is_refused():
+def test_a_form_with_another_bucket_or_key_or_with_unsigned_fields_is_refused():
     fields = form()
     assert refusal(fields, bucket="other") == ("AccessDenied", 403)
     assert refusal({**fields, "key": "elsewhere"}) == ("AccessDenied", 403)
@@ -126,7 +128,7 @@ def test_a_signature_older_than_a_week_is_refused_whatever_the_policy_says():
     assert refusal(form(), after=-timedelta(minutes=10)) == ("AccessDenied", 403)
 
 
-def test_the_name_of_the_file_takes_its_place_before_conditions_are_judged():
+def test_the_file_name_is_inserted_into_the_key_before_conditions_are_checked():
     fields = form(key="in/${filename}")
     assert judge(fields, file_name="a.bin").asked.key == "in/a.bin"
     assert refusal(fields, file_name="..") == ("InvalidArgument", 400)
@@ -136,7 +138,7 @@ def test_the_name_of_the_file_takes_its_place_before_conditions_are_judged():
     )
 
 
-def test_fields_become_headers_and_none_of_them_forges_another():
+def test_fields_become_headers_and_no_field_forges_another_header():
     named = {"acl": "private", "Content-Type": "text/css", "x-amz-meta-step": "7"}
     fields = form([{name: value} for name, value in named.items()], **named)
     assert dict(judge(fields).headers) == {"x-amz-acl": "private", "content-type": "text/css", "x-amz-meta-step": "7"}
@@ -158,13 +160,13 @@ def test_fields_become_headers_and_none_of_them_forges_another():
         ("http://[", ""),
     ],
 )
-def test_a_redirect_leads_to_an_address_of_the_web_or_nowhere(address, expected):
+def test_a_redirect_is_followed_only_to_an_http_address(address, expected):
     upload = judge(form([{"success_action_redirect": address}], success_action_redirect=address))
     assert (redirect_address(upload, '"e"') if upload.redirect else "") == expected
 
 
 @pytest.mark.parametrize(("status", "expected"), [("200", 200), ("201", 201), ("404", 204), ("", 204)])
-def test_the_status_of_a_good_answer_is_one_of_three(status, expected):
+def test_the_status_of_success_is_one_of_three(status, expected):
     assert judge(form([{"success_action_status": status}], success_action_status=status)).status == expected
 
 
@@ -208,15 +210,15 @@ def test_the_status_of_a_good_answer_is_one_of_three(status, expected):
         policy(expiration=9999999999),
         policy(expiration=None),
     ],
-    ids=itertools.count(),  # texts hold the time
+    ids=itertools.count(),  # the texts hold the time
 )
-def test_a_policy_that_is_none_is_refused_in_words(text):
+def test_an_invalid_policy_document_is_refused(text):
     with pytest.raises(WireError) as error:
         read_policy(text)
     assert (error.value.code, error.value.http_status) == ("InvalidPolicyDocument", 400)
 
 
-def test_of_several_ranges_of_sizes_all_hold():
+def test_all_content_length_ranges_of_a_policy_apply():
     found = read_policy(policy(["content-length-range", 2, 100], ["Content-Length-Range", "1", "50"]))
     assert (found.least_bytes, found.most_bytes) == (2, 50)
     found = read_policy(policy(["content-length-range", 0, 10**17]))
@@ -224,7 +226,7 @@ def test_of_several_ranges_of_sizes_all_hold():
 
 
 @pytest.mark.parametrize("missing", ["bucket", "key"])
-def test_a_policy_that_leaves_bucket_or_key_open_is_refused(missing):
+def test_a_policy_without_conditions_on_bucket_and_key_is_refused(missing):
     kept = [item for item, name in zip(COVERED, ("bucket", "key"), strict=True) if name != missing]
     found = read_policy(encoded({"expiration": LATER, "conditions": kept}))
     fields = {"key": "in/a", "bucket": BUCKET}
@@ -232,7 +234,7 @@ def test_a_policy_that_leaves_bucket_or_key_open_is_refused(missing):
         found.check(fields, now=NOW)
 
 
-def test_names_of_fields_and_operators_are_the_same_in_any_case():
+def test_names_of_fields_and_operators_are_case_insensitive():
     found = read_policy(policy(["StArTs-WiTh", "$Content-TYPE", "image/"], {"ACL": "private"}))
     fields = {"key": "in/a", "bucket": BUCKET, "content-type": "image/png, image/gif", "acl": "private"}
     found.check(fields, now=NOW)

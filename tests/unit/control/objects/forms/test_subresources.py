@@ -1,4 +1,4 @@
-"""Refusal of requests that the embedded store would take for others; parameters that it knows pass."""
+"""Refusal of requests that the embedded store would mistake for other requests; parameters that it knows pass."""
 
 import pytest
 
@@ -23,7 +23,7 @@ from clary.control.objects.s3_request import parse_request
         ("HEAD", "/bucket/key", "annotation"),
     ],
 )
-def test_what_the_store_does_not_know_is_refused_by_name(method, path, query):
+def test_a_parameter_that_the_store_does_not_know_is_refused_by_name(method, path, query):
     with pytest.raises(WireError) as error:
         check_subresources(parse_request(method, path, query))
     assert (error.value.code, error.value.http_status) == ("NotImplemented", 501)
@@ -46,7 +46,7 @@ def test_what_the_store_does_not_know_is_refused_by_name(method, path, query):
         ("GET", "/", ""),
     ],
 )
-def test_what_the_store_knows_passes(method, path, query):
+def test_requests_that_the_store_knows_pass(method, path, query):
     check_subresources(parse_request(method, path, query))
 
 

@@ -1,4 +1,4 @@
-"""Dumps are asked of every host, taken once, kept for a while, and gone with their job."""
+"""Dumps are requested from every host, stored once, kept for a while, and deleted with their job."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ async def wanted_of(plane, host):
     return receipt.dump_number, receipt.dump_reason
 
 
-async def test_every_host_is_asked_until_it_has_answered(plane):
+async def test_a_dump_is_requested_from_every_host_until_the_host_has_answered(plane):
     assert await wanted_of(plane, "algo-1") == (0, "")
     job = await plane.job()
     number = (await plane.dumps.ask(job, "why")).number
@@ -54,7 +54,7 @@ async def test_every_host_is_asked_until_it_has_answered(plane):
     assert (request.hosts, list(found)) == (("algo-1", "algo-2"), ["algo-1"])
 
 
-async def test_a_host_that_does_not_answer_is_asked_for_a_while_only(plane):
+async def test_a_request_to_a_host_that_does_not_answer_expires(plane):
     job = await plane.job()
     number = (await plane.dumps.ask(job, "why")).number
     plane.clock.advance(WANTED_S + 1)
@@ -63,7 +63,7 @@ async def test_a_host_that_does_not_answer_is_asked_for_a_while_only(plane):
     assert await plane.dumps.missing("job", number) == ["algo-2"], "late is better than never"
 
 
-async def test_answers_to_what_nobody_asked_are_refused(plane):
+async def test_answers_without_a_request_are_refused(plane):
     job = await plane.job()
     number = (await plane.dumps.ask(job, "why")).number
     for other, answer in ((job, dump(number + 1)), (replace(job, attempt=2), dump(number))):
@@ -71,7 +71,7 @@ async def test_answers_to_what_nobody_asked_are_refused(plane):
             await plane.gateway.take_dump(other, "algo-1", answer)
 
 
-async def test_who_asks_while_hosts_still_owe_an_answer_gets_that_one(plane):
+async def test_a_request_while_a_dump_is_open_returns_the_open_dump(plane):
     job = await plane.job()
     first = await plane.dumps.ask(job, "one person")
     assert await plane.dumps.ask(job, "another") == first
@@ -80,7 +80,7 @@ async def test_who_asks_while_hosts_still_owe_an_answer_gets_that_one(plane):
     assert (await plane.dumps.ask(job, "another")).number > first.number
 
 
-async def test_a_disk_that_is_full_leaves_the_host_asked(plane, monkeypatch):
+async def test_a_full_disk_leaves_the_request_to_the_host_open(plane, monkeypatch):
     job = await plane.job()
     number = (await plane.dumps.ask(job, "why")).number
 
@@ -93,14 +93,14 @@ async def test_a_disk_that_is_full_leaves_the_host_asked(plane, monkeypatch):
     assert await wanted_of(plane, "algo-1") == (number, "why")
 
 
-async def test_hosts_that_are_gone_owe_nothing(plane):
+async def test_released_hosts_get_no_requests(plane):
     job = await plane.job()
     await plane.dumps.ask(job, "why")
     plane.gateway.forget(job)
     assert await wanted_of(plane, "algo-1") == (0, "")
 
 
-async def test_a_dump_that_nobody_asked_for_makes_the_other_hosts_send_theirs(plane):
+async def test_an_unrequested_dump_makes_the_other_hosts_send_theirs(plane):
     job = await plane.job()
     await plane.gateway.take_dump(job, "algo-2", dump(0, "algo-2", "no progress for 9 s"))
     number, reason = await wanted_of(plane, "algo-1")
@@ -110,7 +110,7 @@ async def test_a_dump_that_nobody_asked_for_makes_the_other_hosts_send_theirs(pl
     assert sorted((await plane.dumps.read("job", number))[1]) == ["algo-1", "algo-2"]
 
 
-async def test_the_newest_are_kept_and_numbers_grow(plane):
+async def test_the_newest_dumps_are_kept_and_numbers_grow(plane):
     job = await plane.job()
     asked = []
     for _ in range(NUM_KEPT + 3):
@@ -120,7 +120,7 @@ async def test_the_newest_are_kept_and_numbers_grow(plane):
     assert await plane.dumps.numbers("job") == asked[: -NUM_KEPT - 1 : -1]
 
 
-async def test_a_dump_that_is_not_there_or_broken_is_none(plane, tmp_path):
+async def test_a_missing_or_broken_dump_gives_none(plane, tmp_path):
     assert await plane.dumps.read("job", 1) is None
     assert await plane.dumps.numbers("nobody") == []
     number = (await plane.dumps.ask(await plane.job(), "")).number
@@ -128,7 +128,7 @@ async def test_a_dump_that_is_not_there_or_broken_is_none(plane, tmp_path):
     assert (await plane.dumps.read("job", number))[1] == {}
 
 
-async def test_dumps_go_with_their_job(plane):
+async def test_dumps_are_deleted_with_their_job(plane):
     job = await plane.job()
     number = (await plane.dumps.ask(job, "")).number
     await plane.store.delete_job("job")
@@ -162,7 +162,7 @@ async def test_dumps_of_an_older_release_are_shown_and_deleted_with_their_job(pl
     assert sorted(path.name for path in (tmp_path / "dumps").rglob("*")) == ["job"]
 
 
-async def test_a_service_that_is_killed_between_storing_and_removing_stores_nothing_twice(plane, tmp_path):
+async def test_a_service_killed_during_the_migration_stores_no_dump_twice(plane, tmp_path):
     number = (await plane.dumps.ask(await plane.job(), "new")).number
     place = tmp_path / "dumps" / "job" / str(number)
     place.mkdir(parents=True)
@@ -172,7 +172,7 @@ async def test_a_service_that_is_killed_between_storing_and_removing_stores_noth
     assert not (tmp_path / "dumps").exists()
 
 
-async def test_two_that_ask_at_once_get_one_dump(plane):
+async def test_two_concurrent_requests_get_one_dump(plane):
     job = await plane.job()
     first, second = await asyncio.gather(plane.dumps.ask(job, "one person"), plane.dumps.ask(job, "another"))
     assert first == second

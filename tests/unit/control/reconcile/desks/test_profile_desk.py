@@ -1,4 +1,4 @@
-"""Profiles are asked of every host, taken once, kept for a while, looked at, and gone with their job."""
+"""Profiles are requested from every host, stored once, kept for a while, summarised, and deleted with their job."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def answer(number, host, *, is_final=True, state=RankState.DONE):
     return HostProfile(number=number, host=host, is_final=is_final, ranks=(RankProfile(rank=rank, state=state),))
 
 
-async def test_every_host_is_asked_with_its_next_report_and_ranks_begin_together(plane):
+async def test_every_host_gets_the_request_with_its_next_report_and_ranks_start_together(plane):
     receipt = await plane.agent(host="algo-2").report()
     assert receipt.profile is None
     job = await plane.job()
@@ -53,7 +53,7 @@ async def test_every_host_is_asked_with_its_next_report_and_ranks_begin_together
     assert (request.asked.num_steps, request.asked.ranks) == (5, (1,))
 
 
-async def test_who_asks_for_the_same_gets_that_one_and_for_another_is_refused_until_it_is_whole(plane):
+async def test_an_equal_request_returns_the_open_profile_and_another_is_refused(plane):
     job = await plane.job()
     first = await plane.profiles.ask(job, FIVE, reason="one person")
     assert (await plane.profiles.ask(job, FIVE, reason="another")).number == first.number
@@ -64,7 +64,7 @@ async def test_who_asks_for_the_same_gets_that_one_and_for_another_is_refused_un
     assert (await plane.profiles.ask(job, replace(FIVE, num_steps=6), reason="another")).number > first.number
 
 
-async def test_a_trace_comes_in_pieces_of_which_one_may_come_twice(plane):
+async def test_a_trace_arrives_in_pieces_and_a_repeated_piece_is_harmless(plane):
     job = await plane.job()
     number = (await plane.profiles.ask(job, FIVE, reason="")).number
     take = plane.gateway.take_trace
@@ -81,7 +81,7 @@ async def test_a_trace_comes_in_pieces_of_which_one_may_come_twice(plane):
         await take(job, "algo-1", b"g", number=number, rank=0, offset=1 << 40, is_last=True)
 
 
-async def test_answers_to_what_nobody_asked_are_refused(plane):
+async def test_answers_without_a_request_are_refused(plane):
     job = await plane.job()
     number = (await plane.profiles.ask(job, FIVE, reason="")).number
     for other, wrong in ((job, answer(number + 1, "algo-1")), (replace(job, attempt=2), answer(number, "algo-1"))):
@@ -89,7 +89,7 @@ async def test_answers_to_what_nobody_asked_are_refused(plane):
             await plane.gateway.take_profile(other, "algo-1", wrong)
 
 
-async def test_what_the_job_asked_for_itself_is_known_when_its_hosts_answer(plane):
+async def test_a_profile_from_the_job_s_own_configuration_is_known_when_its_hosts_answer(plane):
     job = await plane.job()
     await plane.gateway.take_profile(job, "algo-1", answer(job.attempt, "algo-1"))
     request, found = await plane.profiles.read("job", job.attempt)
@@ -102,7 +102,7 @@ async def test_what_the_job_asked_for_itself_is_known_when_its_hosts_answer(plan
     assert await plane.profiles.is_ready(job, request)
 
 
-async def test_a_profile_ends_with_its_attempt_its_time_or_its_cancellation(plane):
+async def test_a_profile_ends_with_its_attempt_its_timeout_or_its_cancellation(plane):
     job = await plane.job()
     assert await plane.profiles.cancel(replace(job, plan=None)) is None
     request = await plane.profiles.ask(job, FIVE, reason="")
@@ -115,7 +115,7 @@ async def test_a_profile_ends_with_its_attempt_its_time_or_its_cancellation(plan
     assert await plane.profiles.is_ready(job, request)
 
 
-async def test_the_newest_are_kept_and_a_deleted_job_has_none(plane):
+async def test_the_newest_profiles_are_kept_and_a_deleted_job_has_none(plane):
     job = await plane.job()
     for _ in range(NUM_KEPT + 2):
         number = (await plane.profiles.ask(job, FIVE, reason="")).number
@@ -129,7 +129,7 @@ async def test_the_newest_are_kept_and_a_deleted_job_has_none(plane):
     assert not plane.profiles.open
 
 
-async def test_updates_of_the_job_begin_and_end_windows(plane):
+async def test_updates_of_the_job_start_and_end_profiling_windows(plane):
     update = {"ProfilingParameters": {"DetailedProfilingConfig": '{"StartStep": 9, "NumSteps": 2}'}}
     await plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", ProfilerConfig=update)
     asked = (await plane.agent().report()).profile
@@ -138,7 +138,7 @@ async def test_updates_of_the_job_begin_and_end_windows(plane):
     assert (await plane.agent().report()).profile.is_cancelled
 
 
-async def test_profiles_of_an_older_release_are_shown_and_open_ones_taken_up(plane, tmp_path):
+async def test_profiles_of_an_older_release_are_shown_and_open_ones_are_resumed(plane, tmp_path):
     request = await plane.profiles.ask(await plane.job(), FIVE, reason="old")
     folder = plane.profiles.place("job", request.number)
     folder.mkdir(parents=True)
@@ -165,11 +165,11 @@ async def test_profiles_of_an_older_release_are_shown_and_open_ones_taken_up(pla
     assert [is_over for _, is_over in await desk.list("job")] == [False, True]
 
 
-async def test_a_profile_that_made_place_for_newer_ones_does_not_come_back(plane):
+async def test_a_profile_that_was_evicted_for_newer_ones_is_not_restored(plane):
     documents = plane.store.documents("profiles")
     request = await plane.profiles.ask(await plane.job(), FIVE, reason="newest")
     home = plane.profiles.place("job", request.number).parent.parent
-    old = home / "job" / "5"  # killed between its rows and its folder
+    old = home / "job" / "5"  # the service was killed after it deleted the rows and before it deleted the folder
     old.mkdir(parents=True)
     (old / "request.json").write_text(json.dumps(to_plain(replace(request, number=5))))
     assert await take_over(home, documents, first="request", keeps_files=True) == 0
@@ -177,7 +177,7 @@ async def test_a_profile_that_made_place_for_newer_ones_does_not_come_back(plane
 
 
 class FakeObjects:
-    """Takes objects; `refusal` is raised instead."""
+    """Accepts objects, or raises `refusal` if it is set."""
 
     def __init__(self, refusal=None):
         self.stored, self.refusal = {}, refusal
@@ -190,7 +190,7 @@ class FakeObjects:
 
 
 async def kept(plane, desk, objects, number):
-    """Have profiles kept until this one has a summary, and everything of it was stored."""
+    """Keep profiles until this one has a summary and all its objects are stored; return the summary."""
     task = asyncio.create_task(keep_profiles(desk, plane.hub, plane.store.get_job, objects, interval_s=0.01))
     try:
         async with asyncio.timeout(60):
@@ -202,7 +202,7 @@ async def kept(plane, desk, objects, number):
     return await desk.summary("job", number)
 
 
-async def test_what_is_whole_is_looked_at_and_stored_also_by_the_next_service(plane):
+async def test_a_whole_profile_is_summarised_and_stored_also_by_the_next_service(plane):
     job = await plane.job()
     number = (await plane.profiles.ask(job, FIVE, reason="")).number
     for host in ("algo-1", "algo-2"):
@@ -217,7 +217,7 @@ async def test_what_is_whole_is_looked_at_and_stored_also_by_the_next_service(pl
     assert {key.removeprefix(prefix) for key in objects.stored} & {"algo-1.json", "summary.json"}
 
 
-async def test_traces_that_cannot_be_read_in_time_are_said_to_be(plane, monkeypatch):
+async def test_traces_that_cannot_be_read_in_time_are_reported_in_the_summary(plane, monkeypatch):
     monkeypatch.setattr(profile_keeping, "LIMIT_S", 0.0)
     job = await plane.job()
     number = (await plane.profiles.ask(job, FIVE, reason="")).number
@@ -228,7 +228,7 @@ async def test_traces_that_cannot_be_read_in_time_are_said_to_be(plane, monkeypa
     assert "the traces could not be read: " in await profile_keeping.look_at(folder)
 
 
-async def test_an_object_store_that_refuses_leaves_the_profile_where_it_is(plane):
+async def test_a_refusing_object_store_leaves_the_profile_in_its_folder(plane):
     job = await plane.job()
     number = (await plane.profiles.ask(job, FIVE, reason="")).number
     for host in ("algo-1", "algo-2"):

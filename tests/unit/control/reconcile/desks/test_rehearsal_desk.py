@@ -1,4 +1,4 @@
-"""Rehearsals are carried out by a process, followed, ended, kept, and nothing of them stays behind."""
+"""Rehearsals are run by a process, followed, ended and kept; a deleted rehearsal leaves no file, process or job."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from clary.testing.control_plane import ControlPlane
 
 LIMIT_S = 40.0
 ORDER = RehearsalOrder(faults=("reclaim at step 3",), arguments=("--reclaim=step:3",))
-# Takes what `clary` takes and does what the name of the job says.
+# Accepts the arguments of `clary` and behaves as the name of the job tells it.
 COMMAND = """
 import json, os, sys, time
 job = sys.argv[-1]
@@ -60,7 +60,7 @@ def desk_of(plane, home):
 
 
 async def until(look):
-    """Wait until something is so."""
+    """Poll until `look` returns a true value; return that value."""
     async with asyncio.timeout(LIMIT_S):
         while not (found := look()):
             await asyncio.sleep(0.02)
@@ -68,7 +68,7 @@ async def until(look):
 
 
 async def ended(desk, name, number=1):
-    """Return a rehearsal once it is over and its process and task are gone."""
+    """Return a rehearsal once it has ended and its process and task are gone."""
     await until(lambda: not desk._runs)
     (found,) = [kept for kept in desk.of(name) if kept.number == number]
     assert found.is_over
@@ -76,14 +76,14 @@ async def ended(desk, name, number=1):
 
 
 async def process_of(desk, name):
-    """Return the process that carries out the newest rehearsal, once it has begun."""
+    """Return the process that runs the newest rehearsal, once its output has begun."""
     await until(lambda: desk.shelf.lines(name, desk.of(name)[0].number))
     process = desk.of(name)[0].process
     assert process is not None
     return process
 
 
-async def test_the_command_is_given_the_order_and_the_names_that_it_will_use(desk, tmp_path):
+async def test_the_command_gets_the_order_and_the_names_of_its_jobs(desk, tmp_path):
     kept = await desk.start("passes", ORDER)
     assert (kept.number, kept.state) == (1, RehearsalState.RUNNING)
     over = await ended(desk, "passes")
@@ -98,13 +98,13 @@ async def test_the_command_is_given_the_order_and_the_names_that_it_will_use(des
 
 
 @pytest.mark.parametrize(("name", "why"), [("refused", "no host can be had"), ("dies", "the command ended with 9")])
-async def test_a_command_that_hands_out_no_certificate_says_why(desk, name, why):
+async def test_a_command_without_a_certificate_gives_a_reason(desk, name, why):
     await desk.start(name, ORDER)
     over = await ended(desk, name)
     assert (over.state, over.why) == (RehearsalState.FAILED, why)
 
 
-async def test_a_command_that_is_not_there_fails_the_rehearsal_alone(plane, tmp_path):
+async def test_a_missing_command_fails_only_the_rehearsal(plane, tmp_path):
     desk = RehearsalDesk(
         RehearsalShelf(plane.store.documents("rehearsals"), tmp_path),
         plane.hub,
@@ -132,7 +132,7 @@ async def test_a_cancelled_rehearsal_leaves_no_process_and_no_job(desk, plane):
         desk.cancel("lasts", 1)
 
 
-async def test_a_service_that_leaves_ends_rehearsals_and_takes_no_more(desk, plane):
+async def test_a_service_that_shuts_down_ends_rehearsals_and_accepts_no_more(desk, plane):
     kept = await desk.start("lasts", ORDER)
     process = await process_of(desk, "lasts")
     await plane.create(kept.rehearsal)
@@ -146,7 +146,7 @@ async def test_a_service_that_leaves_ends_rehearsals_and_takes_no_more(desk, pla
         await desk.start("passes", ORDER)
 
 
-async def test_what_a_killed_service_has_left_is_ended_by_the_next_one(plane, tmp_path):
+async def test_a_rehearsal_of_a_killed_service_is_ended_by_the_next_service(plane, tmp_path):
     before = desk_of(plane, tmp_path)
     left = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(90)")
     kept = KeptRehearsal(
@@ -177,12 +177,14 @@ async def test_what_a_killed_service_has_left_is_ended_by_the_next_one(plane, tm
     await ended(again, "fit", 5)
 
 
-async def test_a_certificate_that_was_handed_out_counts_though_the_service_was_killed(plane, tmp_path):
+async def test_a_certificate_that_was_written_counts_though_the_service_was_killed(plane, tmp_path):
     desk = desk_of(plane, tmp_path)
     await desk.start("passes", ORDER)
     over = await ended(desk, "passes")
     await desk.shelf.write(replace(over, state=RehearsalState.RUNNING, verdict=""))
-    await plane.store.documents("rehearsals").put("passes", 1, {"certificate": None})  # not copied before it was killed
+    await plane.store.documents("rehearsals").put(
+        "passes", 1, {"certificate": None}
+    )  # not yet copied when the service was killed
     again = desk_of(plane, tmp_path)
     await again.load()
     assert again.of("passes")[0].verdict == over.verdict == "PASS"
@@ -205,7 +207,7 @@ async def test_rehearsals_of_an_older_release_are_shown_with_their_output(plane,
     assert again.shelf.lines("passes", 1) == desk.shelf.lines("passes", 1) != []
 
 
-async def test_one_rehearsal_of_a_job_at_a_time_and_a_few_in_all(desk):
+async def test_a_job_has_one_rehearsal_at_a_time_and_the_service_a_few(desk):
     for index in range(MAX_RUNNING):
         await desk.start(f"lasts-{index}", ORDER)
     with pytest.raises(WireError, match="rehearsal 1 of lasts-0 is under way"):
@@ -214,7 +216,7 @@ async def test_one_rehearsal_of_a_job_at_a_time_and_a_few_in_all(desk):
         await desk.start("another", ORDER)
 
 
-async def test_the_newest_are_kept_and_all_are_gone_with_their_job(desk, plane, tmp_path):
+async def test_the_newest_rehearsals_are_kept_and_all_are_deleted_with_their_job(desk, plane, tmp_path):
     for number in range(1, NUM_KEPT + 1):
         desk.shelf.place("passes", number).mkdir(parents=True)
         await desk._keep(
@@ -249,7 +251,7 @@ async def test_a_job_that_is_deleted_ends_its_rehearsal_first(desk, tmp_path):
     assert not (tmp_path / "rehearsals/lasts").exists()
 
 
-async def test_a_job_that_is_deleted_while_its_rehearsal_is_being_cancelled_leaves_nothing(desk, tmp_path):
+async def test_a_job_that_is_deleted_while_its_rehearsal_is_cancelled_leaves_no_files(desk, tmp_path):
     await desk.start("lasts", ORDER)
     await process_of(desk, "lasts")
     desk.cancel("lasts", 1)
@@ -259,41 +261,41 @@ async def test_a_job_that_is_deleted_while_its_rehearsal_is_being_cancelled_leav
     assert not (tmp_path / "rehearsals/lasts").exists()
 
 
-async def test_what_no_process_can_be_given_fails_the_rehearsal_and_makes_room_for_others(desk):
+async def test_an_argument_that_no_process_can_be_given_fails_only_the_rehearsal(desk):
     await desk.start("passes", RehearsalOrder(faults=(), arguments=("--step-regex=(\ud800)",)))
     over = await ended(desk, "passes")
     assert over.state is RehearsalState.FAILED
     assert "could not be started" in over.why
 
 
-async def test_a_job_that_is_created_when_its_rehearsal_is_over_is_stopped(desk, plane):
+async def test_a_job_that_is_created_after_its_rehearsal_was_cancelled_is_stopped(desk, plane):
     kept = await desk.start("lasts", ORDER)
     await process_of(desk, "lasts")
     desk.cancel("lasts", 1)
     await ended(desk, "lasts")
-    await plane.create(kept.rehearsal)  # asked for before the process was killed, and carried out now
+    await plane.create(kept.rehearsal)  # requested before the process was killed, and carried out now
     async with asyncio.timeout(LIMIT_S):
         while (await plane.job(kept.rehearsal)).status.value != "Stopped":
             await asyncio.sleep(0.02)
 
 
-async def test_the_next_service_stops_what_a_cancelled_rehearsal_has_left_and_no_later_job_of_the_name(plane, tmp_path):
+async def test_the_next_service_stops_jobs_of_a_cancelled_rehearsal_but_no_later_namesake(plane, tmp_path):
     before = desk_of(plane, tmp_path)
     kept = await before.start("refused", ORDER)
     over = await ended(before, "refused")
-    before._roles.clear()  # a service that was killed before it came to its jobs
+    before._roles.clear()  # a service that was killed before it stopped the jobs
     await plane.create(kept.twin)
     desk = desk_of(plane, tmp_path)
     await desk.shelf.write(replace(over, state=RehearsalState.CANCELLED))
     await desk.load()
     assert (await plane.job(kept.twin)).status.value == "Stopped"
     plane.clock.advance(2 * LATE_S)
-    await plane.create(kept.rehearsal)  # by somebody who took the name
+    await plane.create(kept.rehearsal)  # a later job of another user with the same name
     await desk_of(plane, tmp_path).load()
     assert (await plane.job(kept.rehearsal)).status.value == "InProgress"
 
 
-async def test_a_certificate_of_a_rehearsal_whose_record_was_lost_is_not_the_next_ones(desk):
+async def test_a_certificate_of_a_lost_rehearsal_record_is_not_used_for_the_next_one(desk):
     place = desk.shelf.place("refused", 1)
     place.mkdir(parents=True)
     (place / "record.json").write_text("")
@@ -302,7 +304,7 @@ async def test_a_certificate_of_a_rehearsal_whose_record_was_lost_is_not_the_nex
     assert (await ended(desk, "refused")).state is RehearsalState.FAILED
 
 
-async def test_what_programs_print_is_said_in_any_locale(plane, tmp_path, monkeypatch):
+async def test_output_of_programs_is_readable_in_any_locale(plane, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     command = (sys.executable, "-c", "print('\\u00fc \\udcff')")
     desk = replace(desk_of(plane, tmp_path), command=command)
@@ -311,7 +313,7 @@ async def test_what_programs_print_is_said_in_any_locale(plane, tmp_path, monkey
     assert desk.shelf.lines("says", 1) == ["\u00fc \\udcff"]
 
 
-async def test_what_is_said_is_bounded_and_broken_files_are_none(plane, tmp_path):
+async def test_output_is_bounded_and_broken_files_are_ignored(plane, tmp_path):
     shelf = RehearsalShelf(plane.store.documents("rehearsals"), tmp_path)
     place = shelf.place("fit", 1)
     place.mkdir(parents=True)

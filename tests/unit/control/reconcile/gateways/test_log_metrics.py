@@ -1,4 +1,4 @@
-"""Metrics of batches of lines: new, doubtful and known ones, and the metrics that a time series lacks."""
+"""Metrics of batches of lines: new, doubtful and known ones, and the metrics that are missing in a time series."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def batch(*losses, first=0):
-    """Return lines of which those with a loss have a metric."""
+    """Return a batch with one line per loss; a line whose loss is not None has a metric."""
     blocks = [
         LogBlock(
             at_ms=0,
@@ -52,7 +52,7 @@ def identities(metrics):
 
 
 @given(st.lists(METRICS, max_size=8), st.lists(METRICS, max_size=8))
-def test_with_what_is_lacking_all_are_there_as_often_as_wanted_and_nothing_else(wanted, stored):
+def test_adding_the_lacking_metrics_gives_exactly_the_wanted_ones(wanted, stored):
     found = lacking(wanted, stored)
     before, after = identities(stored), identities([*stored, *found])
     assert after == before | identities(wanted)

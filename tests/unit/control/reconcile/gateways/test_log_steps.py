@@ -15,7 +15,7 @@ from clary.control.reconcile.gateways.log_steps import step_of
         ("Iteration [40] loss 0.5", 40),
         ("train_step=7 loss=0.5", 7),
         ("Epoch 2, global_step: 900, loss 0.5", 900),
-        ("Epoch 2, step 30, loss 0.5", None),  # it may begin anew with each epoch
+        ("Epoch 2, step 30, loss 0.5", None),  # the step may restart at 0 with each epoch
         ("loss=0.5 steps_per_s=12", None),
         ("step 0.5 s, loss=1", None),
         ("footstep 3 loss=1", None),
@@ -23,12 +23,12 @@ from clary.control.reconcile.gateways.log_steps import step_of
         ("step " + "9" * 400, None),
     ],
 )
-def test_what_a_line_calls_its_step_is_found(line, step):
+def test_the_step_of_a_line_is_found(line, step):
     assert step_of(line) == step
 
 
 @pytest.mark.parametrize("line", ["step" + " " * 100_000, "step " * 20_000, "step['\" \t" * 20_000])
-def test_a_hostile_line_takes_no_time(line):
+def test_a_hostile_line_is_parsed_quickly(line):
     before = time.monotonic()
     step_of(line)
     assert time.monotonic() - before < 1

@@ -1,4 +1,4 @@
-"""Tokens of pools whose hosts are other machines: a pool that goes on without a node serves that node no more."""
+"""Tokens of pools whose hosts are other machines: a pool that has given up a node serves that node no more."""
 
 import asyncio
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ async def plane(tmp_path):
         yield opened
 
 
-async def test_a_node_that_was_given_up_hears_of_no_further_attempt_of_its_pool(plane):
+async def test_a_node_that_was_given_up_gets_no_further_attempt_of_its_pool(plane):
     await plane.create("one", ResourceConfig=RESOURCES)
     await plane.passes()
     job = plane.hub.live_job("one")
@@ -36,12 +36,12 @@ async def test_a_node_that_was_given_up_hears_of_no_further_attempt_of_its_pool(
         assert refused.value.http_status == 403
     waiting = asyncio.ensure_future(gateway.next_assignment(job.pool, "algo-1", after=after, wait_s=20, token=own))
     await asyncio.sleep(0.05)
-    held[job.pool, 0] = "second"  # another node has its number, and is about to get the next attempt
+    held[job.pool, 0] = "second"  # another node has taken over this number, and is about to get the next attempt
     over.add("first")
     gateway.wake(job.pool)
     with pytest.raises(WireError, match="goes on without this node") as told:
         await waiting
-    assert told.value.http_status == 410  # at which an agent leaves
+    assert told.value.http_status == 410  # an agent exits at this status
     gateway.authorize(job.pool, host_token(job.plan["pool_token"], "second"), "algo-1")
     held.clear()
     with pytest.raises(WireError, match="goes on without this node"):

@@ -1,4 +1,4 @@
-"""Reports of agents and programs on a training, and the right to send them."""
+"""Reports of agents and programs on a training, and the authorisation to send them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def steps_of(plane, name="loss"):
     return [value.step for value in await plane.store.training.newest_values("job", name, most=100)]
 
 
-async def test_a_batch_that_comes_twice_counts_once_in_table_and_record(plane, gateway):
+async def test_a_batch_that_arrives_twice_counts_once_in_table_and_record(plane, gateway):
     for _ in range(2):
         receipt = await gateway.append(job_of(plane), "algo-1", batch(loss(1), loss(2, 0.25), loss(3, None)))
         assert receipt.next == 3
@@ -71,11 +71,11 @@ async def test_a_batch_that_comes_twice_counts_once_in_table_and_record(plane, g
     assert (final.name, final.value, final.step) == ("loss", 0.25, 2), "what is no number is no final value"
 
 
-async def test_last_values_that_a_killed_service_has_not_kept_come_from_the_batch_that_is_sent_again(
+async def test_final_metrics_that_a_killed_service_lost_are_restored_from_the_repeated_batch(
     plane, gateway, monkeypatch
 ):
     class Killed(BaseException):
-        """The service ends here: nothing catches it."""
+        """A crash of the service at this point, which no handler catches."""
 
     async def killed(*_, **__):
         raise Killed
@@ -118,21 +118,21 @@ async def test_pictures_are_kept_as_bytes(plane, gateway):
         batch(progress=TrainingProgress(done=1, total=2.0**80)),
     ],
 )
-async def test_a_batch_that_no_host_can_have_found_is_refused_and_nothing_of_it_is_stored(plane, gateway, wrong):
+async def test_an_impossible_batch_is_refused_and_no_part_of_it_is_stored(plane, gateway, wrong):
     with pytest.raises(WireError) as refusal:
         await gateway.append(job_of(plane), "algo-1", wrong)
     assert refusal.value.http_status == 400
     assert await plane.store.training.metric_facts("job") == []
 
 
-async def test_a_record_holds_as_many_final_metrics_as_describe_shows_and_the_table_all(plane, gateway):
+async def test_the_record_holds_the_final_metrics_that_describe_shows_and_the_table_all(plane, gateway):
     many = [loss(1, name=f"m{number}") for number in range(MAX_FINAL_METRICS + 5)]
     await gateway.append(job_of(plane), "algo-1", batch(*many))
     assert len(job_of(plane).final_metrics) == MAX_FINAL_METRICS
     assert len(await plane.store.training.metric_facts("job")) == MAX_FINAL_METRICS + 5
 
 
-async def test_a_deleted_job_wants_nothing(plane, gateway):
+async def test_a_report_of_a_deleted_job_is_refused_with_410(plane, gateway):
     job = job_of(plane)
     await plane.store.delete_job("job")
     with pytest.raises(WireError) as refusal:
@@ -140,7 +140,7 @@ async def test_a_deleted_job_wants_nothing(plane, gateway):
     assert refusal.value.http_status == 410
 
 
-async def test_a_program_speaks_with_its_own_token_and_no_other(plane, gateway):
+async def test_a_program_is_authorised_by_its_own_token_only(plane, gateway):
     job = job_of(plane)
     token = status_token(job.plan["agent_token"], job="job", attempt=job.attempt, host="algo-1")
     assert gateway.authorize_status("job", job.attempt, "algo-1", token).name == "job"
@@ -154,7 +154,7 @@ async def test_a_program_speaks_with_its_own_token_and_no_other(plane, gateway):
         assert refusal.value.http_status == 410
 
 
-async def test_values_that_a_program_repeats_are_stored_when_they_change(plane, gateway):
+async def test_repeated_values_of_a_program_are_stored_when_they_change(plane, gateway):
     job = job_of(plane)
     for step, value in ((1, 0.5), (2, 0.5), (3, 0.25), (4, 0.25)):
         await gateway.take_status(job, "algo-1", said(step, loss=value, current_step=step, total_steps=100))
@@ -163,7 +163,7 @@ async def test_values_that_a_program_repeats_are_stored_when_they_change(plane, 
     assert (told.progress.done, told.progress.total, told.progress.source) == (4, 100, "kubeflow")
 
 
-async def test_a_loss_that_is_no_number_is_stored_once_and_no_final_metric(plane, gateway):
+async def test_a_loss_that_is_not_a_number_is_stored_once_and_is_no_final_metric(plane, gateway):
     job = job_of(plane)
     for step in (1, 2, 3):
         await gateway.take_status(job, "algo-1", said(step, loss="nan", current_step=step, total_steps=100))
@@ -171,7 +171,7 @@ async def test_a_loss_that_is_no_number_is_stored_once_and_no_final_metric(plane
     assert job_of(plane).final_metrics == ()
 
 
-async def test_a_program_that_makes_up_ever_new_names_is_not_remembered_without_end(plane, gateway, monkeypatch):
+async def test_a_program_with_ever_new_metric_names_uses_bounded_memory(plane, gateway, monkeypatch):
     monkeypatch.setattr(training_gateway, "MAX_SPOKEN_NAMES", 3)
     job = job_of(plane)
     for step in range(5):
@@ -180,7 +180,7 @@ async def test_a_program_that_makes_up_ever_new_names_is_not_remembered_without_
     assert names == {"m0": 1, "loss": 5, "n0": 1}
 
 
-async def test_a_program_that_speaks_too_often_is_told_to_wait_and_heard_again_later(plane, gateway):
+async def test_a_program_that_reports_too_often_is_throttled_and_accepted_again_later(plane, gateway):
     job = job_of(plane)
     for step in range(int(STATUS_BURST)):
         await gateway.take_status(job, "algo-1", said(1, current_step=step, total_steps=100))

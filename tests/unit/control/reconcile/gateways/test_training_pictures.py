@@ -1,4 +1,4 @@
-"""Pictures from agents are checked before they are kept: an agent's token may be in wrong hands."""
+"""Pictures from agents are checked before they are stored: an agent's token may be in the wrong hands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stored(data, kind=FindingKind.IMAGE, size_bytes=7):
     return picture_of(Finding(kind=kind, name="t", at_ms=0, step=3, data=data, size_bytes=size_bytes), AT)
 
 
-def test_an_image_is_kept_as_bytes_and_a_histogram_as_it_is():
+def test_an_image_is_stored_as_bytes_and_a_histogram_as_json():
     kept = stored(base64.b64encode(PNG).decode())
     assert (kept.kind, kept.tag, kept.step, kept.data, kept.size_bytes) == ("image", "t", 3, PNG, 7)
     buckets = stored("[[0.5, 1, 2]]", FindingKind.HISTOGRAM)
@@ -33,7 +33,7 @@ def test_an_image_is_kept_as_bytes_and_a_histogram_as_it_is():
 @pytest.mark.parametrize(
     "data", [b"", b"<script>alert(1)</script>", b"<svg/>", PNG[:12], PNG.ljust(MAX_IMAGE_BYTES + 1, b"x")]
 )
-def test_of_anything_else_the_place_alone_is_kept(data):
+def test_of_data_that_is_no_image_only_tag_and_step_are_stored(data):
     assert stored(base64.b64encode(data).decode()).data is None
     assert stored("", size_bytes=-5).size_bytes == 0
 
@@ -57,7 +57,7 @@ def test_of_anything_else_the_place_alone_is_kept(data):
         json.dumps([[0, 1, 2]] * (MAX_BUCKETS + 1)),
     ],
 )
-def test_a_histogram_that_no_agent_makes_is_refused(text):
+def test_a_histogram_of_a_shape_that_no_agent_sends_is_refused(text):
     with pytest.raises(WireError) as refusal:
         stored(text, FindingKind.HISTOGRAM)
     assert refusal.value.http_status == 400
