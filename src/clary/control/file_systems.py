@@ -1,7 +1,7 @@
 """Folders of this machine that jobs may have as file systems, FileSystemDataSource of SageMaker.
 
 Where: `settings` checks `[file_systems]` when it reads the file, admission checks the file systems of a request when a
-job is created, and planning fills the folder in. The agent opens it once more when it makes the host
+job is created, and planning fills the folder in. The agent opens the folder again when it creates the host
 (`agent.host.mounts.bind_places`).
 
 The creator of a job chooses FileSystemId and DirectoryPath, and the agent binds the folder with its own rights. So only
@@ -25,7 +25,7 @@ from clary.contract.launch_plan import Channel
 READ_ONLY = "ro"
 READ_WRITE = "rw"
 _KEYS = ("path", "access")
-_ID = re.compile("fs-[0-9a-f]{8,18}")  # FileSystemId of the API: this pattern, and 11 to 21 characters
+_ID = re.compile("fs-[0-9a-f]{8,18}")  # pattern of FileSystemId in the API, which also demands 11 to 21 characters
 _LUSTRE = "FSxLustre"
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
@@ -33,10 +33,10 @@ FileSystems = Mapping[str, Mapping[str, Any]]  # setting `file_systems`
 
 
 def check_entry(file_system_id: str, entry: Mapping[str, Any], *, source: str) -> None:
-    """Refuse an entry of the settings that clients could not name, or that names no folder.
+    """Refuse an entry of the settings with an invalid FileSystemId, an unknown key, or an invalid path or access.
 
     Args:
-        source: file that it comes from, named in the error.
+        source: file that contains the entry, named in the error.
     Raises: ContractError naming file, entry and key, with the expected and the actual value.
     """
     if not _ID.fullmatch(file_system_id):

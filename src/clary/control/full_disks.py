@@ -1,8 +1,8 @@
 """One message for a full disk of the state folder: the folder, the free bytes, the bytes that are needed.
 
-Where: code that writes below the state folder calls it after a refused write, so that clients, commands and the log of
-the service show the same message. A disk counts as full before its last byte is taken: SQLite, the object store and the
-agents need some space to work.
+Where: code that writes below the state folder calls `why_full` after a refused write, so that clients, commands and the
+log of the service show the same message. A disk counts as full before its last byte is taken: SQLite, the object store
+and the agents need some space to work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def why_full(place: Path) -> str:
     """Return the message that the disk of a folder is full; empty if it is not, or if the folder cannot be read.
 
     Args:
-        place: a folder, or one that is to be made; the nearest parent that exists is checked.
+        place: a folder that may not exist yet; the nearest existing parent is checked.
     """
     existing = next((path for path in (place, *place.parents) if path.exists()), Path("/"))
     try:

@@ -42,7 +42,7 @@ def check(request: Mapping[str, Any]) -> None:
 
 
 def candidates(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the request with each of its preferences selected, in their order, or as it is if it has no preferences."""
+    """Yield the request with each of its preferences selected, in order; unchanged without preferences."""
     config = request["ResourceConfig"]
     preferences = config.get("InstancePreferences") or ()
     if not preferences:
@@ -56,7 +56,7 @@ def candidates(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def settled(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a ResourceConfig that names its type: the selected type, or else the first preference."""
+    """Return a ResourceConfig with InstanceType and InstanceCount: of the selected preference, else of the first."""
     preferences = config.get("InstancePreferences")
     if not preferences:
         return config

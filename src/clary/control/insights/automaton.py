@@ -1,10 +1,10 @@
 """Regular expressions whose matching time is linear in the text, for every expression.
 
-Where: `reading` makes one of each expression of a query; `conditions` asks whether it matches in a message.
+Where: `reading` makes an automaton of each expression of a query; `conditions` matches it against texts of lines.
 
-Python's `re` tries paths one after the other: `a.*b.*x` takes seconds for one line of 4 KiB and hours for one of 64,
-with the whole service waiting. An automaton follows all paths at once. Its states are made when texts need them; a
-state is a set of places in the expression (`expression_parts`) and the kind of the character before. A short expression
+Python's `re` tries paths one after the other: `a.*b.*x` takes seconds for a line of 4 KiB and hours for a line of 64
+KiB, while the whole service waits. An automaton follows all paths at once. Its states are created on demand; a state is
+a set of places in the expression (`expression_parts`) and the kind of the preceding character. A short expression
 without a choice runs in `re`, which is much faster and bounded as well.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from clary.control.insights.errors import QueryTooLarge
 from clary.control.insights.expression_parts import Edge, Parts, Surroundings, compile_parts
 
-MAX_STATES = 1_000  # of one automaton; an expression that needs more is given up
+MAX_STATES = 1_000  # of one automaton; a match that needs more states fails
 _CACHED_CODES = 256  # transitions of characters below this code are cached
 
 
@@ -49,7 +49,7 @@ class Automaton:
         self._begin = self._state(self._parts.begin, Edge.BORDER)
 
     def matches(self, text: str) -> bool:
-        """Whether it matches somewhere in a text.
+        """Whether the expression matches somewhere in a text.
 
         Raises: QueryTooLarge if it needs more states than are allowed.
         """
@@ -75,7 +75,7 @@ class Automaton:
             if parts.has_end(reached):
                 following = self._found
             else:
-                # A match may begin behind any character.
+                # A match may begin after any character.
                 following = self._state(parts.moved(reached, kind) | parts.begin, after)
             state.by_class[after, kind] = following
         if ord(character) < _CACHED_CODES:

@@ -10,8 +10,8 @@ class MalformedQuery(ClaryError):
 
     Args:
         message: names the expected syntax.
-        start: number of the first character that is wrong, from 0.
-        end: number of the character behind the last one.
+        start: index of the first wrong character.
+        end: index after the last wrong character.
     """
 
     default_fault = Fault.USER

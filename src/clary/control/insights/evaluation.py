@@ -1,6 +1,6 @@
-"""A plan over lines: kept rows or groups in bounded memory, and the rows of the answer.
+"""Evaluation of a plan over lines: keeps rows or groups in bounded memory, and returns the rows of the answer.
 
-Where: the query desk gives it every line of the range, in slices and from a thread, and asks for the rows at the end.
+Where: the query desk passes every line of the time range to it, in slices and from a thread, then reads the rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_DISTINCT = 100_000  # values that count_distinct holds, over all groups
 _SPARE_ROWS = 1_000  # rows above the limit that are collected before the last ones in order are dropped
 _CELL_CHARACTERS = 40  # approximate cost of a cell besides its text
 
-Row = tuple[tuple[str, str], ...]  # names and values
+Row = tuple[tuple[str, str], ...]  # pairs of column name and value
 Key = tuple[int, float, str]
 
 
@@ -75,7 +75,7 @@ def _collector(plan: Plan) -> _Groups | _Rows:
 
 
 class _Rows:
-    """Rows that are lines: the first ones in order."""
+    """The first lines in the sort order, as rows."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -114,7 +114,7 @@ class _Rows:
 
 
 class _Groups:
-    """Rows that are groups of lines."""
+    """Groups of lines, as rows."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -141,7 +141,7 @@ class _Groups:
     def rows(self) -> list[Row]:
         plan = self._plan
         times = {column.label for column in plan.columns if column.is_time}
-        # Without a sort: times from new to old, as lines are; other values from small to large.
+        # Without a sort: times from new to old, as for lines; other values from small to large.
         keys = list(self._groups)
         for number, column in reversed(list(enumerate(plan.columns))):
             keys.sort(key=_nth_value(number), reverse=column.is_time)
@@ -166,7 +166,7 @@ class _Groups:
 
 
 class _Budget:
-    """Counts down over all groups."""
+    """Budget of count_distinct, shared by all groups."""
 
     def __init__(self, left: int) -> None:
         self.left = left

@@ -1,6 +1,6 @@
-"""A regular expression as numbered places, with the places that characters lead to.
+"""A regular expression as a nondeterministic automaton: numbered places, and the transitions between them.
 
-Where: `automaton` runs them. The tree is the same that `re` compiles; a place is a bit of an integer, so that a set
+Where: `automaton` runs it. The syntax tree is the one that `re` compiles; a place is a bit of an integer, so that a set
 of places is one number.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 MAX_EXPRESSION_LENGTH = 1_000
 MAX_PLACES = 300  # of one expression; x{200} has 200
-MAX_PLAIN_LENGTH = 64  # times the length of a line, a bound on steps that hold the interpreter
+MAX_PLAIN_LENGTH = 64  # bounds the steps of `re`, which holds the interpreter lock, to this times a line's length
 _ENDLESS = 1 << 30  # more than any count that fits
 _WORD = frozenset("0123456789_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _CATEGORIES = {
@@ -39,9 +39,9 @@ class BadExpression(ValueError):
 
 
 class Edge(IntEnum):
-    """The kind of character on one side of a place between two characters, as far as the expression asks."""
+    """The kind of character before or after a position in the text, as far as assertions of the expression need it."""
 
-    BORDER = 0  # begin or end of the text
+    BORDER = 0  # start or end of the text
     LINE_END = 1
     WORD = 2
     OTHER = 3
@@ -49,7 +49,7 @@ class Edge(IntEnum):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The kinds of character before and behind a place."""
+    """The kinds of character before and after a position in the text."""
 
     before: Edge
     after: Edge
@@ -72,7 +72,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class CharacterSet:
-    """Characters that one place of the expression takes."""
+    """Characters that one place of the expression consumes."""
 
     ranges: tuple[tuple[int, int], ...] = ()
     categories: tuple[str, ...] = ()
@@ -116,9 +116,9 @@ class Parts:
         """Add a place and return its number; raises BadExpression if there are too many.
 
         Args:
-            takes: characters that the place consumes, and the place behind them; None if it consumes no character.
-            asserts: name of an assertion as `re` spells it, such as AT_END, and the place behind it.
-            leads: places that are reached from here without a character.
+            takes: characters that the place consumes, and the next place; None if it consumes no character.
+            asserts: name of an assertion as `re` spells it, such as AT_END, and the next place.
+            leads: places that are reached from this place without a character.
         """
         if len(self.takes) >= MAX_PLACES:
             raise BadExpression(f"it is too large: expected at most {MAX_PLACES} parts, counting repetitions")
@@ -134,7 +134,7 @@ class Parts:
         return len(self.takes) - 1
 
     def edge_of(self, character: str) -> Edge:
-        """Return the kind of a character beside a place; always OTHER if the expression has no assertions."""
+        """Return the kind of a character next to a position; always OTHER if the expression has no assertions."""
         if not self._asks_edges:
             return Edge.OTHER
         if character == "\n":
@@ -146,7 +146,7 @@ class Parts:
         return tuple(character in known for known in self.sets)
 
     def reached(self, places: int, around: Surroundings) -> int:
-        """Return all places that can be reached from these places without a character."""
+        """Return all places that can be reached from these places without consuming a character."""
         reached = 0
         waiting = _numbers(places)
         while waiting:
@@ -163,7 +163,7 @@ class Parts:
         return reached
 
     def moved(self, reached: int, kind: tuple[bool, ...]) -> int:
-        """Return the places behind a character of a class."""
+        """Return the places that follow these places after a character of a class."""
         places = 0
         for place in _numbers(reached):
             taken = self.takes[place]
@@ -187,7 +187,7 @@ def compile_parts(expression: str) -> Parts:
     """
     if len(expression) > MAX_EXPRESSION_LENGTH:
         raise BadExpression(f"it has {len(expression)} characters, expected at most {MAX_EXPRESSION_LENGTH}")
-    # The tree that `re` itself compiles from; it has no public name.
+    # `re` itself compiles from this tree; its parser has no public name.
     parser: Any = importlib.import_module("re._parser")
     try:
         with warnings.catch_warnings():
@@ -282,9 +282,9 @@ def _in_category(character: str, name: str) -> bool:
 
 
 def _has_no_choice(items: list[Any]) -> bool:
-    """Whether `re` takes no more time for a text than its length times that of the expression.
+    """Whether the time of `re` for a text is bounded by the text's length times the expression's.
 
-    That is so where each part takes one character, or is the last one and a choice of such sequences.
+    It is if each part consumes one character; the last part may also be a choice of such sequences.
     """
     for number, (operation, argument) in enumerate(items):
         name = str(operation)

@@ -1,7 +1,7 @@
-"""Commands to a plan: the lines that are kept, the rows made of them, their order and their number.
+"""Turns commands into a plan: the conditions on lines, the rows made of lines, their order and their limit.
 
-Filters before `limit` and `stats` apply to lines, also behind `sort`: filtering a sorted list gives the same as sorting
-a filtered one. Behind `stats`, commands work on its rows one after the other. Pure.
+Filters before `limit` and `stats` apply to lines, also after `sort`: filtering a sorted list has the same result as
+sorting a filtered list. After `stats`, each command in turn transforms the rows of `stats`. Pure.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ POINTER = "@ptr"
 _NOWHERE = Place(0, 0)
 
 R = TypeVar("R")
-Group = dict[str, Value]  # a row of stats: values by the names of its columns
+Group = dict[str, Value]  # a row of stats: column name -> value
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the result: a value that each row shows of its line."""
+    """A column of the result: a value read from each row's line."""
 
     label: str
     read: Getter
@@ -45,7 +45,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Counting:
-    """One aggregate."""
+    """One aggregate function of `stats`."""
 
     function: str
     read: Getter | None  # None counts every line
@@ -58,11 +58,11 @@ class Plan:
 
     Args:
         keeps: conditions that lines have to meet.
-        columns: of rows; for stats, the values that group lines.
-        kept_order: order that decides which rows are kept beyond the limit.
+        columns: columns of the rows; for stats, the values by which lines are grouped.
+        kept_order: order that decides which rows are kept if there are more than `limit`.
         shown_order: order of the result.
         limit: of rows.
-        aggregates: of stats; empty if rows are lines.
+        aggregates: aggregates of stats; empty if rows are lines.
         stages: functions that change the rows of stats, one after the other.
         shown: labels of stats' columns that are shown, in order.
     """
@@ -81,8 +81,8 @@ def plan_of(text: str, *, limit: int | None = None) -> Plan:
     """Return the plan of a query.
 
     Args:
-        text: of the query.
-        limit: of rows, besides the query's own.
+        text: the query.
+        limit: largest number of rows, in addition to the query's own limit.
 
     Raises: MalformedQuery.
     """
@@ -103,7 +103,7 @@ def plan_of(text: str, *, limit: int | None = None) -> Plan:
 
 @dataclass
 class _LineCommands:
-    """The sum of the commands over lines, built one command after the other."""
+    """Combined effect of the commands on lines, built one command after the other."""
 
     aliases: dict[str, Field | Bin] = field(default_factory=dict)
     keeps: list[Holds[LogLine]] = field(default_factory=list)
@@ -163,7 +163,7 @@ class _LineCommands:
 
     def _named(self, items: tuple[Item, ...]) -> list[Item]:
         for item in items:
-            self.getter(item.source)  # refuses a field that lines do not have
+            self.getter(item.source)  # raises MalformedQuery for a field that lines do not have
             if item.label != item.source.label or isinstance(item.source, Bin):
                 self.aliases[item.label] = self.resolve(item.source)
         return list(items)
@@ -177,7 +177,7 @@ def _order(
     order = [Order(getter(key.source), key.is_descending) for key in keys]
     last = resolve(keys[-1].source)
     if isinstance(last, Field) and last.name == "@timestamp":
-        # Lines of one millisecond keep their order, in whichever direction.
+        # Lines of the same millisecond are ordered by their sequence, in the direction of the sort.
         order.append(Order(lambda line: line.sequence, keys[-1].is_descending))
     return tuple(order)
 

@@ -1,7 +1,7 @@
-"""Query texts to commands, by recursive descent; syntax that is not offered is refused by name and place.
+"""A recursive descent parser of queries; an error names unsupported syntax and its position.
 
-Where: `planning.plan_of` calls it. The text comes from strangers: its length, its terms, its expressions and the depth
-of its brackets are bounded.
+Where: `planning.plan_of` calls it. The text is not trusted: its length, its terms, its expressions and the depth of its
+brackets are bounded.
 Source: CloudWatch Logs user guide, "CloudWatch Logs Insights language query syntax".
 """
 
@@ -19,10 +19,10 @@ from clary.control.insights.tokens import Kind, Token, tokens_of
 
 MAX_TERMS = 500  # comparisons, values of lists, fields
 MAX_EXPRESSIONS = 10
-MAX_DEPTH = 30  # of brackets and nots
+MAX_DEPTH = 30  # of nested brackets and nots
 MAX_ROWS = 10_000
 FUNCTIONS = ("count", "count_distinct", "sum", "avg", "min", "max")
-# Commands of the language that are not offered, and commands of other languages that people try.
+# Commands of the language that are not supported, and commands of other query languages that people try.
 _OTHER_COMMANDS = (
     *("anomaly", "dedup", "diff", "filterindex", "join", "lookup", "parse", "pattern", "search", "select", "source"),
     *("subqueries", "unmask", "unnest", "where"),
@@ -44,7 +44,7 @@ T = TypeVar("T")
 def commands_of(text: str) -> list[syntax.Command]:
     """Return the commands of a query.
 
-    Raises: MalformedQuery with the expected syntax and its place.
+    Raises: MalformedQuery with the expected syntax and the position of the error.
     """
     return _Reader(tokens_of(text)).commands()
 
@@ -245,7 +245,7 @@ class _Reader:
             token = self._take()
         if token.kind is not Kind.NUMBER:
             raise _unexpected(token, "a number or a text in quotes")
-        # Through float: whole numbers of thousands of digits are refused by int, and queries do not compare with them.
+        # Through float, because int refuses numbers of thousands of digits.
         number = float(token.text)
         value: syntax.Number = int(token.text) if token.text.isdigit() and number < 1 << 63 else number
         return -value if is_negative else value

@@ -1,6 +1,6 @@
 """The commands of a query as data.
 
-Where: made by `reading`, planned by `planning`. Places are positions in the query's text.
+Where: `reading` creates them, `planning` turns them into a plan. Places are positions in the query's text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Field:
 
     @property
     def label(self) -> str:
-        """The name of its column without an alias."""
+        """The column name if the query gives no alias."""
         return self.name
 
 
@@ -44,7 +44,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to show or to group by."""
+    """One field or time bin to show or to group by."""
 
     source: Field | Bin
     label: str
@@ -71,7 +71,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Like:
-    """A field that holds a text, or that a regular expression matches somewhere."""
+    """Condition that a field contains a text, or that a regular expression matches somewhere in it."""
 
     field: Field
     pattern: str | Automaton
@@ -79,7 +79,7 @@ class Like:
 
 @dataclass(frozen=True)
 class In:
-    """A field that equals one of some values."""
+    """Condition that a field equals one of several values."""
 
     field: Field
     values: tuple[str | Number, ...]
@@ -87,7 +87,7 @@ class In:
 
 @dataclass(frozen=True)
 class IsPresent:
-    """A field that a line has."""
+    """Condition that a line has a field."""
 
     field: Field
 
@@ -118,7 +118,7 @@ Condition = Comparison | Like | In | IsPresent | Not | All | Any
 
 @dataclass(frozen=True)
 class Fields:
-    """Show these items, beside those of earlier commands."""
+    """Show these items in addition to the items of earlier commands."""
 
     items: tuple[Item, ...]
     place: Place
@@ -134,7 +134,7 @@ class Display:
 
 @dataclass(frozen=True)
 class Filter:
-    """Keep lines of which a condition holds."""
+    """Keep lines for which a condition holds."""
 
     condition: Condition
     place: Place
@@ -142,7 +142,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class SortKey:
-    """One thing to sort by."""
+    """One field to sort by, with its direction."""
 
     source: Field | Bin
     is_descending: bool
@@ -166,7 +166,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One number made of all lines of a group."""
+    """One number computed from all lines of a group."""
 
     function: str
     field: Field | None  # None for count(*)

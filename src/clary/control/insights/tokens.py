@@ -1,6 +1,6 @@
 """A query text as words, numbers, strings, regular expressions and signs, each with its place.
 
-Where: `reading` asks for all tokens first. The text is read once, character by character.
+Where: `reading` requests all tokens before it parses. The text is read once, character by character.
 Source: CloudWatch Logs user guide, "CloudWatch Logs Insights language query syntax".
 """
 
@@ -43,11 +43,11 @@ class Token:
     end: int
 
     def is_word(self, *words: str) -> bool:
-        """Whether it is one of these words, in any case."""
+        """Whether the token is one of these words, in upper or lower case."""
         return self.kind is Kind.WORD and self.text.lower() in words
 
     def is_sign(self, *signs: str) -> bool:
-        """Whether it is one of these signs."""
+        """Whether the token is one of these signs."""
         return self.kind is Kind.SIGN and self.text in signs
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ def _number(text: str, start: int) -> Token:
 
 
 def _quoted(text: str, start: int, kind: Kind, what: str) -> Token:
-    """Return the token between a quote and the next one that no backslash escapes.
+    """Return the token between a quote and the next unescaped quote.
 
     Args:
         start: index of the opening quote.

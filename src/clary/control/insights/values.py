@@ -1,7 +1,7 @@
 """Values of fields: reading, comparison, order and text.
 
-A field has a text, a number, or nothing. Two values compare as numbers if both are numbers or spell numbers, else as
-texts.
+The value of a field is a text, a number, or None. Two values compare as numbers if both are numbers or texts that spell
+numbers, else as texts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The end of an attempt whose job continues: capacity is reclaimed, or a failure is retried. Pure.
+"""The end of an attempt whose job continues, because capacity is reclaimed or a failure is retried. Pure.
 
-Where: `transitions` calls these. All hosts stop at once; they are released when no process runs on any of them; when
-the engine has ended them, the attempt is put on record and the job waits in the queue again.
+Where: `transitions` calls these. All hosts are stopped at once. They are released when no process runs on any of them.
+When the engine has ended them, the attempt is recorded as past and the job waits in the queue again.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from clary.control.jobs import events, host_orders, retries
 from clary.control.jobs.status_rows import enter
 from clary.control.jobs.training_job import AttemptEnd, AttemptEnding, EndCause, PastAttempt, TrainingJob
 
-# A program may end by a signal of the engine, or by the end of its peers on another host, and be reported before the
-# notice: agents report at once, so that the two reports are moments apart.
+# A program may end by a signal of the engine, or because its peers on another host ended, before the notice is
+# reported. Agents report at once, so the two reports are moments apart.
 NOTICE_SLACK_S = 2.0
-_ECHO_S = 0.5  # the same on one host, by its own clock
-MAX_DETAILED = 20  # past attempts whose hosts are kept: a job's record is written as a whole with every change
-_PLANNED = ("name", "instance_type", "processes_per_host", "resources")  # of a host, for readers of measurements
+_ECHO_S = 0.5  # likewise, for two events on one host, by its own clock
+MAX_DETAILED = 20  # past attempts that keep their hosts' facts: every change rewrites the job's whole record
+_PLANNED = ("name", "instance_type", "processes_per_host", "resources")  # of a host, read by measurements
 _STATUSES = {AttemptEnd.RECLAIMED: SecondaryStatus.INTERRUPTED, AttemptEnd.RESTARTED: SecondaryStatus.RESTARTING}
 
 
 def reclaim(job: TrainingJob, event: events.Reclaimed, now: datetime) -> TrainingJob:
     """Begin to end the attempt whose capacity is taken back.
 
-    Return the job unchanged if it has no attempt, or if the attempt or the job ends already. A failure that was
-    reported together with the notice, or later, counts as part of it: the job is retried without using up a restart.
+    Return the job unchanged if it has no attempt, or if the attempt or the job is already ending. A failure reported
+    shortly before the notice, or after it, counts as its effect: the job is retried without using up a restart.
 
     Args:
         job: the record.
-        event: with the reason, and the seconds that programs get to end.
+        event: contains the reason and the grace of programs.
         now: by the job's clock.
     """
     if job.is_terminal or job.ending is not None or not job.hosts:
@@ -88,10 +88,10 @@ def follow(job: TrainingJob) -> TrainingJob:
 
 
 def put_on_record(job: TrainingJob, now: datetime, *, keeps_pool: bool) -> TrainingJob:
-    """Return the job without its ended attempt, waiting for hosts, which are its own if they stay.
+    """Return the job without its ended attempt, waiting for hosts; it keeps its pool if `keeps_pool`.
 
     Args:
-        job: whose attempt has an `ending` and whose hosts were taken back, or stay.
+        job: a job whose attempt has an `ending`, and whose hosts the engine has ended or keeps.
         now: by the job's clock.
         keeps_pool: whether its pool stays for the next attempt, with the GPUs that it holds.
     """
@@ -129,7 +129,7 @@ def wait(job: TrainingJob, reason: str, now: datetime) -> TrainingJob:
 
     Args:
         job: with at least one past attempt.
-        reason: of the wait, for people.
+        reason: why the job waits, for people.
         now: by the job's clock.
     """
     last = job.past_attempts[-1]
@@ -138,7 +138,7 @@ def wait(job: TrainingJob, reason: str, now: datetime) -> TrainingJob:
 
 
 def _is_of_reclaim(job: TrainingJob, event: events.Reclaimed) -> bool:
-    """Whether a job ends by a failure that came with the notice, before its upload has begun."""
+    """Whether a job ends by a failure that is an effect of the reclaim, before its upload has begun."""
     if job.end_cause is not EndCause.FAILURE or event.noticed_at is None or job.failed_at is None:
         return False
     is_with_it = job.failed_at >= event.noticed_at - timedelta(seconds=NOTICE_SLACK_S)
@@ -146,13 +146,13 @@ def _is_of_reclaim(job: TrainingJob, event: events.Reclaimed) -> bool:
 
 
 def _has_finished(facts: HostFacts) -> bool:
-    """Whether every process of a host ended with 0 and by itself."""
+    """Whether every process of a host ended by itself with exit code 0."""
     is_over = not facts.phase.may_run and facts.phase is not HostPhase.LOST
     return is_over and bool(facts.exits) and all(_has_ended_well(item, facts.notice) for item in facts.exits)
 
 
 def _has_ended_well(item: ProcessExit, notice: CapacityNotice | None) -> bool:
-    """Whether a process ended with 0 and by itself; a process that may have had a scheduler's signal does not count."""
+    """Whether a process ended by itself with exit code 0, more than `_ECHO_S` before any notice of a scheduler."""
     is_free = notice is None or notice.at - item.ended_at > timedelta(seconds=_ECHO_S)
     return item.exit_code == 0 and not item.is_consequence and is_free
 

@@ -18,12 +18,12 @@ from clary.control.jobs.training_job import EndCause, TrainingJob
 
 # From the end of the grace period to the report that the program has ended: killing takes moments, a core dump longer.
 KILL_ALLOWANCE_S = 60.0
-# From the cut of a link until it is known, besides the delay of frames: the watch's `CUT_OFF_AFTER_S`, and a delay of
-# the watch and the next pass on a busy machine.
+# From the cut of a link until the service knows it, in addition to the delay of frames: the watch's `CUT_OFF_AFTER_S`,
+# and delays of the watch and of the next pass on a busy machine.
 LINK_NOTICE_S = 2.0 + 3.0
-# Share of host_timeout_s, for a host whose peer has failed as if this host were gone: its silence is a second sign.
+# Share of host_timeout_s after which a silent host is lost if a peer has failed as if this host were gone.
 WITNESSED_SHARE = 1 / 3
-LEAST_SILENCE_S = 3.0  # three reports
+LEAST_SILENCE_S = 3.0  # three intervals of reports
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,10 @@ def due(
         job: the record as it stands.
         now: aware UTC time.
         limits: of the service.
-        silent_s: host name to the seconds since its agent's last report; without a report, since it was launched. A
-            service that has just started counts from its own start, since no service received heartbeats before. The
-            times are not wall-clock times: a change of the clock must not lose every host.
-        last_signs: host name to when it last worked for certain, for the search for the first cause.
+        silent_s: host name to the seconds since its agent's last report; without a report, since its launch. A service
+            that has just started counts from its own start, because no service received heartbeats before. The seconds
+            are measured by a monotonic clock: a change of the wall clock must not lose every host.
+        last_signs: host name to the last time when the host certainly worked, used to find the first cause.
     """
     if job.is_terminal:
         return None
@@ -74,7 +74,7 @@ def evidence_wait_s(job: TrainingJob, limits: Limits) -> float:
 
 
 def can_expire_waiting(job: TrainingJob) -> bool:
-    """Whether a job may become due while it waits for hosts; most jobs wait without a limit."""
+    """Whether a time limit may end a job while it waits for hosts; most jobs wait without a limit."""
     request = JobRequest(job.request)
     return request.max_wait_s is not None or request.max_pending_s is not None
 
@@ -120,7 +120,7 @@ def _silence_limit_s(job: TrainingJob, limits: Limits) -> float:
     """Return the silence after which a host is lost: shorter if a peer failed as if this host were gone.
 
     Such an attempt has failed already, and the long limit only serves to survive network trouble while a program runs.
-    If a host is lost already, that explains the failure.
+    The limit is not shortened if another host is lost already, because that loss explains the failure.
     """
     failure, records = job.failure, job.hosts.values()
     is_explained = any(record.facts.phase is HostPhase.LOST for record in records)
@@ -130,7 +130,7 @@ def _silence_limit_s(job: TrainingJob, limits: Limits) -> float:
 
 
 def _stop_overdue(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:
-    """Return the loss of a host whose agent lives but does not end its program, which would block the job's end."""
+    """Return the loss of a host whose living agent does not end its program, so that the job's end is not blocked."""
     if job.stop_ordered_at is None:
         return None
     limit_s = limits.stop_grace_s + KILL_ALLOWANCE_S
@@ -152,7 +152,7 @@ def _upload_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event
 
 
 def _evidence_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:
-    """Return the end of the wait for evidence: hosts and links that failed first would be known by now."""
+    """Return the end of the wait for evidence: a host or link that failed first would have been noticed by now."""
     if job.failed_at is None or not attempts.awaits_evidence(job):
         return None
     waited_s = (now - job.failed_at).total_seconds()

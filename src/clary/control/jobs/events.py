@@ -14,7 +14,7 @@ from clary.control.jobs.training_job import EndCause, RuleEvaluation
 
 @dataclass(frozen=True, kw_only=True)
 class MustWait:
-    """There are not enough free resources for the job now."""
+    """The job has to wait, because there are not enough free resources."""
 
     reason: str
 
@@ -23,13 +23,13 @@ class MustWait:
 class HostsAsked:
     """The engine is being asked for the hosts of a new attempt."""
 
-    plan: Mapping[str, Any]  # LaunchPlan in plain form, with the members known so far
+    plan: Mapping[str, Any]  # LaunchPlan as plain data, with the members known so far
     host_names: tuple[str, ...]
     log_streams: tuple[str, ...]
-    log_bases: Mapping[str, int] = field(default_factory=dict)  # stream -> number of lines that it already has
+    log_bases: Mapping[str, int] = field(default_factory=dict)  # log stream -> number of lines already in it
     pool: str = ""  # warm pool that the hosts belong to, new or taken over
-    left_by: str = ""  # job that left the hosts
-    granted: str = ""  # hosts granted by an engine with a queue, in words
+    left_by: str = ""  # job that left the hosts; empty for new hosts
+    granted: str = ""  # sentence on the hosts that an engine with a queue has granted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class AllocationAsked:
 class NetworkReady:
     """The engine has built the network; agents start next."""
 
-    plan: Mapping[str, Any]  # the complete LaunchPlan in plain form
+    plan: Mapping[str, Any]  # the complete LaunchPlan as plain data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +68,13 @@ class HostLost:
 
     host: str
     why: str
-    last_sign_at: datetime | None = None  # when it last worked for certain; None if that explains nothing
-    is_cut_off: bool = False  # its link is cut: its agent has reported all consequences for its own ranks
+    last_sign_at: datetime | None = None  # last time when the host certainly worked; None if no cause depends on it
+    is_cut_off: bool = False  # whether its link is cut while its agent still reports
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostCutOff:
-    """The others could not reach a host whose program has ended by now; it may still deliver results."""
+    """The other hosts could not reach a host whose program has ended by now; the host may still deliver results."""
 
     host: str
     why: str
@@ -98,9 +98,9 @@ class StopWanted:
 class Reclaimed:
     """The capacity under the job is taken back: the attempt ends, the job waits for other capacity."""
 
-    reason: str  # the capacity and the reason, in words
+    reason: str  # sentence that names the capacity and why it is taken back
     grace_s: float
-    noticed_at: datetime | None = None  # when a host or the engine learned of it, by the job's clock; None: just now
+    noticed_at: datetime | None = None  # when a host or the engine got the notice, by the job's clock; None: just now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,15 +114,15 @@ class UploadOverdue:
 class Released:
     """No process of the attempt is left on any machine."""
 
-    keeps_pool: bool = False  # whether its hosts stay, for the job's next attempt or for another job
+    keeps_pool: bool = False  # whether the attempt's hosts stay, for the job's next attempt or for another job
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolGiven:
-    """An attempt that an older release began without a pool has one from now on."""
+    """An attempt that an older release began without a pool is given a pool."""
 
     pool: str
-    plan: Mapping[str, Any]  # LaunchPlan in plain form, with the pool
+    plan: Mapping[str, Any]  # LaunchPlan as plain data, with the pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,14 +134,14 @@ class PoolReused:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolEnded:
-    """The hosts of the job's warm pool are being ended; if the job waits with them, they have ended."""
+    """The hosts of the job's warm pool are being ended; those of a job that waits for its next attempt have ended."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleEvaluationChanged:
-    """There is news of a rule of a job that runs or has ended."""
+    """The evaluation of a rule has changed, for a job that runs or has ended."""
 
     evaluation: RuleEvaluation
 

@@ -1,11 +1,11 @@
-"""Place of an error in a chain of failures, recognised by its words. Pure.
+"""Classification of an error text: cause, effect of another failure, or wrapper of one. Pure.
 
-Where: `first_cause` weighs every moment of a failing job by its words, `verdicts` asks whether the code itself has
+Where: `first_cause` classifies the text of every failure of a failing job; `verdicts` asks whether the code itself has
 failed.
 
-A program may write anything into its messages: a ValueError that names NCCL is still about the value. So a class that
-proves a failure of the code itself decides first, then the classes of broken connections, and the texts of messages
-count only as torch, jax, gloo, NCCL, Horovod and Open MPI really print them.
+A program may write anything into its messages: a ValueError that names NCCL is still about the value. So an exception
+class that proves a failure of the code itself decides first, then the classes of broken connections. Texts of messages
+count only in the form that torch, jax, gloo, NCCL, Horovod and Open MPI really print.
 Source: texts of torch 2.13 (gloo/transport/tcp/pair.cc, unbound_buffer.cc; ProcessGroupNCCL.cpp), NCCL 2.14 to 2.28
 from NVIDIA/nccl issues 795, 1141, 1514, 2076, Horovod issues 410 and 1421; jax 0.10.2 with gloo on CPUs.
 """
@@ -17,21 +17,21 @@ from enum import IntEnum
 
 
 class Weight(IntEnum):
-    """How near a failure is to the cause."""
+    """How near a failure is to the first cause; lighter is nearer."""
 
     OWN = 0
     EFFECT = 1
     WRAPPER = 2
 
 
-# Prefix of the agent before the text of a failed process itself; see `first_cause`.
+# Prefix that the agent puts before the text of a failed process; see `first_cause`.
 _WHO = r"(?:(?:rank \d+|the program)(?: ended with exit code \d+| was ended by signal \d+(?: \(\w+\))?)?: )?"
 _CLASS = re.compile(rf"{_WHO}(?:[A-Za-z_]\w*(?:\.|::))*([A-Za-z_]\w*)(?::|\s*$)")
-# Errors that the same code repeats with the same data.
+# Errors that recur when the same code runs with the same data.
 _CODE_CLASSES = re.compile(
     r"(?:Arithmetic|Assertion|Attribute|FloatingPoint|Import|Indentation|Index|Key|Lookup|ModuleNotFound|Name"
     r"|NotImplemented|Overflow|Recursion|Syntax|Tab|Type|UnboundLocal|Unicode(?:Decode|Encode)?|Value|ZeroDivision)Error"
-    r"|OrderMismatch"  # of `clary.train._native.errors`, as are four effects below
+    r"|OrderMismatch"  # of `clary.train._native.errors`, like four of the effect classes below
 )
 _EFFECT_CLASSES = re.compile(
     r"(?:BrokenPipe|Connection(?:Aborted|Refused|Reset)?|Dist(?:Backend|Network|Store)|HorovodInternal"
@@ -83,7 +83,7 @@ def class_of(words: str) -> str:
 
 
 def is_of_the_code(words: str) -> bool:
-    """Whether the exception is one that the same code raises with the same data again."""
+    """Whether the exception recurs when the same code runs with the same data."""
     return _CODE_CLASSES.fullmatch(class_of(words)) is not None and _EFFECT_OF_JAX.match(words) is None
 
 

@@ -1,10 +1,12 @@
 """The first cause of a job's failure. Pure.
 
-Where: `transitions` asks after every report of a failing job, until the job is terminal: reports of hosts arrive in any
-order, and the host that failed first may report last. `clary describe --why` shows the same moments.
+Where: `transitions` calls `find_first_cause` after every report of a failing job, until the job is terminal: reports of
+hosts arrive in any order, and the host that failed first may report last. `clary describe --why` shows the same
+moments.
 
 When one rank of a gang dies, the others follow: connections break, launchers report that a child has failed, the agent
-ends the remaining processes. So moments have a weight, and the earliest of the lightest weight is the cause:
+ends the remaining processes. So each failure (a `Moment`) has a weight, and the earliest failure of the lightest weight
+is the cause:
 
     own      a process's own exception, death by signal, exit code; a full disk, a memory limit, a lost host
     effect   an exception that reports a lost peer or connection
@@ -12,19 +14,19 @@ ends the remaining processes. So moments have a weight, and the earliest of the 
     the reason
 
 Some ends are noticed late: a host is lost when it has been silent for a while, a killed rank is reaped when its memory
-is free, an error of a GPU stands in the kernel's log before the agent reads it. A rank that catches its peer's error
-and leaves by `sys.exit(1)` then seems to have failed first. So such an end counts from the last moment at which it
-certainly had not happened, against ranks that may have reacted to it; repeatable errors of the code, a memory limit,
-and a death by a signal other than SIGABRT and SIGPIPE are no reactions.
+is free, a GPU error is in the kernel's log before the agent reads it. A rank that catches its peer's error
+and leaves by `sys.exit(1)` then seems to have failed first. So against ranks that may have reacted to it, such an end
+counts from the last time at which it certainly had not happened. Repeatable errors of the code, a memory limit, and a
+death by a signal other than SIGABRT and SIGPIPE are no reactions.
 
-`failure_words` weighs the texts of processes. Ranks of mpirun are known by their records, which lie on their own host,
-and by mpirun's output on its host; a rank in both counts once, by the earlier report.
+`failure_words` weighs the texts of processes. A rank started by mpirun is known from its record on its own host, and
+from mpirun's output on mpirun's host; a rank in both counts once, by the earlier report.
 
-A process that the agent has ended counts only with its output from before the first process ended by itself. The
-content of the program's failure file replaces the words of the cause on any host.
+A process that the agent has ended counts only by output that it wrote before the first process ended by itself. The
+content of the program's failure file, on any host, replaces the text of the cause.
 
 A hardware error of a GPU is the cause of failures that its host reports soon after, unless some rank reports that the
-code itself has failed: programs also survive errors of hardware.
+code itself has failed: a program can also survive a hardware error.
 """
 
 from __future__ import annotations
@@ -46,13 +48,13 @@ from clary.control.jobs.training_job import HostRecord, JobFailure
 from clary.control.jobs.verdicts import Verdict, judge
 
 _SIGNAL_BASE = 128
-GPU_S = 900.0  # at most, from an error of a GPU to a program's report of it: NCCL waits for ten minutes
-REAP_S = 1.0  # at most, from the end of a killed rank's connections to the record of its end, on a busy machine
-# Signals that end a program because of a peer: none, an abort by a library, a write to a lost connection.
+GPU_S = 900.0  # longest time from a GPU error to a program's report of it: NCCL waits for ten minutes
+REAP_S = 1.0  # longest time from a killed rank's disconnection to the record of its end, on a busy machine
+# How a program may end because of a peer: no signal, SIGABRT from a library, SIGPIPE from a lost connection.
 _ANSWERING = (None, signal.SIGABRT, signal.SIGPIPE)
-_OPEN_VERDICTS = (Verdict.USER, Verdict.NETWORK)  # other verdicts name causes that no peer can have
+_OPEN_VERDICTS = (Verdict.USER, Verdict.NETWORK)  # other verdicts name failures that no peer can cause
 _SAID_CODE = re.compile(r"SystemExit: exit code (\d{1,3})")
-# Line of mpirun on its own host about a rank on any host: the only report of a rank that a signal has ended.
+# Line that mpirun prints about a rank on any host: the only report of a rank that a signal has ended.
 _MPIRUN = re.compile(r"process rank \d+ with PID \d+ on node (\S+) exited on signal (\d{1,3})\b")
 
 
@@ -68,9 +70,9 @@ class Moment:
     words: str
     exit_code: int | None = None
     may_retry: bool = False
-    not_before: datetime | None = None  # of an end that is noticed late: a time when it had certainly not happened
-    is_of_part: bool = False  # whether only a part of a host has failed, its link or a GPU; its agent still reports
-    is_mute: bool = False  # whether it does not describe the failure: an exit code, an argument of `sys.exit`
+    not_before: datetime | None = None  # for an end that is noticed late: a time when it had certainly not happened
+    is_of_part: bool = False  # whether only the link or a GPU of the host has failed; its agent still reports
+    is_mute: bool = False  # whether the words do not describe the failure: an exit code, an argument of `sys.exit`
     may_be_answer: bool = False  # whether it may be a program's reaction to the end of another rank or host
 
 
@@ -99,7 +101,7 @@ def find_first_cause(hosts: Mapping[str, HostRecord]) -> JobFailure | None:
 def first_of(found: Sequence[Moment]) -> Moment | None:
     """Return the moment that caused the others, or None if there are no moments.
 
-    It is the earliest of the lightest weight, unless that is a reaction to an end that was noticed late.
+    It is the earliest moment of the lightest weight, unless that moment may be a reaction to an end noticed late.
     """
     first = min(found, key=lambda moment: (moment.weight, moment.at), default=None)
     if first is None or not first.may_be_answer:
@@ -108,15 +110,16 @@ def first_of(found: Sequence[Moment]) -> Moment | None:
 
 
 def answers(moment: Moment, end: Moment) -> bool:
-    """Whether a moment may be a program's reaction to another end, which was noticed late."""
+    """Whether a moment may be a program's reaction to an end that was noticed late."""
     if not moment.may_be_answer or end.not_before is None or moment.at < end.not_before:
         return False
-    # Failures that an agent has still reported came before the loss of its host, unless they are a part of that loss.
+    # Failures reported by an agent happened before the loss of its host, unless a rank, the link or a GPU is what
+    # ended.
     return moment.host != end.host or end.rank is not None or end.is_of_part
 
 
 def moments(hosts: Mapping[str, HostRecord]) -> list[Moment]:
-    """Return all failures that are no consequences, in the order of time."""
+    """Return all failures that are no consequences of the agent's orders, in the order of time."""
     ends = [
         item.ended_at
         for record in hosts.values()
@@ -144,7 +147,7 @@ def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None)
     # knows their texts, not their exits.
     clues.pop(None, None)
     for item, clue in of_exits:
-        if item.exit_code == 0:  # it survived any error that it printed
+        if item.exit_code == 0:  # the process survived any error that it printed
             continue
         if item.is_consequence and (clue is None or until is None or clue.at > until):
             continue
@@ -166,7 +169,7 @@ def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None)
             may_retry=facts.failure.retryable,
         )
     if record.lost_why:
-        is_lost = facts.phase is HostPhase.LOST  # else its program had ended before the reason was known
+        is_lost = facts.phase is HostPhase.LOST  # otherwise its program had ended before the loss was known
         yield Moment(
             at=facts.phase_started_at if is_lost else (record.last_sign_at or facts.phase_started_at),
             host=name,
@@ -198,7 +201,7 @@ def _of_gpus(hosts: Mapping[str, HostRecord], found: Sequence[Moment]) -> list[M
 
 
 def _explains(error: GpuError, times: Sequence[datetime]) -> bool:
-    """Whether one of the times, in their order, is soon after the first possible time of a GPU's error."""
+    """Whether one of the ascending times is at most GPU_S after the earliest possible time of a GPU's error."""
     place = bisect_left(times, error.not_before)
     return place < len(times) and times[place] - error.not_before <= timedelta(seconds=GPU_S)
 
@@ -218,7 +221,7 @@ def _of_gpu(name: str, error: GpuError) -> Moment:
 
 
 def _stands_alone(facts: HostFacts) -> bool:
-    """Whether a host's failure adds to the ends of its processes, and they did not survive it."""
+    """Whether a host's failure is a cause of its own: no failed process shows it, and no process survived it."""
     assert facts.failure is not None
     has_failed_exit = any(item.exit_code != 0 and not item.is_consequence for item in facts.exits)
     has_survived = bool(facts.exits) and all(item.exit_code == 0 for item in facts.exits)
@@ -230,7 +233,7 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
     who = "the program" if item.rank is None else f"rank {item.rank}"
     is_certain = failure is not None and _is_certain(failure) and not item.is_consequence
     said_code = _SAID_CODE.fullmatch(clue.text) if clue is not None and item.is_consequence else None
-    if said_code is not None:  # it was ending by itself when the order arrived
+    if said_code is not None:  # the process was ending by itself when the agent's order arrived
         item = replace(item, exit_code=int(said_code[1]), signal=None, is_consequence=False)
     how = f"{who} ended with exit code {item.exit_code}" if item.exit_code is not None else None
     words = how or f"{who} was ended by {signal_name(item.signal)}"
@@ -242,10 +245,10 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
     if failure is not None and is_certain:
         words = failure.message
     elif clue is not None and clue.text != f"SystemExit: exit code {item.exit_code}":
-        words = f"{who if how else words}: {clue.text}"  # every reason ends with the exit code
+        words = f"{who if how else words}: {clue.text}"  # the exit code follows in every FailureReason
         weight = weigh(clue.text)
     elif item.signal != signal.SIGKILL and failure is not None and failure.message.startswith(words):
-        words = failure.message  # with the last line that the process has printed
+        words = failure.message  # it contains the last line that the process printed
         weight = weigh(words)
     return Moment(
         at=min(clue.at, item.ended_at) if clue is not None else item.ended_at,
@@ -264,9 +267,9 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
 
 
 def _failure_for(item: ProcessExit, facts: HostFacts) -> Failure | None:
-    """Return the host's failure if it can be this process's: a memory limit ends single processes, by SIGKILL.
+    """Return the host's failure if it may belong to this process: a memory limit ends single processes, by SIGKILL.
 
-    A launcher passes such an end on as an exit code, so if no process was killed, the failure may be any process's.
+    A launcher reports such an end as an exit code, so if no process was killed, the failure may belong to any process.
     """
     failure = facts.failure
     if failure is None or not failure.message.startswith(OUT_OF_MEMORY) or item.signal == signal.SIGKILL:
@@ -301,16 +304,16 @@ def _of_clue(name: str, clue: Clue, exit_code: int | None, hosts: Mapping[str, H
 
 
 def _before_reaping(at: datetime, number: int | None) -> datetime | None:
-    """Return a time at which a process had certainly not ended, by the notice of its end at `at`; None if not needed.
+    """Return a time when a process, whose end by SIGKILL was noticed at `at`, had certainly not ended; else None.
 
-    Only SIGKILL: programs abort and crash because of lost peers, but in a gang only the agent kills them for it, and
-    those ends are marked.
+    No other signal needs such a time: a lost peer may make a program abort or crash, which is a reaction. SIGKILL is
+    none: only the agent kills a program because of a lost peer, and it marks such ends.
     """
     if number != signal.SIGKILL:
         return None
     try:
         return at - timedelta(seconds=REAP_S)
-    except OverflowError:  # the time comes from an agent, and no report may fail because of it
+    except OverflowError:  # an agent reported the time; an extreme value must not make the report fail
         return at
 
 
@@ -320,7 +323,7 @@ def _is_of_the_code(words: str) -> bool:
 
 
 def _is_mute(clue: Clue | None) -> bool:
-    """Whether no exception explains an end; a program's last line may have another subject."""
+    """Whether no exception explains an end; the program's last line may be unrelated to it."""
     return clue is None or class_of(clue.text) == "SystemExit"
 
 
@@ -330,7 +333,7 @@ def _is_certain(failure: Failure | None) -> bool:
 
 
 def _launcher_code(failed: Sequence[ProcessExit]) -> int | None:
-    """Return the exit code of a host's only process without a rank, by which its launcher passes on a rank's."""
+    """Return the exit code of a host's only process without a rank, a launcher that passes on a rank's exit code."""
     codes = [_shell_code(item) for item in failed if item.rank is None]
     return codes[0] if len(codes) == 1 else None
 

@@ -1,8 +1,8 @@
-"""Sick hosts and links of a job, by its hosts' findings. Pure.
+"""Diagnosis of sick hosts and links of a job from its hosts' findings. Pure.
 
 Where: `transitions` asks when a host has reported, before the program starts (`failure_of`); the page `health` and
-`clary doctor JOB` show the same. Both ends of a link check it: a host whose links are mostly bad is sick itself; if
-only the two ends of a link report it, the link is sick.
+`clary doctor JOB` show the same result. Both ends of a link check it: a host whose links are mostly bad is sick itself;
+any other bad link is itself sick.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from clary.contract.health import WARN_CLOCK_S, Check, FindingState, HealthActio
 from clary.control.jobs.training_job import JobFailure, TrainingJob
 from clary.control.jobs.verdicts import Verdict
 
-LOPSIDED = 8.0  # factor between the rates of both directions: short bursts differ by two or three
-LOPSIDED_BELOW_MBIT_S = 500.0  # limit of the slower rate: above it a burst measures the load of the machine
+LOPSIDED = 8.0  # ratio of a link's rates in both directions; short bursts differ by a factor of two or three
+LOPSIDED_BELOW_MBIT_S = 500.0  # upper limit of the slower rate; above it a burst measures the load of the machine
 _BEFORE_START = (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED)
 
-Findings = Mapping[str, Sequence[HealthFinding]]  # by host
+Findings = Mapping[str, Sequence[HealthFinding]]  # host -> its findings
 _Pair = tuple[str, str]
 
 
@@ -34,7 +34,7 @@ class Sickness:
 
 
 def job_of_good_links(job: TrainingJob) -> str:
-    """Return the job for which the links of an ended job's hosts were found healthy; empty without such a check.
+    """Return the job whose check found the links of an ended job's hosts healthy; empty without such a check.
 
     Links are not checked twice: a job on the hosts of a warm pool starts at once.
     """
@@ -51,7 +51,7 @@ def diagnose(findings: Findings) -> tuple[Sickness, ...]:
     """Return the sick hosts, then the sick links between other hosts; empty if no finding is bad."""
     sick = {host: reason for host, found in findings.items() if (reason := _own_trouble(found))}
     bad = {pair: found for pair, found in _bad_links(findings).items() if not sick.keys() & set(pair)}
-    # The host with the most bad links first: without it hosts whose only bad links lead to it are healthy.
+    # The host with the most bad links comes first: hosts whose bad links all lead to it are then healthy.
     while (worst := _worst(bad, num_hosts=len(findings) - len(sick))) is not None:
         pairs = [pair for pair in bad if worst in pair]
         sick[worst] = f"{len(pairs)} of its {len(findings) - 1} links are bad; {_of_both_ends(bad[pairs[0]])}"
@@ -61,7 +61,7 @@ def diagnose(findings: Findings) -> tuple[Sickness, ...]:
 
 
 def failure_of(job: TrainingJob) -> JobFailure | None:
-    """Return why an attempt should end before its program starts; None if it may start, or if checks are off."""
+    """Return why an attempt should end before its program starts; None if it should not, or if checks are off."""
     if not _is_replaced_when_sick(job):
         return None
     records = job.hosts.values()
@@ -83,13 +83,13 @@ def failure_of(job: TrainingJob) -> JobFailure | None:
 
 
 def why_replaced(job: TrainingJob) -> str:
-    """Return why the hosts of an attempt should serve no other attempt; empty if they may, or if checks are off."""
+    """Return why no other attempt should use the hosts of an attempt; empty if one may, or if checks are off."""
     sick = diagnose(findings_of(job)) if _is_replaced_when_sick(job) else ()
     return f"{sick[0].host} was found sick: {sick[0].reason}" if sick else ""
 
 
 def findings_of(job: TrainingJob) -> dict[str, tuple[HealthFinding, ...]]:
-    """Return each host's findings of the present attempt, with the findings from comparing several hosts."""
+    """Return each host's findings of the current attempt, with warnings that only a comparison of hosts reveals."""
     return with_skew(with_lopsided({name: record.facts.health for name, record in job.hosts.items()}))
 
 
@@ -122,7 +122,7 @@ def with_lopsided(findings: Findings) -> dict[str, tuple[HealthFinding, ...]]:
 
 
 def with_skew(findings: Findings) -> dict[str, tuple[HealthFinding, ...]]:
-    """Return the findings, with a warning if clocks of hosts differ though each agrees with the service's.
+    """Return the findings, with a warning if clocks of two hosts differ though each agrees with the service's clock.
 
     The warning names the host that is further off the service's clock.
     """
@@ -166,7 +166,7 @@ def _is_praise(finding: HealthFinding, peer: str | None) -> bool:
 
 
 def _own_trouble(found: Sequence[HealthFinding]) -> str:
-    """Return the first two bad findings about a host by itself in words, or an empty text.
+    """Return sentences on the first two bad findings about a host itself, not its links; or an empty text.
 
     Findings about its routes count only without other findings.
     """

@@ -1,7 +1,7 @@
-"""Metrics that the service itself keeps of each host: the lag of its checkpoints. Pure.
+"""Metrics that the service itself records for each host: the lag of its checkpoints. Pure.
 
-Where: the agent gateway stores them as reports come in, CloudWatch's operations read them with dimension `Host`, whose
-value is JOB/HOST.
+Where: the agent gateway stores them as it receives reports, CloudWatch's operations read them with dimension `Host`,
+whose value is JOB/HOST.
 Source: "Monitor jobs and endpoints with Amazon CloudWatch" (developer guide) for the dimension; the names are Clary's.
 """
 
@@ -16,8 +16,8 @@ from clary.control.jobs.training_job import FinalMetric
 LAG_SECONDS = "checkpoint:lag_seconds"  # seconds for which the oldest change has waited to be stored
 LAG_BYTES = "checkpoint:lag_bytes"  # bytes that have changed and are not stored
 UNITS: Mapping[str, str] = {LAG_SECONDS: "Seconds", LAG_BYTES: "Bytes"}
-MOST = 2**63  # of seconds and bytes: a larger value was not measured, and might not fit a number
-INTERVAL_S = 10.0  # between stored values of one host; facts may change every second
+MOST = 2**63  # maximum of both metrics: a larger value is no measurement, and might overflow
+INTERVAL_S = 10.0  # between the stored values of one host; facts may change every second
 
 
 def stored_name(metric: str, host: str) -> str:
@@ -35,7 +35,7 @@ def is_due(facts: CheckpointFacts, last: CheckpointFacts | None, *, since_s: flo
     """
     if last is None or since_s >= INTERVAL_S:
         return True
-    # Without this a host that has caught up would seem to lag until it lags again.
+    # Without this the last value of a host that has caught up would show its old lag until it lags again.
     return not (facts.lag_s or facts.dirty_bytes) and bool(last.lag_s or last.dirty_bytes)
 
 
