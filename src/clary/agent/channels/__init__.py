@@ -1,11 +1,11 @@
-"""Input channels: the selection of a job's data, its layout, and its way to the program.
+"""Input channels: the selection of a job's data, its layout, and its transfer to the program.
 
-selection  which objects a host gets: prefix, single object, manifest, shards
-layout     where each object lies below the channel's folder; hostile keys are refused
-unpacking  objects that are unpacked on their way
+selection  objects that a host gets: prefix, single object, manifest, shards
+layout     path of each object below the channel's folder; hostile keys are refused
+unpacking  decompression of objects during the transfer
 cache      objects that this machine keeps between jobs
 fetching   File channels (and FastFile ones, fetched in full)
-pipe       Pipe channels: one named pipe an epoch
+pipe       Pipe channels: one named pipe per epoch
 recordio   framing of records in pipes
 """
 

@@ -1,11 +1,11 @@
-"""File channels: objects into the channel's folder, whole files only.
+"""Fetching of File channels: objects become complete files in the channel's folder.
 
 Where: an agent fetches each channel through this while it prepares its host (secondary status Downloading).
 
-`CompressionType: Gzip`: every object is unpacked on its way and a final `.gz` leaves its name (`.tgz` becomes `.tar`),
-so that names still fit the content. SageMaker documents the setting for Pipe mode only.
-`InputMode: FastFile` is fetched like File; the service warns of it when the job is created.
-`InputMode: Pipe` fetches nothing here: `fetch_channel` finds and counts the objects, `PipeFeeder` feeds them.
+`CompressionType: Gzip`: every object is unpacked during the transfer and its name loses a final `.gz` (`.tgz` becomes
+`.tar`), so that names still fit the content. SageMaker documents the setting for Pipe mode only. `InputMode: FastFile`
+is fetched like File; the service warns about this when the job is created. `InputMode: Pipe` fetches nothing here:
+`fetch_channel` finds and counts the objects, `PipeFeeder` feeds them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from clary.contract.launch_plan import Channel, InputMode
 from clary.contract.ml_tree import MlTree
 from clary.contract.object_store import ObjectStore, whole_file
 
-NUM_PARALLEL = 8  # files at once; more do not help on one link and cost the store
+NUM_PARALLEL = 8  # parallel fetches; more do not help on one link and load the store
 _UNITS = ((1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 
 
@@ -39,10 +39,10 @@ class ChannelFacts:
 
     name: str
     num_objects: int
-    size_bytes: int  # bytes on this host's disk; 0 for pipes and file systems
+    size_bytes: int  # bytes on this host's disk; 0 for pipes and mounted file systems
     seconds: float
     notes: tuple[str, ...] = ()
-    summary: str = ""  # where the data came from, in a line for the log; empty for pipes and file systems
+    summary: str = ""  # source of the data, as a line for the log; empty for pipes and mounted file systems
     # location of the data if it is not in the channel's folder; the caller releases it
     snapshot: Snapshot | None = None
 
@@ -58,20 +58,20 @@ def fetch_channel(
     is_copied: bool = False,
     why_not_kept: str = "",
 ) -> ChannelFacts:
-    """Bring a channel's data to `<tree>/input/data/<name>`; for a pipe or a file system, check that it can be opened.
+    """Fetch a channel to `<tree>/input/data/<name>`; only count the objects of a pipe, only check a file system.
 
-    Can be repeated: files are replaced one by one, each of them whole at any moment.
+    The call can be repeated: files are replaced atomically, one by one.
 
     Args:
-        host_index: place of this host among the hosts that get the channel, from 0.
+        host_index: index of this host among the hosts that get the channel, from 0.
         num_hosts: number of those hosts.
         cache: of this machine. With it the data becomes a snapshot in the cache, and the channel's folder stays empty.
-            If the cache cannot be used, it frees space on the disk, the data is fetched into the folder, and the
-            summary says why.
+            If the cache cannot be used, it frees disk space, the data is fetched into the folder, and the summary has
+            the reason.
         is_copied: whether the snapshot will be copied.
         why_not_kept: a reason not to use the cache for the data.
     Raises: AgentError: fault USER for data that is missing or cannot be files and for a full disk, naming key or
-        path; ObjectStoreError. Files fetched until then stay; no file outside the channel's folder is written.
+        path; ObjectStoreError. Files fetched before the error stay; no file outside the channel's folder is written.
     """
     started = time.monotonic()
     folder = channel_folder(channel, tree)
@@ -131,7 +131,7 @@ def fetch_channel(
 
 
 def channel_folder(channel: Channel, tree: MlTree) -> Path:
-    """Return the folder of a channel. Raises: AgentError for a name that is no folder's name."""
+    """Return the folder of a channel. Raises: AgentError for a name that cannot name a folder."""
     if channel.name in ("", ".", "..") or "/" in channel.name or "\0" in channel.name:
         raise AgentError(f"Channel name {channel.name!a} cannot be a folder: rename it.", fault=Fault.USER)
     return tree.channel(channel.name)
@@ -154,7 +154,7 @@ def _require_folder(channel: Channel, path: str) -> None:
 def _fetch_all(
     objects: tuple[ChannelObject, ...], selection: Selection, *, channel: Channel, store: ObjectStore, folder: Path
 ) -> int:
-    """Fetch objects in parallel; the first error stops all and is raised. Returns the bytes written."""
+    """Fetch objects in parallel; the first error stops all workers and is raised. Return the bytes written."""
     with disk_errors_named(folder, needed_bytes=None):
         for path in selection.folders:
             folder.joinpath(*path).mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ def _size(size_bytes: int) -> str:
 
 
 class _Queue:
-    """Objects for several workers, until one of them stops it."""
+    """Queue of objects for several workers, until one worker stops it."""
 
     def __init__(self, objects: Iterator[ChannelObject]) -> None:
         self._objects = objects

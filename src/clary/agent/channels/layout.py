@@ -1,11 +1,11 @@
-"""Where objects lie below a channel's folder.
+"""Paths of objects below a channel's folder.
 
 Keys come from buckets that anyone may have written to. A key that would lead out of the folder, or that no file system
-can hold, fails the download; the error names the key. No file is renamed silently, because two keys could then meet in
+can hold, fails the download; the error names the key. No file is renamed silently, because two keys could then map to
 one file.
 
-Slashes: leading ones are dropped and several in a row count as one, as SeaweedFS stores them; a key that ends in a
-slash is a folder.
+Slashes: leading slashes are dropped and several in a row count as one, as in SeaweedFS; a key that ends in a slash is a
+folder.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def checked_parts(relative_key: str, *, key: str, channel: str) -> tuple[str, ..
 def require_distinct(
     files: Iterable[tuple[tuple[str, ...], str]], folders: Iterable[tuple[str, ...]], *, channel: str
 ) -> None:
-    """Check that no two objects meet in one file and that no file is also a folder.
+    """Check that no two objects map to one file and that no file is also a folder.
 
     Args:
         files: (path parts, key) of every object.

@@ -1,18 +1,18 @@
-"""Pipe channels: objects of the channel as one stream per epoch, through named pipes.
+"""Pipe channels: the channel's objects as one stream per epoch, through named pipes.
 
 Where: the supervisor starts one `PipeFeeder` per Pipe channel before the program and stops it after the program.
 
-Protocol of SageMaker: epoch 0 is read from `<data>/<channel>_0`; when the program has closed it, at its end or
-earlier, `<data>/<channel>_1` appears, and so on without end. The pipe of a finished epoch is removed, so that a
-program that opens it again gets an error and not an endless wait.
-Objects follow each other without a separator, or wrapped as RecordIO; `CompressionType: Gzip` is unpacked on the way;
-a shuffle seed orders the objects anew in every epoch.
+Protocol of SageMaker: the program reads epoch 0 from `<data>/<channel>_0`; when it has closed that pipe, at the end of
+the data or earlier, `<data>/<channel>_1` appears, and so on without limit. The pipe of a finished epoch is removed, so
+that a program that opens it again gets an error instead of an endless wait. Objects follow each other without a
+separator, or wrapped as RecordIO; `CompressionType: Gzip` is unpacked during the transfer; with a shuffle seed every
+epoch has another order of objects.
 
-An object that cannot be read must not look like the end of the data: the pipe then stays open without another byte,
-and `failure` (and the callback) tell the supervisor, which ends the program.
+An unreadable object must not look like the end of the data: the pipe then stays open without further bytes, and
+`failure` (and the callback) notify the supervisor, which ends the program.
 
-The program owns the folder of the pipes and may put a link, a file or another folder in the place of any of them. So
-the folder is held open from `start` on, and only a named pipe is opened: any other entry in its place ends the feeding.
+The program owns the folder of the pipes and may replace any pipe by a link, a file or a folder. So the folder is held
+open from `start` on, and only a named pipe is opened: any other entry in its place ends the feeding.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from clary.contract.launch_plan import Channel
 from clary.contract.ml_tree import MlTree
 from clary.contract.object_store import ObjectStore
 
-_POLL_S = 0.02  # at most until a stop is noticed, and until a reader that opened a pipe gets its first byte
+_POLL_S = 0.02  # longest delay of a stop, and of the first byte for a new reader
 _PIPE_MODE = 0o644  # the program may run as another user
 _PIPE_BYTES = 1 << 20  # the size that Linux grants every user
 _READ_BYTES = 1 << 18
-_SPOOL_MEMORY_BYTES = 64 << 20  # of an unpacked object whose size must be known before it is sent
+_SPOOL_MEMORY_BYTES = 64 << 20  # per unpacked object whose size must be known before it is sent
 # Errors of opening or making a pipe after the program has removed it or put another entry in its place.
 _REPLACED = (errno.ELOOP, errno.EPERM, errno.EISDIR, errno.ENOENT, errno.EEXIST)
 _STOP_TIMEOUT_S = 90.0  # a read from the store may last this long before it notices the stop
 
 
 class PipeFeeder:
-    """Feeds one channel's pipes from a thread of its own, from `start` to `stop`.
+    """Writes one channel's data to its pipes, on a thread of its own, from `start` to `stop`.
 
     Args:
-        host_index: place of this host among the hosts that get the channel, from 0.
+        host_index: index of this host among the hosts that get the channel, from 0.
         num_hosts: number of those hosts.
         on_failure: called once, from the feeding thread, with the error that ended the feeding.
     """
@@ -68,7 +68,7 @@ class PipeFeeder:
         self._channel = channel
         self._store = store
         self._tree = tree
-        self._folder: Folder | None = None  # of the pipes, from `start` to `stop`
+        self._folder: Folder | None = None  # folder of the pipes, open from `start` to `stop`
         self._host_index = host_index
         self._num_hosts = num_hosts
         self._on_failure = on_failure
@@ -91,7 +91,7 @@ class PipeFeeder:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the feeding and remove the pipe; a second call does nothing."""
+        """Stop the feeding and remove the pipe; a second call does nothing."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(_STOP_TIMEOUT_S)
@@ -135,7 +135,7 @@ class PipeFeeder:
                     if not self._write(pipe, data):
                         break
         except (ClaryError, OSError) as error:
-            # Closing now would tell the program that its data ends here.
+            # A close now would look to the program like the end of the data.
             self._fail(error if isinstance(error, ClaryError) else AgentError(f"Channel {self._channel.name}: {error}"))
             self._stop.wait()
         finally:
@@ -190,7 +190,7 @@ class PipeFeeder:
         folder.make_fifo(name, mode=_PIPE_MODE)
 
     def _open(self, epoch: int) -> int | None:
-        """Wait until the program opens the pipe; None if the feeding is stopped before."""
+        """Wait until the program opens the pipe; return None if the feeding is stopped first."""
         while not self._stop.is_set():
             try:
                 pipe = self._opened_folder().open_fifo(self._name(epoch), os.O_WRONLY)
@@ -205,7 +205,7 @@ class PipeFeeder:
         return None
 
     def _write(self, pipe: int, data: bytes) -> bool:
-        """Write all of `data`; false if the program closed the pipe or the feeding is stopped."""
+        """Write all of `data`; return False if the program closed the pipe or the feeding was stopped."""
         view = memoryview(data)
         poller = select.poll()
         poller.register(pipe, select.POLLOUT)

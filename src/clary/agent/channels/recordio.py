@@ -1,8 +1,8 @@
-"""RecordIO framing, as SageMaker's own readers expect it: one object, one record.
+"""RecordIO framing, as SageMaker's own readers expect it: one record per object.
 
 Layout of a record, little endian: magic 0xced7230a, length of the payload, payload, zero bytes up to a multiple of 4.
-The upper 3 bits of the length mark parts of a split record; SageMaker's readers know whole records only, so a payload
-must be shorter than 2**29 bytes.
+The upper 3 bits of the length mark parts of a split record; SageMaker's readers support unsplit records only, so a
+payload must be shorter than 2**29 bytes.
 Source: MXNet "Create a Dataset Using RecordIO"; SageMaker developer guide, RecordWrapperType.
 """
 

@@ -1,14 +1,14 @@
-"""Which objects of a channel a host gets, and under which names.
+"""Selection of the objects of a channel for a host, and their names.
 
-Rules for `S3Prefix`, as the SageMaker SDK's local mode has them (contract 3.1):
+Rules for `S3Prefix`, as in the SageMaker SDK's local mode (contract 3.1):
 - If the URI is the key of an object, the channel is that object alone, under its base name.
-- Else it is every object whose key starts with the URI's key, named by the rest of its key. `s3://b/input/code` and
-  `s3://b/input/code/` give the same names to objects in that folder; the form without the slash also takes
-  `input/code-old/x` (as `-old/x`), as SageMaker does, and a note says so.
-- Keys that end in a slash are folders: made, not counted, not sharded.
-`ManifestFile`: a JSON array `[{"prefix": "s3://bucket/some/"}, "relative/key", ...]`; each entry is appended to the
-prefix as it stands and is also the name of its file.
-`ShardedByS3Key`: of the keys in sorted order, host i of n gets the i-th, (i+n)-th, ...: no overlap, all covered.
+- Else the channel is every object whose key starts with the URI's key, named by the remainder of its key.
+  `s3://b/input/code` and `s3://b/input/code/` give the same names to objects in that folder; the URI without the slash
+  also matches `input/code-old/x` (as `-old/x`), as in SageMaker, and a note reports it.
+- Keys that end in a slash are folders: created, but neither counted nor sharded.
+`ManifestFile`: a JSON array `[{"prefix": "s3://bucket/some/"}, "relative/key", ...]`; each key is appended unchanged to
+the prefix and is also the name of its file. `ShardedByS3Key`: of the keys in sorted order, host i of n gets the i-th,
+(i+n)-th, ...: each object goes to exactly one host.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Selection:
     """The objects of a channel, for all hosts together."""
 
     objects: tuple[ChannelObject, ...]  # sorted by key
-    folders: tuple[tuple[str, ...], ...] = ()  # of keys that end in a slash
+    folders: tuple[tuple[str, ...], ...] = ()  # paths of keys that end in a slash
     notes: tuple[str, ...] = ()
 
     def shard(self, channel: Channel, *, host_index: int, num_hosts: int, epoch: int = 0) -> tuple[ChannelObject, ...]:
         """Return the objects of one host in one epoch.
 
-        With a shuffle seed the objects of all hosts are shuffled before they are shared out, so that a host gets other
-        objects in another epoch; every host computes the same order.
+        With a shuffle seed the objects of all hosts are shuffled before they are distributed, so that a host gets other
+        objects in each epoch; every host computes the same order.
 
         Args:
             host_index: 0 for the first of the `num_hosts` hosts that get the channel.
@@ -67,7 +67,7 @@ class Selection:
 
 
 class ManifestSource(Protocol):
-    """The place where manifests are read: the object store, or this machine's cache."""
+    """Source of manifests: the object store, or this machine's cache."""
 
     def open_reader(self, bucket: str, key: str) -> BinaryIO:
         """Open an object as a stream. Raises: ObjectStoreError."""
@@ -77,8 +77,8 @@ def select_objects(channel: Channel, *, store: ObjectStore, manifests: ManifestS
     """Find the objects of a channel with an S3 source.
 
     Args:
-        manifests: where a manifest is read, if not in `store`.
-    Raises: AgentError (fault USER) if there are none, if a key cannot be a file or if a manifest cannot be read;
+        manifests: source of the manifest; None: `store`.
+    Raises: AgentError (fault USER) if there are no objects, if a key cannot be a file or if a manifest cannot be read;
         ObjectStoreError.
     """
     assert channel.s3_uri is not None, "file system channels have no objects"
@@ -170,7 +170,7 @@ def _manifest_object(base: S3Uri, entry: Any, *, channel: Channel, where: str) -
 
 
 def _file_path(relative_key: str, *, key: str, channel: Channel) -> tuple[str, ...]:
-    """Return where an object lies below the channel's folder; empty for a pipe, where any key is allowed."""
+    """Return the path of an object below the channel's folder; empty for a pipe, where any key is allowed."""
     if channel.input_mode is InputMode.PIPE:
         return ()
     return checked_parts(relative_key, key=key, channel=channel.name)

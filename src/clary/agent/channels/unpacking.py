@@ -1,6 +1,6 @@
-"""`CompressionType: Gzip`: objects unpacked on their way, and their names afterwards.
+"""`CompressionType: Gzip`: decompression of objects during the transfer, and the names of the results.
 
-Where: channels that are files and channels that are pipes read packed objects through this.
+Where: File and Pipe channels read packed objects through this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GZIP = "Gzip"
 
 
 def is_packed(channel: Channel) -> bool:
-    """Whether every object of the channel is unpacked on its way."""
+    """Whether every object of the channel is unpacked during the transfer."""
     return channel.compression == _GZIP
 
 
@@ -33,7 +33,7 @@ def with_unpacked_names(
 
     Args:
         objects: of one host.
-        selection: of the channel; no object may take the place of one of its folders.
+        selection: of the channel; no object may have the path of one of its folders.
         channel: for messages.
     Raises: AgentError (fault USER) if two objects get the same path.
     """
@@ -47,7 +47,7 @@ def unpacked(packed: BinaryIO, item: ChannelObject, *, channel: Channel) -> Iter
 
     Args:
         packed: read to its end; stays open.
-        item: the object that it is read from, for messages.
+        item: the packed object, for messages.
         channel: of the object, for messages.
     Raises: AgentError (fault USER) naming the key of an object that is no gzip data or is damaged.
     """
@@ -71,7 +71,7 @@ def write_unpacked(packed: BinaryIO, item: ChannelObject, descriptor: int, *, ch
     """Write the content of a gzip stream to an open file and return its unpacked size.
 
     Args: as `unpacked`.
-        descriptor: of the file, written from its position on; stays open.
+        descriptor: of the file, written from its current offset; stays open.
     Raises: as `unpacked`; OSError.
     """
     size_bytes = 0

@@ -1,12 +1,12 @@
 """Objects kept on this machine between jobs, so that unchanged objects are not fetched twice.
 
-naming   names of objects and snapshots, the stamp by which a file shows that it is as it was stored; pure
-locks    one byte range an object in one file; folders that are held while they are used
-folder   where things lie, and how they appear and disappear
-keeping  the bound on size: the order of removal, entries that stay
-filling  a snapshot of cached and fetched objects
-copying  a snapshot as files of a host's own
-cache    `ChannelCache`, which the rest of the agent talks to
+naming   names of objects and snapshots, the stamp that shows that a file is unchanged since it was stored; pure
+locks    one byte per object in one lock file; folders that are locked while they are used
+folder   layout on disk, creation and removal of entries
+keeping  the limit on size: the order of eviction, entries that are never evicted
+filling  creation of a snapshot from cached and fetched objects
+copying  copy of a snapshot to a host's own files
+cache    `ChannelCache`, the interface to other parts of the agent
 """
 
 from clary.agent.channels.cache.cache import ChannelCache

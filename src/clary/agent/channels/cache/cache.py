@@ -1,7 +1,7 @@
-"""`ChannelCache`: the interface of the cache to the rest of the agent.
+"""`ChannelCache`: the interface of the cache to other parts of the agent.
 
-Where: `fetching` has channels brought through it, the code's archive is opened through it; `wiring` makes one a host.
-Whatever goes wrong in the cache itself is `CacheUnusable`, and its callers fetch as if there were none.
+Where: `fetching` reads channels through it, and the code's archive is opened through it; `wiring` makes one per host.
+Every failure of the cache itself raises `CacheUnusable`; callers then fetch without the cache.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class ChannelCache:
 
     Args:
         root: folder of the cache, made with the first use.
-        limit_bytes: bound on its size; 0 switches the cache off: every call raises `CacheUnusable`.
-        endpoint_url: of the object store that is fetched from.
+        limit_bytes: limit on its size; 0 switches the cache off: every call raises `CacheUnusable`.
+        endpoint_url: of the object store.
         stop: aborts waits when set.
-        lock_wait_s: for objects that other agents fetch.
-        boot: identifies this start of the machine; None asks the kernel.
+        lock_wait_s: longest wait for an object that another agent fetches.
+        boot: id of this boot of the machine; None: the kernel's id.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class ChannelCache:
         store: ObjectStore,
         is_copied: bool = False,
     ) -> Snapshot:
-        """Return objects and folders of a channel as a tree of the cache; release it after use.
+        """Return a tree in the cache with a channel's objects and folders; release it after use.
 
         Args:
-            is_copied: whether a copy of all of it will follow on the same disk.
+            is_copied: whether the caller will copy the whole tree on the same disk.
         Raises: CacheUnusable; ObjectStoreError; AgentError (fault USER) for objects that cannot be unpacked.
         """
         try:
@@ -87,7 +87,7 @@ class ChannelCache:
         Args:
             bucket: of the object.
             key: of the object.
-            store: asked for the object's version, and read if the cache cannot provide the object.
+            store: gives the object's version, and its content if the cache cannot provide it.
         Raises: ObjectStoreError.
         """
         facts = store.head(bucket, key) if self.is_on else None
@@ -105,14 +105,14 @@ class ChannelCache:
         return store.open_reader(bucket, key)
 
     def source(self, store: ObjectStore) -> CachedSource:
-        """Return the objects of a store as this cache opens them."""
+        """Return a reader of a store's objects that uses this cache."""
         return CachedSource(self, store)
 
     def refusal(self, name: str, find_out: Callable[[], str | None]) -> str | None:
         """Return the reason why this machine refuses an operation, None if it permits it.
 
-        A permission is remembered until the machine starts again. A refusal may pass, so `find_out` is called each
-        time. Raises: what `find_out` raises.
+        A permission is remembered until the next boot. A refusal may be temporary, so `find_out` is then called each
+        time. Raises: the errors of `find_out`.
         """
         path = self._root / name
         boot = self._boot or boot_id()
@@ -128,7 +128,7 @@ class ChannelCache:
         return refusal
 
     def free_disk(self, place: Path, needed_bytes: int) -> None:
-        """Remove unused objects until `needed_bytes` are free at a folder outside the cache, as far as possible."""
+        """Evict unused entries until `needed_bytes` are free at a folder outside the cache, as far as possible."""
         if not self.is_on:
             return
         try:
@@ -137,7 +137,7 @@ class ChannelCache:
             logger.warning("the cache %s could not make room on its disk: %s", self._root, error)
 
     def tidy(self) -> None:
-        """Sync fetched objects to the disk and shrink the cache to its bound; may take long."""
+        """Sync fetched objects to the disk and shrink the cache to its limit; may take long."""
         if not self.is_on:
             return
         try:

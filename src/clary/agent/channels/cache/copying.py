@@ -1,4 +1,4 @@
-"""A snapshot as files of a host's own.
+"""Copy of a snapshot to a host's own files.
 
 Where: hosts without mounts of their own get a copy, and so do channels that the agent itself reads or watches.
 """
@@ -15,12 +15,12 @@ from clary.base.disk_space import disk_errors_named, require_space
 
 
 def copy_snapshot(source: Path, target: Path, *, size_bytes: int) -> None:
-    """Copy a tree into a folder, which is made if need be; files of the same names are replaced.
+    """Copy a tree into a folder, which is created if missing; files of the same names are replaced.
 
     Args:
         source: top of the tree.
         target: the folder.
-        size_bytes: of all files; as many bytes must be free before the first file is copied.
+        size_bytes: of all files together; this much space must be free before the first file is copied.
     State after failure: no file of the tree is in the folder.
     Raises: AgentError (fault USER) for a full disk; OSError.
     """
@@ -48,7 +48,7 @@ def _pairs(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copy content alone, within the file system if possible (copy_file_range shares blocks on some file systems)."""
+    """Copy the content of a file, if possible with copy_file_range, which shares blocks on some file systems."""
     try:
         with source.open("rb") as reading, target.open("wb") as writing:
             left = os.fstat(reading.fileno()).st_size

@@ -1,7 +1,7 @@
-"""A snapshot of a channel: links to cached objects; missing ones are fetched into the cache first.
+"""Creation of a channel's snapshot: links to cached objects; missing objects are fetched into the cache first.
 
 Where: `ChannelCache` calls it for each channel of each host. Hosts that fill the same channel at once share the work:
-an object that another holder fetches is skipped and looked up again at the end.
+an object that another lock holder fetches is skipped and looked up again at the end.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from clary.base.errors import AgentError, ObjectStoreError
 from clary.contract.launch_plan import Channel
 from clary.contract.object_store import ObjectStore, whole_file
 
-LOCK_WAIT_S = 120.0  # for objects that other holders fetch; then they are fetched a second time
-NUM_PARALLEL = 8  # files at once, as without a cache
+LOCK_WAIT_S = 120.0  # timeout for objects that other holders fetch; after it they are fetched here too
+NUM_PARALLEL = 8  # parallel fetches, as without a cache
 _POLL_S = 0.1
 
 
@@ -56,7 +56,7 @@ class Snapshot:
 class _Item:
     wanted: ChannelObject
     identity: Identity
-    size_bytes: int | None  # size of the file; None if it is unknown until the object is read
+    size_bytes: int | None  # size of the cached file; None if it is unknown until the object is read
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class _Item:
 
 @dataclass(frozen=True, kw_only=True)
 class Filler:
-    """Makes snapshots; for many threads at once.
+    """Makes snapshots; thread-safe.
 
     Attributes:
         stop: aborts waits for other holders when set.
@@ -89,8 +89,8 @@ class Filler:
         """Return a snapshot with these objects and folders; fetch the objects that are not in the cache.
 
         Args:
-            is_copied: whether a copy of all of it will follow, for which the disk must have room too.
-        State after failure: whole objects that were fetched stay; no snapshot appears.
+            is_copied: whether the caller will copy the whole snapshot, so that the disk needs room for both.
+        State after failure: completely fetched objects stay in the cache; there is no snapshot.
         Raises: CacheUnusable; ObjectStoreError; AgentError (fault USER) for objects that cannot be unpacked; OSError.
         """
         items = self._identified(objects, channel=channel, store=store)
@@ -127,7 +127,7 @@ class Filler:
     def _identified(
         self, objects: Sequence[ChannelObject], *, channel: Channel, store: ObjectStore
     ) -> tuple[_Item, ...]:
-        """Give objects their names, with the help of HEAD where the channel is a manifest."""
+        """Compute the objects' names; HEAD requests supply missing ETags and sizes (manifests)."""
 
         def identify(wanted: ChannelObject) -> _Item:
             if wanted.size_bytes is None or not wanted.etag:
@@ -192,7 +192,7 @@ class Filler:
         return any(self.folder.link(name, target, size_bytes=item.size_bytes) is not None for name in item.names)
 
     def _fetch(self, missing: Sequence[_Item], tree: Path, *, channel: Channel, store: ObjectStore) -> int:
-        """Bring objects into the tree and the cache, several at once; returns how many were fetched here."""
+        """Link or fetch objects into tree and cache, several at once; return how many objects were fetched here."""
         if not missing:
             return 0
         with ObjectLocks(self.folder.object_locks) as locks:
@@ -222,7 +222,7 @@ class Filler:
                 raise CacheUnusable(f"{wanted.key!a} was replaced while it was fetched") from error
             raise
         except AgentError as error:
-            if "free_bytes" in error.details:  # the disk is full: without the cache the data may still fit
+            if "free_bytes" in error.details:  # the disk is full: the data may still fit without the cache
                 raise CacheUnusable(error.message) from error
             raise
         is_what_it_says = item.identity.content is not None and md5 == item.identity.md5
@@ -231,9 +231,9 @@ class Filler:
 
 @dataclass(kw_only=True)
 class _Work:
-    """Objects for several workers; the first error of one stops all.
+    """Queue of objects for several workers; the first error in one worker stops all.
 
-    The workers share one holder of locks, whose locks do not exclude each other: `under_way` has the objects being
+    The workers share one lock holder, so its locks do not exclude each other; `under_way` has the objects being
     fetched.
     """
 
@@ -246,10 +246,10 @@ class _Work:
     elsewhere: deque[_Item] = field(default_factory=deque)  # objects that other holders or workers fetch
     under_way: set[str] = field(default_factory=set)  # names of objects that a worker fetches
     has_failed: bool = False
-    guard: threading.Lock = field(default_factory=threading.Lock)  # for `under_way` and its locks
+    guard: threading.Lock = field(default_factory=threading.Lock)  # guards `under_way` and `locks`
 
     def run(self) -> int:
-        """Fetch or link the remaining objects; returns how many objects this worker fetched."""
+        """Fetch or link the remaining objects; return how many objects this worker fetched."""
         num_fetched = 0
         try:
             while (item := _next(self.missing)) is not None:
@@ -289,7 +289,7 @@ class _Work:
 
     def _bring_begun(self, item: _Item) -> int:
         try:
-            if self.link(item):  # the last holder may have stored it just now
+            if self.link(item):  # the previous holder may have stored it just now
                 return 0
             self.fetch(item)
             return 1
@@ -315,7 +315,7 @@ def _md5_of(path: Path) -> str:
 
 
 def _fetch_unpacked(wanted: ChannelObject, path: Path, *, channel: Channel, store: ObjectStore) -> str:
-    """Write the object's unpacked content to `path`; returns the MD5 sum of the object itself."""
+    """Write the object's unpacked content to `path`; return the MD5 sum of the packed object."""
     with (
         store.open_reader(wanted.bucket, wanted.key, etag=wanted.etag) as packed,
         whole_file(path) as descriptor,
@@ -328,7 +328,7 @@ def _fetch_unpacked(wanted: ChannelObject, path: Path, *, channel: Channel, stor
 
 
 class _SummedReader:
-    """A stream that sums the bytes read from it."""
+    """A stream that computes the MD5 sum of the bytes read from it."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream

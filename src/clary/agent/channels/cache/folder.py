@@ -1,17 +1,17 @@
-"""The cache on disk: objects, trees of hard links to them, and trees being made.
+"""Layout of the cache on disk: objects, trees of hard links to objects, and unfinished trees.
 
     objects/kept/ab/NAME          content of an object that was synced to the disk
-    objects/boot-ID/ab/NAME       content that was written since this machine started, perhaps in its memory only
+    objects/boot-ID/ab/NAME       content written since this boot of the machine, perhaps not synced to the disk
     snapshots/boot-ID/NAME/       a channel: a tree of hard links
-    filling/RANDOM/               a tree being made, locked by its maker
+    filling/RANDOM/               an unfinished tree, locked by its maker
     object-locks, keeping-lock
 
 [Note: what a crash leaves] A file is written inside `filling`, gets its stamp, and is linked into `objects`; a tree is
-made inside `filling` and renamed: no entry has its final name before it is whole, and a killed process leaves
-only an unlocked folder in `filling`. A machine that loses its power may also lose content of files whose names it kept.
-Waiting for the disk at each file would make many small files slow, so files and trees carry the boot in which they were
-made: files and trees of another boot are deleted unread. `settle` moves objects to `kept` once their content is on the
-disk; trees are made again at no cost.
+made inside `filling` and renamed. So no entry has its final name before it is complete, and a killed process leaves
+only an unlocked folder in `filling`. After a loss of power, files may have lost content although their names exist. A
+sync per file would be slow for many small files, so paths of files and trees contain the id of the boot in which they
+were made, and entries of another boot are deleted unread. `settle_one` moves an object to `kept` once its content is on
+the disk; trees are cheap to make again.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _OWN_ONLY = 0o700
-_FAN_OUT_CHARACTERS = 2  # of names, so that no folder has millions of entries
-_MAX_NEW_FOLDERS = 20  # a sweep may remove a new folder before it is locked
-_LOOKS = 2  # between two lookups a file may move from this boot's folder to `kept`
+_FAN_OUT_CHARACTERS = 2  # first characters of names; subfolders keep folders below millions of entries
+_MAX_NEW_FOLDERS = 20  # attempts: a sweep may remove a new folder before it is locked
+_LOOKS = 2  # lookups: a file may move from this boot's folder to `kept` during the first
 
 
 def boot_id() -> str:
@@ -56,16 +56,16 @@ class StoredObject:
 
     @property
     def is_held(self) -> bool:
-        """Whether a tree links to it."""
+        """Whether a tree has a hard link to the object."""
         return self.status.st_nlink > 1
 
 
 class CacheFolder:
-    """Reads and changes the folder; no method waits. Every method raises OSError.
+    """Reads and changes the cache's folder; no method waits for a lock. Every method raises OSError.
 
     Args:
-        root: made if need be.
-        boot: identifies this start of the machine.
+        root: created if missing.
+        boot: id of this boot of the machine.
     """
 
     def __init__(self, root: Path, *, boot: str) -> None:
@@ -87,7 +87,7 @@ class CacheFolder:
         """Return the path of an object, None if it is not in the cache; remove an object that was changed.
 
         Args:
-            size_bytes: size that it must have; None if unknown.
+            size_bytes: expected size; None if unknown.
         """
         for folder in (self._fresh_objects, self._kept_objects) * _LOOKS:
             path = _place(folder, name)
@@ -119,7 +119,7 @@ class CacheFolder:
             except OSError as error:
                 if error.errno != errno.EMLINK:
                     raise
-                # The file has the most links that the file system allows: trees keep it, the next fetch makes a new
+                # The file has reached the file system's maximum of links: trees keep it, the next fetch makes a new
                 # file.
                 path.unlink(missing_ok=True)
                 return None
@@ -130,7 +130,7 @@ class CacheFolder:
         return None
 
     def publish(self, path: Path, name: str) -> None:
-        """Make a whole file of a tree an object; replace the file by the object if it exists. Raises: OSError."""
+        """Add a complete file of a tree to the objects; replace it by an existing object. Raises: OSError."""
         size_bytes = path.lstat().st_size
         time_ns = stamped_ns(time.time_ns(), name=name, size_bytes=size_bytes)
         os.utime(path, ns=(time_ns, time_ns))
@@ -146,13 +146,13 @@ class CacheFolder:
                 other.replace(path)
 
     def fill(self) -> Filling:
-        """Begin a tree."""
+        """Return a new, empty tree."""
         return Filling(self._filling)
 
     def put_in_place(self, filling: Filling, name: str) -> int | None:
-        """Give a tree its final name; returns the descriptor that holds it against removal.
+        """Rename a tree to its final name; return the descriptor whose lock prevents its removal.
 
-        None if a tree with that name exists already.
+        Return None if a tree with that name exists already.
         """
         held = hold_folder(filling.tree, alone=False)
         assert held is not None, "a tree inside a folder that is locked cannot vanish"
@@ -170,10 +170,10 @@ class CacheFolder:
         return self._snapshots / name
 
     def hold_snapshot(self, name: str) -> int | None:
-        """Return a descriptor that holds a tree against removal; None if it does not exist or is being removed."""
+        """Return a descriptor whose lock keeps a tree; None if the tree does not exist or is being removed."""
         held = hold_folder(self.snapshot(name), alone=False)
         if held is not None:
-            os.utime(held)  # the time of its last use, which sets the order of removal
+            os.utime(held)  # the time of its last use, which sets the order of eviction
         return held
 
     def remove_snapshot(self, path: Path) -> bool:
@@ -182,7 +182,7 @@ class CacheFolder:
         if held is None:
             return False
         try:
-            # Move it away first: an agent that looks for the name from now on makes the tree anew.
+            # Rename it first: an agent that looks up the name from now on makes the tree anew.
             grave = self._filling / secrets.token_hex(8)
             path.rename(grave)
         finally:
@@ -201,15 +201,15 @@ class CacheFolder:
     def objects(self) -> list[StoredObject]:
         """Return every object, the least recently used first."""
         found = list(_files(self._fresh_objects)) + list(_files(self._kept_objects))
-        # The last link to an object that was made or removed, or the last call of `touch`, set this time.
+        # ctime: set when a link to the object was last made or removed, or by `touch`.
         return sorted(found, key=lambda stored: stored.status.st_ctime_ns)
 
     def touch(self, path: Path) -> None:
-        """Mark an object that no tree holds as used now."""
+        """Record the present moment as the last use of an object without links from trees."""
         os.utime(path, ns=(time.time_ns(), path.lstat().st_mtime_ns))
 
     def settle_one(self, stored: StoredObject) -> None:
-        """Wait until the content of an object is on the disk and move it to `kept`."""
+        """Sync the content of an object to the disk and move the object to `kept`."""
         path = stored.path
         if self._fresh_objects not in path.parents:
             return
@@ -224,7 +224,7 @@ class CacheFolder:
             path.rename(place)
 
     def sweep(self) -> None:
-        """Remove unusable trees: trees of fillers that have ended, and all files of other boots.
+        """Remove unusable trees: unfinished trees of ended processes, and all files of other boots.
 
         Several agents may sweep at once.
         """
@@ -246,7 +246,7 @@ class CacheFolder:
 
 
 class Filling:
-    """A tree being made; as a context it removes, at its end, all files that were not put in place."""
+    """An unfinished tree; a context manager that removes all files not put in place."""
 
     def __init__(self, parent: Path) -> None:
         self._folder, self._held = _new_held_folder(parent)

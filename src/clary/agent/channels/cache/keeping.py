@@ -1,8 +1,9 @@
-"""The bound on the size of the cache: the order of removal, and entries that are never removed.
+"""The limit on the size of the cache: the order of eviction, and entries that are never evicted.
 
-Trees are removed first, the least recently used before the others, then the objects that no tree holds, in the same
-order. A tree that a running host uses stays, and with it its objects. Only the holder of one lock removes them, so that
-two agents do not make room for each other's objects at once. Looking for free room and sweeping unusable trees need no
+Objects without links from trees are evicted first, the least recently used before the others; then one unused tree at a
+time, in the same order, with the objects that it frees. A tree that a running host uses stays, and so do its objects.
+Only the holder of one lock evicts, so that two agents do not make room at once. The check of free space and the sweep
+of unusable trees take no
 lock: both take long if there are many objects.
 """
 
@@ -18,14 +19,14 @@ from clary.agent.channels.cache.folder import CacheFolder
 from clary.agent.channels.cache.locks import hold_file
 from clary.base.disk_space import free_bytes
 
-_LOCK_WAIT_S = 10.0  # removing files takes less, except on a machine under heavy load
+_LOCK_WAIT_S = 10.0  # removal of files takes less, except under heavy load
 
 
 class CacheKeeper:
-    """Keeps a cache within its bound.
+    """Keeps a cache within its limit.
 
     Args:
-        limit_bytes: of all objects together; exceeded only while channels are filled at the same time.
+        limit_bytes: for all objects together; exceeded only while several channels are filled at the same time.
         stop: ends `tidy` early when set.
     """
 
@@ -35,7 +36,7 @@ class CacheKeeper:
         self._stop = stop
 
     def make_room(self, needed_bytes: int, *, beside_bytes: int = 0) -> str | None:
-        """Remove the least recently used entries until `needed_bytes` fit; return why they do not, or None if they do.
+        """Evict the least recently used entries until `needed_bytes` fit; return None, or the reason of a failure.
 
         Args:
             beside_bytes: bytes outside the cache that must be free on the disk as well.
@@ -65,9 +66,10 @@ class CacheKeeper:
         )
 
     def free_disk(self, place: Path, needed_bytes: int) -> None:
-        """Remove the least recently used entries until `needed_bytes` are free at a folder outside, as far as possible.
+        """Evict entries until `needed_bytes` are free at a folder outside the cache, or no more can go.
 
-        Entries in use stay. No entry is removed for a folder on another file system, where that would free no space.
+        Least recently used entries go first; entries in use stay. For a folder on another file system no entry is
+        evicted, because that would free no space there.
 
         Raises: OSError.
         """
@@ -83,7 +85,7 @@ class CacheKeeper:
                 self._remove_until(fits)
 
     def tidy(self) -> None:
-        """Sync written objects to the disk and shrink to the bound, after a channel was filled.
+        """Sync written objects to the disk and shrink the cache to its limit, after a channel was filled.
 
         Raises: OSError.
         """
@@ -94,7 +96,7 @@ class CacheKeeper:
         self.make_room(0)
 
     def _remove_until(self, fits: Callable[[int], bool]) -> int:
-        """Remove entries until `fits` accepts the remaining size; return that size."""
+        """Evict entries until `fits` accepts the remaining size; return that size."""
         while True:
             objects = self._folder.objects()
             size_bytes = sum(stored.status.st_size for stored in objects)

@@ -1,7 +1,7 @@
-"""Locks between the agents of a machine; the kernel releases all of them when their process ends, by itself or not.
+"""Locks between the agents of a machine; the kernel releases a process's locks however the process ends.
 
-An object is locked while it is fetched, as one byte of one file, so that millions of objects need no lock files of
-their own. A folder is locked itself: shared while it is used, exclusively while it is removed.
+While an object is fetched, one byte of one common file is locked, so that millions of objects need no lock files of
+their own. A folder is locked directly: shared while it is used, exclusively while it is removed.
 Source: fcntl(2), "Open file description locks"; flock(2).
 """
 
@@ -25,7 +25,7 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class ObjectLocks:
-    """Locks of objects that this holder fetches; one holder's locks exclude other holders, not itself."""
+    """Locks of one holder on the objects that it fetches; they exclude other holders, not the holder itself."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -64,7 +64,7 @@ def hold_folder(path: Path, *, alone: bool) -> int | None:
     """Lock a folder and return the descriptor that holds the lock; None if it is missing or another holder has it.
 
     Args:
-        alone: whether the lock is exclusive, as for removing an object.
+        alone: whether the lock is exclusive, as for removal.
     """
     try:
         descriptor = os.open(path, _FOLDER_FLAGS)
@@ -72,7 +72,7 @@ def hold_folder(path: Path, *, alone: bool) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        # An agent that removed it between the two calls has renamed it first.
+        # If an agent removed the folder between the two calls, it has renamed it first.
         if os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):
             return descriptor
     except (BlockingIOError, FileNotFoundError):
@@ -85,7 +85,7 @@ def hold_folder(path: Path, *, alone: bool) -> int | None:
 
 
 def hold_file(path: Path, *, within_s: float) -> int | None:
-    """Lock a file exclusively, making it if missing; None if others hold it for `within_s`."""
+    """Lock a file exclusively, creating it if missing; return None if others hold the lock for `within_s`."""
     deadline_s = time.monotonic() + within_s
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     while True:

@@ -1,12 +1,12 @@
-"""Names in the cache. Pure.
+"""Names of objects and trees in the cache. Pure.
 
-An object whose ETag is an MD5 sum has two names: one of its content (MD5 and size, wherever it lies) and one of its
-place (endpoint, bucket, key, ETag, size). It is stored under the first only after the sum was compared with the fetched
-content, since ETags of some stores look like sums but are not (encryption by KMS keys). SDKs upload the same code and
-data under a new prefix for every job: only the name by content finds them again.
+An object whose ETag is an MD5 sum has two names: a name by content (MD5 and size, independent of its key) and a name by
+location (endpoint, bucket, key, ETag, size). It is stored under the name by content only after the sum was compared
+with the fetched content, since some ETags look like MD5 sums but are not (encryption by KMS keys). SDKs upload the same
+code and data under a new prefix for every job: only the name by content finds them again.
 
-A stored file carries a stamp in the nanoseconds of its time of last change: a hash of its name and size. A write or a
-cut gives the file another time, and it no longer counts as the object.
+A stored file carries a stamp in the nanoseconds of its mtime: a hash of its name and size. A write or truncation
+changes the mtime, and the file no longer counts as the object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 SECOND_NS = 1_000_000_000
 _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
-_NAME_CHARACTERS = 40  # characters of hexadecimal SHA-256: 160 bits
+_NAME_CHARACTERS = 40  # hexadecimal characters of SHA-256: 160 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Identity:
 
     @property
     def name(self) -> str:
-        """The name that stands for the object in the name of a snapshot."""
+        """The object's name that goes into the name of a snapshot."""
         return self.content or self.place
 
 
@@ -44,7 +44,7 @@ def identity_of(*, endpoint_url: str, bucket: str, key: str, etag: str, size_byt
         endpoint_url: of the store.
         bucket: of the object.
         key: of the object.
-        etag: with or without quotes; an ETag that is no MD5 sum gives no name by content.
+        etag: with or without quotes; with an ETag that is no MD5 sum there is no name by content.
         size_bytes: of the object in the store, also if it is unpacked here.
         is_unpacked: whether the cache holds its unpacked content.
     """
@@ -62,17 +62,17 @@ def snapshot_name(files: Iterable[tuple[tuple[str, ...], str]], folders: Iterabl
     """Return the name of a tree.
 
     Args:
-        files: (path parts, name of the object) of every file.
-        folders: path parts of folders without any of these files.
+        files: (path parts, the object's name) of every file.
+        folders: path parts of folders that contain none of these files.
     """
     return _digest("snapshot", sorted(files), sorted(set(folders)))
 
 
 def stamped_ns(time_ns: int, *, name: str, size_bytes: int) -> int:
-    """Return a time of last change with the stamp of a stored file, up to two seconds before the time given.
+    """Return an mtime with the stamp of a stored file, up to two seconds before `time_ns`.
 
     Args:
-        time_ns: since 1970; the stamp takes the place of its part below a second.
+        time_ns: since 1970; the stamp replaces the fraction of a second.
         name: of the object.
         size_bytes: of the file.
     """
@@ -80,12 +80,12 @@ def stamped_ns(time_ns: int, *, name: str, size_bytes: int) -> int:
 
 
 def is_as_stored(status: os.stat_result, *, name: str) -> bool:
-    """Whether a file is the one stored under `name`, by its size and time of last change."""
+    """Whether size and mtime show that a file is unchanged since it was stored under `name`."""
     return status.st_mtime_ns % SECOND_NS == _stamp(name, status.st_size)
 
 
 def lock_place(name: str) -> int:
-    """Return the byte of the lock file that stands for an object."""
+    """Return the offset of an object's byte in the lock file."""
     return int(name[:15], 16)  # 60 bits, within the kernel's range of offsets
 
 
