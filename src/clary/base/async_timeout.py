@@ -16,7 +16,7 @@ else:
     from types import TracebackType
 
     class timeout:
-        """The part of `asyncio.timeout` that Clary uses: raises TimeoutError if its block takes longer.
+        """The part of `asyncio.timeout` that Clary uses: raises TimeoutError if its block runs longer than `delay`.
 
         Args:
             delay: seconds.
@@ -35,7 +35,7 @@ else:
         async def __aexit__(
             self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
         ) -> None:
-            """Stop the timer. Raises: TimeoutError if the block was cut off."""
+            """Stop the timer. Raises: TimeoutError if the block was cancelled because of the timeout."""
             self._handle.cancel()
             if self._is_expired and kind is asyncio.CancelledError:
                 raise TimeoutError from error

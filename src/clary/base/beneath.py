@@ -1,16 +1,17 @@
-"""Files below an open folder, reached without following a link.
+"""Files below an open folder, opened without following a link.
 
-Where: the agent and the service use it for every folder that a program owns or has owned. The program may put a link, a
-named pipe, a socket or a device in the place of any file or folder at any moment, and the agent has more rights than
-the program. So a path is resolved by the kernel from a descriptor, and the kind of file is checked before it is opened.
+Where: the agent and the service use this module for every folder that a program owns or has owned. The program may put
+a link, a named pipe, a socket or a device in the place of any file or folder at any moment, and the agent has more
+rights than the program. So the kernel resolves a path from a descriptor, and the kind of file is checked before the
+file is opened.
 
-Two ways lead to a file, and both refuse the same paths: openat2(2) resolves the whole path in one call (Linux 5.6);
-elsewhere the path is walked folder by folder, each opened with O_NOFOLLOW. Both refuse absolute paths and `..`.
+A path is resolved by openat2(2) in one call (Linux 5.6), and on other kernels folder by folder, each opened with
+O_NOFOLLOW. Both methods refuse the same paths, among them absolute paths and `..`.
 
-[Note: judged before opened] Opening is an act: it wakes the writer of a pipe, it rewinds a tape, and it hangs on a pipe
-that has no writer. So a path is first opened with O_PATH, which has no effect on it. fstat(2) then gives its kind, and
-the very same inode is opened through /proc/self/fd, which no rename can change.
-Source: openat2(2), open(2).
+[Note: checked before opened] Opening a file has effects: it wakes the writer of a pipe, rewinds a tape, and hangs on a
+pipe that has no writer. So a path is first opened with O_PATH, which has no effect on the file. fstat(2) then gives the
+kind of file, and the same inode is opened through /proc/self/fd, which no rename can change. Source: openat2(2),
+open(2).
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
 _RESOLVE = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
-_ABSENT = (errno.ENOSYS, errno.EPERM)  # an old kernel; a filter of system calls that does not know the call
-_MAX_BLOCKED = 16  # times that openat2 may answer EAGAIN, which it does when folders are moved meanwhile
+_ABSENT = (errno.ENOSYS, errno.EPERM)  # an old kernel; a system call filter that does not know openat2
+_MAX_BLOCKED = 16  # retries after EAGAIN, which openat2 returns when folders are moved meanwhile
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -57,12 +58,12 @@ _KINDS = {
 class Folder:
     """An open folder, and access to the files below it.
 
-    A path is text below the folder, with `/`; empty text names the folder itself. Every method raises OSError: ELOOP
-    where the path holds a link, ENOENT and ENOTDIR as usual, EINVAL for a path that is absolute or holds `..`, and
+    A path is text below the folder, with `/`; empty text names the folder itself. Every method raises OSError: ELOOP if
+    the path contains a link, ENOENT and ENOTDIR as usual, EINVAL for a path that is absolute or contains `..`, and
     EPERM for a file of another kind than the method opens.
 
     Args:
-        descriptor: of the folder; the object owns it after the call.
+        descriptor: descriptor of the folder; the object owns it after the call.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -102,7 +103,7 @@ class Folder:
 
     @property
     def path(self) -> str:
-        """Path by which this process reaches this folder even after a rename; valid while it is open."""
+        """Path by which this process reaches this folder even after a rename; valid while the descriptor is open."""
         return f"/proc/self/fd/{self._descriptor}"
 
     def folder(self, path: str = "", *, create: bool = False, mode: int = FOLDER_MODE) -> Folder:
@@ -110,7 +111,7 @@ class Folder:
 
         Args:
             create: make the folder and its parents if they are missing.
-            mode: of the folders that are made.
+            mode: permission bits of the folders that are made.
         """
         if not create:
             return Folder(open_beneath(self._descriptor, path, _FOLDER_FLAGS))
@@ -132,7 +133,7 @@ class Folder:
         return open_regular(self._descriptor, path, flags)
 
     def open_fifo(self, path: str, flags: int) -> int:
-        """Return a descriptor of a named pipe, which never waits for the other end. Raises: ENXIO without a reader."""
+        """Open a named pipe without waiting for its other end; return a descriptor. Raises: ENXIO without reader."""
         return _open_judged(self._descriptor, path, flags, is_wanted=stat.S_ISFIFO, kind="a named pipe")
 
     def read(self, path: str, *, max_bytes: int) -> bytes:
@@ -149,7 +150,7 @@ class Folder:
 
         Args:
             data: the whole content.
-            mode: permission bits of the new file; the bits of the replaced file do not count.
+            mode: permission bits of the new file; the bits of the replaced file are not kept.
         """
         with self.replacing(path, mode=mode) as file:
             file.write(data)
@@ -174,7 +175,7 @@ class Folder:
                 raise
 
     def names(self, path: str = "", *, limit: int | None = None) -> list[str]:
-        """Return the names in a folder, in no order, at most the first `limit` that the kernel gives."""
+        """Return the names in a folder, in no order, at most the first `limit` names that the kernel lists."""
         with self.folder(path) as folder, os.scandir(folder.fileno()) as entries:
             return [entry.name for entry in islice(entries, limit)]
 
@@ -208,7 +209,7 @@ class Folder:
         with self._parent(path) as (folder, name):
             os.mkfifo(name, mode, dir_fd=folder)
             with _looked_at(folder, name) as (descriptor, status):
-                # The program may have put another file there by now: only the new pipe may change.
+                # The program may have put another file at this path by now: only the new pipe's mode may change.
                 if stat.S_ISFIFO(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid():
                     os.chmod(f"/proc/self/fd/{descriptor}", mode)  # whatever the umask is
 
@@ -239,10 +240,10 @@ class Folder:
             os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=new_folder)
 
     def holds(self, path: Path | str) -> bool:
-        """Return whether `path` is this folder or lies in it, compared by inode and not by name.
+        """Return whether `path` is this folder or lies in it, comparing inodes instead of names.
 
-        Folders are compared as the kernel knows them, so a bind mount or a link does not hide one. A missing path
-        counts as lying where its parents lie.
+        Because inodes are compared, a bind mount or a link does not hide a folder. A missing path counts as lying in
+        its nearest existing parent.
         """
         own = _identity(os.fstat(self._descriptor))
         place = Path(os.path.realpath(path))
@@ -253,7 +254,7 @@ class Folder:
         return False
 
     def lies_in(self, path: Path | str) -> bool:
-        """Return whether this folder is `path` or lies in it, as the kernel knows them."""
+        """Return whether this folder is `path` or lies in it, comparing inodes instead of names."""
         try:
             wanted = _identity(os.stat(path))
         except (FileNotFoundError, NotADirectoryError):
@@ -292,14 +293,14 @@ def open_beneath(folder: int, path: str, flags: int) -> int:
     Where: `Folder` is built on it; use `Folder`, which also checks the kind of file.
     Args:
         folder: descriptor of the folder; stays open.
-        flags: of open(2); files are not made.
-    Raises: OSError: ELOOP where the path holds a link, EINVAL for an absolute path and for `..`.
+        flags: flags of open(2); no file is created.
+    Raises: OSError: ELOOP if the path contains a link, EINVAL for an absolute path and for `..`.
     """
     parts = parts_of(path)
     try:
         descriptor = _openat2(folder, "/".join(parts) or ".", flags) if _has_openat2() else _walk(folder, parts, flags)
     except OSError as error:
-        # O_DIRECTORY hides that the last part is a link.
+        # With O_DIRECTORY, the error does not show that the last part is a link.
         if error.errno == errno.ELOOP or (isinstance(error, NotADirectoryError) and _ends_in_link(folder, parts)):
             raise _link_refused(path) from error
         error.filename = path
@@ -319,7 +320,7 @@ def open_regular(folder: int, path: str, flags: int = os.O_RDONLY) -> int:
     Args:
         folder: descriptor of the folder, which stays open.
         path: below the folder, with `/`; no link on the way is followed.
-        flags: of os.open; the file is not created.
+        flags: flags of os.open; no file is created.
     Returns: a descriptor, which the caller closes.
     Raises: OSError.
     """

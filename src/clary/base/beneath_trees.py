@@ -1,7 +1,8 @@
-"""Whole trees below an open folder: listed, removed and copied without following a link.
+"""Lists, removes and copies whole trees below an open folder without following a link.
 
-Where: for every tree that a program wrote, while it runs and after it has ended; `beneath` opens their files.
-Programs write trees of any depth and width, so none of these functions recurses, and each holds few descriptors.
+Where: the agent and the service use it for every tree that a program wrote, also while the program runs; `beneath`
+opens the files. Programs write trees of any depth and width, so none of these functions recurses, and each holds few
+descriptors.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ _COPY_BYTES = 1 << 20
 class Entry:
     """One name below a folder."""
 
-    path: str  # below the folder that is listed, with `/`
-    status: os.stat_result  # of the name itself: a link is described, not followed
+    path: str  # path below the listed folder, with `/`
+    status: os.stat_result  # status of the name itself: a link is described, not followed
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file."""
+        """Whether the entry is a regular file."""
         return stat.S_ISREG(self.status.st_mode)
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder."""
+        """Whether the entry is a folder."""
         return stat.S_ISDIR(self.status.st_mode)
 
     @property
     def is_link(self) -> bool:
-        """Whether it is a symbolic link."""
+        """Whether the entry is a symbolic link."""
         return stat.S_ISLNK(self.status.st_mode)
 
 
@@ -57,7 +58,7 @@ def entries(
 
     Args:
         path: folder below `folder` at which to begin; paths of entries start with it.
-        max_entries: longest listing; it ends after this number of names.
+        max_entries: number of names after which the listing ends.
         max_depth: levels of nested folders to list below `path`; 0 lists `path` alone.
         on_error: called with the error of a folder that cannot be opened; it may raise.
     Raises: OSError if `path` itself cannot be opened.
@@ -83,7 +84,7 @@ def entries(
                 try:
                     status = os.stat(item.name, dir_fd=opened.fileno(), follow_symlinks=False)
                 except OSError:
-                    continue  # it was removed meanwhile
+                    continue  # the folder was removed meanwhile
                 entry = Entry(f"{place}/{item.name}" if place else item.name, status)
                 yield entry
                 if entry.is_folder and (max_depth is None or depth < max_depth):
@@ -93,8 +94,8 @@ def entries(
 def remove_tree(folder: Folder, path: str) -> bool:
     """Remove the file or tree at `path` below `folder`; return whether it was removed completely.
 
-    Folders may have any depth and any permissions: each is opened up before it is entered, and folders below the
-    second level are moved up first. Entries that this process may not remove stay.
+    Folders may have any depth and any permissions: each folder is made accessible before it is entered, and folders
+    below the second level are moved up first. Entries that this process may not remove stay.
     """
     *above, name = parts_of(path)
     with contextlib.suppress(OSError), folder.folder("/".join(above)) as parent:
@@ -135,7 +136,9 @@ def empty(top: Folder) -> None:
                         if not _is_folder(here, inner):
                             os.unlink(inner, dir_fd=here)
                             continue
-                        _opened_up(here, inner).close()  # moving a folder writes to its "..": it has to be writable
+                        _opened_up(
+                            here, inner
+                        ).close()  # moving a folder writes to its "..": the folder has to be writable
                         aside = f"{mark}-{num_moved}"
                         num_moved += 1
                         os.rename(inner, aside, src_dir_fd=here, dst_dir_fd=home)
@@ -146,11 +149,10 @@ def empty(top: Folder) -> None:
 def copy_tree(source: Folder, target: Folder) -> list[str]:
     """Copy folders, regular files and links into an open folder; return the paths of all other entries.
 
-    Links are copied as they are and lead wherever their text leads in the copy. Sockets, pipes and devices are left
-    out. Files and links replace entries of the target that are no folders.
-    State after failure: copied entries stay.
-    Raises: OSError: an entry could not be read or written, or an entry of the target is in the way: a folder
-        in place of a file or link, or any other entry, even a link, in place of a folder.
+    Links are copied with their text unchanged, which is resolved relative to the copy. Sockets, pipes and devices are
+    left out. Files and links replace entries of the target other than folders. State after failure: copied entries
+    stay. Raises: OSError: an entry could not be read or written, or an entry of the target cannot be replaced: a folder
+    at the path of a file or link, or any other entry, even a link, at the path of a folder.
     """
 
     def refuse(error: OSError) -> None:
@@ -175,7 +177,7 @@ def copy_file(source: Folder, path: str, target: Folder, target_path: str) -> No
 
     Args:
         path: below `source`.
-        target_path: below `target`; its folder must be there.
+        target_path: below `target`; its folder must exist.
     Raises: OSError.
     """
     descriptor = source.open_file(path)

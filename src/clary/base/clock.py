@@ -1,9 +1,9 @@
 """Time, injected: `now` for records, `monotonic` for intervals, an anchor for intervals that outlive a process.
 
-A wall clock may be set by a minute or a day at any moment. A record that is measured from - a job - therefore carries
-an anchor: one moment by both clocks. Its later times are that moment plus the monotonic time that has passed since, so
-that differences between them are true even if the wall clock was set. Monotonic time is the same for all processes
-of one boot of the machine; after another boot a new anchor is made.
+A wall clock may be set by a minute or a day at any moment. A record from which times are measured, such as a job,
+therefore carries an anchor: one moment by both clocks. The record's later times are that moment plus the monotonic time
+since then, so that differences between them are true even if the wall clock was set. Monotonic time is the same for all
+processes of one boot of the machine; after another boot a new anchor is made.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SystemClock:
 
 @cache
 def boot_id() -> str:
-    """Return the id of this boot of the machine; empty if the kernel does not name it."""
+    """Return the id of this boot of the machine; empty if the kernel does not give one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -57,18 +57,18 @@ class ClockAnchor:
 
     @classmethod
     def lay(cls, clock: Clock, *, not_before: datetime | None = None) -> ClockAnchor:
-        """Return an anchor of now; `not_before` is the last time that an earlier anchor has recorded."""
+        """Return an anchor of the present moment; its wall time is at least `not_before`, the last recorded time."""
         now = clock.now()
         wall = now if not_before is None else max(now, not_before)
         return cls(boot_id=boot_id(), monotonic_s=clock.monotonic(), wall=wall)
 
     @property
     def holds(self) -> bool:
-        """Whether it is of this boot: monotonic times of two boots cannot be compared."""
+        """Whether the anchor was made in this boot: monotonic times of two boots cannot be compared."""
         return self.boot_id == boot_id()
 
     def now(self, clock: Clock) -> datetime:
-        """Return the present as the anchor's record counts it; by the wall clock if the anchor is of another boot."""
+        """Return the present time measured from the anchor; the wall clock's time if the anchor is of another boot."""
         if not self.holds:
             return clock.now()
         return self.wall + timedelta(seconds=clock.monotonic() - self.monotonic_s)

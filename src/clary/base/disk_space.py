@@ -1,7 +1,7 @@
-"""Reports full disks in one form: which path, how many bytes were needed, how many are left.
+"""Reports full disks in one form: the path, the bytes that were needed and the bytes that are free.
 
-Where: agents and the client of S3 ask here before a large write and translate ENOSPC afterwards, so
-that a full disk ends a job with a reason and never with a truncated file.
+Where: agents and the S3 client call `require_space` before a large write and translate ENOSPC afterwards, so that a
+full disk ends a job with a reason and never with a truncated file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def require_space(path: Path, *, needed_bytes: int) -> None:
 
 
 def full_disk_error(path: Path, *, needed_bytes: int | None) -> AgentError:
-    """Return the error for a write to `path` that the disk had no room for; None if the need is unknown."""
+    """Return the error for a write to `path` on a full disk; `needed_bytes` is None if the size is unknown."""
     free = free_bytes(path)
     needed = "an unknown number of" if needed_bytes is None else str(needed_bytes)
     return AgentError(
@@ -49,11 +49,11 @@ def full_disk_error(path: Path, *, needed_bytes: int | None) -> AgentError:
 
 @contextmanager
 def disk_errors_named(path: Path, *, needed_bytes: int | None) -> Iterator[None]:
-    """Turn ENOSPC, EDQUOT and EFBIG raised inside into the error of `full_disk_error`.
+    """Turn ENOSPC, EDQUOT and EFBIG raised in the block into the error of `full_disk_error`.
 
     Args:
-        path: that is written, for the text.
-        needed_bytes: of the whole write; None if unknown.
+        path: the written path, for the message.
+        needed_bytes: size of the whole write; None if unknown.
     Raises: AgentError (fault USER) for a full disk; other errors pass.
     """
     try:

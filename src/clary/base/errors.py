@@ -18,7 +18,7 @@ from typing import Any
 
 from clary.base.string_enum import StrEnum
 
-NOTHING_CHANGED = "nothing_changed"  # key in details: the failed act had no effect and may be repeated
+NOTHING_CHANGED = "nothing_changed"  # key in details: the failed operation had no effect and may be repeated
 
 
 class Fault(StrEnum):
@@ -37,7 +37,7 @@ class ClaryError(Exception):
     Args:
         message: one or more plain sentences: object, expected and actual value, what to do.
         fault: cause of the failure.
-        retryable: whether the same act can succeed later without a change by the user.
+        retryable: whether the same operation can succeed later without a change by the user.
         details: machine-readable coordinates (job, host, rank, path, bytes), JSON-serialisable.
     """
 

@@ -1,11 +1,11 @@
-"""The users that programs of a root service have: a range of ids that no user of the machine has.
+"""The users as which programs of a root service run: a range of ids that no user of the machine has.
 
-Where: the anchor of a job's network makes a user namespace for the job, because networks belong to one; a host without
-a network of its own makes one for itself. Inside, root is root; on the machine it is `first_id`, a user without files.
-Systemd documents the ids from 1879048192 to 2147483647 as unused, and useradd hands out subordinate ids below
-them. Each namespace takes one of 4096 ranges by the id of the process that makes it, so that jobs that run at the same
-time seldom share one; nothing depends on that, because hosts do not see each other's files.
-Source: user_namespaces(7); systemd docs/UIDS-GIDS.md.
+Where: the anchor of a job's network makes a user namespace for the job, because a network namespace belongs to a user
+namespace; a host without a network of its own makes a user namespace for itself. Root inside the namespace is
+`first_id` on the machine, a user without files. Systemd documents the ids from 1879048192 to 2147483647 as unused, and
+useradd assigns subordinate ids below them. Each namespace takes one of 4096 ranges by the id of the process that makes
+it, so that concurrent jobs seldom share a range. Sharing a range is harmless, because hosts do not see each other's
+files. Source: user_namespaces(7); systemd docs/UIDS-GIDS.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MappedUsers:
     """A user namespace that holds a range of ids."""
 
     namespace_path: str  # for setns(CLONE_NEWUSER)
-    first_id: int  # user and group on the machine of root inside
+    first_id: int  # id on the machine of root inside, as user and as group
 
     def on_machine(self, inside: int) -> int:
         """Return the id on the machine of a user or group of the namespace."""
@@ -38,20 +38,21 @@ class MappedUsers:
 
 
 def first_id_of(pid: int) -> int:
-    """Return the first id of the range for namespaces that this process makes."""
+    """Return the first id of the range for namespaces that process `pid` makes."""
     return _FIRST_RANGE + pid % _NUM_RANGES * NUM_IDS
 
 
 def make_mapped_namespaces(first_id: int, *, num_networks: int) -> tuple[int, list[int]]:
-    """Make a user namespace with a range of ids, and network namespaces that belong to it; needs real root.
+    """Make a user namespace with a range of ids, and network namespaces that belong to it; needs root on the machine.
 
     Args:
-        first_id: of the range.
+        first_id: first id of the range.
         num_networks: how many network namespaces.
 
-    Returns: descriptors of the user namespace and of the network namespaces, which live as long as they are open.
+    Returns: descriptors of the user namespace and of the network namespaces, which exist as long as the descriptors are
+    open.
 
-    Raises: OSError; then no namespace is left.
+    Raises: OSError; no namespace remains then.
     """
     own_end, child_end = _pipe_pair()
     pid = os.fork()

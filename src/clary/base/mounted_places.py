@@ -1,9 +1,8 @@
-"""Finds out whether a folder of the machine shows a place hidden from programs, also by mounts below it.
+"""Finds out whether a folder of the machine shows a folder that is hidden from programs, also through mounts below it.
 
-Where: the service checks file systems when a job is created, agents check them when a host is made. A bind of a folder
-includes the mounts below it, and a bind mount of a place has another path, with parents of its own; so places are
-compared by device and path on their file system.
-Source: proc(5), section /proc/pid/mountinfo: fields 3 to 5.
+Where: the service checks file systems when a job is created, and agents check them when a host is made. A bind of a
+folder includes the mounts below it, and a bind mount has another path than its source. So folders are compared by
+device and by path on their file system. Source: proc(5), section /proc/pid/mountinfo: fields 3 to 5.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ class _Mount(NamedTuple):
 
 
 def shown_at(folder: Path | str, place: Path | str, *, mountinfo: str | None = None) -> str | None:
-    """Return the path at or below `folder` that shows a place, a folder above it or a part of it; None if no path does.
+    """Return the path at or below `folder` that shows `place`, a parent of it or a part of it; else None.
 
     Args:
-        folder: to be shown, with all mounts below it.
-        place: to be hidden; it need not exist.
-        mountinfo: text of the table of mounts; None reads the present table of this mount namespace.
+        folder: folder to show, with all mounts below it.
+        place: path to hide; it need not exist.
+        mountinfo: text of the mount table; None reads the present table of this mount namespace.
     Raises: OSError.
     """
     if mountinfo is None:
@@ -54,7 +53,7 @@ def _on_file_system(path: str, mounts: list[_Mount]) -> tuple[str, str]:
     """Return the device of a canonical path, and the path from the root of its file system."""
     holding = [mount for mount in mounts if _is_within(path, mount.point)]
     if not holding:
-        return "", path  # the root of this process is no mount point
+        return "", path  # the root of this process is not a mount point
     deepest = max(len(mount.point) for mount in holding)
     mount = [mount for mount in holding if len(mount.point) == deepest][-1]  # the last mount covers earlier mounts
     below = path[len(mount.point.rstrip("/")) :]

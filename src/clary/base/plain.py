@@ -1,6 +1,6 @@
-"""Dataclasses to JSON-ready values and back, driven by their annotations.
+"""Converts dataclasses to JSON-ready values and back, driven by their annotations.
 
-Where: launch plans, agent messages and stored jobs cross process borders as JSON through these two functions.
+Where: launch plans, agent messages and stored jobs cross process borders as JSON through `to_plain` and `from_plain`.
 Supported annotations: bool, int, float, str, None, Any, datetime (ISO 8601, UTC), StrEnum, Optional, tuple[X, ...],
 list[X], dict[str, X], Mapping[str, X] and dataclasses of these.
 
@@ -23,7 +23,7 @@ from clary.base.errors import ContractError
 T = TypeVar("T")
 Convert = Callable[[Any], Any]
 
-_SCALARS = frozenset({bool, int, float, str, type(None)})  # types whose instances are plain already
+_SCALARS = frozenset({bool, int, float, str, type(None)})  # types whose instances are JSON-ready already
 
 
 def to_plain(value: Any) -> Any:
@@ -57,7 +57,7 @@ class _MisfitError(Exception):
 
 
 def _make_writer(cls: type) -> Convert:
-    """Return the function that puts instances of exactly `cls` into plain form."""
+    """Return the function that converts instances of exactly `cls` to plain form."""
     if cls is type(None) or (issubclass(cls, bool | int | float) and not issubclass(cls, Enum)):
         return _itself
     if issubclass(cls, Enum):
@@ -156,7 +156,7 @@ def _list_builder(container: Callable[[Any], Any], item_type: Any) -> Convert:
 
     def build(data: Any) -> Any:
         _expect(isinstance(data, list), "a list", data)
-        if taken_types.issuperset(map(type, data)):  # a long list of numbers is taken at once
+        if taken_types.issuperset(map(type, data)):  # a long list of numbers is accepted at once
             return container(data)
         items = []
         try:
@@ -208,7 +208,7 @@ def _dataclass_builder(cls: type) -> Convert:
         values = {}
         name = ""
         try:
-            # Looked up at the first call: then a class whose annotations refer to itself is already in the cache.
+            # Looked up at the first call, when a class whose annotations refer to itself is already in the cache.
             for name, build_value, is_required in _field_plan(cls):
                 if name in data:
                     values[name] = build_value(data[name])
@@ -224,7 +224,7 @@ def _dataclass_builder(cls: type) -> Convert:
 
 @cache
 def _field_plan(cls: Any) -> tuple[tuple[str, Convert, bool], ...]:
-    """Return name, builder and whether a value is required, for each field of a dataclass."""
+    """Return for each field of a dataclass its name, its builder and whether a value is required."""
     hints = get_type_hints(cls)
     return tuple(
         (field.name, _builder(hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
@@ -235,7 +235,7 @@ def _field_plan(cls: Any) -> tuple[tuple[str, Convert, bool], ...]:
 def _build_time(data: Any) -> datetime:
     try:
         found = datetime.fromisoformat(data)
-        # Times are converted to UTC, which overflows for some times near the ends of the calendar.
+        # Times are converted to UTC; the conversion overflows for some times near the ends of the calendar.
         has_form, has_zone = True, found.tzinfo is not None
         found = found.astimezone(timezone.utc) if has_zone else found
     except (TypeError, ValueError, OverflowError):
@@ -282,7 +282,7 @@ def _expect(fits: bool, wanted: str, got: Any) -> None:
 
 
 def _shown(got: Any) -> str:
-    """Return the beginning of a value for a message; a received value may be nested too deeply to be written."""
+    """Return the beginning of a value for a message; a received value may be nested too deeply for `repr`."""
     try:
         return repr(str(got)[:80])
     except RecursionError:

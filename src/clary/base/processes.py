@@ -1,9 +1,9 @@
-"""Processes identified by id and start time, so that a reused id is never taken for a process that Clary has started.
+"""Processes identified by id and start time, so that a reused id is never mistaken for one of Clary's processes.
 
-Where: the service's record, the engine's agents, the object store, the census of a host: all processes that are counted
-or signalled later by their id. Linux only.
-Source: proc(5) for /proc/PID/stat; pidfd_open(2), which closes the gap between the check and the signal; Linux,
-fs/binfmt_elf.c (`create_elf_tables`) for the moment in which arguments are not readable yet.
+Where: used for all processes that are counted or signalled later by their id: the service, the engine's agents, the
+object store, the processes of a host. Linux only. Source: proc(5) for /proc/PID/stat; pidfd_open(2), which closes the
+gap between the check and the signal; Linux, fs/binfmt_elf.c (`create_elf_tables`) for the moment after exec in which
+arguments are not readable yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STATE_FIELD, _PARENT_FIELD, _FLAGS_FIELD, _START_TIME_FIELD = 0, 1, 6, 19
 _ENDED_STATES = frozenset("ZX")
 _EXITING_FLAGS = 0x4 | 0x200  # PF_EXITING, PF_DUMPCORE of linux/sched.h
 _KERNEL_THREAD_FLAG = 0x200000  # PF_KTHREAD of linux/sched.h
-_EXEC_LIMIT_S = 0.5  # for starting programs on a busy machine; longest wait of a whole scan
+_EXEC_LIMIT_S = 0.5  # longest wait of a whole scan for programs that are being started on a busy machine
 _EXEC_POLL_S = 0.0005
 
 
@@ -31,12 +31,12 @@ class ProcessEntry(NamedTuple):
     parent: int
     state: str  # one letter, as in proc(5)
     started_at: int  # clock ticks since the machine started; with the pid it identifies a process for ever
-    is_exiting: bool = False  # whether its end has begun; freeing much memory or writing a dump takes long
+    is_exiting: bool = False  # whether the process is exiting; freeing much memory or writing a dump takes long
     is_kernel_thread: bool = False
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended and only waits to be reaped."""
+        """Whether the process has ended and only waits to be reaped."""
         return self.state in _ENDED_STATES
 
 
@@ -59,7 +59,7 @@ class ProcessId:
         return None if entry is None or entry.has_ended else cls(pid, str(entry.started_at))
 
     def is_alive(self) -> bool:
-        """Whether this very process still exists and is no zombie."""
+        """Whether this very process still exists and is not a zombie."""
         return ProcessId.of(self.pid) == self
 
     def terminate(self, *, timeout_s: float) -> bool:
@@ -94,7 +94,7 @@ class ProcessId:
 
 
 def parse_stat(line: bytes) -> ProcessEntry:
-    """Read /proc/PID/stat; the command name in it may hold spaces, parentheses and bytes that are no text."""
+    """Read /proc/PID/stat; the command name in it may contain spaces, parentheses and bytes that are not text."""
     fields = line[line.rindex(b")") + 2 :].split()
     return ProcessEntry(
         parent=int(fields[_PARENT_FIELD]),
@@ -130,7 +130,7 @@ def descendants_in(entries: Mapping[int, ProcessEntry], ancestors: Iterable[int]
     """Return the processes below `ancestors`, including ended ones, and ancestors that are below other ancestors.
 
     Args:
-        entries: of `read_process_list`.
+        entries: result of `read_process_list`.
         ancestors: their pids.
     """
     children: dict[int, list[int]] = {}
@@ -147,18 +147,18 @@ def descendants_in(entries: Mapping[int, ProcessEntry], ancestors: Iterable[int]
 
 
 def exec_deadline() -> float:
-    """Return until when (monotonic seconds) a scan that begins now waits for programs that are being started."""
+    """Return the monotonic time until which a scan that begins now waits for programs that are being started."""
     return time.monotonic() + _EXEC_LIMIT_S
 
 
 def read_arguments(pid: int, deadline: float | None = None) -> list[str]:
     """Return the arguments of a process; empty if it has ended, is a kernel thread, or may not be seen.
 
-    `execve` tells the parent of its success before /proc/PID/cmdline holds anything. The function waits for a process
-    in that moment: a search for arguments would otherwise miss a process that was just started.
+    `execve` reports its success to the parent before /proc/PID/cmdline has content. The function waits during that
+    moment: a search for arguments would otherwise miss a process that was just started.
 
     Args:
-        deadline: of `exec_deadline`, shared by all processes of one scan; None begins a new scan.
+        deadline: result of `exec_deadline`, shared by all processes of one scan; None begins a new scan.
     """
     text = _arguments(pid, exec_deadline() if deadline is None else deadline)
     return [part.decode(errors="replace") for part in text.split(b"\0")[:-1]]
@@ -168,7 +168,7 @@ def read_variables(pid: int, deadline: float | None = None) -> list[bytes]:
     """Return the variables, each `NAME=value`, with which a process was started; empty as for `read_arguments`."""
     text = _read(pid, "environ")
     if not text and _arguments(pid, exec_deadline() if deadline is None else deadline):
-        time.sleep(_EXEC_POLL_S)  # variables are laid out just behind the arguments
+        time.sleep(_EXEC_POLL_S)  # the kernel sets up variables just after the arguments
         text = _read(pid, "environ")
     return [item for item in text.split(b"\0") if item]
 

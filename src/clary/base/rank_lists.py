@@ -1,4 +1,4 @@
-"""Short texts for many ranks: `0-7`, `0-14:2`, `1,4,6`. Dumps hold this form and people read it.
+"""Short texts for many ranks: `0-7`, `0-14:2`, `1,4,6`. Dumps hold this form, and it is shown to users.
 
 Where: groups of ranks in host dumps. Both directions are pure.
 """

@@ -9,7 +9,7 @@ import signal
 
 
 def signal_name(signum: int | None) -> str:
-    """Return `signal 9 (SIGKILL)` for 9, `signal 77` for a number that this system has no name for."""
+    """Return `signal 9 (SIGKILL)` for 9, and `signal 77` for 77, as for any number without a name on this system."""
     try:
         return f"signal {signum} ({signal.Signals(signum or 0).name})"
     except ValueError:

@@ -1,6 +1,7 @@
-"""Enums whose members are their texts, for every Python that imports this package.
+"""Enums whose members are strings, for every Python that imports this package.
 
-Where: contract and train also run in programs of jobs, whose Python may be 3.10; `enum.StrEnum` came with 3.11.
+Where: `clary.contract` and `clary.train` also run in programs of jobs, whose Python may be 3.10; `enum.StrEnum` came
+with 3.11.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ else:
     from enum import Enum
 
     class StrEnum(str, Enum):
-        """The part of `enum.StrEnum` that Clary uses: members are texts, compare, print and format as such."""
+        """The part of `enum.StrEnum` that Clary uses: members are strings, and compare, print and format as strings."""
 
-        # Without it, Python 3.10 prints and formats a member as NAME.MEMBER.
+        # Without this assignment, Python 3.10 prints and formats a member as NAME.MEMBER.
         __str__ = str.__str__

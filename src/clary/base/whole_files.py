@@ -1,6 +1,6 @@
-"""Replaces small files as a whole: a process or a machine that is stopped at any moment leaves the old file or the new.
+"""Replaces small files atomically: a process or machine that stops at any moment leaves the old file or the new one.
 
-Where: the state folder, records of engines, and the daemon of a box write their files with it.
+Where: the state folder, records of engines, and the daemon of a box write their files with this module.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ SECRET = 0o600
 
 
 def replace_durably(path: Path, content: bytes, *, mode: int = SECRET) -> None:
-    """Put content in the place of a file, in one step that is on disk when this returns. Raises: OSError.
+    """Replace a file's content atomically; the new content is on disk when this returns. Raises: OSError.
 
     Args:
-        path: of the file.
-        content: all of it.
-        mode: of the file.
+        path: path of the file.
+        content: the whole content.
+        mode: permission bits of the file.
     """
     draft = path.with_name(f"{path.name}.{os.getpid()}.new")
     draft.unlink(missing_ok=True)
@@ -35,7 +35,7 @@ def replace_durably(path: Path, content: bytes, *, mode: int = SECRET) -> None:
 
 
 def remove_durably(path: Path) -> None:
-    """Remove a file; it is off the disk when this returns. A missing file is no error. Raises: OSError."""
+    """Remove a file; the removal is on disk when this returns. A missing file is no error. Raises: OSError."""
     path.unlink(missing_ok=True)
     sync_folder(path.parent)
 

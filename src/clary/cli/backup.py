@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
     restore = actions.add_parser("restore", help="replace the database by a backup; the service must be down")
     restore.add_argument("name", nargs="?", metavar="NAME", help="file of the backup (default: the newest)")
     restore.set_defaults(run=run_restore)
-    for action in (listing, make, restore):  # the option may stand before or behind the action
+    for action in (listing, make, restore):  # the option may precede or follow the action
         action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
 
 
@@ -63,7 +63,7 @@ def run_make(options: argparse.Namespace) -> int:
 
 
 def run_restore(options: argparse.Namespace) -> int:
-    """Put a backup in the place of the database. Raises: ClaryError (fault USER)."""
+    """Replace the database by a backup. Raises: ClaryError (fault USER)."""
     settings = _settings()
     folder = StateFolder(settings.home_folder)
     if find_running(settings) is not None:
@@ -82,7 +82,7 @@ def run_restore(options: argparse.Namespace) -> int:
 
 
 def _settings() -> Settings:
-    """Return this machine's settings; raises ClaryError while a service elsewhere is chosen."""
+    """Return this machine's settings; raise ClaryError while a service elsewhere is chosen."""
     settings = load_settings()
     require_local(settings, "backup")
     return settings

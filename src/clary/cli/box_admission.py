@@ -1,4 +1,4 @@
-"""Checks a machine's answer to a probe before it becomes a box, and names authorities by their fingerprints. Pure.
+"""Checks a machine's answer to a probe before it becomes a box, and computes fingerprints of certificates. Pure.
 
 Where: `hosts` and `join`.
 """
@@ -20,9 +20,9 @@ def checked_probe(found: Mapping[str, Any], name: str, url: str) -> dict[str, An
     """Return a box in the form that the service accepts, from a machine's answer.
 
     Args:
-        found: its answer to `probe`.
-        name: of the new box.
-        url: of the service.
+        found: the machine's answer to `probe`.
+        name: name of the new box.
+        url: URL of the service.
     Raises: ClaryError saying why the machine cannot be a box, and what to do.
     """
     try:

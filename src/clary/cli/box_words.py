@@ -1,4 +1,4 @@
-"""Lines on boxes, from their facts and the service's page. Pure.
+"""Texts on boxes, from their facts and the service's page. Pure.
 
 Where: `hosts` and `join`.
 """
@@ -59,11 +59,11 @@ def box_note(box: Mapping[str, Any], daemon: str) -> str:
 
 
 def clock_words(name: str, ahead_s: float) -> str:
-    """Return a warning about a clock that differs; empty where it does not.
+    """Return a warning about a clock that differs from the box's clock; empty if it does not.
 
     Args:
-        name: of the box.
-        ahead_s: of this machine's clock.
+        name: name of the box.
+        ahead_s: seconds by which the box's clock is ahead of this machine's clock.
     """
     if abs(ahead_s) <= CLOCK_LIMIT_S:
         return ""

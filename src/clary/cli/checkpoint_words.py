@@ -1,7 +1,6 @@
-"""Checkpoints in words: rows of sets, the hosts' reports of their mirroring, findings of a verification.
+"""Texts on checkpoints: rows of sets, the hosts' reports of their mirroring, findings of a verification.
 
-Names of files come from buckets, and other users may have chosen them: `printable` removes
-terminal control characters from them.
+Other users may have chosen the names of files in buckets: `printable` removes terminal control characters from them.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def mirror_lines(hosts: Mapping[str, Mapping[str, Any]], *, now: datetime) -> li
 
 
 def finding_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return a line for each damaged set and each file that is not as stored; further files are only counted."""
+    """Return a line for each damaged set and each file unlike its manifest; further files are only counted."""
     lines = []
     for item in report["sets"]:
         name = f"{item['host']} set {item['number']}"
@@ -95,7 +94,7 @@ def is_as_stored(report: Mapping[str, Any]) -> bool:
 
 
 def doubt_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return a line for every set with a file that is not known to have been whole when it was stored."""
+    """Return a line for every set with a file without evidence that it was whole when it was stored."""
     lines = []
     for item in report["sets"]:
         evidence = item.get("evidence") or {}

@@ -90,7 +90,7 @@ def _verify(connection: Connection, job: str, options: argparse.Namespace) -> in
         if shows_progress:
             progress = f"{size(report['bytes_read'])} read of at least {size(report['size_bytes'])}"
             draw_over(sys.stderr, progress)
-        # The service answers when the run has ended, or after a few seconds.
+        # The service answers when the verification has ended, or after a few seconds.
         report = connection.job_page(job, "checkpoints", {VERIFY: "1", "run": report["run"]})
     if shows_progress:
         draw_over(sys.stderr, "")

@@ -1,6 +1,6 @@
 """`clary completion SHELL`: print the script that completes commands, options and names of jobs in bash, zsh or fish.
 
-The script holds the words, so that completing them starts no Python; only for names of jobs it calls `clary`.
+The script holds the commands and options, so that completing them starts no Python; it calls `clary` for names alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from clary.cli.parsers import parsers_below
 
 SHELLS = ("bash", "zsh", "fish")
-NUM_JOBS = 200  # number of the newest jobs that are offered
+NUM_JOBS = 200  # number of the newest jobs that are offered as completions
 _TAKES_JOB = ("job", "jobs", "words", "source")  # arguments that name a job; a source is JOB:WHAT
 _TAKES_TUNING = "tuning_job"
 _JOBS, _TUNING = f"clary jobs --names -n {NUM_JOBS}", "clary tuning --names"
@@ -29,8 +29,8 @@ class _Node:
 
     path: str
     words: tuple[str, ...]  # commands and options
-    choices: tuple[tuple[str, tuple[str, ...]], ...]  # of options with a fixed list of values
-    names: str  # command that prints names which can follow, too; empty without names
+    choices: tuple[tuple[str, tuple[str, ...]], ...]  # values of the options with a fixed list of values
+    names: str  # command that prints the names that can also follow; empty if none can
 
 
 def add_parser(commands: Any) -> None:
@@ -74,8 +74,8 @@ def _node(path: str, parser: argparse.ArgumentParser) -> _Node:
 def _bash(nodes: Sequence[_Node]) -> str:
     """Return the script for bash, which zsh reads too.
 
-    zsh has variables of its own that look like any others: `path` is tied to PATH, `words` is the line that is
-    completed. So each name here begins with `clary_`.
+    zsh has special variables with common names: `path` is tied to PATH, `words` is the line that is completed. So each
+    variable of the script begins with `clary_`.
     """
     paths = "|".join(f'"{node.path}"' for node in nodes if node.path)
     cases = []

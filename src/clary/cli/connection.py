@@ -1,4 +1,4 @@
-"""How commands reach the service: the AWS API with the owner's key, the service's own pages with its admin token."""
+"""Connects commands to the service: to the AWS API with the owner's key, to Clary's pages with the admin token."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ CA_OF_OPENSSL = "SSL_CERT_FILE"
 
 @dataclass(frozen=True)
 class Connection:
-    """An address with keys."""
+    """A service's address with the keys for it."""
 
     settings: Settings
     folder: StateFolder
     record: ServiceRecord
     secrets: RootSecrets
     context: str = ""  # name of a service elsewhere; empty: this machine's service
-    ca_file: str = ""  # of the authority of the service's certificate; empty: this machine trusts it already
+    ca_file: str = ""  # certificate of the service's authority; empty: this machine trusts it already
 
     def call(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Call an operation of the SageMaker API.
@@ -45,7 +45,8 @@ class Connection:
             "host": urlsplit(self.record.url).netloc,
             "content-type": "application/x-amz-json-1.1",
             "x-amz-target": f"SageMaker.{operation}",
-            # As AWS clients do: otherwise two equal calls within a second would have one signature, like a replay.
+            # AWS clients send it, too: without it, two equal calls within a second would have the same signature, like
+            # a replay.
             "amz-sdk-invocation-id": str(uuid.uuid4()),
         }
         signed = sign(
@@ -78,12 +79,12 @@ class Connection:
         return self._own_page("GET", target, None)
 
     def post_job_page(self, job: str, page: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send an order for a job to the service; raises as `get`.
+        """Post to a page of a job; raises as `get`.
 
         Args:
             job: its name.
             page: below the job's own page, for example `dump`.
-            body: goes as JSON.
+            body: sent as JSON.
         """
         return self.post(f"jobs/{quote(job, safe='')}/{page}", body)
 
@@ -125,7 +126,7 @@ class Connection:
                 os.environ[CA_OF_OPENSSL] = before
 
     def is_healthy(self) -> bool:
-        """Whether the service answers."""
+        """Whether the service answers a health request."""
         try:
             return bool(self.get("health").get("status") == "ok")
         except ClaryError:
@@ -184,8 +185,8 @@ def find_running(settings: Settings) -> Connection | None:
     """Return the service that runs for the state folder, or None."""
     folder = StateFolder(settings.home_folder)
     record = folder.read_service_record()
-    # A service that was killed leaves its record, and another program may listen on its port now, which must not get
-    # the keys.
+    # A service that was killed leaves its record, and another program, which must not get the keys, may listen on its
+    # port now.
     if record is None or not record.process.is_alive():
         return None
     return Connection(settings, folder, record, folder.read_secrets())
@@ -194,7 +195,7 @@ def find_running(settings: Settings) -> Connection | None:
 def connect() -> Connection:
     """Find the chosen service (see `contexts`), else the service of the state folder.
 
-    Raises: ClaryError saying how to start a service if none runs here, or why the choice is wrong.
+    Raises: ClaryError saying how to start a service if no service runs here, or why the choice is wrong.
     """
     settings = load_settings()
     chosen = chosen_service(settings)

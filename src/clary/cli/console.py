@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the address, and a link with a one-time code; open nothing."""
     connection = connect()
     answer = connection.post("session-code", {})
-    # A browser keeps the fragment to itself: the code is in no log of a server or a proxy.
+    # A browser does not send the fragment: the code appears in no log of a server or a proxy.
     found = {
         "url": f"{connection.record.url}/",
         "sign_in_url": f"{connection.record.url}/#code={answer['code']}",

@@ -41,14 +41,14 @@ class RemoteService:
     secret_access_key: str = field(repr=False)
     admin_token: str = field(repr=False)
     region: str = Settings.region
-    ca_file: str = ""  # of the authority of its certificate; empty: this machine trusts it already
+    ca_file: str = ""  # certificate of the service's authority; empty: this machine trusts it already
     plain_http: bool = False  # whether keys may be sent without TLS
     default_bucket: str = Settings.default_bucket
     account_id: str = Settings.account_id
     role_name: str = Settings.role_name
 
     def check(self, name: str) -> None:
-        """Refuse a malformed address, and an address for which keys would cross a network in the clear.
+        """Refuse a malformed address, and an address for which keys would cross a network unencrypted.
 
         Raises: ClaryError.
         """
@@ -67,7 +67,7 @@ class RemoteService:
 
 @dataclass(frozen=True, kw_only=True)
 class Contexts:
-    """Content of the file of contexts."""
+    """The content of `contexts.json`."""
 
     current: str = LOCAL
     services: Mapping[str, RemoteService]
@@ -83,7 +83,7 @@ class Contexts:
 
 
 def chosen_service(settings: Settings, environ: Mapping[str, str] = os.environ) -> tuple[str, RemoteService] | None:
-    """Return the service elsewhere that commands talk to, with its name; None for this machine's.
+    """Return the service elsewhere that commands talk to, with its name; None for this machine's service.
 
     Raises: ClaryError; WireError NotFound for an unknown context.
     """
@@ -102,7 +102,7 @@ def chosen_service(settings: Settings, environ: Mapping[str, str] = os.environ) 
 
 
 def require_local(settings: Settings, command: str) -> None:
-    """Refuse a command that acts on this machine while another service is chosen; raises ClaryError."""
+    """Refuse a command that acts on this machine while another service is chosen. Raises: ClaryError."""
     chosen = chosen_service(settings)
     if chosen is not None:
         raise ClaryError(
@@ -128,7 +128,7 @@ def chosen_context(name: str | None) -> Iterator[None]:
 
 
 def read_contexts(settings: Settings) -> Contexts:
-    """Read the file; a state folder without one has no contexts. Raises: ContractError for a damaged or open file."""
+    """Read `contexts.json`, which may be missing. Raises: ContractError if it is damaged or others can read it."""
     path = settings.home_folder / FILE
     try:
         if path.stat().st_mode & _OTHERS:
@@ -143,7 +143,7 @@ def read_contexts(settings: Settings) -> Contexts:
 
 
 def write_contexts(settings: Settings, contexts: Contexts) -> None:
-    """Write the file, whole or not at all, for its owner alone."""
+    """Write `contexts.json` atomically, readable by its owner alone."""
     path = settings.home_folder / FILE
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     document = {"current": contexts.current, "services": {name: asdict(one) for name, one in contexts.services.items()}}

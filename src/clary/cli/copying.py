@@ -1,6 +1,6 @@
 """Finds and downloads the parts of a job that `clary cp` copies.
 
-Where: `cp` parses the arguments. Keys of objects become paths below the given folder, and never leave it.
+Where: `cp` parses the arguments. Keys of objects become paths below the given folder, never outside of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ THINGS = {
 class Copied:
     """One file that was copied."""
 
-    source: str  # s3:// URI, or the stream of a log
+    source: str  # s3:// URI, or the log's stream
     path: Path
     size_bytes: int
 
@@ -63,13 +63,13 @@ def fetch(store: ObjectStore, uri: str, target: Path, *, unpacks: bool, what: st
     """Copy an object, or everything below a prefix, and yield each file once it is copied.
 
     Args:
-        store: with the owner's key.
-        uri: of the object, or a prefix that ends with a slash.
+        store: client of the object store, with the owner's key.
+        uri: URI of the object, or a prefix that ends with a slash.
         target: file or folder; an archive keeps its name in an existing folder.
         unpacks: whether an archive is unpacked into the folder `target`.
         what: name of the part for messages: `the model of job-1`.
 
-    Raises: WireError NotFound if no object exists there; ClaryError for a key that is no path, or a full disk.
+    Raises: WireError NotFound if no object exists there; ClaryError for a key that is not a valid path, or a full disk.
     """
     place = parse_s3_uri(uri)
     if uri.endswith("/"):
@@ -90,11 +90,11 @@ def fetch(store: ObjectStore, uri: str, target: Path, *, unpacks: bool, what: st
 
 
 def fetch_logs(connection: Connection, job: str, target: Path) -> Iterator[Copied]:
-    """Write the log of each host to a file of the folder `target`, and yield each.
+    """Write the log of each host to a file in the folder `target`, and yield each file.
 
     Args:
         job: its name.
-        target: made with its parents if it is missing; files are called HOST.log.
+        target: folder, made with its parents if it is missing; files are called HOST.log.
     """
     target.mkdir(parents=True, exist_ok=True)
     hosts = connection.job_page(job, "log-lines", {"limit": 1})["hosts"]
@@ -122,7 +122,7 @@ def _fetch_folder(store: ObjectStore, bucket: str, prefix: str, target: Path, *,
     for item in store.list_objects(bucket, prefix):
         name = item.key.removeprefix(prefix)
         if name.endswith("/") or name.partition("/")[0] == OWN_FOLDER:
-            continue  # folders of tools, and Clary's files beside checkpoints
+            continue  # folder objects that tools create, and Clary's own files next to checkpoints
         is_empty = False
         path = target / _inside(name, f"s3://{bucket}/{item.key}")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def _fetch_folder(store: ObjectStore, bucket: str, prefix: str, target: Path, *,
 
 
 def _inside(name: str, uri: str) -> Path:
-    """Return a key as a path that does not leave its folder."""
+    """Return a key as a relative path without `..`. Raises: ClaryError (fault USER)."""
     parts = name.split("/")
     if any(part in ("", os.curdir, os.pardir) or "\0" in part for part in parts):
         raise ClaryError(f"{uri} is no path of a file below a folder, and is not copied", fault=Fault.USER)

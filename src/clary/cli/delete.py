@@ -1,4 +1,4 @@
-"""`clary delete JOB`: forget ended jobs and their logs; their objects in S3 stay."""
+"""`clary delete JOB`: delete ended jobs and their logs; their objects in S3 stay."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Delete one job after the other; continue after a job that cannot be deleted."""
+    """Delete the jobs one after another; continue after a job that cannot be deleted."""
     connection = connect()
     code = 0
     found = []

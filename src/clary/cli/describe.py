@@ -1,4 +1,4 @@
-"""`clary describe JOB`: the job's events, its time by part, and the state of each host."""
+"""`clary describe JOB`: the job's events, how its time was spent, and the state of each host."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _harmless(text: str) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "nan" if value is None else f"{value:g}"  # the service sends null for values that are no numbers
+    return "nan" if value is None else f"{value:g}"  # the service sends null for NaN and infinity
 
 
 def _time(text: str) -> datetime:

@@ -1,4 +1,4 @@
-"""`clary doctor`: check this machine and the service; list the emulated and the not isolated parts.
+"""`clary doctor`: check this machine and the service; list the parts that are emulated or not isolated.
 
 `clary doctor JOB`: the health of a job's hosts and of the links between them, as the hosts report it.
 """
@@ -106,7 +106,7 @@ def _checked(name: str, look: Callable[[], Finding]) -> Finding:
 
 
 def _nodes(settings: Settings) -> list[Finding]:
-    """Return findings on nodes where hosts are other machines; empty for engine local."""
+    """Return findings on the nodes of engines with other machines; empty for engine local."""
     running = find_running(settings)
     if running is None or not running.is_healthy():
         return []
@@ -180,14 +180,14 @@ def _machine(engine: LocalEngine, settings: Settings) -> Finding:
 
 
 def _memory_limits(engine: LocalEngine, settings: Settings) -> Finding:
-    """Return the keeper of the hosts' memory limits: the keeper of the running service, or of a new one."""
+    """Return the mechanism of the hosts' memory limits: of the running service, or of a service started now."""
     running = find_running(settings)
     told = "" if running is None else running.record.memory_limits
     return Finding("memory limits", told or engine.memory_limits(looks_only=True))
 
 
 def _reachable(settings: Settings) -> tuple[Reachable, ...]:
-    """Return the parts of the owner's network that programs reach, if the service runs in an environment like this."""
+    """Return the parts of the owner's network that programs reach if the service has this process's environment."""
     named = (parse_entry(text) for text in settings.reachable_networks)
     return tuple(dict.fromkeys((*named, *index_entries(os.environ))))
 

@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask the service to leave and wait until it has."""
+    """Ask the service to end, and wait until it has ended."""
     settings = load_settings()
     require_local(settings, "down")
     running = find_running(settings)
@@ -33,7 +33,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     process, folder = running.record.process, running.folder
     if process.terminate(timeout_s=DOWN_TIMEOUT_S):
-        if folder.service_record_path.exists():  # a service removes this file when it ends, unless jobs run on
+        if (
+            folder.service_record_path.exists()
+        ):  # a service removes this file when it ends, except while jobs continue to run
             why = why_full(folder.root) or f"see {folder.service_log}"
             print(
                 f"clary: the service is down, but jobs run on without it: {why}. The next clary up takes them up, and "

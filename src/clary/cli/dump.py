@@ -12,7 +12,7 @@ from clary.cli.connection import Connection, connect
 from clary.cli.dump_words import dump_text
 from clary.cli.health_words import has_colours
 
-WAIT_S = 40.0  # for the hosts: one second until the next report, and 20 s for the stacks of a host
+WAIT_S = 40.0  # longest wait for the hosts: 1 s until the next report, and 20 s for the stacks of a host
 _POLL_S = 0.2
 
 

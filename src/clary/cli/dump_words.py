@@ -1,4 +1,4 @@
-"""Words of `clary dump`: the suspects, the ranks by place in the code, then the other processes."""
+"""Texts of `clary dump`: the suspects, the ranks by their position in the code, then the other processes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def dump_text(page: Mapping[str, Any], *, threads: bool, colours: bool) -> str:
 
     Args:
         page: the service's answer: autopsy, and dumps by host.
-        threads: stacks of every thread, and all collectives.
-        colours: for a terminal.
+        threads: whether to show the stacks of every thread, and all collectives.
+        colours: whether to colour the text, for a terminal.
     """
     taken = clock_time(datetime.fromisoformat(page["asked_at"]))
     hosts = f"{len(page['hosts'])} host{'s' if len(page['hosts']) != 1 else ''}"
@@ -77,7 +77,7 @@ def _frame_lines(frames: Sequence[Mapping[str, Any]], *, most: int | None) -> It
 
 
 def _call_rows(groups: Sequence[Mapping[str, Any]], *, most: int | None) -> list[list[str]]:
-    """Return a row for ranks with the same last call, group by group."""
+    """Return a row for the ranks with the same last call, one process group after another."""
     used = [group for group in groups if any(member["call"] for member in group["members"])]
     rows = []
     for group in used if most is None else used[:most]:

@@ -40,9 +40,9 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings()
     folder = StateFolder(settings.home_folder)
     tls_names = tuple(tls_variables(folder.tls, proxy_url="", environ=os.environ))
-    # A proxy and a bundle from another source are kept.
+    # A proxy and a certificate bundle from another source are kept.
     has_tls = os.environ.get("AWS_CA_BUNDLE") == str(folder.tls / CA_FILE)
-    if options.unset:  # needs no service
+    if options.unset:  # this part needs no service
         nobody = Credentials(access_key_id="", secret_access_key="")
         names = tuple(client_variables(settings, url="", credentials=nobody, client_folder=folder.client))
         return _print_unset(names + (tls_names if has_tls or options.tls else ()), as_json=options.json)

@@ -22,7 +22,7 @@ from clary.control.engines.images import DEFAULT_ENVIRONMENT, default_python, no
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.settings import Settings, load_settings
 
-_INDEX_BUILD = "index"  # build of torch: the default of the package index
+_INDEX_BUILD = "index"  # stands for the build of torch that the package index offers by default
 
 
 def add_parser(commands: Any) -> None:
@@ -50,12 +50,12 @@ def add_parser(commands: Any) -> None:
     remove = actions.add_parser("remove", help="remove an added environment")
     remove.add_argument("name", metavar="NAME", help="as the list has it")
     remove.set_defaults(run=run_remove)
-    for action in (listing, add, remove):  # the option may stand before or behind the action
+    for action in (listing, add, remove):  # the option may precede or follow the action
         action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Print one line for each environment; return 1 if an environment does not run."""
+    """Print one line for each environment; return 1 if the interpreter of an environment does not run."""
     settings = _settings()
     home = settings.home_folder
     probe = InterpreterProbe(home=home)
@@ -118,7 +118,7 @@ def _settings() -> Settings:
 
 
 def _environments(settings: Settings, probe: InterpreterProbe) -> dict[str, tuple[str, str]]:
-    """Return name -> interpreter and where it comes from, as images are resolved."""
+    """Return name -> interpreter and its source, as images are resolved."""
     home = settings.home_folder
     found = {one.name: (one.python, "added") for one in added_environments(home)}
     found |= {name: (python, "settings") for name, python in settings.environments.items()}

@@ -1,4 +1,4 @@
-"""Examples of every command, printed at the end of its help: the words behind `clary`, and their effect.
+"""Examples of every command, printed at the end of its help: the arguments after `clary`, and their effect.
 
 Where: `main` adds them to the parsers. A test parses every line, and checks that every command has an example.
 """

@@ -1,7 +1,7 @@
-"""Words of `clary doctor JOB` on a job's health: two matrices, and words for findings other than ok.
+"""Texts of `clary doctor JOB` on a job's health: two matrices, and sentences on findings other than ok.
 
-hosts by checks, then from host (rows) to host (columns); BAD in red, warn in yellow, ok in green, - was not checked,
-... is still under way
+The first matrix has a row for each host and a column for each check; the second shows links from host (row) to host
+(column). BAD is red, warn is yellow, ok is green, - was not checked, ... is still in progress.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OK, WARN, BAD, SKIPPED, PENDING = "ok", "warn", "bad", "skipped", "pending"
 _WORST_FIRST = (BAD, WARN, PENDING, OK, SKIPPED)
 _SHOWN = {OK: "ok", WARN: "warn", BAD: "BAD", SKIPPED: "-", PENDING: "..."}
 _COLOURS = {OK: "32", WARN: "33", BAD: "31;1", SKIPPED: "2", PENDING: "2"}
-_NAMELESS = (OK, SKIPPED, PENDING)  # cells that need no check named
+_NAMELESS = (OK, SKIPPED, PENDING)  # states of cells that show no name of a check
 _ENDED = ("Completed", "Failed", "Stopped")
 _HOST_CHECKS = ("disk", "memory", "clock", "gpu", "names", "port", "interface", "collective")
 _SELF = "\\"

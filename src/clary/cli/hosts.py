@@ -1,4 +1,4 @@
-"""`clary hosts`: boxes that hosts run on: list them, add them over SSH, drain, resume and remove them."""
+"""`clary hosts`: list the boxes that hosts run on, add boxes over SSH, drain, resume and remove them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Print one line for each box, and one for each wait."""
+    """Print one line for each box, and one line for each waiting job."""
     page = connect().get("boxes")
     if options.json:
         print(json.dumps({"boxes": page["boxes"], "waiting": page["waiting"]}, indent=2))
@@ -201,7 +201,7 @@ def _add(connection: Connection, page: Mapping[str, Any], wanted: _Wanted) -> _O
             },
         )
     except ClaryError:
-        if not is_known:  # a known box stays registered, with its hosts
+        if not is_known:  # a box that was registered before stays registered, with its hosts
             connection.post(_box_path(wanted.name, "remove"), {"force": True})
         raise
     box = _await_ready(connection, wanted.name, str(started.get("daemon", "")))

@@ -16,7 +16,7 @@ from clary.cli.tables import duration, screen_width, table
 PAGE = 500  # jobs in one answer
 STATES = ("Queued", "Starting", "Running", "Stopping", "Completed", "Failed", "Stopped")
 HEADER: tuple[str, ...] = ("NAME", "STATUS", "PHASE", "CREATED", "TOOK", "WAITS FOR")
-IN_PROGRESS = "InProgress"  # a status of the API: queued, starting or running
+IN_PROGRESS = "InProgress"  # API status of jobs that are queued, starting or running
 # Members of TrainingJobSummary of ListTrainingJobs, and their names in the service's own page.
 SUMMARY = {
     "TrainingJobName": "name",
@@ -90,7 +90,7 @@ def _row(job: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
 
 
 def _summary(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job with the members of ListTrainingJobs, with times as in its JSON, then Clary's own members."""
+    """Return a job with the members of ListTrainingJobs, times as in that API's JSON, then Clary's own members."""
     told: dict[str, Any] = {member: job[key] for member, key in SUMMARY.items() if job[key] is not None}
     for member in ("CreationTime", "TrainingStartTime", "TrainingEndTime"):
         if member in told:

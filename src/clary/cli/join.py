@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check the service by its fingerprint, use the token, install the daemon here. Raises: ClaryError, WireError."""
+    """Check the service's fingerprint, redeem the token, install the daemon here. Raises: ClaryError, WireError."""
     name = options.name or socket.gethostname().replace("_", "-")
     if not BOX_NAME.fullmatch(name):
         raise ClaryError(f"{name!a} is no name for a box: letters, digits, - and .; use --name", fault=Fault.USER)
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_token(path: str) -> tuple[str, str]:
-    """Return the fingerprint and the token of a file; the fingerprint is empty for a token alone."""
+    """Return the fingerprint and the token in a file; the fingerprint is empty if the file holds only a token."""
     try:
         words = Path(path).read_text(encoding="ascii").split()
     except (OSError, ValueError) as error:
@@ -81,7 +81,7 @@ def _read_token(path: str) -> tuple[str, str]:
 
 
 def _authority(url: str, wanted: str | None, pinned: str) -> str:
-    """Return the certificate of the service's authority: from a file, or the service's own if pinned."""
+    """Return the certificate of the service's authority: from a file, or from the service, checked by fingerprint."""
     if wanted and not _FINGERPRINT.fullmatch(wanted):
         try:
             ca_pem = Path(wanted).read_text(encoding="ascii")

@@ -1,4 +1,4 @@
-"""Time and money of a job in words: the parts of the hosts' time, and the price of that time in a cloud."""
+"""Texts on time and money of a job: how the hosts' time was spent, and the price of that time in a cloud."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ENDS = (("num_reclaimed", "reclaimed"), ("num_restarted", "restarted"))
 
 
 def ledger_lines(facts: Mapping[str, Any], *, width: int | None = None) -> list[str]:
-    """Return the lines below `time and money`; hosts that do not fit into `width` columns get a further table."""
+    """Return the lines below `time and money`; hosts that do not fit into `width` columns follow in another table."""
     hosts = facts["hosts"]
     lines = _tables(facts, hosts if len(hosts) > 1 else [], width) if facts["seconds"] else []
     return [*lines, _goodput_line(facts), *_bill_lines(facts["bill"], len(hosts))]
 
 
 def _tables(facts: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
-    """Return the parts with their times and shares, then one column for each host, in as many tables as needed."""
+    """Return the parts of the time with their shares, then one column for each host, in as many tables as needed."""
     parts = facts["seconds"]
     all_s = facts["wall_s"] * len(facts["hosts"])
     names = ["PART", *(NAMES.get(part, part) for part in parts)]

@@ -1,7 +1,7 @@
 """`clary logs JOB`: print a job's log, whole or filtered, to its end or as it grows.
 
-The service picks by host, rank, attempt and time. `--grep` is matched here: a user's regular expression can take for
-ever on one line, and in the service it would delay every agent's heartbeat; here Ctrl-C ends it.
+The service filters by host, rank, attempt and time. `--grep` is matched in this process: a user's regular expression
+can take for ever on one line, and in the service it would delay every agent's heartbeat; here Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clary.cli.terminal_text import ended_colours
 from clary.cli.training_words import progress_text
 
 POLL_S = 0.3
-PROGRESS_S = 5.0  # from one line on progress to the next
+PROGRESS_S = 5.0  # between two lines on progress
 LATE_MS = 1000  # a line has the time of its printing, and may arrive this much later
 COLOURS = ("36", "33", "35", "32", "34", "31")
 
@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print lines in the order of their times; with --follow, until no further wanted line can come.
+    """Print lines in the order of their times; with --follow, until no further matching line can arrive.
 
     Raises: ClaryError (fault USER).
     """
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         raise ClaryError("--since must be a time before --until", fault=Fault.USER)
     connection = connect()
     tokens: dict[str, str] = {}
-    held: list[dict[str, Any]] = []  # lines that wait, as earlier lines may still arrive
+    held: list[dict[str, Any]] = []  # lines held back, as earlier lines may still arrive
     progress = _ProgressLines(connection, options.job) if options.progress and options.follow else None
     while True:
         # Computed before the page is read: a line that arrives after the page must not be missed.

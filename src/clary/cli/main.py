@@ -72,7 +72,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> tuple[Parser, Commands]:
     """Return the parser of the command line, and its commands.
 
     Args:
-        verbs: commands to import; others are not known.
+        verbs: commands to import; the parser knows no others.
     """
     parser = Parser(prog="clary", description="SageMaker Training on machines you own.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"clary {__version__}")
@@ -81,7 +81,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> tuple[Parser, Commands]:
     )
     commands = Commands(parser)
     for verb in verbs:
-        # all modules of verbs would take 550 ms, one of them takes 40
+        # importing the modules of all verbs takes 550 ms, importing one takes 40 ms
         importlib.import_module(f"clary.cli.{verb.replace('-', '_')}").add_parser(commands)
     for path, below in parsers_below(parser):
         below.epilog = examples_text(EXAMPLES[path])
@@ -89,7 +89,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> tuple[Parser, Commands]:
 
 
 def _verbs_for(arguments: Sequence[str]) -> Sequence[str]:
-    """Return only the verb of a command line if it is plain, else all verbs."""
+    """Return only the command's verb if it is known and needs no other verb, else all verbs."""
     words = list(arguments)
     if words[:1] == ["--context"]:
         words = words[2:]
@@ -109,7 +109,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         with chosen_context(options.context):
             code = int(options.run(options))
-        sys.stdout.flush()  # flushed here, where the broken pipe of a reader that has ended is handled
+        sys.stdout.flush()  # flushed here, where a broken pipe is handled
         return code
     except WireError as error:
         print(f"clary: {error.message}", file=sys.stderr)
@@ -118,7 +118,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         print(f"clary: {error.message}", file=sys.stderr)
         return EXIT_USAGE if error.fault is Fault.USER else EXIT_FAILED
     except BrokenPipeError:
-        # The reader has ended (`clary logs JOB | head`): the flush at exit must not fail on the rest of the buffer.
+        # The reader of the pipe has ended (`clary logs JOB | head`): the flush of the buffer at exit must not fail.
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return EXIT_FAILED

@@ -1,4 +1,4 @@
-"""How `clary metrics JOB` shows series: readable units, one line for each series, spark lines."""
+"""Texts of `clary metrics JOB`: readable units, one line for each series, spark lines."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ GAP = " "
 FACTOR = 1000.0
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 MS_PER_S = 1000
-# End of a quantity's name -> how its number is shown; the longest that fits.
+# Suffix of a quantity's name -> format of its number; the longest matching suffix counts.
 UNITS = {"_percent": "%", "_bytes": "B", "_bytes_s": "B/s", "_w": "W", "_c": "C", "_ms": "ms", "_s": "s"}
 _SCOPE_ORDER = {"host": 0, "gpu": 1, "rank": 2, "agent": 3, "machine": 4}
-_ALSO_BYTES = ("memory", "disk_used")  # measured in bytes, and in percent of the total
+_ALSO_BYTES = ("memory", "disk_used")  # quantities measured in bytes and in percent of the total
 _MEANT = {"host": ""}
 
 At, Least, Greatest, Mean, Count, Last = range(6)  # indices of a point's numbers
@@ -95,7 +95,7 @@ def _digits(number: float) -> str:
 
 
 def spark(points: Points, page: Mapping[str, Any]) -> str:
-    """Return the means over time as a line of bars from the least to the greatest; a gap is left blank."""
+    """Return the means over time as a line of bars, scaled from the least mean to the greatest; a gap is left blank."""
     since_ms, until_ms = page["since_ms"], page["until_ms"]
     width_ms = max(1.0, (until_ms - since_ms) / SPARK_WIDTH)
     cells: list[list[float]] = [[] for _ in range(SPARK_WIDTH)]
@@ -113,7 +113,7 @@ def spark(points: Points, page: Mapping[str, Any]) -> str:
 
 
 def _order(one: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Sort hosts by number, then the host's own series, then GPUs, then ranks."""
+    """Return a sort key: by the host's number, then the host's own series, then GPUs, then ranks."""
     scope = one["name"].partition("/")[0]
     known = _SCOPE_ORDER.get(scope.partition("-")[0], len(_SCOPE_ORDER))
     return (_number_in(one["host"]), one["host"], known, scope.partition("-")[0], _number_in(scope), one["name"])

@@ -1,4 +1,4 @@
-"""Reads moments as users write them: how long ago, or ISO 8601."""
+"""Parses moments as users write them: how long ago, or ISO 8601."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _PART = re.compile(r"([0-9]+)([smhdw])")
 
 
 def moment_ms(text: str, *, now: datetime | None = None) -> int:
-    """Return a moment in milliseconds since 1970; serves argparse as a type.
+    """Return a moment in milliseconds since 1970; used as an argparse type.
 
     Args:
         text: `10m`, `1h30m`, `1d ago`, or an ISO 8601 time; a time without a zone is in this machine's zone, as in
             `describe`.
-        now: time from which "ago" counts; None is the time of the call.
+        now: time from which "ago" counts; None stands for the time of the call.
 
     Raises: argparse.ArgumentTypeError naming the accepted forms.
     """

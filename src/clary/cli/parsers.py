@@ -1,6 +1,6 @@
 """Parsers of the command line: pointers to help, suggestions for misspelt words, examples in every help.
 
-Where: `main` builds the tree; modules of verbs declare their commands in it as argparse has it.
+Where: `main` builds the tree; modules of verbs declare their commands in it with argparse's methods.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
 
 
 def parsers_below(parser: argparse.ArgumentParser, path: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield a parser and all parsers below it, each with its words: `pools end`."""
+    """Yield a parser and all parsers below it, each with its command words: `pools end`."""
     yield path, parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

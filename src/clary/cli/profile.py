@@ -1,4 +1,4 @@
-"""`clary profile JOB --steps 5`: where the time of a few steps goes on each rank; `--last`: the newest profile."""
+"""`clary profile JOB --steps 5`: how each rank spends the time of a few steps; `--last`: the newest profile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clary.cli.profile_words import profile_text, states_text
 from clary.cli.terminal_text import draw_over
 from clary.contract.deep_profiles import MAX_STEPS, MAX_WINDOW_S
 
-WAIT_S = 420.0  # for a step to begin, the longest window, and the reading of traces
+WAIT_S = 420.0  # covers the wait for a step to begin, the longest window, and the reading of traces
 _POLL_S = 0.4
 _DEFAULT_STEPS = 5
 
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the profile; 1 if a rank has no trace."""
+    """Print the profile; return 1 if a rank has no trace."""
     service = connect()
     if options.cancel:
         number = service.post_job_page(options.job, "profile", {"cancel": True})["number"]
@@ -115,7 +115,7 @@ def _ranks(text: str) -> list[int]:
 
 
 def _copy(page: dict[str, Any], output: Path) -> None:
-    """Copy the service's files of a profile; they lie on this machine."""
+    """Copy the service's files of a profile, which are on this machine."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         for file in sorted(Path(page["folder"]).iterdir()):

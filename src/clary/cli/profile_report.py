@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def verdicts_text(page: dict[str, Any]) -> str:
-    """Return the verdicts of the rules: first rules with findings, their evidence and the advice."""
+    """Return the verdicts of the rules, rules with findings first, with their evidence and advice."""
     lines = [f"{page['job']}  {page['status']}"]
     order = sorted(page["rules"], key=lambda rule: (not rule["fires"], not rule["was_judged"]))
     for rule in order:

@@ -1,4 +1,4 @@
-"""How `clary profile` shows where the time of a few steps went: ranks, collectives, operations."""
+"""Texts of `clary profile` on how the time of a few steps was spent: ranks, collectives, operations."""
 
 from __future__ import annotations
 

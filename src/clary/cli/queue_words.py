@@ -1,4 +1,4 @@
-"""Words on the state of a job, and for a waiting job on its place in the queue and its estimated start."""
+"""Texts on the state of a job, and for a waiting job on its place in the queue and its estimated start."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from clary.cli.tables import duration
 SOON_S = 1.0  # a shorter wait is shown as "starts at once"
 MOST_REASON = 60  # characters of a reason in a row of a table
 _IN_ORDER = "First come, first served"  # reasons with this beginning add nothing to the place in the queue
-_NAMES = re.compile(r" \([^()]*\)")  # of other jobs
+_NAMES = re.compile(r" \([^()]*\)")  # names of other jobs in a reason
 
 
 def state_words(facts: Mapping[str, Any]) -> str:
-    """Return a job's state, with AWS's word where that says more: `Running (Uploading)`."""
+    """Return a job's state with AWS's secondary status: `Running (Uploading)`."""
     return f"{facts['state']} ({facts['secondary_status']})"
 
 
 def waiting_brief(facts: Mapping[str, Any]) -> str:
     """Return `place 3 of 205, within 12m 00s`, for a row of a table.
 
-    The reason of the wait follows if it is another than the place in the queue; names of other jobs are left out.
+    The reason of the wait follows if the place in the queue is not the reason; names of other jobs are left out.
     """
     if facts["state"] != "Queued":
         return ""

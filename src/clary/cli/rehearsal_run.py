@@ -1,7 +1,7 @@
-"""Carry out a rehearsal: create the two jobs, inject the faults, follow both jobs to their ends, gather their facts.
+"""Carries out a rehearsal: creates two jobs, injects faults, follows both jobs to their ends, gathers their facts.
 
-Where: `clary rehearse`; `control.rehearsal` decides. The service knows no rehearsals, only jobs in which faults may be
-injected: if this program is killed, its jobs continue like any others.
+Where: `clary rehearse` calls it; `control.rehearsal` decides on faults and verdict. The service knows no rehearsals,
+only jobs in which faults may be injected: if this program is killed, its jobs continue like any others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clary.control.rehearsal.readings import Reader
 from clary.control.rehearsal.recordings import read_record
 
 POLL_S = 0.2
-RELEASE_S = 60.0  # until an ended job's hosts are released, and their programs' records readable
+RELEASE_S = 60.0  # wait until an ended job's hosts are released and their programs' records are readable
 TERMINAL = ("Completed", "Failed", "Stopped")
 
 Say = Callable[[str], None]
@@ -36,8 +36,8 @@ class _Pending:
     fault: PlannedFault
     due_since_s: float | None = None  # monotonic
     struck_at_s: float | None = None  # seconds after training began
-    over_at_s: float | None = None  # monotonic; None: it needs no end, or has ended
-    attempt: int = 0  # in which it began
+    over_at_s: float | None = None  # monotonic time of the fault's end; None: the fault needs no end, or has ended
+    attempt: int = 0  # attempt in which the fault began
     note: str = ""
 
 
@@ -46,8 +46,8 @@ class JobWatch:
     """Follows one job, and injects its faults when they are due.
 
     Args:
-        name: of the job.
-        faults: each with a step or a time.
+        name: name of the job.
+        faults: planned faults, each with a step or a time.
         reader: finds steps in lines.
     """
 
@@ -63,7 +63,7 @@ class JobWatch:
         """Begin with every fault pending."""
         self._pending = [_Pending(fault) for fault in self.faults]
         self._tokens: dict[str, str] = {}
-        self._began_s: float | None = None  # monotonic: when training was first seen
+        self._began_s: float | None = None  # monotonic time at which training was first seen
         self._said_status = ""
 
     @property
@@ -145,7 +145,7 @@ class JobWatch:
             self.say(f"{self.name}: could not be stopped: {error.message}")
 
     def delete(self) -> None:
-        """Forget a job that has ended; never raises."""
+        """Delete a job that has ended; never raises."""
         try:
             self.connection.call("DeleteTrainingJob", {"TrainingJobName": self.name})
         except ClaryError as error:
@@ -194,7 +194,7 @@ class JobWatch:
         self.say(f"{self.name}: {item.fault}: struck {item.struck_at_s:.1f} s after training began")
 
     def _end(self, item: _Pending) -> None:
-        """End a fault that has a length, except cuts that another fault needs; faults end with their hosts."""
+        """End a fault that has a length, except network cuts that another fault needs; faults end with their hosts."""
         item.over_at_s = None
         others = [other for other in self._pending if other is not item and self._goes_on(other)]
         fault = without_cuts(item.fault, [other.fault for other in others], num_hosts=len(self.facts["hosts"]))
@@ -227,7 +227,7 @@ class JobWatch:
         self.connection.post_job_page(self.name, "strike", body)
 
     def _wait_for_release(self) -> None:
-        """Wait until the hosts are released: their records can be read only then."""
+        """Wait until the hosts are released: their records can be read only afterwards."""
         deadline_s = time.monotonic() + RELEASE_S
         while time.monotonic() < deadline_s:
             self.facts = self.connection.job_page(self.name)
@@ -250,7 +250,7 @@ class JobWatch:
             if page["sure_until_ms"] is None:
                 break
             tokens |= page["tokens"]
-        # The first of the ranks with the most lines: another rank may print a total at the end.
+        # The rank with the most lines, the first of several: another rank may print a total at the end.
         return max(by_rank.values(), key=len, default=[])
 
 
@@ -273,11 +273,11 @@ def follow(watches: Sequence[JobWatch], *, timeout_s: float) -> None:
 
 
 def _number(value: float | None) -> float:
-    return math.nan if value is None else value  # the service sends null for values that are no numbers
+    return math.nan if value is None else value  # the service sends null for NaN and infinity
 
 
 def failed_at_s(facts: Mapping[str, Any]) -> float | None:
-    """Return when the first cause of a job's failure happened, in seconds after its training first began."""
+    """Return the time of the first cause of a job's failure, in seconds after its training first began."""
     began = [row["started_at"] for row in facts.get("transitions") or () if row["status"] == "Training"]
     causes = [row["at"] for row in facts.get("timeline") or () if row["kind"] == "cause"]
     if not began or not causes:

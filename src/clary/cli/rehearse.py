@@ -1,4 +1,4 @@
-"""`clary rehearse JOB`: the job under faults beside an uninterrupted twin, and a certificate of how it resumes.
+"""`clary rehearse JOB`: run the job with faults and an uninterrupted twin, and certify how the job resumes.
 
 Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE; 2 for an impossible rehearsal, reported before anything starts.
 """
@@ -133,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
     certificate = certify(twin_run, rehearsal_run, rehearsal.strikes())
     curves = curves_of(twin_run, rehearsal_run)
     document = json_text({"seed": options.seed, "curves": curves, **to_plain(certificate)})
-    if options.certificate is not None:  # first: the file is kept even if printing fails
+    if options.certificate is not None:  # written first: the file is kept even if printing fails
         options.certificate.write_text(document + "\n", encoding="utf-8")
     if options.json:
         print(document)
@@ -149,7 +149,7 @@ def run(options: argparse.Namespace) -> int:
 def _request_of(connection: Connection, job_or_file: str) -> dict[str, Any]:
     """Return the request of a job, or the request in a file.
 
-    Raises: WireError NotFound; ContractError for a file that holds no request.
+    Raises: WireError NotFound; ContractError for a file that does not hold a request.
     """
     path = Path(job_or_file)
     if not path.is_file():
@@ -168,8 +168,8 @@ def _request_of(connection: Connection, job_or_file: str) -> dict[str, Any]:
 def _plan(options: argparse.Namespace, hosts: Sequence[str], refusals: dict[str, str]) -> tuple[PlannedFault, ...]:
     """Return all faults, and print them unless `--json` is set.
 
-    Raises: ContractError, before anything starts: no fault is given, a fault is impossible, or `--random` comes
-        with `--together`.
+    Raises: ContractError, before anything starts: no fault is given, a fault is impossible, or `--random` is combined
+    with `--together`.
     """
     faults: list[PlannedFault] = list(options.faults or ())
     if options.random:
@@ -204,7 +204,7 @@ def _create(connection: Connection, request: dict[str, Any], watch: JobWatch, cr
 
 
 def _settled(faults: Sequence[PlannedFault], twin: Run, say: Any) -> list[PlannedFault]:
-    """Return faults, with steps for the drawn ones."""
+    """Return the faults; faults that were drawn at random get their steps."""
     scale = scale_of(twin.attempts[-1].readings)
     steps = [(epoch if scale.counts_epochs else None, step) for epoch, step in scale.steps]
     settled = [settle(fault, steps) for fault in faults]

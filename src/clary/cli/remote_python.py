@@ -1,7 +1,8 @@
-"""Runs the daemon's commands on a box: by the system's OpenSSH with the user's own configuration, or on this machine.
+"""Runs the daemon's commands on a box through the system's OpenSSH with the user's configuration, or on this machine.
 
-Where: `hosts` installs boxes by it, `join` this machine. Nothing secret is an argument: code, settings and tokens go
-through standard input. A box's answer is limited in size, and read as one line of JSON; it is data, never a command.
+Where: `hosts` installs boxes with it, and `join` installs this machine. No argument is secret: code, settings and
+tokens go through standard input. A box's answer is limited in size, and read as one line of JSON; it is data, never a
+command.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ EXIT_NO_PROGRAM = 127
 _TARGET = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_:][A-Za-z0-9._:-]*")
 _PROGRAM = re.compile(r"[A-Za-z0-9_./+][A-Za-z0-9_./+-]*")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*[= ].+")
-# Runs in any shell that the user has there: no inner quotes, no character with a meaning to a shell.
+# Runs in any login shell of the box's user: no inner quotes, no character with a meaning to a shell.
 _STARTER = (
     "import sys,tempfile,runpy;"
     f'sys.version_info<(3,10) and sys.exit("{OLD_PYTHON}"+sys.version.split()[0]);'
@@ -43,7 +44,7 @@ _STARTER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where commands run."""
+    """The machine on which commands run."""
 
     target: str = ""  # USER@HOST as ssh takes it; empty: this machine
     python: str = "python3"
@@ -80,13 +81,13 @@ class Place:
 
 
 def ask_node(place: Place, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a command of the daemon's file somewhere and return its answer.
+    """Run a command of the daemon's file at a place and return its answer.
 
     Args:
-        place: where to run it.
+        place: machine on which to run it.
         verb: probe or install.
-        document: its input, sent as JSON.
-    Raises: ClaryError with the error there and what to do.
+        document: input of the command, sent as JSON.
+    Raises: ClaryError with the error at the place and what to do.
     """
     place.check()
     packed = pack_node()
@@ -99,13 +100,13 @@ def ask_node(place: Place, verb: str, document: Mapping[str, Any]) -> dict[str, 
 
 
 def run_bounded(command: Sequence[str], given: bytes, *, limit_s: float) -> tuple[int, bytes, bytes]:
-    """Run a program; return its exit code, output and error output, each cut at a limit at which it is ended.
+    """Run a program; return exit code, output and error output. End it when an output exceeds its limit.
 
     Args:
         command: program and arguments.
-        given: its standard input.
+        given: bytes for its standard input.
         limit_s: time after which the program is ended, with exit code -1.
-    Raises: ClaryError if it can not be started.
+    Raises: ClaryError if the program cannot be started.
     """
     try:
         process = subprocess.Popen(
@@ -196,7 +197,7 @@ def _named(place: Place) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return the end of a received text in one line."""
+    """Return the end of a received text as one line."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[-300:]
 
 

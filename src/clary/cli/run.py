@@ -1,4 +1,4 @@
-"""`clary run COMMAND`: run a program here as in a job: with `smddp` and the names that scripts import.
+"""`clary run COMMAND`: run a program on this machine as in a job, with `smddp` and the foreign names.
 
 No service is needed, nothing is recorded. The program finds Clary's train side in a folder that is removed afterwards,
 and at the end of PATH the launchers of libraries that Clary replaces; torch is the program's own.
@@ -22,9 +22,9 @@ from clary.base.errors import ClaryError, Fault
 from clary.contract.ml_tree import MlTree
 from clary.contract.settings.hyperparameters import CUDA_ON_CPU_VARIABLE
 
-MASTER_PORT_VARIABLE = "CLARY_RUN_MASTER_PORT"  # `compat.clary_autoload` makes ranks of mpirun meet at it
+MASTER_PORT_VARIABLE = "CLARY_RUN_MASTER_PORT"  # `compat.clary_autoload` lets the ranks of mpirun meet at this address
 _LAUNCHERS = ("horovodrun", "smddprun", "smddpmprun")
-SIGNAL_EXIT = 128  # shells add it to the number of a signal
+SIGNAL_EXIT = 128  # shells add this to a signal's number for the exit code
 
 
 def add_parser(commands: Any) -> None:
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_launchers(folder: Path) -> Path:
-    """Make a folder of the launchers that need no job. It stands last on PATH: the user's own Horovod comes first."""
+    """Make a folder, last on PATH, of the launchers that need no job: the user's own Horovod has precedence."""
     place = folder / "launchers"
     place.mkdir()
     for name in _LAUNCHERS:

@@ -1,8 +1,8 @@
-"""Waits for the service that `clary up` has started while its log grows, and prints its progress.
+"""Waits until the service that `clary up` has started is ready, as long as its log grows, and prints its progress.
 
-Where: `up`. The service itself limits its waits, above all the wait for the object store, and ends when one fails. So
-`up` gives up only a silent service, or a service that takes longer than two starts of the store may take: the service
-first tries the store that an earlier service left, then starts another.
+Where: `up`. The service itself limits its waits, above all the wait for the object store, and ends when a wait fails.
+So `up` gives up only a silent service, or a service that takes longer than two starts of the store may take: the
+service first tries the store that an earlier service left, then starts another store.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TypeVar
 from clary.base.errors import ClaryError, Fault
 from clary.control.objects.start_patience import LONGEST_START_S, StartPatience, signs_of
 
-SILENCE_S = 60.0  # longer than the store's silence and end may take: the service reports its failure first
+SILENCE_S = 60.0  # longer than the service waits for a silent store and ends it: the service reports its failure first
 LONGEST_WAIT_S = 2 * LONGEST_START_S + SILENCE_S
 NOTE_INTERVAL_S = 10.0
 POLL_S = 0.05
-END_GRACE_S = 20.0  # a service that is ended while it starts first ends its object store
-MAX_LINE_BYTES = 400  # of the end of the log's last line
+END_GRACE_S = 20.0  # a service that is stopped while it starts first ends its object store
+MAX_LINE_BYTES = 400  # bytes read from the end of the log's last line
 
 Ready = TypeVar("Ready")
 
@@ -39,7 +39,7 @@ def wait_until_ready(
     Args:
         process: the service.
         log: file that this service alone writes to.
-        find_ready: called often.
+        find_ready: polled; returns None until the service is ready.
         say: called with a sentence on progress from time to time.
     Raises: ClaryError: the service ended, or was given up.
     """

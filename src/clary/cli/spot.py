@@ -1,4 +1,4 @@
-"""`clary spot`: show and set the market of spot capacity, and take capacity away from a job, as a cloud would."""
+"""`clary spot`: show and set the simulated market of spot capacity, and reclaim a job's capacity, as a cloud would."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_capacity(options: argparse.Namespace) -> int:
 
 
 def run_reclaim(options: argparse.Namespace) -> int:
-    """Reclaim."""
+    """Reclaim the spot capacity of a job."""
     wanted = {"host": options.host, "grace_s": options.grace}
     body = {name: value for name, value in wanted.items() if value is not None}
     answer = connect().post_job_page(options.job, "reclaim", body)

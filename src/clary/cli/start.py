@@ -1,7 +1,7 @@
 """The `clary` command's first step: checks whether it can run on this machine at all.
 
-Where: the entry point of the installed command. It checks before any other import, for other systems lack
-modules of the standard library, and a traceback does not help the user.
+Where: the entry point of the installed command. It checks before any other import: other systems lack some modules of
+the standard library, and a traceback does not help the user.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ EXIT_USAGE = 2
 
 
 def why_not_here(platform: str) -> str:
-    """Return why Clary can not run on a system, in words; empty if it can."""
+    """Return why Clary cannot run on a system; empty if it can."""
     if platform.startswith("linux"):
         return ""
     name = {"darwin": "macOS", "win32": "Windows"}.get(platform, platform)

@@ -1,4 +1,4 @@
-"""`clary stragglers JOB`: where the time of each rank's steps goes, and which rank the others wait for."""
+"""`clary stragglers JOB`: how each rank spends the time of its steps, and which rank the others wait for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clary.cli.connection import connect
 from clary.cli.tables import duration, table
 
 _MS_PER_S = 1000
-_SHORT_S = 0.1  # steps that are shorter are shown in milliseconds
+_SHORT_S = 0.1  # shorter steps are shown in milliseconds
 _COLUMNS = (
     ("STEP", "step_s"),
     ("DATA", "data_wait_s"),
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def stragglers_text(page: Mapping[str, Any]) -> str:
-    """Return the table with the verdict below."""
+    """Return the table of ranks, with the verdict below it."""
     span_s = (page["until_ms"] - page["since_ms"]) / _MS_PER_S
     is_short = max((rank["step_s"] for rank in page["ranks"]), default=1.0) < _SHORT_S
     unit, factor, places = ("milliseconds", _MS_PER_S, 1) if is_short else ("seconds", 1, 3)

@@ -20,7 +20,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | 
     """Return rows below a header, columns aligned to the left and two spaces apart.
 
     Args:
-        width: columns of the screen, for which long cells are folded at their spaces; None folds nothing.
+        width: columns of the screen; long cells are folded at spaces to fit it; None folds no cell.
     """
     everything = [list(header), *[[visible(cell) for cell in row] for row in rows]]
     widths = [max(len(row[index]) for row in everything) for index in range(len(header))]
@@ -35,7 +35,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | 
 
 
 def screen_width(stream: TextIO) -> int | None:
-    """Return the number of columns of a terminal, or None for pipes and files, which get whole lines."""
+    """Return the number of columns of a terminal, or None for pipes and files, whose lines are not folded."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
@@ -47,7 +47,7 @@ def _fitting(widths: Sequence[int], width: int) -> list[int]:
         widest = max(reversed(range(len(fitting))), key=fitting.__getitem__)  # the last of equally wide columns
         if fitting[widest] <= _NARROWEST:
             break
-        # Down to the second widest at most: after that, these two share the rest.
+        # Shrink at most to the width of the second widest: from there on, both shrink.
         second = max((one for index, one in enumerate(fitting) if index != widest), default=0)
         fitting[widest] -= max(1, min(sum(fitting) - room, fitting[widest] - max(second, _NARROWEST)))
     return fitting

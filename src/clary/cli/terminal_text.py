@@ -1,9 +1,10 @@
 """Filter of text for a terminal: keeps text and colours, and spells out all other control characters.
 
-Where: `main` puts the guard before stdout and stderr of every command where they are terminals. Log lines, tags, names
-of channels and reasons of failures are written by strangers; a terminal obeys control codes in text - to set the
-clipboard (OSC 52), to change its title, to overwrite printed lines - and some terminals answer as if a user typed.
-Pipes and files get every byte: their readers may need it. `clary logs --json` and setting `log_ansi` are unchanged.
+Where: `main` wraps stdout and stderr of every command in the guard if they are terminals. Log lines, tags, names of
+channels and reasons of failures are written by strangers; a terminal obeys control codes in text - to set the clipboard
+(OSC 52), to change its title, to overwrite printed lines - and some terminals answer as if a user typed. Pipes and
+files get every byte: their readers may need it. The guard does not affect `clary logs --json` or the setting
+`log_ansi`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any, TextIO, cast
 
 # Select Graphic Rendition: colours, bold and the like (ECMA-48, 8.3.117).
 _GRAPHIC = r"\x1b\[[0-9;:]{0,64}m"
-# All other controls but line end and tab, and characters that reverse the direction of text and so disguise a line.
+# All other control characters except line end and tab, and characters that reverse the direction of text and so
+# disguise a line.
 _ORDER = re.compile(
     rf"{_GRAPHIC}|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
@@ -34,7 +36,7 @@ def _spelled(found: re.Match[str]) -> str:
 
 
 class GuardedTerminal:
-    """A stream to a terminal that writes safe text; all other methods are the stream's."""
+    """A terminal stream that writes safe text; all other methods are those of the wrapped stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -45,7 +47,7 @@ class GuardedTerminal:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write several."""
+        """Write several texts, made safe."""
         for line in lines:
             self.write(line)
 
@@ -55,7 +57,7 @@ class GuardedTerminal:
 
 @contextmanager
 def guarded_terminals() -> Iterator[None]:
-    """Put the guard before stdout and stderr where they are terminals."""
+    """Wrap stdout and stderr in the guard if they are terminals."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (_guarded(stream) for stream in before)
     try:
@@ -72,12 +74,12 @@ def draw_over(stream: TextIO, text: str) -> None:
 
 
 def draw_lines(stream: TextIO, lines: Sequence[str], num_before: int) -> None:
-    """Replace the last lines of a terminal, the cursor being below them.
+    """Replace the last lines of a terminal; the cursor is below them.
 
     Args:
-        stream: of a terminal.
-        lines: to write, each no wider than the screen; all of them fit on it.
-        num_before: lines that are replaced.
+        stream: stream of a terminal.
+        lines: lines to write, each no wider than the screen; all of them fit on the screen.
+        num_before: number of lines to replace.
     """
     raw = stream.stream if isinstance(stream, GuardedTerminal) else stream
     up = f"\x1b[{num_before}F" if num_before else ""

@@ -1,7 +1,7 @@
 """`clary top`: running and waiting jobs, refreshed on the screen.
 
-Keys: j and k or the arrows choose a job, Enter shows or hides its hosts, q leaves. Into a pipe, or with --once, one
-plain table is printed.
+Keys: j and k or the arrows choose a job, Enter shows or hides its hosts, q leaves. If stdout is a pipe, or with --once,
+one plain table is printed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from clary.cli.top_words import HEADER, SERIES, JobRow, count_words, job_row, mo
 
 REFRESH_S = 2.0
 KEY_WAIT_MS = 100
-SPAN_MS = 60_000  # period of the series that are read; the last value is shown
+SPAN_MS = 60_000  # period of the series to read; their last value is shown
 MAX_JOBS = 50  # jobs shown at once; each costs two requests for each refresh
-# Jobs with hosts come first, then the waiting jobs that are ahead in the queue, as far as there is room.
+# Jobs with hosts are shown first, then waiting jobs in the order of the queue, up to MAX_JOBS.
 LIVE = ("Running", "Starting", "Stopping", "Queued")
 ENTER = (10, 13, curses.KEY_ENTER)
 
 
 class Screen(Protocol):
-    """Methods of a curses window that this module calls."""
+    """The methods of a curses window that this module calls."""
 
     def getch(self) -> int:
         """Return a key, or -1 on timeout."""
@@ -44,10 +44,10 @@ class Screen(Protocol):
         """Write text on the screen, as curses does.
 
         Args:
-            line: from the top, from 0.
-            column: from the left, from 0.
-            count: characters of the text to write at most.
-            attribute: of curses, as A_BOLD.
+            line: counted from the top, from 0.
+            column: counted from the left, from 0.
+            count: largest number of characters to write.
+            attribute: curses attribute, such as A_BOLD.
         """
 
     def refresh(self) -> None:
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def plain(rows: Sequence[JobRow], total: int) -> str:
-    """Return the table of the given jobs with their hosts, and the total if there are more jobs than rows."""
+    """Return the table of the given jobs with their hosts, and the number of all jobs if not all are given."""
     if not rows:
         return "no job runs or waits"
     cells = [cells for cells, _ in rows_with_hosts(rows, opened=frozenset(row.name for row in rows))]
@@ -116,9 +116,9 @@ def watch(
     """Draw until q is pressed. If the service does not answer, the first line says so, and the request is repeated.
 
     Args:
-        window: to draw on; its getch waits KEY_WAIT_MS at most.
+        window: window to draw on; its getch waits KEY_WAIT_MS at most.
         read: returns the shown jobs, and the number of all jobs.
-        clock: seconds.
+        clock: returns the time in seconds.
     """
     rows: Sequence[JobRow] = []
     chosen, opened, head = "", frozenset[str](), ""

@@ -1,4 +1,4 @@
-"""Words of `clary top`: rows of jobs and hosts from the service's pages, cut to the screen. Pure."""
+"""Texts of `clary top`: rows of jobs and hosts from the service's pages, cut to the screen. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def job_row(facts: Mapping[str, Any], series: Mapping[str, Any]) -> JobRow:
 
     Args:
         facts: the service's page of the job.
-        series: its page of SERIES; an empty mapping if it was not read.
+        series: the service's page of the job's SERIES; an empty mapping if it was not read.
     """
     latest = latest_of(series)
     hosts = {host["name"]: latest.get(host["name"], {}) for host in facts["hosts"]}
@@ -147,12 +147,12 @@ def rows_with_hosts(rows: Sequence[JobRow], *, opened: frozenset[str]) -> list[t
 
 
 def moved(names: Sequence[str], chosen: str, by: int) -> str:
-    """Return the job that lies `by` lines from the chosen one, or empty text without jobs; it stops at both ends.
+    """Return the job `by` lines below the chosen job, clamped at both ends of the list; empty text without jobs.
 
     Args:
-        names: of the jobs, as they are listed.
-        chosen: if it is not listed, the first job is returned.
-        by: down; negative moves up.
+        names: names of the jobs, as they are listed.
+        chosen: name of the chosen job; if it is not listed, the first job is returned.
+        by: lines to move down; negative moves up.
     """
     if not names:
         return ""
@@ -170,7 +170,7 @@ def _progress(progress: Mapping[str, Any] | None) -> str:
 
 
 def _load(hosts: Sequence[Mapping[str, float]]) -> tuple[str, str, str]:
-    """Return the load of hosts together: the sums of processor and memory, the mean of all GPUs."""
+    """Return the total load of hosts: the sums of processor and memory, and the mean of all GPUs."""
     cpu = [host[CPU] for host in hosts if CPU in host]
     memory = [host[MEMORY] for host in hosts if MEMORY in host]
     gpus = [value for host in hosts for name, value in host.items() if name.endswith(GPU)]

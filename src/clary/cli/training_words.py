@@ -1,4 +1,4 @@
-"""How the command line shows a training: its progress in a line, its metrics in a table."""
+"""Texts of the command line on a training: its progress in a line, its metrics in a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`clary tuning`: list tuning jobs; `clary tuning NAME`: one with its best trial, importance and trials."""
+"""`clary tuning`: list tuning jobs; `clary tuning NAME`: show a tuning job's best trial, importance and trials."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def _followed(connection: Connection, page: dict[str, Any], *, is_quiet: bool) -
 
 
 class _Screen:
-    """The text of a tuning job on a terminal, drawn over itself; of a long text only the beginning."""
+    """The text of a tuning job on a terminal, redrawn in place; of a long text only the beginning is drawn."""
 
     def __init__(self) -> None:
         self._num_lines = 0
 
     def show(self, page: Mapping[str, Any]) -> None:
-        """Draw a page; the page of an ended job is printed in full."""
+        """Draw a page; print the page of an ended job in full."""
         columns, rows = shutil.get_terminal_size()
         lines = tuning_text(page, now=datetime.now(UTC), width=columns).splitlines()
         if page["status"] in IN_PROGRESS and len(lines) >= rows:

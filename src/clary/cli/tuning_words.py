@@ -1,4 +1,4 @@
-"""Words of `clary tuning`: the list, and a tuning job with its best trial, importance and trials."""
+"""Texts of `clary tuning`: the list, and a tuning job with its best trial, importance and trials."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def list_text(rows: Sequence[Mapping[str, Any]], *, now: datetime, width: int | 
 
     Args:
         rows: as the service lists them.
-        now: for the durations of jobs that have not ended.
+        now: present time, for the durations of jobs that have not ended.
         width: columns of the screen; None folds nothing.
     """
     if not rows:
@@ -60,7 +60,7 @@ def tuning_text(page: Mapping[str, Any], *, now: datetime, width: int | None = N
 
 
 def head_lines(page: Mapping[str, Any], *, now: datetime) -> list[str]:
-    """Return the facts: status, objective, best trial, counters, and the conditions of the end.
+    """Return lines on status, objective, best trial, counters, and the conditions that end the tuning job.
 
     Args:
         page: of the tuning job.
@@ -124,10 +124,10 @@ def trials_text(page: Mapping[str, Any], *, now: datetime, width: int | None = N
 
 
 def trial_line(trial: Mapping[str, Any], metric: str) -> str:
-    """Return a line that says how a trial ended.
+    """Return a line on how a trial ended.
 
     Args:
-        trial: of the page.
+        trial: a trial on the service's page.
         metric: name of the objective.
     """
     value = "no objective" if trial["value"] is None else f"{metric}={_number(trial['value'])}"

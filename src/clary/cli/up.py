@@ -54,10 +54,10 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Start the service unless it runs, wait until it answers, and print its address.
 
-    Raises: ClaryError (fault USER) when a service with another engine than `--engine` runs; it stays as it is.
+    Raises: ClaryError (fault USER) when a service with another engine than `--engine` runs; that service keeps running.
     """
     if options.engine:
-        os.environ[variable_of("engine")] = options.engine  # also for the service that is started
+        os.environ[variable_of("engine")] = options.engine  # the service that is started inherits it
     settings = load_settings()
     require_local(settings, "up")
     folder = StateFolder(settings.home_folder)
@@ -137,7 +137,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 
 def _start(settings: Settings, folder: StateFolder, options: argparse.Namespace) -> Connection:
-    # The service runs in another folder than this command, where a relative state folder would be another folder.
+    # The service runs in another working directory, in which a relative state folder would be another folder.
     environment = {**os.environ, variable_of("home"): str(folder.root)}
     with folder.service_log.open("ab") as log:
         process = subprocess.Popen(
@@ -169,7 +169,7 @@ def _say(sentence: str) -> None:
 
 
 def _why(folder: StateFolder) -> str:
-    """Return the known facts of a failed start, to be appended to a sentence."""
+    """Return the known facts of a failed start, for the end of a sentence."""
     full = why_full(folder.root)  # a log on a full disk cannot name the cause of a service's end
     return f"{f'; {full}; then start it again' if full else ''}; end of {folder.service_log}:\n{_log_tail(folder)}"
 

@@ -74,7 +74,7 @@ def _wait(connection: Connection, name: str, wanted: str | None, deadline: float
 
 
 def _has_reached(state: JobState, wanted: str | None) -> bool:
-    """Whether a job is in the wanted state, or past a state that all jobs go through."""
+    """Whether a job is in the wanted state, or has already passed that state."""
     if wanted is None:
         return state is JobState.COMPLETED
     if state == wanted:
