@@ -1,4 +1,4 @@
-"""Jobs of several attempts: the reconciler, the hub and the gateway when one ends early."""
+"""Jobs of several attempts: the reconciler, the hub and the gateway when an attempt ends early."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -38,7 +38,7 @@ async def run(plane, *, name="job", attempt=1, num_hosts=1):
 
 
 async def stop(plane, agents):
-    """Let agents obey the orders that end an attempt."""
+    """Have agents obey the orders that end an attempt."""
     for agent in agents:
         assert (await plane.job(agent.name)).hosts[agent.host].order.kind is OrderKind.STOP
         await agent.report(HostPhase.EXITED, exits=(replace(plane.exit_of(143), is_consequence=True),))
@@ -57,7 +57,7 @@ async def lines_of(plane, stream):
     return [event.message for event in page.events]
 
 
-async def test_a_reclaimed_job_is_released_and_started_again_in_one_go(plane):
+async def test_a_reclaimed_job_is_released_and_restarted_in_one_pass(plane):
     await plane.create(num_hosts=2, **SPOT)
     await plane.passes()
     agents = await run(plane, num_hosts=2)
@@ -77,7 +77,7 @@ async def test_a_reclaimed_job_is_released_and_started_again_in_one_go(plane):
     assert description["SecondaryStatusTransitions"][3]["StatusMessage"] == RECLAIMED.reason
 
 
-async def test_a_later_attempt_goes_on_in_the_same_log_streams_and_loses_no_line(plane):
+async def test_a_later_attempt_continues_in_the_same_log_streams_and_loses_no_line(plane):
     await plane.create(**SPOT)
     await plane.passes()
     [agent] = await run(plane)
@@ -94,7 +94,7 @@ async def test_a_later_attempt_goes_on_in_the_same_log_streams_and_loses_no_line
     assert await lines_of(plane, job.log_streams[0]) == ["first", "second", "third"]
 
 
-async def test_a_log_store_that_fails_for_a_moment_delays_the_next_attempt_and_ends_no_job(plane, monkeypatch):
+async def test_a_brief_failure_of_the_log_store_delays_the_next_attempt_and_ends_no_job(plane, monkeypatch):
     await plane.create(**SPOT)
     await plane.passes()
     agents = await run(plane)
@@ -116,7 +116,7 @@ async def test_a_log_store_that_fails_for_a_moment_delays_the_next_attempt_and_e
     assert (job.attempt, job.failure) == (2, None)
 
 
-async def test_a_reclaimed_job_has_its_old_place_in_the_queue(tmp_path):
+async def test_a_reclaimed_job_keeps_its_position_in_the_queue(tmp_path):
     async with ControlPlane.open(tmp_path, engine=FakeEngine()) as plane:
         await plane.create("old", num_hosts=4, **SPOT)
         plane.clock.advance(1)
@@ -130,7 +130,7 @@ async def test_a_reclaimed_job_has_its_old_place_in_the_queue(tmp_path):
         assert (await plane.job("young")).attempt == 0
 
 
-async def test_a_job_that_pauses_lets_others_go_first_and_is_tried_after_its_pause(plane):
+async def test_a_job_in_its_restart_pause_lets_other_jobs_start_first(plane):
     await plane.create("hurt", num_hosts=4, CheckpointConfig={"S3Uri": "s3://bucket/c"})
     plane.clock.advance(1)
     await plane.create("other", num_hosts=4)
@@ -152,7 +152,7 @@ async def test_a_job_that_pauses_lets_others_go_first_and_is_tried_after_its_pau
 
 
 @pytest.mark.parametrize("when", ["stopping", "leaving", "waiting"])
-async def test_a_service_that_starts_anew_goes_on_with_an_attempt_that_ends(tmp_path, when):
+async def test_a_restarted_service_continues_to_end_an_attempt(tmp_path, when):
     clock, engine = FakeClock(), FakeEngine()
     async with ControlPlane.open(tmp_path, clock=clock, engine=engine) as plane:
         await plane.create(**SPOT)
@@ -174,7 +174,7 @@ async def test_a_service_that_starts_anew_goes_on_with_an_attempt_that_ends(tmp_
         assert engine.started == ["job/1", "job/2"]
 
 
-async def test_a_job_that_waits_for_capacity_too_long_is_stopped_with_its_limit(plane):
+async def test_a_job_that_waits_too_long_for_capacity_is_stopped_with_its_limit(plane):
     await plane.create("job", num_hosts=4, **SPOT)
     await plane.passes()
     agents = await run(plane, num_hosts=4)
@@ -188,7 +188,7 @@ async def test_a_job_that_waits_for_capacity_too_long_is_stopped_with_its_limit(
     assert (description["TrainingJobStatus"], description["SecondaryStatus"]) == ("Stopped", "MaxWaitTimeExceeded")
 
 
-async def test_a_reclaim_that_makes_no_sense_is_refused_in_words(plane):
+async def test_an_impossible_reclaim_is_refused_with_a_message(plane):
     await plane.create("ours")
     await plane.create("spot", num_hosts=4, **SPOT)
     for name, body, words in (
@@ -205,7 +205,7 @@ async def test_a_reclaim_that_makes_no_sense_is_refused_in_words(plane):
     assert (await plane.job("spot")).attempt in (0, 1)
 
 
-async def test_a_job_without_checkpoints_and_strategy_is_not_restarted_and_says_so(plane):
+async def test_a_job_without_checkpoints_and_retry_strategy_is_not_restarted(plane):
     await plane.create()
     await plane.passes()
     await run(plane)
@@ -213,7 +213,7 @@ async def test_a_job_without_checkpoints_and_strategy_is_not_restarted_and_says_
     assert (await plane.job()).status is TrainingJobStatus.FAILED
 
 
-async def test_spot_capacity_that_goes_down_takes_the_newest_job_and_gives_it_back_when_it_comes_again(plane):
+async def test_a_fall_of_spot_capacity_reclaims_the_newest_job_until_the_capacity_is_back(plane):
     for name in ("older", "newer"):
         await plane.create(name, **SPOT)
         plane.clock.advance(1)
@@ -238,7 +238,7 @@ async def test_spot_capacity_that_goes_down_takes_the_newest_job_and_gives_it_ba
     assert (await plane.job("newer")).attempt == 2
 
 
-async def test_a_job_that_waits_for_spot_capacity_lets_others_go_first(plane):
+async def test_a_job_that_waits_for_spot_capacity_lets_other_jobs_start_first(plane):
     plane.market.set_capacity(0)
     await plane.create("spot", **SPOT)
     plane.clock.advance(1)
@@ -249,7 +249,7 @@ async def test_a_job_that_waits_for_spot_capacity_lets_others_go_first(plane):
     assert plane.market.facts().capacity == 0
 
 
-async def test_a_schedule_says_how_much_capacity_there_is(tmp_path):
+async def test_a_schedule_sets_the_spot_capacity(tmp_path):
     async with ControlPlane.open(tmp_path) as plane:
         schedule = parse_schedule("0 1\n60 0\n120 2\n", source="test")
         plane.reconciler._market = market = SpotMarket(plane.hub, plane.clock, schedule)

@@ -1,4 +1,4 @@
-"""Jobs whose records cannot be read: their hosts are taken back, all other jobs go on, and AWS clients are told."""
+"""Jobs with unreadable records: their hosts are released, other jobs continue, and AWS clients get an error."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ async def test_a_restart_releases_the_hosts_of_a_job_that_cannot_be_read(tmp_pat
     async with ControlPlane.open(tmp_path, engine=engine) as plane:
         await take_back(plane)
         assert engine.released == ["bad/1"]
-        assert engine.put_aside == []  # the job may be mended: its folder stays
+        assert engine.put_aside == []  # the record may be repaired: the job's folder is kept
         with pytest.raises(WireError, match="clary quarantine show") as told:
             await plane.describe("bad")
         assert (told.value.code, told.value.http_status) == ("ValidationException", 400)
@@ -51,7 +51,7 @@ async def test_a_restart_releases_the_hosts_of_a_job_that_cannot_be_read(tmp_pat
 
 
 @pytest.mark.parametrize("is_read_first", [True, False])
-async def test_a_row_that_is_ruined_under_the_service_is_mended(tmp_path: Path, *, is_read_first: bool) -> None:
+async def test_a_row_that_is_damaged_while_the_service_runs_is_repaired(tmp_path: Path, *, is_read_first: bool) -> None:
     async with ControlPlane.open(tmp_path) as plane:
         await plane.create("job")
         await plane.passes()
@@ -68,7 +68,7 @@ async def test_a_row_that_is_ruined_under_the_service_is_mended(tmp_path: Path, 
         assert not entry.is_held
 
 
-async def test_hosts_of_jobs_that_nobody_knows_are_taken_back_and_put_aside(tmp_path: Path) -> None:
+async def test_hosts_of_unknown_jobs_are_released_and_their_folders_put_aside(tmp_path: Path) -> None:
     async with ControlPlane.open(tmp_path) as plane:
         plane.engine.held = [
             HeldAttempt(name="unknown", attempt=2),

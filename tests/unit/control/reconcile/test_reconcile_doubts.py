@@ -1,4 +1,4 @@
-"""Writes that the database committed and whose confirmation was lost: the connection died in that very moment."""
+"""Writes that the database committed without a confirmation, because the connection broke at that moment."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ async def plane(tmp_path):
 
 
 def lose_confirmations(plane, monkeypatch, method, wanted=lambda result: True, times=1):
-    """Let a method of the store do its work and raise, so many times, when `wanted` takes its result."""
+    """Let a store method do its work and then raise, up to `times` times, for each result that `wanted` accepts."""
     work, left = getattr(plane.store, method), [None] * times
 
     async def unconfirmed(*arguments, **options):
@@ -32,11 +32,11 @@ def lose_confirmations(plane, monkeypatch, method, wanted=lambda result: True, t
     monkeypatch.setattr(plane.store, method, unconfirmed)
 
 
-async def test_a_job_whose_creation_was_not_confirmed_runs_all_the_same_and_once(plane, monkeypatch):
+async def test_a_job_whose_creation_was_not_confirmed_runs_exactly_once(plane, monkeypatch):
     lose_confirmations(plane, monkeypatch, "create_job")
     with pytest.raises(StoreError):
         await plane.create()
-    with pytest.raises(WireError, match="already exists"):  # what a client sees that tries again
+    with pytest.raises(WireError, match="already exists"):  # the error that a client gets on its retry
         await plane.create()
     await plane.passes()
     await plane.run_to_end()
@@ -44,9 +44,7 @@ async def test_a_job_whose_creation_was_not_confirmed_runs_all_the_same_and_once
     assert plane.engine.launched == ["job/1"]
 
 
-async def test_a_job_whose_hosts_were_asked_for_without_confirmation_is_launched_once_and_blocks_nobody(
-    plane, monkeypatch
-):
+async def test_a_job_whose_launch_record_was_not_confirmed_is_launched_once_and_blocks_no_job(plane, monkeypatch):
     lose_confirmations(plane, monkeypatch, "update_job", lambda job: bool(job.hosts) and not plane.engine.launched)
     await plane.create("first")
     await plane.create("second")
@@ -55,7 +53,7 @@ async def test_a_job_whose_hosts_were_asked_for_without_confirmation_is_launched
     assert sorted(plane.engine.launched) == ["first/1", "second/1"]
 
 
-async def test_an_end_whose_confirmation_was_lost_is_known_and_the_hosts_are_taken_back(plane, monkeypatch):
+async def test_an_unconfirmed_end_of_a_job_is_noticed_and_its_hosts_are_released(plane, monkeypatch):
     await plane.create()
     await plane.passes()
     lose_confirmations(plane, monkeypatch, "update_job", lambda job: job.is_terminal)
@@ -66,7 +64,7 @@ async def test_an_end_whose_confirmation_was_lost_is_known_and_the_hosts_are_tak
     assert plane.hub.active_jobs() == []
 
 
-async def test_a_creation_that_was_refused_leaves_no_doubt(plane):
+async def test_a_refused_creation_leaves_no_job(plane):
     await plane.create()
     job = await plane.job()
     with pytest.raises(JobExists):

@@ -1,4 +1,4 @@
-"""A rank that catches the error of a peer and leaves by an exit code hides neither a lost host nor a cut link."""
+"""A rank that catches a peer's error and exits with a code hides neither a lost host nor a broken link."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from clary.control.jobs import deadlines
 from clary.control.jobs.training_job import AttemptEnd
 from clary.testing.control_plane import LIMITS, ControlPlane
 
-CHECKPOINTS = {"CheckpointConfig": {"S3Uri": "s3://bucket/c"}}  # such a job is tried again
+CHECKPOINTS = {"CheckpointConfig": {"S3Uri": "s3://bucket/c"}}  # a job with checkpoints is restarted
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ async def running(plane):
 
 
 async def leave(plane, agent, *, by_itself):
-    """Let a host's program end with exit code 1, or by the order to stop."""
+    """Let a host's program end with exit code 1, on its own or after an order to stop."""
     await agent.report(HostPhase.EXITED, exits=(replace(plane.exit_of(1), is_consequence=not by_itself),))
 
 
-async def test_a_survivor_s_exit_code_comes_before_the_news_of_the_dead_agent_and_the_job_is_restarted(plane):
+async def test_an_exit_code_before_the_loss_of_the_dead_agent_is_known_restarts_the_job(plane):
     survivor, _dead = await running(plane)
     plane.clock.advance(0.2)
     plane.engine.end_pool_agent((await plane.job()).pool, "algo-2")
@@ -48,7 +48,7 @@ async def test_a_survivor_s_exit_code_comes_before_the_news_of_the_dead_agent_an
     assert "algo-2 was lost: its agent ended" in job.ending.reason
 
 
-async def test_a_survivor_s_exit_code_comes_before_a_silent_host_is_given_up_and_the_job_is_restarted(plane):
+async def test_an_exit_code_before_a_silent_host_is_declared_lost_restarts_the_job(plane):
     survivor, silent = await running(plane)
     plane.clock.advance(0.9)
     await silent.report()
@@ -61,7 +61,7 @@ async def test_a_survivor_s_exit_code_comes_before_a_silent_host_is_given_up_and
     assert (ending.kind, ending.failure.host) == (AttemptEnd.RESTARTED, "algo-2")
 
 
-async def test_a_host_whose_peer_has_failed_is_given_up_after_a_shorter_silence(plane):
+async def test_a_host_whose_peer_has_failed_is_declared_lost_after_a_shorter_silence(plane):
     survivor, _silent = await running(plane)
     await leave(plane, survivor, by_itself=True)
     plane.clock.advance(deadlines.LEAST_SILENCE_S - 0.1)
@@ -86,7 +86,7 @@ async def test_a_host_may_be_silent_for_the_whole_limit_while_its_peers_train(pl
 
 
 async def test_a_survivor_s_exit_code_comes_before_a_cut_link_is_noticed_and_the_job_is_restarted(plane):
-    """Both agents live and obey, so that both programs have ended long before two seconds without a frame are over."""
+    """Both agents live and obey, so both programs have ended long before two seconds have passed without a frame."""
     first, second = await running(plane)
     await leave(plane, first, by_itself=True)
     await leave(plane, second, by_itself=False)
@@ -106,7 +106,7 @@ async def test_a_survivor_s_exit_code_comes_before_a_cut_link_is_noticed_and_the
     assert plane.engine.released_pools == [pool], "hosts behind a dead link serve no other attempt"
 
 
-async def test_a_job_whose_rank_left_by_itself_fails_when_no_loss_was_noticed_in_time(plane):
+async def test_a_job_whose_rank_exited_on_its_own_fails_when_no_loss_is_found_in_time(plane):
     first, second = await running(plane)
     await leave(plane, first, by_itself=True)
     await leave(plane, second, by_itself=False)
@@ -122,7 +122,7 @@ async def test_a_job_whose_rank_left_by_itself_fails_when_no_loss_was_noticed_in
     assert (job.status, job.failure.fault, job.failure.exit_code) == (TrainingJobStatus.FAILED, "algorithm", 1)
 
 
-async def test_a_service_that_starts_anew_goes_on_waiting_and_knows_of_no_sign_but_the_record_s(tmp_path):
+async def test_a_restarted_service_still_waits_for_evidence_and_uses_the_recorded_last_sign(tmp_path):
     async with ControlPlane.open(tmp_path) as plane:
         survivor, _dead = await running(plane)
         await leave(plane, survivor, by_itself=True)

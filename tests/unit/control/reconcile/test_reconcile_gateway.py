@@ -1,4 +1,4 @@
-"""Answers to agents: doors, orders, lines and metrics, also while their job goes away."""
+"""Responses to agents: authorisation, orders, lines and metrics, also while their job is being deleted."""
 
 import asyncio
 import math
@@ -68,7 +68,7 @@ async def test_a_wrong_token_is_refused(plane, token):
 
 
 @pytest.mark.parametrize("name", ["", "\ud800", "a\0b", "x" * 2000])
-async def test_a_metric_that_no_request_can_have_named_is_refused_before_its_line_is_stored(plane, name):
+async def test_a_metric_name_that_no_request_allows_is_refused_before_its_line_is_stored(plane, name):
     agent = plane.agent()
     found = MetricValue(name=name, value=1.0, at=plane.clock.now())
     with pytest.raises(WireError, match="no name of a metric") as refusal:
@@ -77,7 +77,7 @@ async def test_a_metric_that_no_request_can_have_named_is_refused_before_its_lin
     assert await plane.logs.next_sequence((await plane.job()).log_streams[0]) == 0
 
 
-async def test_the_answer_to_a_notice_names_the_order_to_stop_that_all_hosts_get(plane):
+async def test_the_response_to_a_notice_names_the_stop_order_that_all_hosts_get(plane):
     agents = [plane.agent(host=host) for host in ("algo-1", "algo-2")]
     for agent in agents:
         await agent.report(HostPhase.PREPARING)
@@ -96,7 +96,7 @@ async def test_a_batch_below_the_first_line_is_refused(plane):
     assert status_of(refusal) == 400
 
 
-async def test_a_failure_whose_fault_is_none_is_refused_and_the_job_goes_on(plane):
+async def test_a_failure_with_an_unknown_fault_is_refused_and_the_job_continues(plane):
     agent = plane.agent()
     with pytest.raises(WireError, match="unknown fault") as refusal:
         await agent.report(HostPhase.PREPARING, failure=Failure(fault="moon", message="full"))
@@ -105,7 +105,7 @@ async def test_a_failure_whose_fault_is_none_is_refused_and_the_job_goes_on(plan
     await plane.agent().report(HostPhase.PREPARING)
 
 
-async def test_a_host_that_says_it_has_left_before_it_was_told_to_is_refused_and_the_job_can_end(plane):
+async def test_a_host_that_reports_release_without_an_order_is_refused_and_the_job_can_end(plane):
     agent = plane.agent()
     with pytest.raises(WireError, match="was not told to leave") as refusal:
         await agent.report(HostPhase.RELEASED, exits=(plane.exit_of(0),))
@@ -116,7 +116,7 @@ async def test_a_host_that_says_it_has_left_before_it_was_told_to_is_refused_and
     assert (await plane.job()).is_terminal
 
 
-async def test_an_unknown_host_is_not_found_and_another_attempt_is_over(plane):
+async def test_an_unknown_host_gets_404_and_another_attempt_410(plane):
     stranger = plane.agent(host="algo-3")
     with pytest.raises(WireError) as refusal:
         stranger.authorize()
@@ -128,7 +128,7 @@ async def test_an_unknown_host_is_not_found_and_another_attempt_is_over(plane):
         assert status_of(refusal) == 410
 
 
-async def test_an_ended_attempt_is_gone_for_its_agents(plane):
+async def test_agents_of_an_ended_attempt_get_410(plane):
     agent = plane.agent()
     await plane.run_to_end(num_hosts=2)
     with pytest.raises(WireError) as refusal:
@@ -136,7 +136,7 @@ async def test_an_ended_attempt_is_gone_for_its_agents(plane):
     assert status_of(refusal) == 410
 
 
-async def test_a_deleted_job_s_name_gets_other_keys_when_it_is_used_again(plane):
+async def test_a_deleted_job_s_name_gets_new_keys_when_it_is_used_again(plane):
     old_agent = plane.agent()
     old_plan = (await plane.job()).plan
     await plane.run_to_end(num_hosts=2)
@@ -169,7 +169,7 @@ async def test_a_heartbeat_writes_nothing(plane, monkeypatch):
     assert (await agent.report()).accepted
 
 
-async def test_a_lost_host_is_told_that_nobody_wants_it(plane):
+async def test_a_report_of_a_lost_host_is_not_accepted(plane):
     agent = plane.agent(host="algo-2")
     await agent.report(HostPhase.PREPARING)
     plane.clock.advance(6)
@@ -177,7 +177,7 @@ async def test_a_lost_host_is_told_that_nobody_wants_it(plane):
     assert not (await agent.report()).accepted
 
 
-async def test_a_report_on_a_job_deleted_meanwhile_is_answered_with_gone(plane):
+async def test_a_report_on_a_job_that_was_just_deleted_gets_410(plane):
     agent = plane.agent()
     job = agent.authorize()
     await plane.store.delete_job("job")
@@ -189,7 +189,7 @@ async def test_a_report_on_a_job_deleted_meanwhile_is_answered_with_gone(plane):
     assert status_of(refusal) == 410
 
 
-async def test_lines_for_a_job_that_is_gone_with_its_streams_are_answered_with_gone(plane):
+async def test_lines_for_a_deleted_job_without_streams_get_410(plane):
     job = plane.agent().authorize()
     await plane.hub.delete("job")
     await plane.logs.delete_streams("job/")
@@ -198,13 +198,13 @@ async def test_lines_for_a_job_that_is_gone_with_its_streams_are_answered_with_g
     assert status_of(refusal) == 410
 
 
-async def test_a_stream_that_is_missing_while_its_job_runs_does_not_end_the_program(plane):
+async def test_a_missing_stream_of_a_running_job_is_a_store_error(plane):
     await plane.logs.delete_streams("job/")
     with pytest.raises(StoreError):
         await plane.agent().send_logs(batch(plane, None))
 
 
-async def test_a_new_order_is_answered_at_once_and_wakes_who_waits(plane):
+async def test_a_new_order_is_returned_at_once_and_ends_the_poll_of_a_waiting_host(plane):
     first, second = plane.agent(), plane.agent(host="algo-2")
     order = await plane.gateway.next_order(first.authorize(), "algo-1", after=0, wait_s=60)
     assert (order.number, order.kind) == (1, OrderKind.PREPARE)
@@ -218,7 +218,7 @@ async def test_a_new_order_is_answered_at_once_and_wakes_who_waits(plane):
     assert (await asyncio.wait_for(waiting, 5)).kind is OrderKind.RUN
 
 
-async def test_the_standing_order_is_answered_when_no_new_one_came_in_time(plane):
+async def test_the_current_order_is_returned_when_no_new_one_was_given_in_time(plane):
     plane.gateway._clock = SystemClock()
     begin = time.monotonic()
     order = await plane.gateway.next_order(plane.agent().authorize(), "algo-1", after=1, wait_s=0.05)
@@ -227,13 +227,13 @@ async def test_the_standing_order_is_answered_when_no_new_one_came_in_time(plane
 
 
 @pytest.mark.parametrize("wait_s", [0.0, -5.0, math.nan])
-async def test_a_wait_that_makes_no_sense_is_no_wait(plane, wait_s):
+async def test_a_wait_of_an_invalid_length_returns_at_once(plane, wait_s):
     job = plane.agent().authorize()
     order = await asyncio.wait_for(plane.gateway.next_order(job, "algo-1", after=1, wait_s=wait_s), 5)
     assert order.number == 1
 
 
-async def test_whoever_waits_for_orders_of_a_job_that_goes_is_released(plane):
+async def test_a_poll_for_orders_of_a_deleted_job_returns_a_release(plane):
     job = plane.agent().authorize()
     waiting = asyncio.create_task(plane.gateway.next_order(job, "algo-1", after=1, wait_s=60))
     await asyncio.sleep(0)
@@ -242,7 +242,7 @@ async def test_whoever_waits_for_orders_of_a_job_that_goes_is_released(plane):
     assert (order.number, order.kind) == (2, OrderKind.RELEASE)
 
 
-async def test_an_agent_whose_attempt_is_put_on_record_while_it_talks_is_sent_away(plane):
+async def test_an_agent_whose_attempt_ends_during_its_request_is_released(plane):
     job = plane.agent().authorize()
     facts = HostFacts(phase=HostPhase.PREPARING, phase_started_at=plane.clock.now())
     waiting = asyncio.create_task(plane.gateway.next_order(job, "algo-1", after=1, wait_s=60))
@@ -263,7 +263,7 @@ async def test_an_old_agent_gets_no_orders_of_a_new_job_under_the_same_name(plan
     assert order.kind is OrderKind.RELEASE
 
 
-async def test_lines_that_are_sent_again_are_stored_once_and_their_metrics_counted_once(plane):
+async def test_repeated_lines_are_stored_once_and_their_metrics_are_counted_once(plane):
     agent = plane.agent()
     assert (await agent.send_logs(batch(plane, 3.0, None))).next_sequence == 2
     assert (await agent.send_logs(batch(plane, 3.0, None))).next_sequence == 2
@@ -275,13 +275,13 @@ async def test_lines_that_are_sent_again_are_stored_once_and_their_metrics_count
     assert [(metric.name, metric.value) for metric in (await plane.job()).final_metrics] == [("loss", 1.0)]
 
 
-async def test_copies_of_a_batch_under_way_at_the_same_time_count_once(plane):
+async def test_concurrent_copies_of_a_batch_count_once(plane):
     agent = plane.agent()
     await asyncio.gather(*(agent.send_logs(batch(plane, 2.0)) for _ in range(4)))
     assert await losses_of(plane) == [2.0]
 
 
-async def test_metrics_that_could_not_be_stored_are_taken_from_the_batch_that_is_sent_again(plane, monkeypatch):
+async def test_metrics_that_could_not_be_stored_are_stored_from_the_repeated_batch(plane, monkeypatch):
     agent = plane.agent()
     add_metrics = plane.store.add_metrics
 
@@ -306,11 +306,11 @@ async def test_metrics_are_not_counted_again_after_a_restart_of_the_service(plan
 
 
 class Killed(BaseException):
-    """The service ends here: nothing catches it."""
+    """A crash of the service at this point, which no handler catches."""
 
 
 @pytest.mark.parametrize("place", ["store.add_metrics", "hub.record_metrics"])
-async def test_a_service_that_is_killed_between_lines_and_their_metrics_counts_them_once(
+async def test_a_service_killed_between_lines_and_their_metrics_counts_metrics_once(
     plane, tmp_path, monkeypatch, place
 ):
     sent = batch(plane, 5.0, None, 4.0, 4.0)
@@ -335,7 +335,7 @@ async def test_a_service_that_is_killed_between_lines_and_their_metrics_counts_t
         assert [metric.value for metric in (await again.job()).final_metrics] == [3.0]
 
 
-async def test_a_gap_in_the_lines_is_answered_with_what_is_expected(plane):
+async def test_a_gap_in_the_lines_is_answered_with_the_expected_number(plane):
     receipt = await plane.agent().send_logs(batch(plane, 1.0, first=7))
     assert receipt.next_sequence == 0
     assert await losses_of(plane) == []
@@ -358,7 +358,7 @@ async def test_the_tenth_host_s_lines_do_not_go_to_the_first_host_s_stream(tmp_p
             assert [event.message for event in events] == ([f"from {host}"] if host in ("algo-1", "algo-10") else [])
 
 
-async def test_the_final_metric_is_the_latest_in_time_whichever_came_last(plane):
+async def test_the_final_metric_is_the_latest_in_time_in_any_order_of_arrival(plane):
     now = plane.clock.now()
     values = [FinalMetric(name="loss", value=value, at=now + timedelta(seconds=value)) for value in (2, 3, 1)]
     for value in values:
@@ -379,13 +379,13 @@ async def test_metrics_of_a_deleted_job_are_refused(plane):
         await plane.hub.record_metrics("job", [FinalMetric(name="m", value=1, at=plane.clock.now())])
 
 
-async def test_time_in_which_the_service_was_held_up_is_no_silence_of_its_hosts(plane):
+async def test_a_stall_of_the_service_does_not_count_as_silence_of_its_hosts(plane):
     agent = plane.agent()
     await agent.report(HostPhase.PREPARING)
     job = await plane.job()
     listening = asyncio.create_task(plane.gateway.keep_listening())
     await asyncio.sleep(0)
-    plane.clock.advance(30)  # the loop did not run meanwhile
+    plane.clock.advance(30)  # the event loop did not run in these seconds
     silent_s = plane.gateway.silent_s(job)
     assert max(silent_s.values()) < 1
     listening.cancel()
@@ -394,13 +394,13 @@ async def test_time_in_which_the_service_was_held_up_is_no_silence_of_its_hosts(
     assert min(plane.gateway.silent_s(job).values()) >= 30
 
 
-async def test_the_last_sign_of_a_host_is_its_last_report_whoever_was_held_up_since(plane):
+async def test_the_last_sign_of_a_host_is_its_last_report_despite_a_stall_of_the_service(plane):
     agent = plane.agent()
     await agent.report(HostPhase.PREPARING)
     told_at = plane.clock.now()
     listening = asyncio.create_task(plane.gateway.keep_listening())
     await asyncio.sleep(0)
-    plane.clock.advance(30)  # the loop did not run meanwhile
+    plane.clock.advance(30)  # the event loop did not run in these seconds
     await plane.gateway.next_order(await plane.job(), "algo-1", after=0, wait_s=0)
     signs = plane.gateway.last_signs(await plane.job())
     assert signs == {"algo-1": told_at - timedelta(seconds=HEARTBEAT_INTERVAL_S)}
@@ -408,10 +408,10 @@ async def test_the_last_sign_of_a_host_is_its_last_report_whoever_was_held_up_si
     await asyncio.gather(listening, return_exceptions=True)
 
 
-async def test_silence_counts_from_the_moment_at_which_a_service_begins_to_listen(plane):
+async def test_silence_counts_from_the_moment_at_which_the_service_listens(plane):
     agent = plane.agent()
     await agent.report(HostPhase.PREPARING)
-    plane.clock.advance(30)  # the rest of a slow start
+    plane.clock.advance(30)  # the remaining time of a slow start
     listening = asyncio.create_task(plane.gateway.keep_listening())
     await asyncio.sleep(0)
     assert set(plane.gateway.silent_s(await plane.job()).values()) == {0.0}

@@ -1,4 +1,4 @@
-"""A service without jobs sets no timer to look after them: it wakes when one comes."""
+"""A service without jobs sets no periodic timer: it wakes when a job is created."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULE = {
 
 
 class FakeObjects:
-    """Refuses no request, and keeps nothing."""
+    """Refuses no request, and stores nothing."""
 
     async def request(self, method, bucket, *, key="", body=b""):
         raise AssertionError(f"{method} {bucket}/{key}: nothing is stored here")
@@ -32,7 +32,7 @@ async def plane(tmp_path):
 
 
 async def timers_at_rest():
-    """Return how many timers of this event loop will still run something, once begun work had time to end."""
+    """Return the number of active timers of this event loop, after pending work had time to end."""
     for _ in range(300):
         await asyncio.to_thread(lambda: None)
     return sum(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)
@@ -48,7 +48,7 @@ async def running(work):
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_keeper_of_profiles_sets_timers_only_while_there_are_jobs(plane):
+async def test_the_keeper_of_profiles_sets_timers_only_while_there_are_jobs(plane):
     work = keep_profiles(plane.profiles, plane.hub, plane.store.get_job, FakeObjects(), interval_s=30.0)
     async with running(work):
         assert await timers_at_rest() == 0, "without jobs nothing is to be looked at"
@@ -66,7 +66,7 @@ async def test_profiler_rules_set_timers_only_while_a_job_has_rules(plane):
         assert await timers_at_rest() == 1, "a job with rules came"
 
 
-async def test_waiting_for_jobs_ends_with_the_first_and_not_after_the_last(plane):
+async def test_the_wait_for_jobs_ends_with_the_first_job_and_starts_again_after_the_last(plane):
     waiting = asyncio.create_task(plane.hub.wait_for_jobs())
     await timers_at_rest()
     assert not waiting.done()

@@ -26,7 +26,7 @@ async def plane(tmp_path):
 
 
 async def running(plane, *, num_hosts=1, name="job", **members):
-    """Return the agents of a job whose program runs on every host."""
+    """Create a job, and return its agents once its program runs on every host."""
     await plane.create(name, num_hosts=num_hosts, **members)
     await plane.passes()
     agents = [plane.agent(name, f"algo-{index + 1}") for index in range(num_hosts)]
@@ -40,7 +40,7 @@ def secondaries(job):
     return [row.status.value for row in job.transitions]
 
 
-async def test_a_job_lives_through_every_status_and_its_hosts_are_released(plane):
+async def test_a_job_passes_through_every_status_and_its_hosts_are_released(plane):
     await plane.create(num_hosts=2)
     await plane.run_to_end(num_hosts=2)
     job = await plane.job()
@@ -101,7 +101,7 @@ async def test_a_job_whose_log_stream_cannot_be_created_fails_and_is_released(pl
 
 
 @pytest.mark.parametrize("engine_error", [None, EngineError("no space left on device")])
-async def test_a_launch_that_can_not_be_written_down_is_made_again_and_blames_no_agent(
+async def test_a_launch_that_can_not_be_recorded_is_repeated_and_blames_no_agent(
     plane, monkeypatch, engine_error, caplog
 ):
     write, num_failures = plane.store.update_job, 0
@@ -125,7 +125,7 @@ async def test_a_launch_that_can_not_be_written_down_is_made_again_and_blames_no
     assert "background work failed" in caplog.text
 
 
-async def test_logs_that_cannot_be_sealed_do_not_keep_hosts_for_ever(plane, monkeypatch, caplog):
+async def test_logs_that_cannot_be_sealed_do_not_block_the_release_of_hosts(plane, monkeypatch, caplog):
     async def broken(stream):
         raise StoreError("input/output error")
 
@@ -158,7 +158,7 @@ async def test_max_runtime_counts_from_the_start_of_training(plane):
 
 
 async def move(plane, agent, seconds):
-    """Let time pass while the agent stays alive."""
+    """Advance the clock while the agent keeps reporting."""
     plane.clock.advance(seconds)
     await agent.report()
     await plane.passes()
@@ -181,7 +181,7 @@ async def test_a_silent_host_is_lost_and_the_job_fails_naming_it(plane):
     assert (await plane.job()).status is TrainingJobStatus.FAILED
 
 
-async def test_a_host_that_is_cut_off_is_lost_though_its_agent_reports(plane):
+async def test_a_host_whose_link_is_cut_is_lost_though_its_agent_reports(plane):
     await running(plane, num_hosts=2)
     plane.engine.cut_off_hosts["algo-2"] = "its link is dead"
     await plane.passes()
@@ -190,7 +190,7 @@ async def test_a_host_that_is_cut_off_is_lost_though_its_agent_reports(plane):
     assert job.hosts["algo-1"].order.kind is OrderKind.STOP
 
 
-async def test_a_lost_host_is_fenced_at_once_and_once_and_the_others_are_left_to_end(plane):
+async def test_a_lost_host_is_fenced_at_once_and_only_once_and_the_other_hosts_are_not_fenced(plane):
     first, _second = await running(plane, num_hosts=2)
     plane.engine.cut_off_hosts["algo-2"] = "its link is dead"
     await plane.passes()
@@ -200,7 +200,7 @@ async def test_a_lost_host_is_fenced_at_once_and_once_and_the_others_are_left_to
     assert (await plane.job()).status is TrainingJobStatus.IN_PROGRESS
 
 
-async def test_an_agent_of_a_lost_host_is_not_waited_for_when_the_job_is_released(plane):
+async def test_the_release_of_a_job_does_not_wait_for_the_agent_of_a_lost_host(plane):
     first, _second = await running(plane, num_hosts=2)
     plane.engine.cut_off_hosts["algo-2"] = "its link is dead"
     await plane.passes()
@@ -219,7 +219,7 @@ async def test_setting_the_machine_s_clock_forward_loses_no_host(plane):
     await agent.report()
 
 
-async def test_a_dead_agent_costs_the_host_at_once(plane):
+async def test_a_host_is_lost_at_once_when_its_agent_has_died(plane):
     await running(plane)
     plane.engine.end_agent("job", "algo-1")
     await plane.passes()
@@ -227,7 +227,7 @@ async def test_a_dead_agent_costs_the_host_at_once(plane):
     assert reason == "InternalServerError: algo-1 was lost: its agent ended in phase running without leave"
 
 
-async def test_an_agent_that_reported_while_it_was_looked_at_is_judged_by_its_last_words(plane, monkeypatch):
+async def test_an_agent_that_reports_during_the_check_of_hosts_is_judged_by_its_last_report(plane, monkeypatch):
     (agent,) = await running(plane)
     hosts = plane.engine.hosts
 
@@ -256,7 +256,7 @@ async def test_an_agent_that_never_reports_is_lost_after_the_launch_limit(plane)
     assert "did not report within 60 s of its launch" in (await plane.describe())["FailureReason"]
 
 
-async def test_a_program_that_never_ends_after_the_order_to_stop_costs_its_host(plane):
+async def test_a_host_is_lost_if_its_program_never_ends_after_the_order_to_stop(plane):
     (agent,) = await running(plane)
     await plane.stop()
     limit_s = LIMITS.stop_grace_s + KILL_ALLOWANCE_S
@@ -291,7 +291,7 @@ async def test_an_upload_that_takes_too_long_fails_the_job(plane):
     assert "did not reach the object store within 600 s" in (await plane.describe())["FailureReason"]
 
 
-async def test_release_waits_for_agents_to_leave_and_then_takes_hosts_back(plane):
+async def test_release_waits_for_agents_to_leave_and_then_ends_the_hosts(plane):
     (agent,) = await running(plane)
     await agent.report(HostPhase.EXITED, exits=(plane.exit_of(0),))
     await agent.report(HostPhase.DONE)
@@ -304,7 +304,7 @@ async def test_release_waits_for_agents_to_leave_and_then_takes_hosts_back(plane
     assert plane.engine.released == ["job/1"]
 
 
-async def test_a_release_that_fails_is_tried_again_after_a_pause_and_holds_capacity_until_then(plane):
+async def test_a_failed_release_is_retried_after_a_pause_and_holds_capacity_until_then(plane):
     plane.engine.release_errors += [EngineError("still mounted"), EngineError("still mounted")]
     await plane.create(num_hosts=4)
     await plane.run_to_end(num_hosts=4)
@@ -321,7 +321,7 @@ async def test_a_release_that_fails_is_tried_again_after_a_pause_and_holds_capac
     assert (await plane.job("next")).hosts
 
 
-async def test_one_job_that_cannot_be_looked_at_does_not_keep_others_from_their_end(plane, monkeypatch, caplog):
+async def test_a_job_whose_pass_fails_does_not_keep_other_jobs_from_their_end(plane, monkeypatch, caplog):
     await running(plane, name="broken")
     await running(plane, name="fine")
     hosts = plane.engine.hosts
@@ -350,7 +350,7 @@ async def test_a_restarted_service_finds_its_jobs_and_counts_silence_from_its_ow
         assert "silent for 5.0 s" in (await again.describe())["FailureReason"]
 
 
-async def test_an_agent_that_outlived_the_service_goes_on_with_the_next_one(tmp_path):
+async def test_an_agent_that_outlived_the_service_continues_with_the_next_service(tmp_path):
     async with ControlPlane.open(tmp_path) as plane:
         (agent,) = await running(plane)
     async with ControlPlane.open(tmp_path, clock=plane.clock, engine=plane.engine) as again:
@@ -366,7 +366,7 @@ async def test_an_agent_that_outlived_the_service_goes_on_with_the_next_one(tmp_
 
 
 async def crash_before_launch(tmp_path, monkeypatch, *, then=None):
-    """A service that dies after it has decided to ask for hosts and before the engine hears of it."""
+    """Run a service that dies after it has recorded the launch of hosts and before it asks the engine for them."""
     async with ControlPlane.open(tmp_path) as plane:
         await plane.create(num_hosts=2)
         monkeypatch.setattr(plane.reconciler.launcher, "begin", lambda job: None)
@@ -377,9 +377,9 @@ async def crash_before_launch(tmp_path, monkeypatch, *, then=None):
     return plane
 
 
-async def test_hosts_that_were_asked_for_before_a_crash_are_launched_by_the_next_service(tmp_path, monkeypatch):
+async def test_a_launch_that_was_recorded_before_a_crash_is_made_by_the_next_service(tmp_path, monkeypatch):
     plane = await crash_before_launch(tmp_path, monkeypatch)
-    plane.clock.advance(3600)  # longer than agents have to report
+    plane.clock.advance(3600)  # longer than the time that agents have for their first report
     async with ControlPlane.open(tmp_path, clock=plane.clock, engine=plane.engine) as again:
         await again.passes(3)
         assert again.engine.started == ["job/1"]
@@ -413,7 +413,7 @@ async def test_a_job_that_ended_before_a_crash_is_released_by_the_next_service(t
 
 
 async def without_pool(plane):
-    """Rewrite the job as a release did whose attempts had hosts of their own, agents in the attempt's folder."""
+    """Rewrite the job as an older release stored it: hosts belong to the attempt, and agents lie in its folder."""
     job = await plane.job()
     folder = str(plane.reconciler.launcher._site.folder.jobs / "job/1")
     own = {"pool": "", "pool_token": "", "pool_folder": ""}
@@ -424,7 +424,7 @@ async def without_pool(plane):
 
 
 @pytest.mark.parametrize("moment", ["launching", "running", "ended"])
-async def test_an_attempt_that_an_older_release_began_without_a_pool_goes_on_and_is_taken_back(tmp_path, moment):
+async def test_an_attempt_without_a_pool_of_an_older_release_continues_and_is_released(tmp_path, moment):
     async with ControlPlane.open(tmp_path) as first:
         await first.create()
         await first.passes()
@@ -455,7 +455,7 @@ async def test_an_attempt_that_an_older_release_began_without_a_pool_goes_on_and
         assert engine.released == ["job/1"]
 
 
-async def test_a_job_created_anew_under_a_name_is_not_released_for_its_predecessor(plane, monkeypatch):
+async def test_a_new_job_under_an_old_name_is_not_released_for_its_predecessor(plane, monkeypatch):
     await running(plane, name="a-slow-one")
     (agent,) = await running(plane, name="again")
     await agent.report(HostPhase.EXITED, exits=(plane.exit_of(0),))
@@ -464,7 +464,7 @@ async def test_a_job_created_anew_under_a_name_is_not_released_for_its_predecess
     hosts = plane.engine.hosts
 
     async def meanwhile(plan):
-        """While another job is looked at, the old job goes and the new one comes."""
+        """During the check of another job, the old job is deleted and the new job is created."""
         if plan.job_name == "a-slow-one" and "again" not in plane.engine.forgotten:
             await plane.reconciler.releaser.release(await plane.job("again"))
             await plane.delete("again")
@@ -479,7 +479,7 @@ async def test_a_job_created_anew_under_a_name_is_not_released_for_its_predecess
     assert (await plane.job("again")).status is TrainingJobStatus.IN_PROGRESS
 
 
-async def test_the_loop_ends_when_cancelled_in_the_middle_of_launches(plane, monkeypatch):
+async def test_a_cancelled_loop_ends_in_the_middle_of_launches(plane, monkeypatch):
     entered = asyncio.Event()
 
     async def hang(plan):

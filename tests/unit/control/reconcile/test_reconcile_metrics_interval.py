@@ -1,4 +1,4 @@
-"""How often a job's hosts measure themselves: the setting, the job's own wish, and the least of all."""
+"""The interval of a host's measurements: the setting, the job's own value, and the lower limit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def interval_s(profiler: dict[str, object] | None, **settings: float) -> float:
         ({"DisableProfiler": True}, 0.0, 0.0),
     ],
 )
-def test_the_jobs_wish_wins_over_the_setting_but_not_over_off(profiler, setting, expected):
+def test_the_job_s_interval_wins_over_the_setting_unless_either_is_off(profiler, setting, expected):
     assert interval_s(profiler, metrics_interval_s=setting) == expected
 
 

@@ -31,10 +31,13 @@ async def test_the_oldest_job_starts_first_and_a_small_one_never_overtakes_a_lar
     assert has_hosts(await plane.job("large"))
     assert has_hosts(await plane.job("small"))
     assert plane.engine.launched[0] == "first/1"
-    assert sorted(plane.engine.launched[1:]) == ["large/1", "small/1"]  # there is room for both: launched side by side
+    assert sorted(plane.engine.launched[1:]) == [
+        "large/1",
+        "small/1",
+    ]  # there is room for both, so both are launched concurrently
 
 
-async def test_describe_says_what_a_job_waits_for(plane):
+async def test_describe_gives_the_reason_of_a_wait(plane):
     await plane.create("holder", num_hosts=3)
     await plane.passes()
     await plane.create("head", num_hosts=2)
@@ -49,7 +52,7 @@ async def test_describe_says_what_a_job_waits_for(plane):
     )
 
 
-async def test_disks_of_hosts_own_are_refused_before_anything_is_stored_if_they_can_not_be_had(plane):
+async def test_a_request_for_disks_that_can_not_be_made_is_refused_before_it_is_stored(plane):
     asked = []
 
     def refuse(size_bytes):
@@ -83,7 +86,7 @@ async def test_a_waiting_job_does_not_keep_the_loop_awake(plane):
     assert pending, "a pass without news woke the next one"
 
 
-async def test_what_changes_nothing_wakes_nobody_and_what_changes_does(plane):
+async def test_only_updates_with_a_change_wake_the_loop(plane):
     await plane.create("job")
     await plane.hub.wait_for_change(0.0)
     await plane.hub.update("job", lambda job: job)
@@ -110,7 +113,7 @@ async def test_what_changes_nothing_wakes_nobody_and_what_changes_does(plane):
         ),
     ],
 )
-async def test_a_job_that_waits_too_long_ends_even_behind_another_one(plane, members, seconds, secondary):
+async def test_a_job_that_waits_too_long_ends_even_behind_another_waiting_job(plane, members, seconds, secondary):
     await plane.create("holder", num_hosts=4)
     await plane.create("head")
     await plane.create("limited", **members)
@@ -125,7 +128,7 @@ async def test_a_job_that_waits_too_long_ends_even_behind_another_one(plane, mem
     assert not (await plane.job("head")).is_terminal
 
 
-async def test_a_job_that_cannot_be_planned_fails_with_its_reason_and_blocks_nobody(plane, monkeypatch):
+async def test_a_job_that_cannot_be_planned_fails_with_its_reason_and_blocks_no_other(plane, monkeypatch):
     await plane.create("bad")
     await plane.create("good")
     mapping = plane.admission.mapping
@@ -151,7 +154,7 @@ async def test_a_defect_while_planning_is_an_internal_failure_of_that_job_alone(
     assert "Traceback" in caplog.text
 
 
-async def test_a_job_that_can_never_fit_any_more_fails_for_want_of_capacity(plane):
+async def test_a_job_that_can_never_fit_again_fails_for_lack_of_capacity(plane):
     await plane.create("big", num_hosts=4)
     plane.admission._capacity = type(plane.admission._capacity)(
         max_hosts=2, num_gpus=0, memory_per_host_bytes=1, memory_bytes=1 << 50
@@ -160,7 +163,7 @@ async def test_a_job_that_can_never_fit_any_more_fails_for_want_of_capacity(plan
     assert (await plane.describe("big"))["FailureReason"].startswith("CapacityError: The account-level service limit")
 
 
-async def test_a_store_that_fails_does_not_end_the_loop_and_the_job_starts_later(plane, monkeypatch):
+async def test_a_failing_store_does_not_end_the_loop_and_the_job_starts_later(plane, monkeypatch):
     await plane.create("job")
     apply = plane.hub.apply
 
@@ -174,7 +177,7 @@ async def test_a_store_that_fails_does_not_end_the_loop_and_the_job_starts_later
     assert has_hosts(await plane.job())
 
 
-async def test_nothing_starts_while_the_service_leaves(plane):
+async def test_no_job_starts_while_the_service_shuts_down(plane):
     plane.reconciler.is_draining = True
     await plane.create("job")
     await plane.passes()

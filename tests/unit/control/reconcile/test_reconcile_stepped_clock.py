@@ -1,4 +1,4 @@
-"""A wall clock that is set while jobs live: deadlines keep their length, bills their seconds, and nobody is ended."""
+"""The wall clock is set while jobs live: deadlines and bills keep their seconds, and no job ends for it."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -45,7 +45,7 @@ async def running(plane: ControlPlane, **members: object) -> FakeAgent:
 
 
 async def pass_time(plane: ControlPlane, seconds: float) -> None:
-    """Let time pass while the only agent is heard."""
+    """Advance the clock while the only agent keeps reporting."""
     plane.clock.advance(seconds)
     await plane.agent().report()
     await plane.passes()
@@ -55,7 +55,7 @@ async def status(plane: ControlPlane) -> str:
     return str((await plane.describe())["SecondaryStatus"])
 
 
-async def test_max_runtime_lasts_as_long_as_it_says(plane: ControlPlane, step_s: float) -> None:
+async def test_max_runtime_keeps_its_length(plane: ControlPlane, step_s: float) -> None:
     await running(plane, StoppingCondition={"MaxRuntimeInSeconds": 100})
     step(plane.clock, step_s)
     await pass_time(plane, 99)
@@ -67,7 +67,7 @@ async def test_max_runtime_lasts_as_long_as_it_says(plane: ControlPlane, step_s:
 @pytest.mark.parametrize(
     ("limit", "more"), [("MaxWaitTimeInSeconds", SPOT), ("MaxPendingTimeInSeconds", {})], ids=["wait", "pending"]
 )
-async def test_waiting_lasts_as_long_as_it_says(
+async def test_the_limit_on_waiting_keeps_its_length(
     plane: ControlPlane, step_s: float, limit: str, more: dict[str, object]
 ) -> None:
     condition = {"MaxRuntimeInSeconds": 7200, limit: 7300}
@@ -85,7 +85,7 @@ async def test_waiting_lasts_as_long_as_it_says(
     assert (await plane.describe())["TrainingJobStatus"] == "Stopped"
 
 
-async def test_a_host_that_died_before_its_peer_failed_is_the_cause_wherever_the_clock_stood(
+async def test_a_host_that_died_before_its_peer_failed_is_the_cause_whatever_the_clock_shows(
     plane: ControlPlane, step_s: float
 ) -> None:
     await plane.create(num_hosts=2, CheckpointConfig={"S3Uri": "s3://bucket/kept"})
@@ -95,7 +95,7 @@ async def test_a_host_that_died_before_its_peer_failed_is_the_cause_wherever_the
         for agent in (survivor, silent):
             await agent.report(phase)
     plane.clock.advance(0.9)
-    await silent.report()  # its last sign
+    await silent.report()  # the last sign of this host
     step(plane.clock, step_s)
     plane.clock.advance(0.5)
     await survivor.report(HostPhase.EXITED, exits=(plane.exit_of(1),))
@@ -108,7 +108,7 @@ async def test_a_host_that_died_before_its_peer_failed_is_the_cause_wherever_the
     assert ending.failure.host == "algo-2"
 
 
-async def test_the_list_shows_how_long_a_job_has_run(plane: ControlPlane, step_s: float) -> None:
+async def test_the_list_shows_the_true_duration_of_a_job(plane: ControlPlane, step_s: float) -> None:
     await running(plane)
     await pass_time(plane, 50)
     step(plane.clock, step_s)
@@ -117,7 +117,7 @@ async def test_the_list_shows_how_long_a_job_has_run(plane: ControlPlane, step_s
     assert 79 <= listed["duration_s"] <= 81
 
 
-async def test_the_bill_counts_what_was_worked(plane: ControlPlane, step_s: float) -> None:
+async def test_the_bill_counts_the_true_seconds(plane: ControlPlane, step_s: float) -> None:
     agent = await running(plane)
     await pass_time(plane, 50)
     step(plane.clock, step_s)
@@ -131,7 +131,7 @@ async def test_the_bill_counts_what_was_worked(plane: ControlPlane, step_s: floa
     assert facts["CreationTime"] == START
 
 
-async def test_the_grace_of_a_stop_lasts_as_long_as_it_says(plane: ControlPlane, step_s: float) -> None:
+async def test_the_grace_time_of_a_stop_keeps_its_length(plane: ControlPlane, step_s: float) -> None:
     await running(plane)
     await plane.stop()
     step(plane.clock, step_s)
@@ -141,7 +141,7 @@ async def test_the_grace_of_a_stop_lasts_as_long_as_it_says(plane: ControlPlane,
     assert (await plane.describe())["TrainingJobStatus"] in ("Stopped", "Failed")
 
 
-async def test_a_restart_of_the_service_forgets_no_second(tmp_path: Path, step_s: float) -> None:
+async def test_a_restart_of_the_service_loses_no_second_of_the_runtime(tmp_path: Path, step_s: float) -> None:
     clock = FakeClock()
     async with ControlPlane.open(tmp_path, clock=clock) as plane:
         await running(plane, StoppingCondition={"MaxRuntimeInSeconds": 100})
@@ -155,7 +155,7 @@ async def test_a_restart_of_the_service_forgets_no_second(tmp_path: Path, step_s
         assert (await plane.job()).end_cause is not None
 
 
-async def test_after_a_boot_of_the_machine_times_never_go_back(
+async def test_times_never_decrease_after_a_boot_of_the_machine(
     tmp_path: Path, step_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock()
@@ -173,7 +173,7 @@ async def test_after_a_boot_of_the_machine_times_never_go_back(
         assert plane.hub.now_of(other) == clock.now()
 
 
-async def test_a_warm_pool_waits_as_long_as_it_says(plane: ControlPlane, step_s: float) -> None:
+async def test_the_keep_alive_period_of_a_warm_pool_keeps_its_length(plane: ControlPlane, step_s: float) -> None:
     resources = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1}
     await plane.create(ResourceConfig={**resources, "KeepAlivePeriodInSeconds": 600})
     await plane.passes()
@@ -189,7 +189,7 @@ async def test_a_warm_pool_waits_as_long_as_it_says(plane: ControlPlane, step_s:
         assert bool(warm_pools.why_over(job, now=plane.hub.now_of(job))) == is_over
 
 
-async def test_an_upload_may_take_as_long_as_it_says(plane: ControlPlane, step_s: float) -> None:
+async def test_the_upload_timeout_keeps_its_length(plane: ControlPlane, step_s: float) -> None:
     agent = await running(plane)
     await agent.report(HostPhase.EXITED, exits=(plane.exit_of(0),))
     await plane.passes()
@@ -201,7 +201,7 @@ async def test_an_upload_may_take_as_long_as_it_says(plane: ControlPlane, step_s
     assert (await plane.describe())["TrainingJobStatus"] == "Failed"
 
 
-async def test_a_host_may_be_silent_for_as_long_as_it_says(plane: ControlPlane, step_s: float) -> None:
+async def test_the_limit_on_a_host_s_silence_keeps_its_length(plane: ControlPlane, step_s: float) -> None:
     agent = await running(plane)
     step(plane.clock, step_s)
     await plane.passes()
@@ -214,7 +214,7 @@ async def test_a_host_may_be_silent_for_as_long_as_it_says(plane: ControlPlane, 
     assert "silent" in (await plane.describe())["FailureReason"]
 
 
-async def test_a_launch_may_take_as_long_as_it_says(plane: ControlPlane, step_s: float) -> None:
+async def test_the_launch_timeout_keeps_its_length(plane: ControlPlane, step_s: float) -> None:
     await plane.create()
     await plane.passes()
     step(plane.clock, step_s)
@@ -224,7 +224,7 @@ async def test_a_launch_may_take_as_long_as_it_says(plane: ControlPlane, step_s:
         assert (await plane.job()).hosts["algo-1"].facts.phase is phase
 
 
-async def test_a_job_keeps_its_keys_and_its_agents_their_token(plane: ControlPlane, step_s: float) -> None:
+async def test_a_job_keeps_its_keys_and_its_agents_keep_their_token(plane: ControlPlane, step_s: float) -> None:
     agent = await running(plane)
     secrets = RootSecrets(access_key_id="K", secret_access_key="S", admin_token="A", master_key="M")
     keys = JobKeys(secrets, plane.hub, plane.settings)

@@ -29,7 +29,7 @@ async def status_of(plane, name):
 
 
 async def serve(plane, name, *, after="", exit_code=0):
-    """Let the host of a pool take a job, live through it and come back; returns the pool."""
+    """Have a pool's host run a job to its end and return to the pool; return the name of the pool."""
     await plane.passes()
     pool = plane.hub.live_job(name).pool
     found = await plane.pool_gateway.next_assignment(pool, "algo-1", after=after, wait_s=0)
@@ -48,7 +48,7 @@ async def come_back(plane, name, pool):
     await plane.passes(2)
 
 
-async def test_hosts_serve_one_job_after_the_other_without_being_launched_again(plane):
+async def test_hosts_run_one_job_after_the_other_without_a_new_launch(plane):
     await plane.create("one", ResourceConfig=RESOURCES)
     pool = await serve(plane, "one")
     await plane.create("two", ResourceConfig=RESOURCES)
@@ -73,7 +73,7 @@ async def test_hosts_serve_one_job_after_the_other_without_being_launched_again(
         await plane.pool_gateway.next_assignment(pool, "algo-1", after="two:1", wait_s=0)
 
 
-async def test_a_job_without_a_period_takes_a_pool_and_uses_it_up(plane):
+async def test_a_job_without_a_keep_alive_period_takes_a_pool_and_ends_it(plane):
     await plane.create("one", ResourceConfig=RESOURCES)
     pool = await serve(plane, "one")
     await come_back(plane, "one", pool)
@@ -84,7 +84,7 @@ async def test_a_job_without_a_period_takes_a_pool_and_uses_it_up(plane):
     assert (await status_of(plane, "two"))["Status"] == "Terminated"
 
 
-async def test_hosts_that_do_not_come_back_are_taken_back(plane):
+async def test_hosts_that_do_not_return_to_the_pool_are_released(plane):
     await plane.create("one", ResourceConfig=RESOURCES)
     pool = await serve(plane, "one")
     await plane.passes()
@@ -94,7 +94,7 @@ async def test_hosts_that_do_not_come_back_are_taken_back(plane):
     assert (await status_of(plane, "one"))["Status"] == "Terminated"
 
 
-async def test_an_idle_pool_whose_agent_dies_ends_and_a_release_that_fails_is_tried_again(plane):
+async def test_an_idle_pool_whose_agent_dies_ends_and_a_failed_release_is_retried(plane):
     await plane.create("one", ResourceConfig=RESOURCES)
     pool = await serve(plane, "one")
     await come_back(plane, "one", pool)
@@ -109,7 +109,7 @@ async def test_an_idle_pool_whose_agent_dies_ends_and_a_release_that_fails_is_tr
     assert (await plane.job("one")).is_released
 
 
-async def test_a_service_killed_between_taking_a_pool_and_saying_so_says_so_later(tmp_path):
+async def test_a_service_killed_between_taking_a_pool_and_recording_it_records_it_later(tmp_path):
     async with ControlPlane.open(tmp_path) as plane:
         await plane.create("one", ResourceConfig=RESOURCES)
         pool = await serve(plane, "one")
@@ -133,7 +133,7 @@ async def test_a_service_killed_between_taking_a_pool_and_saying_so_says_so_late
         assert found.job == "two"
 
 
-async def test_a_job_that_comes_while_a_pool_is_being_ended_gets_hosts_of_its_own(plane):
+async def test_a_job_that_is_created_while_a_pool_is_being_ended_gets_new_hosts(plane):
     await plane.create("one", ResourceConfig=RESOURCES)
     pool = await serve(plane, "one")
     await come_back(plane, "one", pool)
@@ -148,7 +148,7 @@ async def test_a_job_that_comes_while_a_pool_is_being_ended_gets_hosts_of_its_ow
         await plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="one", ResourceConfig=keep_alive)
 
 
-async def test_hosts_of_a_job_that_may_be_tried_again_cannot_be_kept_by_an_update_and_go_with_it(plane):
+async def test_hosts_of_a_restartable_job_cannot_be_kept_by_an_update_and_end_with_the_job(plane):
     await plane.create("job", CheckpointConfig={"S3Uri": "s3://bucket/c"})
     pool = await serve(plane, "job")
     keep_alive = {"KeepAlivePeriodInSeconds": 60}
@@ -160,7 +160,7 @@ async def test_hosts_of_a_job_that_may_be_tried_again_cannot_be_kept_by_an_updat
     assert await status_of(plane, "job") == {}
 
 
-async def test_a_job_that_waits_with_its_hosts_goes_before_an_older_one_that_waits_for_them(plane):
+async def test_a_restarted_job_with_its_own_hosts_starts_before_an_older_job_that_waits(plane):
     await plane.create("old", num_hosts=4)
     await plane.hub.update("old", lambda job: replace(job, not_before=plane.clock.now() + timedelta(seconds=60)))
     plane.clock.advance(1)
@@ -181,7 +181,7 @@ async def test_a_job_that_waits_with_its_hosts_goes_before_an_older_one_that_wai
 
 
 async def lose_second_host(plane, name):
-    """Let the second of two hosts be lost and the first come back; the job waits to be tried again."""
+    """Let the second of two hosts be lost and the first return to the pool; the job waits for its restart."""
     agents = [plane.agent(name, f"algo-{number}") for number in (1, 2)]
     for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
         for agent in agents:
@@ -190,12 +190,12 @@ async def lose_second_host(plane, name):
     await agents[0].report(HostPhase.EXITED, exits=(replace(plane.exit_of(143), is_consequence=True),))
     await agents[0].report(HostPhase.RELEASED)
     await plane.leave(agents[0])
-    plane.reconciler.is_draining = True  # nothing starts meanwhile
+    plane.reconciler.is_draining = True  # no job starts in these passes
     await plane.passes(3)
     assert not plane.hub.live_job(name).hosts
 
 
-async def test_nobody_gets_the_gpus_of_a_job_that_waits_with_its_hosts_to_be_tried_again(tmp_path):
+async def test_gpus_of_a_job_that_waits_for_its_restart_are_given_to_no_other_job(tmp_path):
     machine = Machine(num_cpus=8, memory_bytes=8 * GIB, num_gpus=3)
     async with ControlPlane.open(tmp_path, engine=FakeEngine(machine)) as plane:
         resources = {"InstanceType": "ml.g4dn.xlarge", "InstanceCount": 2, "VolumeSizeInGB": 1}
@@ -215,7 +215,7 @@ async def test_nobody_gets_the_gpus_of_a_job_that_waits_with_its_hosts_to_be_tri
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-async def test_gpus_that_waited_with_a_pool_are_the_next_attempt_s_or_free(tmp_path, is_stopped):
+async def test_gpus_of_a_kept_pool_go_to_the_next_attempt_or_become_free(tmp_path, is_stopped):
     machine = Machine(num_cpus=8, memory_bytes=8 * GIB, num_gpus=2)
     async with ControlPlane.open(tmp_path, engine=FakeEngine(machine)) as plane:
         resources = {"InstanceType": "ml.g4dn.xlarge", "InstanceCount": 2, "VolumeSizeInGB": 1}
@@ -232,7 +232,7 @@ async def test_gpus_that_waited_with_a_pool_are_the_next_attempt_s_or_free(tmp_p
         assert job.attempt == (1 if is_stopped else 2)
 
 
-async def test_a_release_that_keeps_failing_holds_up_nobody_for_long(plane):
+async def test_a_release_that_keeps_failing_does_not_block_other_jobs_for_long(plane):
     await plane.create("one", ResourceConfig=RESOURCES)
     pool = await serve(plane, "one")
     plane.engine.release_errors += [EngineError("busy", retryable=True)] * 50
@@ -244,7 +244,7 @@ async def test_a_release_that_keeps_failing_holds_up_nobody_for_long(plane):
     assert plane.hub.live_job("two").attempt == 1
 
 
-async def test_an_idle_host_that_asks_no_more_ends_its_pool(plane):
+async def test_an_idle_host_that_stops_polling_ends_its_pool(plane):
     await plane.create("one", ResourceConfig=RESOURCES)
     pool = await serve(plane, "one")
     await come_back(plane, "one", pool)
@@ -257,7 +257,7 @@ async def test_an_idle_host_that_asks_no_more_ends_its_pool(plane):
     assert "has not asked for work" in (await plane.job("one")).warm_pool.reason
 
 
-async def test_the_token_of_one_pool_opens_no_other(plane):
+async def test_the_token_of_one_pool_gives_no_access_to_another(plane):
     await plane.create("one", ResourceConfig=RESOURCES)
     await plane.passes()
     pool = plane.hub.live_job("one").pool
@@ -277,7 +277,7 @@ async def test_a_pool_whose_agent_ends_with_the_job_is_not_waited_for(plane):
     assert plane.engine.released_pools == [pool]
 
 
-async def test_kept_hosts_give_way_to_a_job_that_waits_for_their_memory(tmp_path):
+async def test_kept_hosts_are_released_for_a_job_that_waits_for_their_memory(tmp_path):
     machine = Machine(num_cpus=8, memory_bytes=16 * GIB)
     async with ControlPlane.open(tmp_path, engine=FakeEngine(machine)) as plane:
         await plane.create("kept", ResourceConfig=RESOURCES)

@@ -1,4 +1,4 @@
-"""Findings of rules are posted to the address of the setting, once more if need be, and never held on to."""
+"""Findings of rules are posted to the address of the setting, retried once, and then dropped."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ def found(job, *names):
 
 @contextlib.asynccontextmanager
 async def listener(*statuses):
-    """Yield an address that answers with these statuses in turn, and the list of notices that it got."""
+    """Yield an address that answers with these statuses in turn, and the list of notices that it received."""
     got, left = [], list(statuses)
 
     async def take(request):
@@ -104,7 +104,7 @@ def test_each_finding_is_posted_once():
     assert first["status_details"] == "step 3: bad"
 
 
-def test_an_address_that_fails_is_tried_once_more_and_not_named_in_the_log(caplog):
+def test_a_failed_post_is_retried_once_and_the_address_is_not_logged(caplog):
     async def scenario():
         async with listener(500, 200, 500, 500) as (url, got):
             notices = RuleNotices(url)
@@ -123,7 +123,7 @@ def test_an_address_that_fails_is_tried_once_more_and_not_named_in_the_log(caplo
     assert "secret" not in caplog.text
 
 
-def test_an_address_where_nobody_listens_costs_no_more_than_its_tries(caplog):
+def test_an_unreachable_address_costs_no_more_than_its_retries(caplog):
     async def scenario():
         notices = RuleNotices("http://127.0.0.1:1/hook")
         job = new_job("job")
@@ -135,7 +135,7 @@ def test_an_address_where_nobody_listens_costs_no_more_than_its_tries(caplog):
         asyncio.run(scenario())
 
 
-def test_without_an_address_nothing_is_collected():
+def test_without_an_address_no_notices_are_collected():
     async def scenario():
         notices = RuleNotices("")
         job = new_job("job")

@@ -1,4 +1,4 @@
-"""Upkeep of series in the background, and that no error there ends the task."""
+"""Maintenance of series in the background; no error of the store ends the task."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ async def store_rows(plane, num_rows=1200):
 
 
 async def counts(plane, step_ms):
-    """Return how many values each point of a question of this step stands for."""
+    """Return the numbers of values behind each point of a query at this step."""
     query = SeriesQuery(job_name="job", start_ms=START_MS, end_ms=START_MS + 600_000, step_ms=step_ms)
     (series,) = (await plane.store.series.query(query)).series
     return {point.count for point in series.points}
@@ -62,14 +62,14 @@ async def test_rows_are_kept_for_a_day_and_roll_ups_for_a_month(plane):
     assert await counts(plane, 500) == {600}
 
 
-async def test_settings_of_0_keep_for_ever(plane):
+async def test_settings_of_0_keep_rows_and_roll_ups_forever(plane):
     await store_rows(plane)
     await keep(plane, after_s=10_000 * DAY_S, series_rows_kept_s=0.0, series_rollups_kept_s=0.0)
     assert await counts(plane, 500) == {1}
     assert await counts(plane, 10_000) == {20}
 
 
-async def test_a_store_that_refuses_is_asked_again(plane, monkeypatch):
+async def test_maintenance_is_retried_after_an_error_of_the_store(plane, monkeypatch):
     asked = asyncio.Event()
     calls = []
 
@@ -90,7 +90,7 @@ async def test_a_store_that_refuses_is_asked_again(plane, monkeypatch):
         await task
 
 
-async def test_last_values_of_silent_hosts_are_forgotten(plane):
+async def test_last_values_of_silent_hosts_are_evicted(plane):
     samples = SampleGateway(plane.store.series, plane.clock)
     job = plane.hub.live_job("job")
     batch = SampleBatch(first_row=0, at_ms=(START_MS, START_MS), names=("host/x",), columns=((1.0, None),))

@@ -1,4 +1,4 @@
-"""Traces on their way to a collector: tried again, given up, counted, and never in a job's way."""
+"""Traces on their way to a collector: retried, given up, counted, and never a delay for a job."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ WAIT_S = 30
 
 
 class FakeCollector:
-    """Answers OTLP/HTTP on a port of its own with statuses from a list, then with 200; checks every body's shape."""
+    """Answers OTLP/HTTP on its own port with statuses from a list, then with 200; checks the shape of every body."""
 
     def __init__(self, statuses=(), *, headers=None):
         self.statuses = list(statuses)
@@ -34,7 +34,7 @@ class FakeCollector:
 
 
 def check_span(span):
-    """Return the name of a span that has every member of the model, and no other."""
+    """Check that a span has the required members and no unknown ones; return its name."""
     known = {"traceId", "spanId", "parentSpanId", "name", "kind", "startTimeUnixNano", "endTimeUnixNano"}
     assert span.keys() <= known | {"attributes", "status"}, span
     assert (len(bytes.fromhex(span["traceId"])), len(bytes.fromhex(span["spanId"]))) == (16, 8)
@@ -79,7 +79,7 @@ def _short_pauses(monkeypatch):
 
 @pytest.fixture
 async def ended(tmp_path):
-    """A job that has ended, and one that runs."""
+    """A job that has ended, and a job that runs."""
     async with ControlPlane.open(tmp_path) as plane:
         await plane.create()
         await plane.run_to_end()
@@ -87,7 +87,7 @@ async def ended(tmp_path):
         yield await plane.job(), await plane.job("runs")
 
 
-async def test_a_job_is_sent_once_when_it_has_ended(ended):
+async def test_the_trace_of_a_job_is_sent_once_when_the_job_has_ended(ended):
     job, running = ended
     fake = FakeCollector()
     async with collecting(fake) as url:
@@ -103,7 +103,7 @@ async def test_a_job_is_sent_once_when_it_has_ended(ended):
 
 
 @pytest.mark.parametrize("status", sorted(trace_exporter.RETRIED))
-async def test_a_collector_that_is_busy_is_asked_again(ended, status):
+async def test_a_busy_collector_is_retried(ended, status):
     fake = FakeCollector([status, status])
     async with collecting(fake) as url:
         exporter = TraceExporter(url)
@@ -113,7 +113,7 @@ async def test_a_collector_that_is_busy_is_asked_again(ended, status):
     assert (len(fake.requests), exporter.num_dropped) == (3, 0)
 
 
-async def test_a_trace_that_is_refused_is_dropped_at_once_and_said_without_the_address(ended, caplog):
+async def test_a_refused_trace_is_dropped_at_once_and_logged_without_the_address(ended, caplog):
     fake = FakeCollector([400])
     async with collecting(fake) as url:
         exporter = TraceExporter(url)
@@ -136,14 +136,14 @@ async def test_a_trace_is_given_up_at_its_deadline(ended, kind):
     assert exporter.num_sent == 0
 
 
-async def test_jobs_that_find_no_place_are_counted_and_nothing_waits(ended, monkeypatch):
+async def test_jobs_beyond_the_queue_limit_are_counted_as_dropped(ended, monkeypatch):
     monkeypatch.setattr(trace_exporter, "MAX_WAITING", 0)
     exporter = TraceExporter("http://127.0.0.1:1")
     exporter.take(ended[0])
     assert exporter.num_dropped == 1
 
 
-async def test_a_record_that_can_not_be_told_keeps_no_other_back(ended, monkeypatch, tmp_path):
+async def test_a_record_that_can_not_be_exported_blocks_no_other_record(ended, monkeypatch, tmp_path):
     whole = trace_exporter.trace_request
     calls = []
 
@@ -166,13 +166,13 @@ async def test_a_record_that_can_not_be_told_keeps_no_other_back(ended, monkeypa
     assert exporter.num_dropped == 1
 
 
-async def test_without_an_endpoint_nothing_is_kept_and_nothing_runs(ended):
+async def test_without_an_endpoint_no_trace_is_kept_or_sent(ended):
     exporter = TraceExporter("")
     exporter.take(ended[0])
     await exporter.send_all()
     assert (exporter.num_sent, exporter.num_dropped) == (0, 0)
 
 
-def test_headers_are_read_from_pairs():
+def test_headers_are_parsed_from_pairs():
     assert headers_of("") == {}
     assert headers_of("a=b=c, d = e ,=f") == {"a": "b=c", "d": "e"}

@@ -15,7 +15,7 @@ def certificate(*attempts, strikes=STRIKES, of_twin=None, **facts):
     return certify(of_twin or twin(), run(*attempts, **facts), strikes)
 
 
-def test_a_resume_from_the_last_checkpoint_that_restores_everything_passes():
+def test_a_resume_from_the_last_checkpoint_with_everything_restored_passes():
     made = certificate(attempt(1, 1, 18, end=KILLED), attempt(2, 16, 24), lost_s=1.5)
     assert made.verdict is Verdict.PASS
     assert (made.steps_lost, made.seconds_lost, made.redone_s) == (3, 2.0, 1.5)
@@ -25,7 +25,7 @@ def test_a_resume_from_the_last_checkpoint_that_restores_everything_passes():
     assert (shown.last_step, shown.first_step, shown.lost_steps, shown.why) == ("18", "16", 3, KILLED)
 
 
-def test_several_interruptions_are_put_one_behind_the_other():
+def test_the_lost_steps_of_several_interruptions_are_added_up():
     made = certificate(
         attempt(1, 1, 8, end=KILLED),
         attempt(2, 6, 13, end=KILLED),
@@ -35,12 +35,12 @@ def test_several_interruptions_are_put_one_behind_the_other():
     assert (made.verdict, made.steps_lost) == (Verdict.PASS, 3 + 3 + 2)
 
 
-def test_batches_that_are_drawn_only_to_skip_them_are_nobodys():
+def test_batches_that_are_drawn_only_to_skip_them_are_not_counted():
     made = certificate(attempt(1, 1, 18, end=KILLED), attempt(2, 16, 24, skipped=3))
     assert made.verdict is Verdict.PASS
 
 
-def test_a_loss_that_parts_though_samples_are_right_blames_the_optimizer():
+def test_a_loss_that_diverges_though_samples_are_right_blames_the_optimizer():
     def forgotten(step):
         return loss_of(step) * (1.1 if step > 16 else 1)
 
@@ -51,7 +51,7 @@ def test_a_loss_that_parts_though_samples_are_right_blames_the_optimizer():
     assert "optimizer.state_dict()" in made.advice
 
 
-def test_a_pass_over_the_data_that_begins_anew_blames_the_sampler_whatever_the_loss_does():
+def test_a_pass_over_the_data_that_restarts_blames_the_sampler_whatever_the_loss():
     def forgotten(step):
         return batch_of(step - 15)
 
@@ -62,14 +62,14 @@ def test_a_pass_over_the_data_that_begins_anew_blames_the_sampler_whatever_the_l
     assert made.samples.first_other_step == 16
 
 
-def test_steps_that_begin_anew_though_files_were_restored_say_that_the_checkpoint_is_never_read():
+def test_steps_that_restart_despite_restored_files_blame_an_unread_checkpoint():
     made = certificate(attempt(1, 1, 18, end=KILLED), attempt(2, 1, 24))
     assert made.verdict is Verdict.FAIL
     assert "1 file was restored: the checkpoint is never read" in made.reason
     assert made.steps_lost == 18
 
 
-def test_steps_that_begin_anew_are_judged_by_whether_there_was_anything_to_read():
+def test_steps_that_restart_fail_only_if_a_checkpoint_could_have_been_read():
     anew = (attempt(1, 1, 3, end=KILLED, sets=0), attempt(2, 1, 24, restored=0))
     assert certificate(*anew).verdict is Verdict.INCONCLUSIVE
     assert "no checkpoint had been stored yet" in certificate(*anew).reason
@@ -81,19 +81,19 @@ def test_steps_that_begin_anew_are_judged_by_whether_there_was_anything_to_read(
     assert "has no checkpoints" in none.reason
 
 
-def test_steps_that_nobody_did_fail():
+def test_steps_that_no_attempt_did_fail_the_rehearsal():
     made = certificate(attempt(1, 1, 12, end=KILLED), attempt(2, 16, 24))
     assert made.verdict is Verdict.FAIL
     assert "steps between 12 and 16 were done in no attempt" in made.reason
 
 
-def test_an_end_without_the_rest_of_the_steps_fails():
+def test_an_end_before_the_last_step_fails():
     made = certificate(attempt(1, 1, 12, end=KILLED), attempt(2, 13, 12))
     assert made.verdict is Verdict.FAIL
     assert "no step was printed any more" in made.reason
 
 
-def test_a_job_that_does_not_come_back_fails_with_its_reason():
+def test_a_job_that_does_not_recover_fails_with_its_reason():
     made = certificate(attempt(1, 1, 12, end=KILLED), status="Failed", failure_reason="AlgorithmError: no such file")
     assert made.verdict is Verdict.FAIL
     assert "did not come back: it ended Failed: AlgorithmError: no such file" in made.reason
@@ -108,13 +108,13 @@ def test_a_job_that_does_not_come_back_fails_with_its_reason():
         (run(attempt(1, 1, 0)), STRIKES, "no step was found"),
     ],
 )
-def test_what_says_nothing_is_inconclusive(of_twin, strikes, words):
+def test_a_run_without_evidence_is_inconclusive(of_twin, strikes, words):
     made = certificate(attempt(1, 1, 18, end=KILLED), attempt(2, 16, 24), of_twin=of_twin, strikes=strikes)
     assert made.verdict is Verdict.INCONCLUSIVE
     assert words in made.reason
 
 
-def test_noise_between_two_runs_is_measured_before_the_fault_and_allowed_after_it():
+def test_noise_between_two_runs_is_measured_before_the_fault_and_tolerated_after_it():
     def noisy(step):
         return loss_of(step) * (1 + 0.001 * (-1) ** step)
 
@@ -125,7 +125,7 @@ def test_noise_between_two_runs_is_measured_before_the_fault_and_allowed_after_i
     assert certificate(attempt(1, 1, 18, end=KILLED, loss=noisy), forgotten).verdict is Verdict.FAIL
 
 
-def test_runs_that_are_never_alike_are_no_proof():
+def test_runs_that_differ_before_any_fault_are_inconclusive():
     wild = attempt(1, 1, 18, end=KILLED, loss=lambda step: loss_of(step) * 2)
     made = certificate(wild, attempt(2, 16, 24))
     assert made.verdict is Verdict.INCONCLUSIVE
@@ -141,7 +141,7 @@ def test_a_script_without_a_data_loader_is_judged_by_its_losses_alone():
     assert made.steps_lost == 3
 
 
-def test_an_order_that_is_another_in_each_run_is_compared_by_whole_passes():
+def test_an_order_that_differs_in_each_run_is_compared_by_whole_passes():
     def shuffled(seed):
         return lambda step: [(sample * seed + seed) % NUM_SAMPLES for sample in batch_of(step)]
 
@@ -155,7 +155,7 @@ def test_an_order_that_is_another_in_each_run_is_compared_by_whole_passes():
     assert "sampler" in bad.reason
 
 
-def test_steps_that_are_printed_now_and_then_still_say_exactly_what_was_lost():
+def test_steps_that_are_printed_rarely_still_give_the_exact_loss_of_steps():
     made = certificate(attempt(1, 1, 18, end=KILLED, every=4), attempt(2, 16, 24, every=4), of_twin=twin(every=4))
     assert (made.verdict, made.steps_lost) == (Verdict.PASS, 3)
 
@@ -165,7 +165,7 @@ def test_the_first_printed_step_is_not_taken_for_the_first_step():
     assert (made.verdict, made.steps_lost) == (Verdict.PASS, 4)
 
 
-def test_last_values_of_metrics_stand_side_by_side():
+def test_final_metrics_of_twin_and_rehearsal_are_listed_in_pairs():
     made = certify(
         replace(twin(), metrics={"loss": 0.5}),
         run(attempt(1, 1, 18, end=KILLED), attempt(2, 16, 24), metrics={"loss": 0.25, "acc": 1.0}),
@@ -174,7 +174,7 @@ def test_last_values_of_metrics_stand_side_by_side():
     assert made.metrics == {"acc": (None, 1.0), "loss": (0.5, 0.25)}
 
 
-def test_a_rank_that_wrote_nothing_down_is_no_reason_to_miss_its_samples():
+def test_a_rank_without_sample_records_is_not_compared_and_does_not_fail():
     def with_other_rank(item):
         return replace(item, records=(*item.records, replace(item.records[0], rank=1)))
 
@@ -191,7 +191,7 @@ FULL = Strike(words="fill the disk of algo-1 at step 7", at_s=3.0, kind="disk-fu
 ENOSPC = "No space left on device: the disk of this host is full (0 bytes free for /opt/ml)"
 
 
-def test_a_program_that_dies_of_a_full_disk_has_itself_to_blame():
+def test_a_program_that_dies_of_a_full_disk_is_blamed_itself():
     reason = f"AlgorithmError: {ENOSPC}: OSError: [Errno 28], exit code: 1"
     made = certificate(attempt(1, 1, 10), strikes=(FULL,), status="Failed", failure_reason=reason)
     assert made.verdict is Verdict.FAIL
@@ -200,7 +200,7 @@ def test_a_program_that_dies_of_a_full_disk_has_itself_to_blame():
     assert "catch OSError (ENOSPC)" in made.advice
 
 
-def test_a_program_that_ends_well_on_a_full_disk_is_told_to_fail_or_to_wait_for_room():
+def test_a_program_that_exits_with_0_on_a_full_disk_gets_advice():
     reason = f"ClientError: {ENOSPC}: results may be incomplete"
     made = certificate(attempt(1, 1, 24), strikes=(FULL,), status="Failed", failure_reason=reason)
     assert made.verdict is Verdict.FAIL
@@ -216,7 +216,7 @@ def test_a_program_that_ends_well_on_a_full_disk_is_told_to_fail_or_to_wait_for_
         (FULL, "AlgorithmError: ValueError: no number"),
     ],
 )
-def test_other_failures_are_not_laid_to_the_full_disk(strike, reason):
+def test_other_failures_are_not_blamed_on_the_full_disk(strike, reason):
     made = certificate(attempt(1, 1, 10), strikes=(strike,), status="Failed", failure_reason=reason)
     assert made.reason.startswith("the job did not come back")
 
@@ -231,7 +231,7 @@ def test_other_failures_are_not_laid_to_the_full_disk(strike, reason):
         ("", None, True),
     ],
 )
-def test_a_full_disk_elsewhere_or_long_after_the_fault_is_not_the_faults(failed_host, failed_at_s, is_blamed):
+def test_a_full_disk_elsewhere_or_long_after_the_fault_is_not_blamed_on_the_fault(failed_host, failed_at_s, is_blamed):
     strike = replace(FULL, hosts=("algo-1",), length_s=10.0)
     reason = f"AlgorithmError: {ENOSPC}: OSError: [Errno 28], exit code: 1"
     made = certificate(
@@ -245,12 +245,12 @@ def test_a_full_disk_elsewhere_or_long_after_the_fault_is_not_the_faults(failed_
     assert made.reason.startswith("the program itself died of the full disk") == is_blamed
 
 
-def test_a_program_that_goes_on_while_its_disk_is_full_passes():
+def test_a_program_that_continues_while_its_disk_is_full_passes():
     made = certificate(attempt(1, 1, 24), strikes=(FULL,))
     assert (made.verdict, made.interruptions) == (Verdict.PASS, ())
 
 
-def test_a_twin_whose_disk_is_too_small_for_it_says_what_to_do():
+def test_a_twin_whose_disk_is_too_small_gets_advice():
     small = run(attempt(1, 1, 10), name="twin", status="Failed", failure_reason=f"AlgorithmError: {ENOSPC}")
     never = replace(FULL, at_s=None)
     made = certificate(of_twin=small, strikes=(never,), status="never created")

@@ -8,7 +8,7 @@ from clary.control.rehearsal.curves import MAX_POINTS, curves_of
 from clary.control.rehearsal.history import Attempt
 
 
-def test_steps_that_were_done_again_are_told_from_those_that_count():
+def test_undone_steps_are_separated_from_the_steps_that_count():
     found = curves_of(twin(), run(attempt(1, 1, 18, end="reclaimed"), attempt(2, 16, NUM_STEPS)))
     assert found["steps"] is True
     assert [step for step, _ in found["twin"]] == list(range(1, NUM_STEPS + 1))
@@ -30,7 +30,7 @@ def test_long_curves_keep_their_ends_and_stay_short():
     assert (points[0][0], points[-1][0]) == (1, 3000)
 
 
-def test_steps_that_begin_anew_in_each_epoch_are_counted_through():
+def test_steps_that_restart_in_each_epoch_are_counted_on():
     lines = [f"epoch {epoch} step {step} loss {epoch + step / 10:.2f}" for epoch in (1, 2) for step in (1, 2, 3)]
     read = Attempt(number=1, readings=tuple(READER.read_all(lines)))
     found = curves_of(run(read), run(read))

@@ -35,7 +35,7 @@ HOSTS = ("algo-1", "algo-2", "algo-3")
         (FaultKind.SLOW, "algo-2@60s+30s:5mbit", "slow algo-2 to 5 Mbit/s after 60 s for 30 s"),
     ],
 )
-def test_what_stands_behind_an_option_is_read_and_said_in_words(kind, text, words):
+def test_the_value_of_an_option_is_parsed_and_described(kind, text, words):
     assert str(parse_fault(kind, text)) == words
 
 
@@ -59,12 +59,12 @@ def test_what_stands_behind_an_option_is_read_and_said_in_words(kind, text, word
         (FaultKind.SLOW, "algo-1@1s:5"),
     ],
 )
-def test_what_is_not_understood_is_refused_with_an_example(kind, text):
+def test_an_unreadable_fault_is_refused_with_an_example(kind, text):
     with pytest.raises(ContractError, match=f"--{kind.value}: expected .*got"):
         parse_fault(kind, text)
 
 
-def test_hosts_that_the_job_does_not_have_and_networks_of_one_host_are_refused():
+def test_unknown_hosts_and_networks_of_a_single_host_are_refused():
     with pytest.raises(ContractError, match="no host algo-9; it has algo-1, algo-2, algo-3"):
         check_hosts([parse_fault(FaultKind.KILL, "algo-9@1s")], HOSTS)
     with pytest.raises(ContractError, match="one host has no network"):
@@ -77,7 +77,7 @@ def test_hosts_that_the_job_does_not_have_and_networks_of_one_host_are_refused()
     check_hosts([parse_fault(FaultKind.DISK_FULL, "algo-1@1s")], ("algo-1",))
 
 
-def test_a_colon_is_the_way_between_two_hosts_and_a_comma_each_of_them():
+def test_a_colon_means_the_link_between_two_hosts_and_a_comma_each_of_them():
     between = parse_fault(FaultKind.PARTITION, "algo-1:algo-2@1s")
     each = parse_fault(FaultKind.PARTITION, "algo-1,algo-2@1s")
     assert (between.hosts, between.is_between) == (("algo-1", "algo-2"), True)
@@ -102,26 +102,26 @@ def cut(text):
         ("algo-9,algo-10@1s+1s", ["algo-9:algo-10@1s"], 2, ("algo-9",)),
     ],
 )
-def test_the_end_of_a_cut_ends_no_other_that_goes_on(ending, others, num_hosts, left):
+def test_the_end_of_a_cut_does_not_end_another_cut_that_is_still_active(ending, others, num_hosts, left):
     made = without_cuts(cut(ending), [cut(text) for text in others], num_hosts=num_hosts)
     assert (None if made is None else made.hosts) == left
 
 
-def test_only_cuts_keep_cuts():
+def test_only_other_cuts_keep_a_cut_active():
     disk = parse_fault(FaultKind.DISK_FULL, "algo-2@1s+1s")
     slow = parse_fault(FaultKind.SLOW, "algo-2@1s+9s:5mbit")
     assert without_cuts(disk, [disk, cut("algo-2@1s")], num_hosts=2) == disk
     assert without_cuts(cut("algo-2@1s+1s"), [disk, slow], num_hosts=2) == cut("algo-2@1s+1s")
 
 
-def test_the_same_seed_draws_the_same_plan_and_another_one_another():
+def test_the_same_seed_draws_the_same_plan_and_another_seed_another_plan():
     plans = [draw_faults(8, seed=seed, host_names=HOSTS, kinds=list(FaultKind)) for seed in (7, 7, 8)]
     assert plans[0] == plans[1]
     assert plans[0] != plans[2]
     assert [fault.moment.share for fault in plans[0]] == sorted(fault.moment.share for fault in plans[0])
 
 
-def test_only_kinds_that_can_be_had_are_drawn():
+def test_only_available_kinds_of_faults_are_drawn():
     kinds = [FaultKind.RECLAIM, FaultKind.KILL, FaultKind.KILL_RANK, FaultKind.DISK_FULL]
     drawn = draw_faults(50, seed=1, host_names=HOSTS, kinds=kinds)
     assert {fault.kind for fault in drawn} == {FaultKind.RECLAIM, FaultKind.KILL}
@@ -140,7 +140,7 @@ def test_drawn_faults_strike_at_steps_of_the_twin():
     assert settle(parse_fault(FaultKind.KILL, "algo-1@1s"), [(None, 1.0)]).moment.seconds == 1.0
 
 
-def test_a_step_has_come_when_it_or_a_later_one_is_printed():
+def test_a_step_is_reached_when_it_or_a_later_step_is_printed():
     moment = Moment(step=10)
     assert [moment.has_come(step=step, epoch=None) for step in (9, 10, 11)] == [False, True, True]
     in_epoch = Moment(step=5, epoch=2)

@@ -1,4 +1,4 @@
-"""Orders for a rehearsal: read as the command line is, refused in words, and turned into a command again."""
+"""Orders for a rehearsal: parsed like the command line, refused with messages, and formatted as a command again."""
 
 import argparse
 
@@ -20,7 +20,7 @@ def fault(kind, text):
     return {"kind": kind, "text": text}
 
 
-def test_faults_become_words_for_people_and_arguments_that_the_command_takes():
+def test_faults_become_descriptions_and_arguments_that_the_command_parses():
     order = read(
         {
             "faults": [
@@ -45,7 +45,7 @@ def test_faults_become_words_for_people_and_arguments_that_the_command_takes():
     assert parser.parse_args(["rehearse", "fit"]).suffix is None, "then there is a new one"
 
 
-def test_drawn_faults_are_those_that_the_command_draws_from_the_same_seed():
+def test_drawn_faults_equal_those_that_the_command_draws_from_the_same_seed():
     order = read({"random": 3, "seed": 7})
     assert order.arguments == ("--random=3", "--seed=7")
     assert len(order.faults) == 3
@@ -81,12 +81,12 @@ def test_drawn_faults_are_those_that_the_command_draws_from_the_same_seed():
         ({"faults": [fault("reclaim", "@5s")], "loss_regex": "(x)" * 500}, "at most 500 characters"),
     ],
 )
-def test_what_can_not_be_had_is_refused_in_words(asked, why):
+def test_an_impossible_order_is_refused_with_a_message(asked, why):
     with pytest.raises(ContractError, match=why):
         read(asked, refusals={"slow": "no network here"})
 
 
-def test_two_jobs_at_once_need_room_for_two_disks():
+def test_twin_and_rehearsal_at_the_same_time_need_room_for_two_disks():
     asked = {"faults": [fault("disk-full", "algo-1@5s")], "disk_size": "5GiB"}
     assert read(asked).arguments[-1] == "--disk-size=5GiB"
     with pytest.raises(ContractError, match="2 disks of 5 GiB"):

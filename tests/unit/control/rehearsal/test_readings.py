@@ -22,24 +22,24 @@ from clary.control.rehearsal.readings import make_reader
         ("saved step 15", 15, None, None),
     ],
 )
-def test_common_forms_are_understood(line, step, epoch, loss):
+def test_common_forms_are_parsed(line, step, epoch, loss):
     reading = make_reader([]).read(line)
     assert (reading.step, reading.epoch, reading.loss) == (step, epoch, loss)
 
 
 @pytest.mark.parametrize("line", ["", "loss 0.3", "steps: 100", "max_steps=100", "footstep", "step", "stepwise 3"])
-def test_lines_that_name_no_step_say_nothing(line):
+def test_lines_without_a_step_give_no_reading(line):
     assert make_reader([]).read(line) is None
 
 
-def test_metric_definitions_come_first_and_the_common_forms_where_they_find_nothing():
+def test_metric_definitions_are_used_first_and_common_forms_only_without_a_match():
     definitions = [{"Name": "train_loss", "Regex": "L=([0-9.]+)"}, {"Name": "Step", "Regex": "S=([0-9]+)"}]
     reader = make_reader(definitions)
     assert (reader.read("S=4 step 9 L=0.5 loss 7").step, reader.read("S=4 L=0.5 loss 7").loss) == (4, 0.5)
     assert (reader.read("step 9 loss 7").step, reader.read("step 9 loss 7").loss) == (9, 7)
 
 
-def test_expressions_of_the_command_line_alone_decide():
+def test_expressions_of_the_command_line_replace_all_others():
     reader = make_reader([], step_regex=r"at (\d+)", loss_regex=r"= (\S+)")
     assert reader.read("step 3 loss 1") is None
     assert (reader.read("at 5 = 0.25").step, reader.read("at 5 = 0.25").loss) == (5, 0.25)
@@ -47,6 +47,6 @@ def test_expressions_of_the_command_line_alone_decide():
 
 
 @pytest.mark.parametrize(("regex", "why"), [("(", "is not a regular expression"), ("step", "has no group")])
-def test_an_expression_that_can_not_be_used_is_refused(regex, why):
+def test_an_invalid_expression_is_refused(regex, why):
     with pytest.raises(ContractError, match=why):
         make_reader([], step_regex=regex)

@@ -1,4 +1,4 @@
-"""Sizes of the disks that hosts of a rehearsal get to themselves."""
+"""Sizes of the disks that hosts of a rehearsal get for themselves."""
 
 import pytest
 
@@ -18,18 +18,18 @@ GIB = 1 << 30
         (" 16MiB ", 16 << 20, "16 MiB"),
     ],
 )
-def test_sizes_are_read_and_said(text, size_bytes, words):
+def test_sizes_are_parsed_and_formatted(text, size_bytes, words):
     assert parse_size(text) == size_bytes
     assert in_words(size_bytes) == words
 
 
 @pytest.mark.parametrize("text", ["", "2", "2GB", "-2GiB", "2gib", "15MiB", "0GiB", "1e3MiB"])
-def test_sizes_that_are_none_or_too_small_are_refused(text):
+def test_sizes_that_are_invalid_or_too_small_are_refused(text):
     with pytest.raises(ContractError, match="--disk-size: expected 2GiB or 500MiB, at least 16 MiB, got"):
         parse_size(text)
 
 
-def test_hosts_whose_disk_is_filled_get_one_each_once():
+def test_each_host_whose_disk_is_filled_gets_one_disk():
     faults = [
         parse_fault(FaultKind.DISK_FULL, "algo-2@1s"),
         parse_fault(FaultKind.KILL, "algo-3@1s"),
