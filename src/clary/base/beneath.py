@@ -10,8 +10,8 @@ O_NOFOLLOW. Both methods refuse the same paths, among them absolute paths and `.
 
 [Note: checked before opened] Opening a file has effects: it wakes the writer of a pipe, rewinds a tape, and hangs on a
 pipe that has no writer. So a path is first opened with O_PATH, which has no effect on the file. fstat(2) then gives the
-kind of file, and the same inode is opened through /proc/self/fd, which no rename can change. Source: openat2(2),
-open(2).
+kind of file, and the same inode is opened through /proc/self/fd, which no rename can change.
+Source: openat2(2), open(2).
 """
 
 from __future__ import annotations

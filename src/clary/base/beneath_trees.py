@@ -136,9 +136,7 @@ def empty(top: Folder) -> None:
                         if not _is_folder(here, inner):
                             os.unlink(inner, dir_fd=here)
                             continue
-                        _opened_up(
-                            here, inner
-                        ).close()  # moving a folder writes to its "..": the folder has to be writable
+                        _opened_up(here, inner).close()  # a moved folder has to be writable: its ".." changes
                         aside = f"{mark}-{num_moved}"
                         num_moved += 1
                         os.rename(inner, aside, src_dir_fd=here, dst_dir_fd=home)
@@ -150,9 +148,10 @@ def copy_tree(source: Folder, target: Folder) -> list[str]:
     """Copy folders, regular files and links into an open folder; return the paths of all other entries.
 
     Links are copied with their text unchanged, which is resolved relative to the copy. Sockets, pipes and devices are
-    left out. Files and links replace entries of the target other than folders. State after failure: copied entries
-    stay. Raises: OSError: an entry could not be read or written, or an entry of the target cannot be replaced: a folder
-    at the path of a file or link, or any other entry, even a link, at the path of a folder.
+    left out. Files and links replace entries of the target other than folders.
+    State after failure: copied entries stay.
+    Raises: OSError: an entry could not be read or written, or an entry of the target cannot be replaced: a folder at
+        the path of a file or link, or any other entry, even a link, at the path of a folder.
     """
 
     def refuse(error: OSError) -> None:

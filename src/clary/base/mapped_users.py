@@ -5,7 +5,8 @@ namespace; a host without a network of its own makes a user namespace for itself
 `first_id` on the machine, a user without files. Systemd documents the ids from 1879048192 to 2147483647 as unused, and
 useradd assigns subordinate ids below them. Each namespace takes one of 4096 ranges by the id of the process that makes
 it, so that concurrent jobs seldom share a range. Sharing a range is harmless, because hosts do not see each other's
-files. Source: user_namespaces(7); systemd docs/UIDS-GIDS.md.
+files.
+Source: user_namespaces(7); systemd docs/UIDS-GIDS.md.
 """
 
 from __future__ import annotations

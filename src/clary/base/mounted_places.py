@@ -2,7 +2,8 @@
 
 Where: the service checks file systems when a job is created, and agents check them when a host is made. A bind of a
 folder includes the mounts below it, and a bind mount has another path than its source. So folders are compared by
-device and by path on their file system. Source: proc(5), section /proc/pid/mountinfo: fields 3 to 5.
+device and by path on their file system.
+Source: proc(5), section /proc/pid/mountinfo: fields 3 to 5.
 """
 
 from __future__ import annotations

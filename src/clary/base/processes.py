@@ -1,9 +1,9 @@
 """Processes identified by id and start time, so that a reused id is never mistaken for one of Clary's processes.
 
 Where: used for all processes that are counted or signalled later by their id: the service, the engine's agents, the
-object store, the processes of a host. Linux only. Source: proc(5) for /proc/PID/stat; pidfd_open(2), which closes the
-gap between the check and the signal; Linux, fs/binfmt_elf.c (`create_elf_tables`) for the moment after exec in which
-arguments are not readable yet.
+object store, the processes of a host. Linux only.
+Source: proc(5) for /proc/PID/stat; pidfd_open(2), which closes the gap between the check and the signal; Linux,
+fs/binfmt_elf.c (`create_elf_tables`) for the moment after exec in which arguments are not readable yet.
 """
 
 from __future__ import annotations

@@ -33,9 +33,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     process, folder = running.record.process, running.folder
     if process.terminate(timeout_s=DOWN_TIMEOUT_S):
-        if (
-            folder.service_record_path.exists()
-        ):  # a service removes this file when it ends, except while jobs continue to run
+        if folder.service_record_path.exists():  # an ending service removes this file unless jobs continue
             why = why_full(folder.root) or f"see {folder.service_log}"
             print(
                 f"clary: the service is down, but jobs run on without it: {why}. The next clary up takes them up, and "

@@ -163,8 +163,8 @@ class Steps(Protocol):
 
     Each method may run for long and is called from a thread of its own. `build_tree` is called first. Then channels are
     fetched and checkpoints are restored; at the same time the code is fetched (after `code_channel`, if there is one),
-    and then the environment is prepared. Errors: ClaryError with a fault and a sentence for the user; anything else is
-    a defect of Clary.
+    and then the environment is prepared.
+    Errors: ClaryError with a fault and a sentence for the user; anything else is a defect of Clary.
     """
 
     @property

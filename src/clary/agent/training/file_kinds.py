@@ -26,11 +26,7 @@ WATCHED = (
 )
 WANDB_BEGIN, WANDB_END = "run-", ".wandb"  # the name of a log, before and behind the ID of its run
 STATE_FILE = "trainer_state.json"
-STATE_FOLDERS = (
-    "model",
-    "checkpoints",
-    "output",
-)  # folders with checkpoints of transformers; only their upper levels are read
+STATE_FOLDERS = ("model", "checkpoints", "output")  # may hold transformers' checkpoints; upper levels are read
 _RUN_ID_CHARACTERS = 8
 
 

@@ -25,9 +25,7 @@ MAX_NAMES = 5_000  # metrics of one host; more are left out
 BURST = 20_000.0  # findings of one name that are accepted at once
 PER_S = 20.0  # findings of one name in the long run; the service's database is not made for more
 PICTURE_BURST_BYTES = 64 * 1024 * 1024.0  # of pictures of one host that are accepted at once
-PICTURE_BYTES_PER_S = (
-    32 * 1024.0
-)  # of pictures of one host in the long run; the service keeps some pictures of each tag
+PICTURE_BYTES_PER_S = 32 * 1024.0  # of pictures of one host in the long run; the service keeps some per tag
 MAX_WAITING_BYTES = 4 * 1024 * 1024  # of waiting pictures
 _FINDING_BYTES = 300  # memory of a finding besides its data
 _MAX_TAGS = {FindingKind.HISTOGRAM: MAX_HISTOGRAM_TAGS, FindingKind.IMAGE: MAX_IMAGE_TAGS}

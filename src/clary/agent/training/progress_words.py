@@ -1,8 +1,8 @@
 """Progress in the output of programs and in Hugging Face's state file. Pure.
 
-Where: `progress_watch` calls it with lines of the log that may hold progress. Source: tqdm's default format (`desc:
-45%|####5 | 450/1000 [00:12<00:15, 36.5it/s]`), which Lightning, Keras wrappers and transformers print too;
-`TrainerState` of transformers for trainer_state.json.
+Where: `progress_watch` calls it with lines of the log that may hold progress.
+Source: tqdm's default format (`desc:  45%|####5     | 450/1000 [00:12<00:15, 36.5it/s]`), which Lightning, Keras
+wrappers and transformers print too; `TrainerState` of transformers for trainer_state.json.
 """
 
 from __future__ import annotations
