@@ -1,8 +1,9 @@
 """After every test: no process, zombie, namespace, mount, cgroup, link, socket or shared memory of it is left.
 
-A plugin that tests/conftest.py names. Hooks and not a fixture, so that it comes after the fixtures of a module and of
-the session too. What is on its way out has `DEADLINE_S` for it; the condition is polled. A test that left nothing pays
-some tenths of a millisecond: only if something has changed on what is quick to look at, all of it is looked at.
+A plugin that tests/conftest.py names. It uses hooks instead of a fixture, so that it also runs after the fixtures of a
+module and of the session. Processes and resources that are being removed have `DEADLINE_S` to disappear; the check
+polls. A test that leaves nothing costs some tenths of a millisecond: the full census runs only if a quick look finds a
+change.
 """
 
 import os
@@ -26,14 +27,14 @@ POLL_S = 0.05
 _PLUGIN = "clary-leftovers"
 _OUTPUT = "clary_leftovers_missing"
 _QUICK_FILES = ("/proc/self/mountinfo", *(f"/proc/sysvipc/{table}" for table in ("shm", "sem", "msg")))
-_QUICK_BYTES = 65536  # of each file
+_QUICK_BYTES = 65536  # read from each file
 _QUICK_FOLDERS = (machine_census.SHARED_MEMORY_FOLDER, census.REGISTERED_NAMESPACES_FOLDER)
 _TEMPORARY = Path("/var/tmp")
-_FABRIC_LINK = re.compile(rf"{BRIDGE}|p\d+")  # what `fabric` calls its own
+_FABRIC_LINK = re.compile(rf"{BRIDGE}|p\d+")  # names of the links that `fabric` makes
 
 
 class LeftoversCheck:
-    """The check of one process that runs tests."""
+    """The check in one process that runs tests."""
 
     def __init__(self, config):
         self._config = config
@@ -43,7 +44,7 @@ class LeftoversCheck:
         self._quick_folders = []
         self._clean = ()
         self._is_thorough = True
-        self._known = {}  # things that were there before, or for which a test was blamed already
+        self._known = {}  # things that existed at the start, or for which a test was blamed already
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self):
@@ -79,14 +80,15 @@ class LeftoversCheck:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item):
-        self._is_thorough = "unit" not in item.path.parts  # unit tests start no daemons, and there are thousands
+        # unit tests start no daemons, and there are thousands of unit tests
+        self._is_thorough = "unit" not in item.path.parts
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):
         try:
             return (yield)
         finally:
-            # Before the fixtures are torn down, while what the test started still lives and can be recognised.
+            # Before the fixtures are torn down, while the processes of the test still run and can be recognised.
             if not self._world.is_alone(is_thorough=self._is_thorough):
                 self.owners.look(item.nodeid, self._world.pids())
 
@@ -111,14 +113,15 @@ class LeftoversCheck:
             self.owners.look(request.node.nodeid, self._world.pids(entries))
 
     def _is_clean(self):
-        """Whether a quick look finds nothing changed: then all else is as it was, too."""
+        """Whether a quick look finds no change; the full census is then unchanged, too."""
         return self._world.is_alone(is_thorough=self._is_thorough) and self._quick_look() == self._clean
 
     def _words_on_leftovers(self, item):
-        """Wait until nothing is left; return the leftovers at the deadline, in words."""
+        """Wait until nothing is left; return a description of the leftovers at the deadline, or an empty string."""
         deadline = time.monotonic() + DEADLINE_S
         while not self._is_clean():
-            is_last = time.monotonic() > deadline  # asked first: however slow the machine, one look comes after it
+            # read before the census: even on a slow machine a census runs after the deadline
+            is_last = time.monotonic() > deadline
             entries = read_process_list()
             left = self._leftovers(item, entries)
             if not left:
@@ -143,12 +146,12 @@ class LeftoversCheck:
         )
 
     def _quick_look(self):
-        """Return content by which changes of mounts, memory or namespaces show quickly."""
+        """Return content in which changes of mounts, memory or namespaces show quickly."""
         files = [os.pread(descriptor, _QUICK_BYTES, 0) for descriptor in self._quick_files]
         return files, [os.listdir(folder) for folder in self._quick_folders]
 
     def _census(self, entries):
-        """Return everything on the machine that comes from this process's tests, for all that can be told."""
+        """Return all things on the machine that are known to come from this process's tests."""
         pids = self._world.pids(entries)
         things = census.processes(pids, entries) + census.held_namespaces(pids)
         ours = self.owners.cgroups_of_ours()
@@ -159,7 +162,8 @@ class LeftoversCheck:
         ]
         things += machine_census.dead_sockets(self.owners.sockets)
         things += [Thing(kind=Kind.FOLDER, name=str(path)) for path in _TEMPORARY.glob(f"clary-*-{os.getpid()}*")]
-        # Links lie in the machine's network namespace, which workers share: only where there is one are they ours.
+        # Links lie in the machine's network namespace, which workers share: they are surely ours only if there is one
+        # worker.
         if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1":
             things += [link for link in census.links() if _FABRIC_LINK.fullmatch(link.name)]
         if self._world.has_own_memory:
@@ -194,5 +198,5 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(scope="session")
 def leftover_owners(pytestconfig):
-    """The allowed owners of leftovers; a fixture that works beside the tests registers here, with a reason."""
+    """The allowed owners of leftovers; a fixture whose processes outlive tests registers them here, with a reason."""
     return pytestconfig.pluginmanager.get_plugin(_PLUGIN).owners

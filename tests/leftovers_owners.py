@@ -1,8 +1,8 @@
-"""Whose something is that was found after a test, and whether it may be there.
+"""The owner of each thing found after a test, and whether the thing may be there.
 
 A process belongs to the attempt whose mark it or an ancestor carries, else to the fixture that started it or the state
-folder that it serves, else to the test that the environment it inherited names. What a module's or a session's fixture
-keeps may stay while the fixture lives; what belongs to an attempt may stay while its job is not terminal.
+folder that it serves, else to the test named in its inherited environment. Things of a module's or session's fixture
+may stay while the fixture lives; things of an attempt may stay while its job is not terminal.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from clary.control.engines.local.leftover_things import Kind
 from clary.testing import census
 
 HOME_VARIABLE = "CLARY_HOME"
-TEST_VARIABLE = "PYTEST_CURRENT_TEST"  # pytest sets it, everything that a test starts inherits it
+TEST_VARIABLE = "PYTEST_CURRENT_TEST"  # set by pytest and inherited by every process that a test starts
 
 
 @dataclass
 class Kept:
-    """Things and homes that one fixture of a module or session keeps."""
+    """The things and state folders that one fixture of a module or session keeps."""
 
     fixture: str
     keys: set = field(default_factory=set)
@@ -34,7 +34,7 @@ class Kept:
 
 
 class Owners:
-    """Knowledge of the owners of processes and things; `look` adds to it."""
+    """The known owners of processes and things; `look` adds to them."""
 
     def __init__(self):
         self._kept = {}  # fixture definition -> Kept
@@ -54,7 +54,7 @@ class Owners:
         self._fixture_of.update(dict.fromkeys(kept.keys, name))
 
     def let_go(self, fixture_definition):
-        """The fixture is over."""
+        """Forget the things of a fixture that was torn down."""
         self._kept.pop(fixture_definition, None)
 
     def excuse(self, text, reason):
@@ -63,11 +63,11 @@ class Owners:
         self._excuses[text] = reason
 
     def withdraw(self, text):
-        """Allow it no longer."""
+        """Stop allowing processes with this text in their command line."""
         self._excuses.pop(text, None)
 
     def look(self, test, pids):
-        """Note facts that show only while processes live: homes, attempts, cgroups, sockets, users of memory."""
+        """Record state folders, attempts, cgroups, sockets and users of memory, visible only while processes live."""
         self._homes |= {home for pid in pids if (home := _home_of(pid))}
         for home in self._homes:
             for folder in attempt_folders(Path(home) / "jobs"):
@@ -82,7 +82,7 @@ class Owners:
             self._users[path] = f"process {pid} ({census.command_text(pid)}), {self._words_on(pid, {})}"
 
     def cgroups_of_ours(self):
-        """Return names of cgroups that are known to be of this worker's hosts."""
+        """Return the names of cgroups that are known to belong to this worker's hosts."""
         return set(self._cgroup_attempts)
 
     def attempts_of_kept_homes(self):
@@ -91,7 +91,7 @@ class Owners:
         return [folder for folder in self._attempts.values() if str(folder.parents[2]) in homes]
 
     def is_legitimate(self, thing, entries, memory_users):
-        """Whether it may be there now."""
+        """Whether a thing may be there now."""
         if any(thing.key in kept.keys for kept in self._kept.values()):
             return True
         if thing.kind is Kind.CGROUP:
@@ -107,7 +107,7 @@ class Owners:
         return False
 
     def words_on(self, thing, entries):
-        """Say whose it is."""
+        """Return a description of a thing's owner."""
         if thing.key in self._fixture_of:
             return f"fixture {self._fixture_of[thing.key]}"
         if thing.kind in (Kind.PROCESS, Kind.ZOMBIE):
@@ -142,7 +142,7 @@ class Owners:
             mark = census.environment_of(member).get(MARK_VARIABLE)
             if mark is not None:
                 return mark in self._attempts and self._may_run(self._attempts[mark])
-        # Serves all of Python's multiprocessing in this process and ends with it.
+        # Python's resource tracker serves all multiprocessing in this process and ends with it.
         if getattr(resource_tracker._resource_tracker, "_pid", None) in chain:
             return True
         homes = self._kept_homes()
@@ -173,7 +173,7 @@ class Owners:
         )
 
 
-# The jobs that an attempt's folder belongs to, and those that hold a pool: terminal ones keep warm pools alone.
+# Queries for the job of an attempt's folder, and for jobs that hold a pool; a terminal job may hold only a warm pool.
 _JOB = "SELECT 1 FROM jobs WHERE name = ? AND is_terminal = 0"
 _HOLDERS = (
     "SELECT 1 FROM jobs WHERE json_extract(document, '$.pool') = ?"
@@ -182,7 +182,7 @@ _HOLDERS = (
 
 
 def is_over(folder):
-    """Whether nothing of an attempt or a pool may be left: it is released, its folder is gone, or no job holds it."""
+    """Whether an attempt or a pool has ended: it is released, its folder is gone, or no job holds it."""
     if not folder.is_dir() or is_released(folder):
         return True
     database = folder.parents[2] / "clary.db"
@@ -190,7 +190,7 @@ def is_over(folder):
         with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
             name = folder.parent.name
             return connection.execute(_HOLDERS if name.startswith("pool_") else _JOB, (name,)).fetchone() is None
-    except sqlite3.Error:  # a service on PostgreSQL: known when it is released
+    except sqlite3.Error:  # a service on PostgreSQL has no such file: only the release shows the end
         return False
 
 
@@ -204,7 +204,7 @@ def _home_of(pid):
 
 
 def _with_ancestors(pid, entries):
-    """Return a process and its ancestors, nearest first, as far as they are younger than this process."""
+    """Return a process and its ancestors, nearest first, up to this process."""
     chain = []
     while pid in entries and pid not in (0, 1, os.getpid()) and pid not in chain:
         chain.append(pid)

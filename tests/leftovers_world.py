@@ -1,11 +1,11 @@
-"""A world of its own for the process that runs tests, so that all leftovers in it come from its own tests.
+"""Namespaces and a cgroup for each process that runs tests, so that all leftovers in them come from its own tests.
 
 Two workers of pytest-xdist, and other people's programs, share a machine. Where the kernel allows it (root), a worker
-gets what nobody else can leave anything in: a mount namespace with /dev/shm and /run/netns of its own, an IPC
-namespace, and a cgroup of a hierarchy that limits nothing and only says who is below whom: it holds every process that
-a test started, however it was started and whatever became of its parent. Hosts' own cgroups and namespaces are not
-touched by any of this. Elsewhere processes are known by a variable that they inherit, which is less: an orphan that was
-started with an environment of its own is not found, and shared memory is nobody's. `what_is_missing` says so.
+gets what no other process uses: a mount namespace with /dev/shm and /run/netns of its own, an IPC namespace, and a
+cgroup in a hierarchy without controllers. The cgroup holds every process that a test started, even if its parent has
+ended. Hosts' own cgroups and namespaces are not changed. Without root, processes are recognised by an inherited
+variable, which finds less: an orphan with an environment of its own is not found, and shared memory has no known owner.
+`what_is_missing` reports these limits.
 """
 
 import contextlib
@@ -17,22 +17,22 @@ from pathlib import Path
 from clary.base.processes import descendants_in, read_process_list
 from clary.testing import census
 
-MARK = "CLARYS_TEST_WORKER"  # not CLARY_...: the service withholds those from what it starts
+MARK = "CLARYS_TEST_WORKER"  # without the prefix CLARY_, whose variables the service withholds from its child processes
 HIERARCHY = "clary-tests"
 CLONE_NEWNS, CLONE_NEWIPC = 0x00020000, 0x08000000
 MS_REC, MS_PRIVATE, MNT_DETACH = 0x4000, 0x40000, 2
-_LINKS_WITHOUT_CHILDREN = 2  # of a cgroup's folder
+_LINKS_WITHOUT_CHILDREN = 2  # link count of a cgroup's folder without child cgroups
 PRIVATE_FOLDERS = {"/dev/shm": "mode=1777", "/run/netns": "mode=755"}
 
 
 class OwnWorld:
-    """The world of this process; `enter` it before anything is started, `leave` it in the end."""
+    """The namespaces and cgroup of this process; call `enter` before anything is started, and `leave` at the end."""
 
     def __init__(self):
         self.what_is_missing = []
         self.has_own_memory = False
         self._cgroup = None
-        self._folder = -1  # its folder, kept open because it is looked into after every test
+        self._folder = -1  # descriptor of the cgroup's folder, kept open because it is read after every test
 
     def enter(self):
         """Enter the namespaces and the cgroup that the kernel allows."""
@@ -57,31 +57,32 @@ class OwnWorld:
             )
 
     def leave(self):
-        """Let go of the cgroup; namespaces go with the process."""
+        """Leave and remove the cgroup; namespaces end with the process."""
         if self._cgroup is not None:
             os.close(self._folder)
             _leave_cgroup(self._cgroup)
             self._cgroup = None
 
     def is_alone(self, *, is_thorough):
-        """Whether this process has neither children nor other processes.
+        """Whether this process has no child and no other process of its tests is alive.
 
-        Quick and sure with a cgroup. Without, `is_thorough` has every environment on the machine read, which takes
-        milliseconds; else only children are looked for.
+        With a cgroup the answer is quick and certain. Without a cgroup, `is_thorough` reads the environment of every
+        process on the machine, which takes milliseconds; otherwise only children are checked.
         """
         with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # takes nothing away: somebody waits for it
+            # WNOWAIT: the zombie is left for its waiting parent code
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             return False
         if self._cgroup is None:
             return not (is_thorough and self.pids())
-        # Opened each time: the kernel goes on giving the old list to who keeps the file open.
+        # Opened each time: a file that stays open keeps returning the old list.
         with open("cgroup.procs", "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=self._folder)) as file:
             if file.read().count(b"\n") > 1:
                 return False
         return os.fstat(self._folder).st_nlink <= _LINKS_WITHOUT_CHILDREN
 
     def pids(self, entries=None):
-        """Return every process that comes from this one, however distant, zombies that one of them has to reap too."""
+        """Return every process that descends from this process, including zombies that a descendant has yet to reap."""
         entries = read_process_list() if entries is None else entries
         found = descendants_in(entries, [os.getpid()])
         if self._cgroup is not None:
@@ -99,9 +100,9 @@ class OwnWorld:
 
 
 def _enter_cgroup():
-    """Make a cgroup below the one of this process, in a hierarchy of its own, and move into it; returns its folder.
+    """Make a cgroup below this process's cgroup in the tests' hierarchy, and move into it; return its folder.
 
-    The hierarchy is mounted nowhere for longer than it takes to open it, so nobody else sees it.
+    The hierarchy is mounted only while it is opened, so other processes do not see it.
     """
     place = tempfile.mkdtemp(prefix="clary-tests-")
     try:
@@ -118,7 +119,8 @@ def _enter_cgroup():
     for name in os.listdir(root + present):
         prefix, _, pid = name.partition("-")
         if prefix == "worker" and not census.is_process(int(pid)):
-            with contextlib.suppress(OSError):  # of a run that was killed; the kernel refuses while somebody is in it
+            # cgroup of a run that was killed; the kernel refuses if it still holds a process
+            with contextlib.suppress(OSError):
                 os.rmdir(f"{root}{present}/{name}")
     folder = f"{root}{present.rstrip('/')}/worker-{os.getpid()}"
     os.mkdir(folder)

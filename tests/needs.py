@@ -1,8 +1,8 @@
-"""Needs of tests beside the service's environment, and the skip or failure of a test without them.
+"""Programs and files that tests need besides the service's environment, and the skip or failure of a test without them.
 
-A plugin that tests/conftest.py names. `@pytest.mark.needs("hf")` says what a test needs; `make test` brings all of it.
-Where it is missing the test is skipped with what brings it. In CI (the variable CI is true) it fails: a part that is
-not there must not pass for one that works.
+A plugin that tests/conftest.py names. `@pytest.mark.needs("hf")` names what a test needs; `make test` installs all
+needs. A test whose need is missing is skipped, with the command that installs it as the reason. In CI (the variable CI
+is true) the test fails: a missing part must not pass as a working one.
 """
 
 import os
@@ -20,9 +20,9 @@ VENVS = ROOT / ".venvs"
 
 @dataclass(frozen=True)
 class Need:
-    """A program or a file, and the command that brings it."""
+    """A program or a file, and the command that installs it."""
 
-    path: str  # absolute, or the name of a program in PATH
+    path: str  # an absolute path, or the name of a program in PATH
     brought_by: str
 
     @property
@@ -76,19 +76,19 @@ NEEDS = {
 
 
 def python_of(environment: str) -> Path:
-    """Return the interpreter of an environment of NEEDS, there or not."""
+    """Return the path of the interpreter of an environment in NEEDS, whether it exists or not."""
     return Path(NEEDS[environment].path)
 
 
 def require_python(path: Path) -> None:
-    """Skip or fail as `require` does for the environment whose interpreter this is, if it is one of NEEDS."""
+    """Call `require` for the environment in NEEDS that has this interpreter, if any."""
     for name, need in NEEDS.items():
         if need.path == str(path):
             require(name)
 
 
 def require(name: str) -> None:
-    """Skip the running test if the thing that it needs is missing; fail it in CI."""
+    """Skip the running test if its need is missing; fail it in CI."""
     need = NEEDS[name]
     if need.is_met:
         return

@@ -1,7 +1,7 @@
-"""Names of parametrized tests: a text of more than 60 characters is cut, and told apart by a digest.
+"""Names of parametrized tests: a text of more than 60 characters is cut, and made unique by a digest.
 
-A plugin that tests/conftest.py names. Without it a hostile value of 300,000 characters stands in the name of its test,
-in each report of it, and in what workers send each other.
+A plugin that tests/conftest.py names. Without it a hostile value of 300,000 characters becomes part of the test's name,
+of each report, and of messages between workers.
 """
 
 import hashlib

@@ -1,12 +1,13 @@
-"""Samples of the tests that take longest, for one `make test`.
+"""Selection of a sample of the longest tests for one `make test`.
 
-A plugin that tests/conftest.py names. `make test` gives a seed in CLARY_TEST_SEED; what the seed leaves out is skipped
-with that seed as the reason. Without it, as under `make test-all` and plain pytest, everything runs.
+A plugin that tests/conftest.py names. `make test` passes a seed in CLARY_TEST_SEED; tests that the seed leaves out are
+skipped, with the seed in the reason. Without a seed, as under `make test-all` and plain pytest, all tests run.
 
 `@pytest.mark.sweep("size")` says which parameters a test sweeps over, such as the number of ranks: one value runs.
 `@pytest.mark.long` marks a test function that takes more than 8 s on two quiet cores, `@pytest.mark.long(90)` one that
-takes so many seconds, all values of its parameters together; in `pytestmark` it marks a module whose tests share what
-takes long. As many run as fill LONG_BUDGET_S, each as a whole: however many are added, `make test` takes no longer.
+takes so many seconds, all values of its parameters together; in `pytestmark` it marks a module whose tests share a long
+setup. Marked functions and modules are chosen whole until they fill LONG_BUDGET_S, so `make test` takes no longer when
+tests are added.
 """
 
 import os
@@ -17,8 +18,8 @@ from typing import Any
 import pytest
 
 SEED = "CLARY_TEST_SEED"
-LONG_BUDGET_S = 900.0  # of one worker
-LONG_S = 25.0  # of a function whose mark says no number: the mean of those that were measured
+LONG_BUDGET_S = 900.0  # as if one worker ran all chosen tests
+LONG_S = 25.0  # for a mark without a number: the mean of the measured durations
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _long_unit(item: pytest.Item) -> tuple[str, float] | None:
-    """Return the name and the seconds of the function or module that is marked as long; None if neither is."""
+    """Return the name and the seconds of the item's function or module if it is marked as long, else None."""
     for node, mark in item.iter_markers_with_node("long"):
         is_module = isinstance(node, pytest.Module)
         return node.nodeid if is_module else _function_of(item), float(mark.args[0]) if mark.args else LONG_S
@@ -66,18 +67,18 @@ def _sample_sweeps(seed: str, items: Iterable[pytest.Item]) -> None:
 
 
 def choose(seed: str, function: str, values: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return one of the values of a sweep; every worker of a run gets the same, in any order of its tests."""
+    """Return one of the values of a sweep; every worker of a run gets the same value, in any order of its tests."""
     return random.Random(f"{seed}:{function}").choice(sorted(set(values), key=repr))
 
 
 def choose_long(seed: str, seconds: Mapping[str, float]) -> set[str]:
-    """Return names whose seconds fill LONG_BUDGET_S; every worker gets the same, in any order of names.
+    """Return names whose seconds fill LONG_BUDGET_S; every worker gets the same names, in any order of input.
 
-    The last one may go beyond it, so that the longest has its turn as well.
+    The last name may exceed the budget, so that the longest test is chosen sometimes.
 
     Args:
-        seed: of the run.
-        seconds: name -> duration.
+        seed: the seed of the run.
+        seconds: the duration of each name.
     """
     ordered = sorted(seconds)
     random.Random(seed).shuffle(ordered)

@@ -1,8 +1,8 @@
-"""Strangers at the ports of a training: programs that are no ranks, and the answers that they get.
+"""Programs that connect to the ports of a training without being ranks, and the answers that they get.
 
-`ATTACKS` are functions of a place, (address, port). Each returns the bytes that it was answered. `Knocking` does all of
-them, again and again, at whatever port a process listens on. `Recording` stands between a rank and its store and keeps
-what the rank said, for a replay.
+`ATTACKS` are functions of a place, (address, port). Each returns the bytes of the answer. `Knocking` runs all attacks
+repeatedly at every port on which a process listens. `Recording` relays between a rank and its store, and records what
+the rank sends, for a replay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from clary.train.collective.bootstrap.handshake import MAGIC, NONCE_BYTES, PROOF_BYTES, Role
 from clary.train.collective.bootstrap.store_server import REQUEST, SET
 
-LIMIT_S = 15.0  # until a stranger has to be hung up on; doors give one 10 s
+LIMIT_S = 15.0  # time within which a stranger must be disconnected; listeners allow one 10 s
 PROOF = 1 + PROOF_BYTES
 _LISTENING = "0A"
 _FOUR_GIB = 0xFFFFFFFF
@@ -32,17 +32,17 @@ HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff\xff\xff\x00\x00" + b"\xff" 
 
 
 def garbage(place):
-    """Send a request of HTTP."""
+    """Send HTTP requests."""
     return _said(place, HTTP)
 
 
 def zeros(place):
-    """Send more zeros than anybody should keep."""
+    """Send more zeros than a listener should buffer."""
     return _said(place, bytes(_FLOOD_BYTES))
 
 
 def forged_hello(place):
-    """Greet as the next rank in every role, and prove nothing."""
+    """Send the greeting of the next rank in every role, with a forged proof."""
     answers = b""
     for role in Role:
         answers += _said(place, MAGIC + _GREETING.pack(role, 1, 0, os.urandom(32)) + bytes(PROOF_BYTES))
@@ -50,7 +50,7 @@ def forged_hello(place):
 
 
 def oversize(place):
-    """Announce four GiB in place of a greeting, and after one, and begin to send them."""
+    """Announce four GiB in place of a greeting, and after a greeting, and begin to send them."""
     greeting = MAGIC + _GREETING.pack(Role.STORE, 1, 0, os.urandom(32))
     return _said(place, OVERSIZE + bytes(_FLOOD_BYTES)) + _said(place, greeting + OVERSIZE + bytes(_FLOOD_BYTES))
 
@@ -68,7 +68,7 @@ WORDS = (HTTP, OVERSIZE * 1000, HTTP2, bytes(65536), b"\xff" * 65536)
 
 
 def pestering(place):
-    """Return connections to a door that may let strangers talk on: silent ones, and one for each of `WORDS`."""
+    """Return connections to a listener that may never disconnect them: silent ones, and one for each of `WORDS`."""
     hangs_up(place)
     opened = silent(place)
     for words in WORDS:
@@ -80,16 +80,16 @@ def pestering(place):
 
 
 def silent(place, count=100):
-    """Return so many connections that say nothing."""
+    """Return `count` connections that send nothing."""
     opened = []
-    with contextlib.suppress(OSError):  # the door may have been closed meanwhile
+    with contextlib.suppress(OSError):  # the listener may have been closed meanwhile
         for _ in range(count):
             opened.append(socket.create_connection(place, timeout=5))
     return opened
 
 
 def is_hung_up_on(sock, limit_s=LIMIT_S):
-    """Whether the other side ends a connection in time."""
+    """Return whether the peer ends the connection within `limit_s`."""
     sock.settimeout(limit_s)
     try:
         while sock.recv(4096):
@@ -102,7 +102,7 @@ def is_hung_up_on(sock, limit_s=LIMIT_S):
 
 
 def listening_places(pid):
-    """Return the places of TCP on which a process listens; loopback for all addresses."""
+    """Return the TCP places on which a process listens; a wildcard address is given as loopback."""
     try:
         inodes = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
     except OSError:
@@ -111,10 +111,10 @@ def listening_places(pid):
 
 
 def places_of_table(pid, inodes=None):
-    """Return the places on which anything listens in the network of a process.
+    """Return the TCP places with a listener in the network namespace of a process.
 
     Args:
-        inodes: of the sockets that count, as links in /proc name them; None for all.
+        inodes: the sockets to include, named as the links in /proc/PID/fd; None for all.
     """
     found = []
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
@@ -127,7 +127,7 @@ def places_of_table(pid, inodes=None):
 
 
 def peak_bytes(pid):
-    """Return the most memory that a process has had."""
+    """Return the peak resident memory of a process, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
@@ -138,12 +138,11 @@ class Knocking:
     """Attacks all ports of a process, each from a thread of its own, until it is closed.
 
     Args:
-        pid: of the process.
+        pid: the process to attack.
 
     Attributes:
-        answers: what was said to each attack.
-        failures: doors that let a stranger talk for too long.
-        places: that were attacked.
+        answers: the bytes that each attack received. failures: errors of attacks, such as a listener that did not
+        disconnect in time. places: the places that were attacked.
     """
 
     def __init__(self, pid):
@@ -157,7 +156,7 @@ class Knocking:
         self._threads[0].start()
 
     def close(self):
-        """End the attacks; connections that say nothing stay until then."""
+        """End the attacks; silent connections stay open until then."""
         self._is_over.set()
         for thread in self._threads:
             thread.join(60)
@@ -165,7 +164,7 @@ class Knocking:
             sock.close()
 
     def await_places(self, count, limit_s=30.0):
-        """Wait until so many doors are being attacked."""
+        """Wait until `count` listeners are being attacked."""
         deadline = time.monotonic() + limit_s
         while len(self.places) < count:
             assert time.monotonic() < deadline, f"only {self.places} were there to be attacked"
@@ -186,9 +185,9 @@ class Knocking:
             for attack in ATTACKS:
                 try:
                     self.answers.append(attack(place))
-                except ConnectionRefusedError:  # the door is closed
+                except ConnectionRefusedError:  # the listener is closed
                     return
-                except OSError:  # or nobody takes more guests
+                except OSError:  # or the listener's backlog is full
                     pass
                 except AssertionError as error:
                     self.failures.append(f"{attack.__name__}: {error}")
@@ -196,11 +195,10 @@ class Knocking:
 
 
 class Recording:
-    """Stands between clients and a server of loopback, and keeps the words of the first client.
+    """Relays between clients and a server on loopback, and records the bytes of the first client.
 
     Attributes:
-        port: where clients come.
-        words: of the first client to the server.
+        port: the port on which it accepts clients. words: the bytes that the first client has sent to the server.
     """
 
     def __init__(self):
@@ -212,11 +210,11 @@ class Recording:
         self._start(self._serve)
 
     def lead_to(self, port):
-        """Lead clients to this port from here on."""
+        """Relay clients that connect from now on to this port."""
         self._port = port
 
     def close(self):
-        """End the listener; connections end with their clients."""
+        """Close the listener; open connections end with their clients."""
         self._listener.close()
 
     def _start(self, work, *arguments):
@@ -231,7 +229,7 @@ class Recording:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._port), timeout=10)
                 server.settimeout(None)
-            except ConnectionRefusedError:  # the server is not there yet: a rank tries again
+            except ConnectionRefusedError:  # the server does not listen yet: the rank retries
                 client.close()
                 continue
             except OSError:
@@ -250,7 +248,7 @@ class Recording:
 
 
 def assert_no_proof(answers):
-    """Assert that nobody proved anything to a stranger: it hears a nonce and a refusal at most, once a greeting."""
+    """Assert that no listener proved itself to a stranger: each greeting gets at most a nonce and a refusal."""
     for answer in answers:
         refused = NONCE_BYTES + PROOF
         assert len(answer) <= len(Role) * refused, answer
@@ -259,7 +257,7 @@ def assert_no_proof(answers):
 
 
 def _said(place, words):
-    """Return the answer to some words, until the other side hangs up."""
+    """Return the bytes received in answer to `words` until the peer disconnects."""
     answer = b""
     with socket.create_connection(place, timeout=5) as sock:
         sock.settimeout(LIMIT_S)
@@ -269,7 +267,7 @@ def _said(place, words):
                 answer += more
         except TimeoutError:
             raise AssertionError(f"{place} lets a stranger talk for {LIMIT_S} s") from None
-        except OSError:  # hung up on with words on their way
+        except OSError:  # the peer reset the connection while bytes were being sent
             pass
     return answer
 

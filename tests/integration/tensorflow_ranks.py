@@ -1,7 +1,4 @@
-"""Runs test functions on several ranks of a TensorFlow program, with the variables that the launcher of mpi sets.
-
-`functions_on_ranks` starts the ranks, once a session. Run as a script, this file is one rank.
-"""
+"""Runs test functions on several ranks of a TensorFlow program, with the variables that the mpi launcher sets."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ from functions_on_ranks import ROOT, Outcomes, failure_of, load, names, outcomes
 
 __all__ = ["assert_passed", "names", "outcomes"]
 PYTHON = ROOT / ".venvs/tensorflow/bin/python"
-_MEETING_LIMIT_S = 60  # for a rank that is held up, by the machine or by what it ends
-_STUCK_S = 100  # after it the stacks of all threads are logged, again and again
+_MEETING_LIMIT_S = 60  # for a rank that is delayed by a busy machine or by the cleanup of the previous function
+_STUCK_S = 100  # after this time the stacks of all threads are logged repeatedly
 
 
 @cache
 def outcomes(program: Path, size: int, limit_s: float = 400.0, **variables: str) -> Outcomes:
-    """Run a program on `size` ranks; by function, the error of each rank, None where it passed."""
+    """Run a program on `size` ranks; return, for each function, the error of each rank, or None where it passed."""
 
     def environment(rank: int) -> dict[str, str]:
         return {
@@ -43,7 +40,7 @@ def outcomes(program: Path, size: int, limit_s: float = 400.0, **variables: str)
 
 
 def assert_passed(program: Path, name: str, size: int, **variables: str) -> None:
-    """Fail with the words of each rank on which the function failed."""
+    """Fail with the errors of the ranks on which the function failed."""
     require_passed(program, name, outcomes(program, size, **variables)[name])
 
 
@@ -67,7 +64,7 @@ def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
 
 
 def _meet(folder: Path, name: str, rank: int, size: int) -> str:
-    """Wait until all ranks have come to a function; return a free port, which rank 0 chooses."""
+    """Wait until all ranks have reached a function; return a free port, which rank 0 chooses."""
     if rank == 0:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))

@@ -1,7 +1,7 @@
 """Runs test functions on several ranks of torch.distributed, with the interpreter of training programs.
 
-`functions_on_ranks` starts the ranks, once a session; every function gets a default group of its own. Run as a script,
-this file is one rank.
+`functions_on_ranks` starts the ranks once a session; every function gets its own default group. Run as a script, this
+file is one rank.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from functions_on_ranks import (
 __all__ = ["ROOT", "TRAIN_PYTHON", "assert_passed", "names", "outcomes"]
 TRAIN_PYTHON = Path(os.environ.get("CLARY_TEST_TRAIN_PYTHON", ROOT / ".venvs/train/bin/python"))
 _OPERATION_LIMIT_S = 20
-_MEETING_LIMIT_S = 60  # for a rank that is held up, by the machine or by what it ends
-_STUCK_S = 45  # a function that takes longer has its threads' stacks logged
+_MEETING_LIMIT_S = 60  # for a rank that is delayed by a busy machine or by the cleanup of the previous function
+_STUCK_S = 45  # the threads' stacks are logged for a function that takes longer
 
 
 @cache
 def outcomes(program: Path, size: int, limit_s: float = 170.0, **variables: str) -> Outcomes:
-    """Run a program on `size` ranks; by function, the error of each rank, None where it passed.
+    """Run a program on `size` ranks; return, for each function, the error of each rank, or None where it passed.
 
     Args:
-        variables: for the ranks' environment; `{rank}` in a value stands for the rank.
+        variables: the ranks' environment variables; `{rank}` in a value stands for the rank.
     """
 
     def environment(rank: int) -> dict[str, str]:
@@ -48,7 +48,7 @@ def outcomes(program: Path, size: int, limit_s: float = 170.0, **variables: str)
 
 
 def assert_passed(program: Path, name: str, size: int, **variables: str) -> None:
-    """Fail with the words of each rank on which the function failed."""
+    """Fail with the errors of the ranks on which the function failed."""
     require_passed(program, name, outcomes(program, size, **variables)[name])
 
 
@@ -62,7 +62,7 @@ def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
 
     torch.set_num_threads(1)
     register()
-    sys.path.insert(0, str(program.parent))  # what programs of one folder share
+    sys.path.insert(0, str(program.parent))  # for modules that the programs of one folder share
     module = load(program)
 
     def run(name: str) -> str | None:
@@ -89,13 +89,13 @@ def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
         return failure
 
     run_functions(program, rank, folder, run)
-    os._exit(0)  # torch's own threads may end a process that leaves otherwise with a signal
+    os._exit(0)  # torch's own threads may end a process with a signal if it exits in another way
 
 
 def _await_all(folder: Path, name: str, rank: int, size: int) -> None:
-    """Wait until all ranks have come to a function: one that was held up would find that its peer has given it up.
+    """Wait until all ranks have reached a function; otherwise a delayed rank would find that its peer has timed out.
 
-    The peer would be at the next function by then, which fails too, and so on until the last.
+    The peer would then be in the next function, which would fail too, and so would every later function.
     """
     (folder / f"at-{name}-{rank}").touch()
     deadline = time.monotonic() + _MEETING_LIMIT_S
@@ -106,8 +106,8 @@ def _await_all(folder: Path, name: str, rank: int, size: int) -> None:
 def _count_groups_from_none(name: str, rank: int) -> None:
     """Reset torch's count of groups, by which ranks name the default group.
 
-    torch resets it where a group is destroyed, not where making one has failed; ranks that do not fail alike would use
-    different names from then on.
+    torch resets the count when a group is destroyed, not when making a group fails; ranks of which only some failed
+    would use different names afterwards.
     """
     from torch.distributed import distributed_c10d
 
@@ -117,9 +117,10 @@ def _count_groups_from_none(name: str, rank: int) -> None:
 
 
 def _await_others(folder: Path, name: str, rank: int, size: int) -> None:
-    """Wait until all have come to the end of a function, or one has failed.
+    """Wait until all ranks have reached the end of a function, or one rank has failed.
 
-    A rank may still be joining a group of gloo that its peers have made and left; it would fail if they closed it.
+    A rank may still be joining a gloo group that its peers have already finished with; it would fail if they closed the
+    group.
     """
     (folder / f"through-{name}-{rank}").touch()
     deadline = time.monotonic() + _OPERATION_LIMIT_S

@@ -9,7 +9,7 @@ from clary.control.state_folder import StateFolder
 
 
 def page_of(service, name, page="", kind=dict):
-    """Return a page of a job as the command line asks for it."""
+    """Return the page of a job, fetched as the command line fetches it."""
     folder = StateFolder(service.home)
     url = f"{folder.read_service_record().url}/clary/v1/jobs/{name}" + (f"/{page}" if page else "")
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {folder.load_secrets().admin_token}"})

@@ -1,4 +1,4 @@
-"""Tuning jobs of tests: their requests, and the wait for their end."""
+"""Tuning jobs for tests: their requests, and the wait until they complete."""
 
 import time
 
@@ -7,19 +7,15 @@ from program_jobs import archive_of, put
 
 
 def tuning_request(aws, name, program, *, strategy, ranges, most, parallel, static=None, config=None, **members):
-    """Return a request that minimizes `loss=...` in the output of a program, which is stored.
+    """Store a program as a code archive; return a request that minimizes `loss=...` in its output.
 
     Args:
-        aws: clients.
-        name: of the tuning job.
-        program: text of the trials' train.py.
-        strategy: of the search.
-        ranges: ParameterRanges.
-        most: number of trials.
-        parallel: of them at a time.
+        aws: clients of the service. name: name of the tuning job.
+        program: text of the trials' train.py. strategy: the search strategy.
+        ranges: ParameterRanges. most: maximum number of trials. parallel: maximum number of trials at a time.
         static: hyperparameters of every trial.
-        config: further members of the tuning job's configuration.
-        members: of the training job definition.
+        config: further members of the tuning job's configuration. members: further members of the training job
+        definition.
     """
     job = job_request("x", "")
     specification = {key: value for key, value in job["AlgorithmSpecification"].items() if "Container" not in key}
@@ -48,7 +44,7 @@ def tuning_request(aws, name, program, *, strategy, ranges, most, parallel, stat
 
 
 def categories(**axes):
-    """Return ParameterRanges of so many numbered categories each."""
+    """Return ParameterRanges with `count` numbered categories for each name."""
     ranges = [{"Name": name, "Values": [str(number) for number in range(count)]} for name, count in axes.items()]
     return {"CategoricalParameterRanges": ranges}
 

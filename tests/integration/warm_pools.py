@@ -1,4 +1,4 @@
-"""Warm pools of a service, waited for and ended."""
+"""Functions that wait for the warm pools of a service, and end them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A SeaweedFS of its own, started for a test."""
+"""A SeaweedFS server that a test starts for itself."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from clary.control.objects.weed_process import remove_sockets
 START_TIMEOUT_S = 40.0
 KEYS = Credentials(access_key_id="agent-key", secret_access_key="agent-secret")
 SERVERS = ("s3", "filer", "volume", "master", "admin")
-GRPC_OFFSET = 10_000  # every server of weed listens on its port and on this much more
+GRPC_OFFSET = 10_000  # every weed server listens on its port and on its port plus this number
 
 
 def free_port() -> int:
-    """Return a port that the kernel gave and whose gRPC twin is free too."""
+    """Return a free port from the kernel whose gRPC port is free too."""
     while True:
         with socket.socket() as one, socket.socket() as other:
             one.bind(("127.0.0.1", 0))
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 class Weed:
-    """One `weed mini`, which can be killed and started again on its ports and data."""
+    """A `weed mini` process that can be killed and restarted on the same ports and data."""
 
     def __init__(self, folder: Path) -> None:
         own = Path(sysconfig.get_path("scripts")) / "weed"

@@ -44,7 +44,7 @@ def failure_of(call):
 
 
 def config(size, **more):
-    """Return a configuration: 1 rank a replica on 2 ranks, pipelines of 2 on 4; a fixed order of sums, to compare bits."""
+    """Return a configuration: 1 rank a replica on 2 ranks, pipelines of 2 on 4; sums in one order, to compare bits."""
     return {"ddp": True, "partitions": size // 2, "microbatches": 4, "active_microbatches": 1, **more}
 
 

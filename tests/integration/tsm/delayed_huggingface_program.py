@@ -1,4 +1,4 @@
-"""Models of transformers whose initialisation is delayed. Functions `test_...()`; see `torch_programs`."""
+"""Models of transformers whose initialisation is delayed: functions `test_...()` that `torch_programs` runs."""
 
 import torch
 from transformers import (

@@ -1,4 +1,4 @@
-"""Delayed initialisation and checkpointing of transformers' own models: the same bits as without."""
+"""Delayed initialisation and checkpointing of transformers' own models give the same bits as without them."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from needs import python_of
 PROGRAM = Path(__file__).with_name("delayed_huggingface_program.py")
 UNIT_RUNNER = ROOT / "tests/helpers/torch_programs.py"
 HF_PYTHON = python_of("hf")
-LIMIT_S = 200  # transformers is imported in seconds, in a minute on a machine that is busy
+LIMIT_S = 200  # importing transformers takes seconds, and a minute on a busy machine
 
 pytestmark = [
     pytest.mark.clients,
@@ -37,5 +37,5 @@ def outcomes():
 
 
 @pytest.mark.parametrize("name", names(PROGRAM))
-def test_delayed(name, outcomes):
+def test_delayed_models_of_transformers(name, outcomes):
     assert outcomes[name] is None, outcomes[name]

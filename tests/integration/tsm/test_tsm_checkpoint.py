@@ -8,7 +8,8 @@ from torch_ranks import assert_passed, names
 CHECKPOINT = Path(__file__).with_name("tsm_checkpoint_program.py")
 STATES = Path(__file__).with_name("tsm_states_program.py")
 
-pytestmark = pytest.mark.xdist_group("tsm-checkpoint")  # a program runs once a worker: all of them on one
+# a program runs once in each worker: run all its functions in one worker
+pytestmark = pytest.mark.xdist_group("tsm-checkpoint")
 
 
 @pytest.mark.timeout(200)
@@ -20,5 +21,5 @@ def test_distributed_checkpoints(name: str) -> None:
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(STATES))
 @pytest.mark.long
-def test_states(name: str) -> None:
+def test_local_and_sharded_states(name: str) -> None:
     assert_passed(STATES, name, 4, CLARY_TEST_BACKEND="gloo")

@@ -1,4 +1,4 @@
-"""Models of older transformers under `torch.sagemaker`, with sequences cut over ranks: 4.37 and 4.46."""
+"""Models of transformers 4.37 and 4.46 under `torch.sagemaker`, with sequences cut over ranks."""
 
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from needs import python_of
 PROGRAM = Path(__file__).with_name("tsm_context_older_program.py")
 VERSIONS = ("transformers-4.37", "transformers-4.46")
 
-pytestmark = pytest.mark.xdist_group("tsm-context-older")  # a program runs once a worker: all of them on one
+# a program runs once in each worker: run all its functions in one worker
+pytestmark = pytest.mark.xdist_group("tsm-context-older")
 
 
 @pytest.mark.timeout(200)

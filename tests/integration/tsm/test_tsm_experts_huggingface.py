@@ -11,7 +11,8 @@ from needs import python_of
 PROGRAM = Path(__file__).with_name("tsm_experts_huggingface_program.py")
 PYTHON = python_of("hf")
 
-pytestmark = pytest.mark.xdist_group("tsm-experts-huggingface")  # a program runs once a worker: all of them on one
+# a program runs once in each worker: run all its functions in one worker
+pytestmark = pytest.mark.xdist_group("tsm-experts-huggingface")
 
 
 @pytest.mark.needs("hf")

@@ -14,7 +14,7 @@ from clary.contract.launch_plan import Credentials
 from clary.train.parallel.fsdp.checkpoint import s3, s3_errors
 from clary.train.parallel.fsdp.checkpoint.s3 import S3FileSystem
 
-_ENTER_S = 0.2  # that a second thread has to come where one is
+_ENTER_S = 0.2  # time for a second thread to enter while the first is inside
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def client(service: Service) -> Iterator[Any]:
 
 
 def sent(client: Any) -> list[str]:
-    """Return a list to which the operations go that the client sends."""
+    """Return a list that receives the name of each operation that the client sends."""
     names: list[str] = []
     client.meta.events.register("before-send.s3.*", lambda event_name, **_: names.append(event_name.rpartition(".")[2]))
     return names
@@ -49,7 +49,7 @@ def write(files: S3FileSystem, path: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 11 * MIB])
-def test_what_is_written_is_read_whole_and_by_parts(client: Any, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_a_written_object_is_read_whole_and_in_ranges(client: Any, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(s3, "PART_BYTES", 5 * MIB)
     monkeypatch.setattr(s3, "_READ_BYTES", 4 * MIB)
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
@@ -78,7 +78,7 @@ def test_an_object_that_changes_while_it_is_read_is_refused(client: Any, monkeyp
             file.read(4)
 
 
-def test_what_cannot_succeed_is_asked_for_once(client: Any, service: Service) -> None:
+def test_errors_that_a_retry_cannot_mend_are_not_retried(client: Any, service: Service) -> None:
     names = sent(client)
     with pytest.raises(ClientError, match=r"NoSuchBucket|AccessDenied"):
         write(S3FileSystem(client=client), "s3://there-is-none/key", b"x")
@@ -109,7 +109,7 @@ def test_a_multipart_upload_that_fails_leaves_no_parts(client: Any, monkeypatch:
     assert client.head_object(Bucket=BUCKET, Key="parts")["ContentLength"] == 6 * MIB
 
 
-def test_threads_that_read_at_once_have_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_readers_share_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
     is_second, num_made = threading.Event(), 0
 
     def make(*_: Any) -> Any:

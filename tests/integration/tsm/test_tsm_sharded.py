@@ -1,4 +1,4 @@
-"""`torch.sagemaker`: sharded states of models that degrees have cut, as scripts save and load them, over gloo."""
+"""`torch.sagemaker`: sharded states of models cut by degrees, saved and loaded as scripts do, over gloo."""
 
 from pathlib import Path
 
@@ -8,7 +8,8 @@ from torch_ranks import assert_passed, names
 PROGRAM = Path(__file__).with_name("tsm_sharded_program.py")
 REPLICAS = Path(__file__).with_name("tsm_replicas_program.py")
 
-pytestmark = pytest.mark.xdist_group("tsm-sharded")  # a program runs once a worker: all of it on one
+# a program runs once in each worker: run all its functions in one worker
+pytestmark = pytest.mark.xdist_group("tsm-sharded")
 
 
 @pytest.mark.timeout(200)

@@ -1,4 +1,4 @@
-"""`torch.sagemaker`: mistakes of scripts that trained something else without a word are told, over gloo."""
+"""`torch.sagemaker`: mistakes of scripts that once silently trained another model now raise errors, over gloo."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ PROGRAM = Path(__file__).with_name("tsm_silent_program.py")
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.xdist_group("tsm-silent")  # a program runs once a worker: all of it on one
+@pytest.mark.xdist_group("tsm-silent")  # a program runs once in each worker: run all its functions in one worker
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_mistakes_on_two_ranks(name: str) -> None:
     assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo", CLARY_TEST_FAMILIES="own")

@@ -1,5 +1,5 @@
-"""`torch.sagemaker` cuts layers over tensor ranks: over gloo, with models written here and with those of transformers,
-which need an environment of their own."""
+"""`torch.sagemaker` cuts layers over tensor ranks: over gloo, with models written here and with models of transformers,
+which need another environment."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def variables(families: str) -> dict[str, str]:
     return {"CLARY_TEST_BACKEND": "gloo", "CLARY_TEST_FAMILIES": families}
 
 
-@pytest.mark.xdist_group("tsm-tensor-2")  # a program runs once a worker: all of it on one
+@pytest.mark.xdist_group("tsm-tensor-2")  # a program runs once in each worker: run all its functions in one worker
 @pytest.mark.parametrize("name", names(TRAINING))
 @pytest.mark.long
 def test_training_on_2_ranks(name: str) -> None:
@@ -37,7 +37,7 @@ def test_training_on_4_ranks(name: str) -> None:
 @pytest.mark.xdist_group("tsm-tensor-states")
 @pytest.mark.parametrize("name", names(STATES))
 @pytest.mark.long
-def test_states(name: str) -> None:
+def test_states_of_models_cut_over_tensor_ranks(name: str) -> None:
     assert_passed(STATES, name, 4, **variables("own"))
 
 

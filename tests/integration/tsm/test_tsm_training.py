@@ -7,7 +7,8 @@ from torch_ranks import assert_passed, names
 
 TRAINING = Path(__file__).with_name("tsm_training_program.py")
 
-pytestmark = pytest.mark.xdist_group("tsm-training")  # a program runs once a worker: all of them on one
+# a program runs once in each worker: run all its functions in one worker
+pytestmark = pytest.mark.xdist_group("tsm-training")
 
 
 @pytest.mark.long(25)

@@ -1,4 +1,4 @@
-"""Distributed checkpoints of `torch.sagemaker`: at once and later, whole or not at all."""
+"""Distributed checkpoints of `torch.sagemaker`: synchronous and asynchronous saves, each complete or refused."""
 
 import tempfile
 import threading
@@ -16,7 +16,7 @@ from clary.train.parallel.fsdp.checkpoint.storage import DistributedFileSystemWr
 
 
 def folder(name):
-    """Return a folder that all ranks see, new in every function."""
+    """Return a folder that all ranks see, new for every function."""
     made = [tempfile.mkdtemp(prefix=f"clary-{name}-") if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(made)
     return Path(made[0])
@@ -53,7 +53,7 @@ def test_a_group_saves_without_the_others(rank, size):
     )
 
 
-def test_what_is_not_finished_is_no_checkpoint(rank, size):
+def test_an_unfinished_checkpoint_cannot_be_loaded(rank, size):
     at = folder("unfinished")
     queue = AsyncCallsQueue()
     tensors = {f"of {rank}": torch.full((3,), float(rank))}
@@ -76,7 +76,7 @@ def broken():
     raise OSError("no space is left, said for this test")
 
 
-def test_a_save_that_fails_is_told_to_all_and_leaves_no_checkpoint(rank, size):
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_no_checkpoint(rank, size):
     at = folder("failed")
     tensors = {f"of {rank}": torch.ones(2)}
     save(tensors, checkpoint_id=at)
@@ -92,7 +92,7 @@ def test_a_save_that_fails_is_told_to_all_and_leaves_no_checkpoint(rank, size):
         refused(lambda: load(tensors, checkpoint_id=at), CheckpointException, "was not finished")
 
 
-def test_a_writer_that_does_not_answer_is_given_up_and_told_to_all(rank, size):
+def test_a_writer_that_exceeds_its_time_limit_fails_the_save_on_all_ranks(rank, size):
     at, may_write = folder("silent"), threading.Event()
     writer = DistributedFileSystemWriter(at, pre_write_hooks=[may_write.wait] if rank == 1 else [])
     limit, asynchronous.WRITE_LIMIT_S = asynchronous.WRITE_LIMIT_S, 0.2
@@ -106,13 +106,13 @@ def test_a_writer_that_does_not_answer_is_given_up_and_told_to_all(rank, size):
 
 
 class BrokenPlanner(DefaultSavePlanner):
-    """Has nothing to be copied."""
+    """Fails when it resolves an item's data."""
 
     def resolve_data(self, write_item):
         broken()
 
 
-def test_a_copy_to_host_memory_that_fails_is_told_to_all_at_once(rank, size):
+def test_a_copy_to_host_memory_that_fails_on_one_rank_fails_at_once_on_all(rank, size):
     at = folder("copy")
     planner = BrokenPlanner() if rank == 1 else None
     refused(
@@ -124,7 +124,7 @@ def test_a_copy_to_host_memory_that_fails_is_told_to_all_at_once(rank, size):
     save({f"of {rank}": torch.ones(2)}, checkpoint_id=at)
 
 
-def test_a_plan_that_fails_on_one_rank_is_told_to_all(rank, size):
+def test_a_plan_that_fails_on_one_rank_fails_on_all(rank, size):
     class Broken:
         def state_dict(self):
             broken()

@@ -1,4 +1,4 @@
-"""transformers' models with sequences cut over ranks, against themselves in one piece."""
+"""transformers' models with sequences cut over ranks, compared with the same models on whole sequences."""
 
 import copy
 
@@ -33,13 +33,14 @@ _SIZES = {
 
 
 def check(model, rank, size, communications=COMMUNICATIONS, **options):
-    """Loss, logits and gradients of a model, and those of its copies that are spread."""
+    """Compare loss, logits and gradients of a model with those of its copies whose sequences are spread."""
     group = TensorGroup(dist.group.WORLD, rank, size)
     generator = torch.Generator().manual_seed(7)
     tokens = torch.randint(0, _VOCABULARY, (2, 16), generator=generator)
     labels = tokens.clone()
     labels[0, :7] = -100
-    copies = [copy.deepcopy(model) for _ in communications]  # of one that keeps nothing yet of the length that it saw
+    # copied before the first forward pass: the model caches values for the length that it has seen
+    copies = [copy.deepcopy(model) for _ in communications]
     expected = model(tokens, labels=labels, **options)
     model.zero_grad()
     expected.loss.backward()
@@ -64,7 +65,7 @@ def test_llama(rank, size):
 
 
 def test_llama_with_positions_scaled_by_the_length(rank, size):
-    """The frequencies of all ranks are those of the whole sequence, which most ranks' positions do not tell."""
+    """All ranks use the frequencies of the whole sequence, whose length most ranks' positions do not reveal."""
     scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10.0}
     config = LlamaConfig(**_SIZES, max_position_embeddings=8, rope_parameters=scaled)
     check(LlamaForCausalLM(config), rank, size)
@@ -86,7 +87,7 @@ def test_mixtral(rank, size):
     check(MixtralForCausalLM(config), rank, size)
 
 
-def test_a_given_number_of_items_divides_the_sum(rank, size):
+def test_num_items_in_batch_divides_the_sum_of_losses(rank, size):
     model = LlamaForCausalLM(LlamaConfig(**_SIZES))
     tokens = torch.randint(0, _VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(7))
     expected = model(tokens, labels=tokens, num_items_in_batch=5).loss.detach()
@@ -119,7 +120,7 @@ def test_attention_dropout_needs_gathering(rank, size):
     assert "all_gather" in told, told
 
 
-def test_a_model_that_is_not_spread_does_not_share_a_configuration(rank, size):
+def test_spreading_a_model_does_not_change_the_configuration_of_another_model(rank, size):
     config = LlamaConfig(**_SIZES)
     model, other = LlamaForCausalLM(config), LlamaForCausalLM(config)
     spread_sequences(model, TensorGroup(dist.group.WORLD, rank, size))

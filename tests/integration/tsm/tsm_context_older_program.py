@@ -1,6 +1,7 @@
 """Models of transformers before 4.48 with sequences cut over ranks: classes of attention with SDPA and flash-attn.
 
-flash-attn needs a GPU to be installed: a module of its name stands in for it, by which models in one piece compute.
+flash-attn can be installed only with a GPU: a module of the same name replaces it and computes attention of whole
+models.
 """
 
 import inspect
@@ -16,7 +17,7 @@ WINDOW = 5
 
 
 def flash_attn_func(query, key, value, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1)):
-    """[B, S, H, D]; a query sees `window_size[0]` positions before its own."""
+    """Compute attention of tensors [B, S, H, D]; a query sees `window_size[0]` positions before its own."""
     assert causal
     assert not dropout_p
     places = torch.arange(query.shape[1])
@@ -68,7 +69,7 @@ _SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "initializer_range": 0.2,
-    "max_position_embeddings": 12,  # less than the 16 positions of the tests: tables have to grow
+    "max_position_embeddings": 12,  # less than the 16 positions of the tests, so position tables have to grow
 }
 
 
@@ -101,7 +102,7 @@ def test_mistral_with_sdpa(rank, size):
 
 
 def test_mistral_with_flash_attn_and_a_window(rank, size):
-    for window in (None, WINDOW, 12):  # 12 is more than a part, and less than the whole
+    for window in (None, WINDOW, 12):  # 12 is more than one rank's part of the sequence, and less than the whole
         config = MistralConfig(**_SIZES, num_key_value_heads=2, sliding_window=window)
         check(made(MistralForCausalLM, config, "flash_attention_2"), rank, size)
 
@@ -114,7 +115,7 @@ def test_mixtral(rank, size):
 
 def test_gpt_neox(rank, size):
     config = GPTNeoXConfig(**_SIZES, hidden_dropout=0.0, attention_dropout=0.0, rotary_pct=0.5)
-    # 4.37 asks q_proj, which it has not, for a dtype where hidden states are in float32.
+    # transformers 4.37 reads the dtype of q_proj, which GPT-NeoX lacks, if hidden states are in float32.
     check(made(GPTNeoXForCausalLM, config, "flash_attention_2").double(), rank, size)
 
 
@@ -124,7 +125,7 @@ def test_gradient_checkpointing_with_flash_attn(rank, size):
     check(model.train(), rank, size)
 
 
-def test_models_that_are_not_spread_have_their_own_attention(rank, size):
+def test_spreading_one_model_leaves_the_attention_of_another_unchanged(rank, size):
     config = LlamaConfig(**_SIZES)
     model, other = (made(LlamaForCausalLM, config, "flash_attention_2") for _ in range(2))
     tokens = torch.arange(12).unsqueeze(0)

@@ -1,4 +1,4 @@
-"""Sequences cut over the ranks of a context group against one process that sees them whole."""
+"""Sequences cut over the ranks of a context group, compared with one process that has the whole sequences."""
 
 import copy
 import math
@@ -87,7 +87,7 @@ def groups_of(rank, size, degree):
 
 
 def batches(num_data):
-    """Tokens and labels by step and data rank; not every token has a label."""
+    """Return tokens and labels by step and data rank; some tokens have no label."""
     generator = torch.Generator().manual_seed(7)
     made = []
     for _ in range(_STEPS):
@@ -175,18 +175,19 @@ def test_attention_over_parts_is_that_of_whole_sequences(rank, size):
                 close(part.grad, whole.grad[:, :, places], words)
 
 
-def test_attention_without_a_kernel_of_torch_is_the_same(rank, size):
+def test_attention_without_torchs_kernels_gives_the_same_results(rank, size):
     from clary.train.parallel.fsdp.context import blocks
 
     kept = blocks._KERNEL_DTYPES, blocks._MAX_SCORES
-    blocks._KERNEL_DTYPES, blocks._MAX_SCORES = {}, 2 * _HEADS * 2 * 3  # some queries at a time, not all
+    # small enough that queries are processed in several blocks
+    blocks._KERNEL_DTYPES, blocks._MAX_SCORES = {}, 2 * _HEADS * 2 * 3
     try:
         test_attention_over_parts_is_that_of_whole_sequences(rank, size)
     finally:
         blocks._KERNEL_DTYPES, blocks._MAX_SCORES = kept
 
 
-def test_sixteen_bits_lose_no_more_than_torchs_own_attention(rank, size):
+def test_bfloat16_attention_stays_within_the_tolerance_of_exact_attention(rank, size):
     group = TensorGroup(dist.group.WORLD, rank, size)
     torch.manual_seed(4)
     length = 8 * size
@@ -201,7 +202,7 @@ def test_sixteen_bits_lose_no_more_than_torchs_own_attention(rank, size):
         torch.testing.assert_close(out.float(), exact[:, :, places], rtol=0.03, atol=0.03)
 
 
-def test_labels_that_follow_cross_the_seams(rank, size):
+def test_labels_of_the_next_token_cross_the_boundaries_of_parts(rank, size):
     group = TensorGroup(dist.group.WORLD, rank, size)
     labels = torch.arange(2 * 4 * size).view(2, -1)
     following = torch.cat((labels[:, 1:], torch.full((2, 1), IGNORED_LABEL)), 1)
@@ -250,7 +251,7 @@ def test_outputs_of_all_kinds_and_checkpointed_layers(rank, size):
         close(only, logits, "logits without labels")
 
 
-def test_what_cannot_be_spread_is_refused(rank, size):
+def test_models_and_calls_that_cannot_be_spread_are_refused(rank, size):
     group = TensorGroup(dist.group.WORLD, rank, size)
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     model = spread_sequences(LlamaForCausalLM(), group)

@@ -1,4 +1,4 @@
-"""Expert and context parallelism as scripts ask for them, from `tsm.init` to full states, against one process."""
+"""Expert and context parallelism through the public API, from `tsm.init` to full states, compared with one process."""
 
 import copy
 
@@ -17,7 +17,7 @@ from clary.train.parallel.fsdp.session import init
 from clary.train.parallel.fsdp.state import state
 from clary.train.parallel.fsdp.training import clip_grad_norm_, transform
 
-MAX_NORM = 0.3  # below what gradients have
+MAX_NORM = 0.3  # below the norms of gradients: every step clips
 
 
 def wrapped(model, layer):
@@ -77,7 +77,7 @@ def test_experts_in_hybrid_shards(rank, size):
     check_experts(rank, size, "listed", {"expert_parallel_degree": 2, "hybrid_shard_degree": 2})
 
 
-def test_listed_experts_without_memory_are_drawn_apart(rank, size):
+def test_listed_experts_on_the_meta_device_get_different_values(rank, size):
     state.reset()
     init({"expert_parallel_degree": 2})
     with torch.device("meta"):

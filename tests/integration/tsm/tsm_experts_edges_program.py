@@ -1,4 +1,4 @@
-"""Experts spread over two ranks: policies of all kinds, tokens mixed, losses added, and refusals."""
+"""Experts spread over two ranks: all kinds of wrap policies, mixed tokens, added losses, and refusals."""
 
 import copy
 import functools
@@ -67,7 +67,7 @@ def test_fsdp_by_hand_without_a_policy(rank, size):
     close(loss.detach(), loss_of(alone, batches(size)[0][rank]).detach(), "loss")
 
 
-def test_checkpointed_layers_route_again_alike(rank, size):
+def test_checkpointed_layers_route_tokens_alike_when_recomputed(rank, size):
     from torch.utils.checkpoint import checkpoint
 
     groups = make_expert_groups(size, 0)
@@ -88,7 +88,7 @@ def test_checkpointed_layers_route_again_alike(rank, size):
             close(value, gradients[0][name], name)
 
 
-def test_only_training_is_balanced(rank, size):
+def test_tokens_are_balanced_only_in_training(rank, size):
     alone = Model("fused").eval()
     model = spread_experts(copy.deepcopy(alone), make_expert_groups(size, 0).ep, MoEConfig())
     tokens = batches(size)[0][rank]
@@ -114,7 +114,7 @@ def test_added_losses_reach_the_router_as_if_added_to_the_loss(rank, size):
     close(block.gate.weight.grad, alone.gate.weight.grad, "gradient of the router")
 
 
-def test_experts_of_the_first_rank_are_sent(rank, size):
+def test_from_first_rank_sends_experts_of_rank_0_to_all_ranks(rank, size):
     for layout in LAYOUTS:
         torch.manual_seed(5)
         expected = Model(layout)

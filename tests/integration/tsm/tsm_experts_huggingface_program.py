@@ -1,4 +1,4 @@
-"""transformers' Mixtral with its experts spread, against itself in one piece."""
+"""transformers' Mixtral with its experts spread over ranks, compared with the whole model."""
 
 import copy
 
@@ -127,7 +127,7 @@ def test_training_with_each_balancing_lowers_the_loss(rank, size):
         assert losses[-1] < 0.7 * losses[0], (balancing, losses)
 
 
-def test_experts_on_the_meta_device_are_drawn_apart(rank, size):
+def test_experts_on_the_meta_device_get_different_values(rank, size):
     with torch.device("meta"):
         model = mixtral()
     spread_experts(model, make_expert_groups(size, 0).ep, MoEConfig())

@@ -1,4 +1,4 @@
-"""Experts spread over ranks against one process that holds all of them and sees the batches of all ranks."""
+"""Experts spread over ranks, compared with one process that has all experts and the batches of all ranks."""
 
 import contextlib
 import copy
@@ -24,7 +24,7 @@ NONE = MoEConfig(moe_load_balancing="none")
 
 
 class FusedRouter(nn.Module):
-    """Chooses itself, as in transformers 5."""
+    """Selects experts itself, as in transformers 5."""
 
     def __init__(self):
         super().__init__()
@@ -78,7 +78,7 @@ class ListedExpert(nn.Module):
 
 
 class ListedBlock(nn.Module):
-    """As in transformers 4."""
+    """Holds its experts in a list, as in transformers 4."""
 
     def __init__(self):
         super().__init__()
@@ -126,7 +126,7 @@ class Model(nn.Module):
 
 
 def batches(size):
-    """Tokens of each rank in each step; ranks have different numbers of them."""
+    """Return the tokens of each rank in each step; ranks have different numbers of tokens."""
     generator = torch.Generator().manual_seed(7)
     return [
         [torch.randint(0, VOCABULARY, (2, 4 + rank), generator=generator) for rank in range(size)] for _ in range(STEPS)
@@ -138,7 +138,8 @@ def loss_of(model, tokens):
 
 
 def optimizer_of(model):
-    return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)  # small gradients' rounding stays small in steps
+    # with this eps, rounding errors of small gradients stay small in steps
+    return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
 
 
 def train_alone(model, size):
@@ -157,7 +158,7 @@ def close(found, expected, words):
 
 
 def own_of(whole, name, own, groups):
-    """The part of the parameters of one process that is this rank's `own` of the same name."""
+    """Return this rank's part of a parameter of the model in one process."""
     if whole.shape == own.shape:
         return whole
     return whole.chunk(groups.ep.size)[groups.ep.rank]
@@ -165,7 +166,7 @@ def own_of(whole, name, own, groups):
 
 @contextlib.contextmanager
 def wrapping(groups):
-    """FSDP's constructor as `tsm.init` makes it."""
+    """Replace FSDP's constructor as `tsm.init` does."""
     original = FSDP.__init__
     signature = inspect.signature(original)
 
@@ -223,7 +224,7 @@ def check_fsdp(rank, size, *, degree, layout="fused", shard_degree=0, config=NON
 
 
 def check_by_hand(rank, size, *, degree, layout, config=NONE):
-    """Without FSDP: gradients are averaged over the ranks that hold the same."""
+    """Compare without FSDP: gradients are averaged over the ranks that hold the same parameters."""
     alone = Model(layout)
     groups = make_expert_groups(degree, 0)
     model = spread_experts(copy.deepcopy(alone), groups.ep, config)
@@ -253,7 +254,7 @@ def test_gradients_are_those_of_one_process(rank, size):
             check_by_hand(rank, size, degree=degree, layout=layout)
 
 
-def test_gathering_does_the_same(rank, size):
+def test_gathered_experts_have_the_gradients_of_one_process(rank, size):
     config = MoEConfig(moe_load_balancing="none", moe_all_to_all_dispatcher=False)
     for layout in LAYOUTS:
         check_by_hand(rank, size, degree=size, layout=layout, config=config)
@@ -277,7 +278,8 @@ def test_fsdp_with_gathering(rank, size):
 
 
 def test_fsdp_by_hybrid_degrees(rank, size):
-    check_fsdp(rank, size, degree=2, shard_degree=2)  # of experts nothing is cut any more
+    # every rank has a whole shard of experts: FSDP cuts them no further
+    check_fsdp(rank, size, degree=2, shard_degree=2)
     check_fsdp(rank, size, degree=2, shard_degree=size)
     check_fsdp(rank, size, degree=2, shard_degree=1)
     if size > 2:
@@ -343,7 +345,8 @@ def test_experts_that_get_no_token_have_gradients_of_zero(rank, size):
     groups = make_expert_groups(size, 0)
     for config in (NONE, MoEConfig(moe_load_balancing="none", moe_all_to_all_dispatcher=False)):
         block = spread_experts(nn.Sequential(copy.deepcopy(alone)), groups.ep, config)[0]
-        hidden = torch.rand(0 if rank == size - 1 else 3, 2, WIDTH).add_(0.1).requires_grad_()  # the last has no token
+        # the last expert has no token
+        hidden = torch.rand(0 if rank == size - 1 else 3, 2, WIDTH).add_(0.1).requires_grad_()
         other = hidden.detach().clone().requires_grad_()
         block(hidden).square().sum().backward()
         alone.zero_grad()

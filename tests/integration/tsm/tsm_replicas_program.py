@@ -1,4 +1,4 @@
-"""Sharded states where FSDP shards nothing: the group of a model is its replicas, of which the first saves."""
+"""Sharded states where FSDP shards nothing: a model's process group is its replicas, and the first replica saves."""
 
 import copy
 
@@ -23,12 +23,12 @@ from clary.train.parallel.fsdp.state import state
 
 
 def test_slices_in_replicas_resume_bit_for_bit(rank, size):
-    """The group of a model is its replicas, of which the first saves: it waits for no other."""
+    """The process group of a model is its replicas; the first replica saves and waits for no other."""
     check_resume(1)
 
 
 def test_slices_of_flat_parameters_in_replicas_resume_bit_for_bit(rank, size):
-    """FSDP gives moments of flat parameters in shards over the replicas, of which one alone saves."""
+    """FSDP shards moments of flat parameters over the replicas, and only one replica saves them."""
     check_resume(1, use_orig_params=False)
     check_resume(1, ["neox"], tensor=1, use_orig_params=False)
     check_resume(1, ["neox"], is_later=True, use_orig_params=False)
@@ -58,7 +58,7 @@ def test_a_model_in_replicas_that_is_not_cut_resumes(rank, size):
     check_resume(1, ["neox"], tensor=1)
 
 
-def test_replicas_that_all_save_write_once(rank, size):
+def test_replicas_that_all_save_write_each_shard_once(rank, size):
     begun(1)
     at = folder("replicas")
     model, optimizer, _ = made(families()["neox"])

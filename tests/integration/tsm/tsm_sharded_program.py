@@ -1,7 +1,7 @@
-"""Sharded states of models that are cut, saved and loaded the way of AWS's shared scripts: a folder for each slice.
+"""Sharded states of cut models, saved and loaded as in AWS's shared scripts: one folder for each slice.
 
-Source: aws/amazon-sagemaker-examples, sm-distributed_model_parallel_v2/shared-scripts/checkpoints.py (Apache-2.0): what
-is called there, with which groups, and in what order.
+Source: aws/amazon-sagemaker-examples, sm-distributed_model_parallel_v2/shared-scripts/checkpoints.py (Apache-2.0): the
+calls, their groups, and their order.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ SHARDED = StateDictType.SHARDED_STATE_DICT
 
 
 def folder(name):
-    """Return a folder that all ranks see, new in every function."""
+    """Return a folder that all ranks see, new for every function."""
     made = [tempfile.mkdtemp(prefix=f"clary-{name}-") if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(made)
     return Path(made[0])
@@ -55,7 +55,7 @@ def made(make, seed=5, **options):
 
 
 def groups_of(model):
-    """Return the group that saves together, its planning rank, and whether this rank saves at all."""
+    """Return the group that saves together, the coordinator rank, and whether this rank saves at all."""
     group = model.process_group
     return group, min(dist.get_process_group_ranks(group)), state.ranker.get_rep_rank(dist.get_rank()) == 0
 
@@ -120,7 +120,7 @@ def load_slices(
 
 
 def check_resume(hybrid, names=("llama", "neox"), *, is_later=False, tensor=2, **options):
-    """Training goes on after a load with the bits with which it went on after the save."""
+    """Check that training after a load gives the same bits as training after the save."""
     queue = AsyncCallsQueue() if is_later else None
     later = {"load_fn": load, "reader": DistributedFileSystemReader} if is_later else {}
     for name in names:
@@ -132,7 +132,7 @@ def check_resume(hybrid, names=("llama", "neox"), *, is_later=False, tensor=2, *
         expected = train_cut(*one[:2], steps=2)
         if queue is not None and groups_of(one[0])[2]:
             assert queue.maybe_finalize_async_calls(blocking=True, process_group=one[0].process_group)
-        dist.barrier()  # replicas that do not save read what others have saved
+        dist.barrier()  # replicas that do not save load the files of the replica that saves
         other = made(families()[name], seed=6, **options)
         load_slices(at, *other, **later)
         assert train_cut(*other[:2], steps=2) == expected, name
@@ -157,7 +157,7 @@ def test_slices_saved_while_training_goes_on(rank, size):
     check_resume(0, ["llama tied"], is_later=True)
 
 
-def test_slices_are_not_saved_together(rank, size):
+def test_saving_different_slices_into_one_folder_is_refused(rank, size):
     begun()
     model, *_ = made(families()["neox"])
     with FSDP.state_dict_type(model, SHARDED):
@@ -214,7 +214,7 @@ def test_experts_in_shards_resume_bit_for_bit(rank, size):
     check_experts(rank, size, "listed", {"expert_parallel_degree": 2})
 
 
-def test_experts_of_which_each_rank_has_others_resume(rank, size):
+def test_experts_that_differ_between_all_ranks_resume(rank, size):
     check_experts(rank, size, "fused", {"expert_parallel_degree": 2, "hybrid_shard_degree": 2}, is_later=True)
     check_experts(rank, size, "fused", {"expert_parallel_degree": 4, "hybrid_shard_degree": 2})
 
@@ -242,7 +242,7 @@ def test_a_model_is_saved_and_loaded_in_one_call(rank, size):
 
 
 def check_other_degrees(rank, size, name, saved, wanted, *, hybrid=(0, 0), **options):
-    """A model and its optimizer, loaded at other degrees, are equal to the saved ones."""
+    """Check that a model and its optimizer, loaded at other degrees, equal the saved ones."""
     begun(hybrid[0], saved)
     at = folder("degrees")
     one = made(families()[name], **options)
@@ -268,7 +268,7 @@ def test_slices_are_loaded_into_other_degrees(rank, size):
     check_other_degrees(rank, size, "llama", 1, 2)
 
 
-def test_a_folder_of_another_slice_is_not_taken(rank, size):
+def test_a_folder_of_another_slice_is_refused(rank, size):
     begun()
     one = made(families()["neox"])
     at = folder("taken")

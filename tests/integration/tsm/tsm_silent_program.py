@@ -1,4 +1,4 @@
-"""Mistakes of scripts of SMP v2 that trained something else without a word; run by test_tsm_silent."""
+"""Mistakes of scripts of SMP v2 that once silently trained another model; run by test_tsm_silent."""
 
 import sys
 import types
@@ -41,7 +41,7 @@ def gradients_of(model):
 
 
 def assert_clips_alike(model):
-    """Clip by ours and by FSDP's own method, and see that both do the same."""
+    """Clip by our function and by FSDP's own method, and check that both give the same gradients."""
     before = gradients_of(model)
     norms, after = [], []
     for clip in (clip_grad_norm_, lambda model, limit: model.clip_grad_norm_(limit)):
@@ -98,25 +98,25 @@ def test_torchs_own_clipping_of_pieces_is_refused(rank, size):
             refused(call, RuntimeError, "call torch.sagemaker.grad_norm.clip_grad_norm_")
         clip_grad_norm_(model, 1.0)
     begun(1, tensor=1)
-    model = wrapped(transform(families()["llama"]()))  # nothing is cut
+    model = wrapped(transform(families()["llama"]()))  # no parameter is cut
     train(model)
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     state.reset()
     assert nn.utils.clip_grad_norm_ is EARLY.clip is OF_TORCH
 
 
-def test_tensor_ranks_with_other_batches_are_told(rank, size):
+def test_tensor_ranks_with_different_batches_are_refused(rank, size):
     begun()
     model = wrapped(transform(families()["llama"]()))
     refused(lambda: train(model, rank), ValueError, "input_ids of tensor rank 1 is another than that of tensor rank 0")
     begun()
     model = wrapped(transform(families()["llama"]()))
     train(model, rank // 2)
-    train(model, rank)  # the first pass alone is looked at
+    train(model, rank)  # only the first pass is checked
     state.reset()
 
 
-def test_whole_sequences_on_ranks_of_a_context_group_are_told(rank, size):
+def test_whole_sequences_on_ranks_of_a_context_group_are_refused(rank, size):
     whole = tokens_of(0) % 30
     for batch in (whole, torch.ones(2, 8, dtype=torch.long)):
         state.reset()
@@ -126,12 +126,12 @@ def test_whole_sequences_on_ranks_of_a_context_group_are_told(rank, size):
             words = "the same tokens, of shape (2, 8), and each needs its part"
             refused(lambda model=model, batch=batch: model(batch), ValueError, words)
         else:
-            model(batch)  # parts of it are alike
+            model(batch)  # parts of a constant batch are equal
     model(get_batch_for_cp_rank(whole))
     state.reset()
 
 
-def test_weights_that_differ_within_a_tensor_group_are_told(rank, size):
+def test_weights_that_differ_within_a_tensor_group_are_refused(rank, size):
     for keys, make in (
         ({"tensor_parallel_degree": 2}, families()["llama"]),
         ({"expert_parallel_degree": 2}, lambda: experts.Model("fused")),
@@ -144,7 +144,7 @@ def test_weights_that_differ_within_a_tensor_group_are_told(rank, size):
     state.reset()
 
 
-def test_an_optimizer_that_was_made_too_early_is_told(rank, size):
+def test_an_optimizer_made_before_its_parameters_were_replaced_is_refused(rank, size):
     begun(1)
     model = families()["llama"]()
     early = optimizer_of(model)
@@ -163,7 +163,7 @@ def test_an_optimizer_that_was_made_too_early_is_told(rank, size):
     optimizer_of(model).step()
     model = transform(families()["llama"]())
     early = optimizer_of(model)
-    train(wrapped(model))  # which hands parameters on
+    train(wrapped(model))  # with use_orig_params, FSDP keeps the parameters
     early.step()
     state.reset()
 
@@ -182,7 +182,7 @@ def test_slices_are_not_averaged_as_replicas(rank, size):
     nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
 
 
-def test_weights_of_rank_0_go_to_all(rank, size):
+def test_weights_loaded_from_rank_0_need_sync_module_states(rank, size):
     for tensor in (1, 2):
         begun(tensor=tensor)
         torch.manual_seed(rank)

@@ -36,7 +36,7 @@ class Model(nn.Module):
 
 
 def folder(name):
-    """Return a folder that all ranks see, new in every function."""
+    """Return a folder that all ranks see, new for every function."""
     made = [tempfile.mkdtemp(prefix=f"clary-{name}-") if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(made)
     return Path(made[0])
@@ -60,7 +60,7 @@ def train(model, optimizer, rank, steps):
     losses = []
     for step in steps:
         features = torch.randn(4, _WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
-        optimizer.zero_grad()  # before forward: FSDP misses it after that in units that stay whole
+        optimizer.zero_grad()  # before forward: after forward, FSDP's zero_grad misses units that stay whole
         loss = model(features).square().mean()
         loss.backward()
         optimizer.step()
@@ -79,16 +79,16 @@ def refused(call, kind, words):
 
 
 def check_local_resume(degree, rank, **options):
-    """Training goes on after a load with the bits with which it went on after the save."""
+    """Check that training after a load gives the same bits as training after the save."""
     at = folder("local")
     model, optimizer = made(degree, **options)
     train(model, optimizer, rank, [0, 1])
     with torch.no_grad():
-        model(torch.ones(1, _WIDTH))  # leaves FSDP's outermost unit whole, with SHARD_GRAD_OP all units
+        model(torch.ones(1, _WIDTH))  # leaves FSDP's outermost unit unsharded, with SHARD_GRAD_OP all units
     with sm_state_dict_type(model, LOCAL):
         saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 2}
         async_save(saved, checkpoint_id=at)
-    expected = train(model, optimizer, rank, [2, 3])  # in place, while the thread writes
+    expected = train(model, optimizer, rank, [2, 3])  # changes parameters in place while the thread writes
     assert maybe_finalize_async_calls(blocking=True)
     model, optimizer = made(degree, seed=1, **options)
     init_optim_state(optimizer, skip_empty_param=True)
@@ -119,7 +119,7 @@ def test_local_states_of_units_that_stay_whole_after_forward(rank, size):
     check_local_resume(0, rank, strategy=ShardingStrategy.SHARD_GRAD_OP)
 
 
-def test_between_forward_and_backward_no_state_is_taken(rank, size):
+def test_a_local_state_between_forward_and_backward_is_refused(rank, size):
     model, optimizer = made(0, strategy=ShardingStrategy.SHARD_GRAD_OP)
     train(model, optimizer, rank, [0])
     loss = model(torch.ones(1, _WIDTH)).sum()

@@ -1,4 +1,4 @@
-"""Small decoders for tests of tensor parallelism: written here in the build of Llama and of GPT-NeoX, or transformers'.
+"""Small decoders for tests of tensor parallelism: written here after Llama and GPT-NeoX, or taken from transformers.
 
 Batches are token ids [batch, sequence]; a model called with `labels` returns its loss, a mean over positions.
 """
@@ -18,13 +18,13 @@ _LAYERS = 2
 
 
 @dataclass
-class Output:  # FSDP looks for tensors in dataclasses
+class Output:  # FSDP finds tensors in dataclasses
     logits: torch.Tensor
     loss: torch.Tensor | None
 
 
 def rotate(states):
-    """Turn channels of [batch, heads, sequence, channels] by their position."""
+    """Rotate channels of [batch, heads, sequence, channels] by their position."""
     half = states.shape[-1] // 2
     angles = torch.arange(states.shape[2])[:, None] / 100 ** (torch.arange(half) / half)
     first, second = states[..., :half], states[..., half:]
@@ -142,7 +142,7 @@ class LlamaForCausalLM(nn.Module):
 
 
 class GPTNeoXAttention(nn.Module):
-    """With sizes as attributes of its own, as versions of transformers before 4.48 have them."""
+    """Attention with sizes as its own attributes, as in transformers before 4.48."""
 
     def __init__(self):
         super().__init__()
@@ -197,7 +197,7 @@ def loss_of(logits, labels):
 
 
 def families():
-    """Return functions that make models, by name: the families that CLARY_TEST_FAMILIES wants."""
+    """Return functions that make models, by the name of the family; CLARY_TEST_FAMILIES selects the families."""
     if os.environ["CLARY_TEST_FAMILIES"] == "own":
         return {
             "llama": lambda: LlamaForCausalLM(llama_config()),
@@ -233,7 +233,7 @@ def families():
 
 
 def two_families():
-    """Return those of `families` that differ most: tied weights and grouped heads, and fused matrices."""
+    """Return the two families that differ most: one with tied weights and grouped heads, one with fused matrices."""
     made = families()
     return {name: made[name] for name in ("llama tied", "neox")}
 

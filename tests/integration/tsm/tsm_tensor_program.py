@@ -1,4 +1,4 @@
-"""`transform` with tensor_parallel_degree 2 against the model in one piece, on 2 ranks and on 4."""
+"""`transform` with tensor_parallel_degree 2, compared with the whole model, on 2 and on 4 ranks."""
 
 import copy
 
@@ -31,12 +31,12 @@ def wrapped(model, layer=TransformerLayer, **options):
 
 
 def batches(num_data):
-    """Tokens [steps, data rank, batch, sequence]."""
+    """Return tokens [steps, data rank, batch, sequence]."""
     return torch.randint(4, VOCABULARY - 1, (_STEPS, num_data, 2, 9), generator=torch.Generator().manual_seed(7))
 
 
 def optimizer_of(model):
-    # A large epsilon: elements without a gradient but for rounding must not walk by the sign of that.
+    # A large epsilon: elements whose gradient is only rounding must not step by the sign of the rounding.
     return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
 
 
@@ -114,7 +114,7 @@ def test_losses_and_gradients_without_fsdp(rank, size):
                 parameter.grad, gradient, rtol=1e-4, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}"
             )
         whole = sum(one.numel() for one in alone.parameters())
-        most = 1.0 if name == "mixtral" else 0.75  # experts stay whole
+        most = 1.0 if name == "mixtral" else 0.75  # experts are not cut
         assert sum(one.numel() for one in model.parameters()) < most * whole, name
     state.reset()
 
@@ -136,7 +136,7 @@ def test_training_of_flat_parameters(rank, size):
     check_training(1, size, use_orig_params=False)
 
 
-def test_the_largest_gradient_is_clipped(rank, size):
+def test_clipping_by_the_infinity_norm_matches_one_process(rank, size):
     check_training(0, size, norm_type=float("inf"))
 
 

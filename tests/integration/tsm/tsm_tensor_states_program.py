@@ -1,4 +1,4 @@
-"""States of models that are cut over a tensor group: whole, local, from rank 0, and of values that come late."""
+"""States of models cut over a tensor group: whole, local, loaded from rank 0, and of delayed parameters."""
 
 import copy
 import tempfile
@@ -33,7 +33,7 @@ LOCAL = SMStateDictType.SM_LOCAL_STATE_DICT
 
 
 def folder(name):
-    """Return a folder that all ranks see, new in every function."""
+    """Return a folder that all ranks see, new for every function."""
     made = [tempfile.mkdtemp(prefix=f"clary-{name}-") if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(made)
     return Path(made[0])
@@ -187,9 +187,9 @@ def test_local_states_of_another_tensor_degree_are_refused(rank, size):
 
 
 def test_rank_0_gives_its_weights(rank, size):
-    """The others hold nothing until FSDP brings it to them, or other values."""
+    """Other ranks hold no values until FSDP broadcasts them, or hold different values."""
     for is_meta in (True, False):
-        for make in (families()["llama"], families()["neox"]):  # `to_empty` unties weights on its ranks alone
+        for make in (families()["llama"], families()["neox"]):  # `to_empty` unties weights on the ranks that call it
             begun()
             torch.manual_seed(rank)
             with torch.device("meta" if is_meta and rank else "cpu"):

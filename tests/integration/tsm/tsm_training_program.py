@@ -1,4 +1,4 @@
-"""FSDP with `hybrid_shard_degree` against one process that sees the batches of all ranks."""
+"""FSDP with `hybrid_shard_degree`, compared with one process that trains on the batches of all ranks."""
 
 import copy
 
@@ -23,7 +23,7 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.LayerNorm(_WIDTH)
-        self.up = nn.Linear(_WIDTH, 17)  # no multiple of any degree
+        self.up = nn.Linear(_WIDTH, 17)  # divisible by no degree
         self.down = nn.Linear(17, _WIDTH)
 
     def forward(self, hidden):
@@ -68,7 +68,7 @@ def wrapped(model, **options):
 
 
 def batches(size):
-    """Tokens [steps, rank, batch, sequence]."""
+    """Return tokens [steps, rank, batch, sequence]."""
     generator = torch.Generator().manual_seed(7)
     return torch.randint(0, 30, (_STEPS, size, 3, 5), generator=generator)
 
@@ -160,7 +160,7 @@ def test_flat_parameters_train_alike(rank, size):
 
 def test_groups_and_ranks_are_those_of_the_degree(rank, size):
     state.reset()
-    state.hybrid_shard_degree = 2  # as scripts assign it
+    state.hybrid_shard_degree = 2  # scripts assign it in this way
     init()
     assert state.hybrid_shard_degree == 2
     assert (state.rank, state.world_size, state.tp_size, state.tp_rank) == (rank, size, 1, 0)
@@ -190,10 +190,10 @@ def test_a_model_that_cannot_be_cut_is_refused(rank, size):
     assert dist.get_process_group_ranks(state.shard_process_group) == [rank % 2, rank % 2 + 2]
     refused(lambda: transform(Model()), ValueError, "Model has no layer that tensor_parallel_degree can cut")
     state.reset()
-    wrapped(Model())  # torch's own again
+    wrapped(Model())  # torch's own constructor again
 
 
-def test_what_was_assigned_before_holds_in_a_second_init(rank, size):
+def test_a_second_init_keeps_values_that_were_assigned_before_the_first(rank, size):
     state.reset()
     state.hybrid_shard_degree = 2
     init({"activation_loading_horizon": 3})
@@ -204,7 +204,7 @@ def test_what_was_assigned_before_holds_in_a_second_init(rank, size):
 
 
 def test_delayed_parameters_are_those_of_the_seed(rank, size):
-    """Every rank initialises each unit whole from the same seed: the model is that which one process makes so."""
+    """Every rank initialises each unit whole from the same seed: the model equals the model of one process."""
     state.reset()
     init({"hybrid_shard_degree": 2})
     with torch.device("meta"):
