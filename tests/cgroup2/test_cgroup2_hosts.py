@@ -1,4 +1,4 @@
-"""Cgroups of version 2 as a real kernel has them: `make test-cgroup2` boots one; elsewhere these are skipped."""
+"""Cgroups of version 2 on a real kernel, which `make test-cgroup2` boots; on other machines these tests are skipped."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ MOUNT = Path("/sys/fs/cgroup")
 
 
 def why_not():
-    """Say why these tests can not run here; empty if they can."""
+    """Return the reason why these tests cannot run on this machine; empty if they can."""
     if os.geteuid() != 0:
         return "needs root; make test-cgroup2 boots a machine for it"
     try:
@@ -58,7 +58,7 @@ def start_in(cgroup, script):
 
 @contextlib.contextmanager
 def spinning(cgroup, number):
-    """Let processes compute in a cgroup, or beside all of ours for None."""
+    """Run processes that compute in a cgroup; None: outside every cgroup of ours."""
     script = "print('spins', flush=True)\nwhile True: pass"
     processes = [
         subprocess.Popen([sys.executable, "-I", "-c", script], stdout=subprocess.PIPE, text=True)
@@ -97,7 +97,7 @@ def test_swap_is_no_way_around_the_limit():
         assert not path.exists() or path.read_text().strip() == "0"
 
 
-def test_counters_tell_of_memory_processors_and_throttling():
+def test_counters_report_memory_processor_time_and_throttling():
     with cgroup_of("counted", memory_bytes=256 * MIB, num_cpus=0.25) as cgroup, spinning(cgroup, 2) as processes:
         counters = find_host_cgroup(processes[0].pid)
         first = counters.read(looks_closely=True)
@@ -112,7 +112,7 @@ def test_counters_tell_of_memory_processors_and_throttling():
         assert then.throttling.num_throttled > first.throttling.num_throttled
 
 
-def test_ranks_of_all_hosts_get_what_others_get():
+def test_a_rank_gets_at_least_half_the_processor_time_of_another_process():
     with cgroup_of("one", num_cpus=2) as one, cgroup_of("two", num_cpus=2) as two:
         family = Path(one.folders[0]).parent
         assert (family / "cpu.weight").read_text().strip() == "400"
@@ -168,7 +168,7 @@ print(json.dumps(facts))
 
 
 def as_user(*entered):
-    """Let a user without rights, in these cgroups or in our own, make a host; return the outcome."""
+    """Make a host as an unprivileged user, in these cgroups or, without any, in our own; return the outcome."""
     script = AS_USER.format(sources=SOURCES, enter=[f"{folder}/cgroup.procs" for folder in entered], user=USER)
     done = subprocess.run(
         [sys.executable, "-I", "-c", script], capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -201,7 +201,7 @@ def test_user_limits_hosts_in_a_delegated_cgroup_that_holds_processes(prepared):
     assert (facts["status"], facts["kills"], facts["refusal"]) == (-signal.SIGKILL, 1, None)
 
 
-def test_user_limits_hosts_beside_a_leaf_that_was_prepared_too(prepared):
+def test_user_limits_hosts_beside_a_delegated_leaf_cgroup(prepared):
     leaf = prepared / "leaf"
     leaf.mkdir()
     os.chown(leaf, USER, USER)
@@ -211,14 +211,14 @@ def test_user_limits_hosts_beside_a_leaf_that_was_prepared_too(prepared):
     assert facts["after"].strip() == "/prepared.slice/user/leaf"
 
 
-def test_user_without_a_cgroup_of_its_own_is_watched():
+def test_hosts_of_a_user_without_a_delegated_cgroup_are_watched_instead_of_limited():
     facts = as_user()
     assert (facts["looked"], facts["said"], facts["limits"]) == ("watch", "watch", False)
     assert "Permission denied" in facts["why"][0]
 
 
 def test_limit_that_was_set_for_the_service_stays_above_its_hosts():
-    """Root in a cgroup with a limit of its own, as of a unit with MemoryMax: hosts lie below it."""
+    """Root runs in a cgroup with its own limit, like a unit with MemoryMax: cgroups of hosts lie below that cgroup."""
     unit = MOUNT / "limited.service"
     (MOUNT / "cgroup.subtree_control").write_text("+memory +cpu +pids")
     unit.mkdir()

@@ -1,4 +1,4 @@
-"""A service with a scheduler of boxes alone, on the head of a bed, and waits.
+"""A service on the head of a bed that has only the scheduler of boxes, and helpers that wait for it.
 
 Where: tests of boxes over a real sshd (`box_world`), and of jobs on boxes (`box_heads`).
 """
@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class BoxService:
-    """The service of `box_service.py` on the head of a bed."""
+    """The process of `box_service.py` on the head of a bed."""
 
     def __init__(self, bed):
         self.bed = bed
 
     def start(self, *, advertised=HEAD_ADDRESS):
-        """Start it, on an earlier one's records; boxes are told this address."""
+        """Start the service on the records of an earlier one; boxes receive this address."""
         program = str(ROOT / "tests/helpers/box_service.py")
         command = [sys.executable, program, str(self.bed.home), advertised, str(PORT)]
         self._process = subprocess.Popen(
@@ -40,13 +40,13 @@ class BoxService:
         return self
 
     def kill(self):
-        """End it as by a crash."""
+        """Kill the service, as a crash would end it."""
         for child in Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split():
             os.kill(int(child), signal.SIGKILL)
         self._leave()
 
     def stop(self):
-        """End it in order."""
+        """Shut the service down in order."""
         if self._process.poll() is None:
             self._process.stdin.close()
         self._leave()
@@ -65,12 +65,12 @@ class BoxService:
         return json.loads(line)
 
     def told(self, tag):
-        """Return one allocation."""
+        """Return the scheduler's record of one allocation."""
         return self.ask("allocations").get(tag)
 
 
 def until(look, words, *, limit_s=START_LIMIT_S):
-    """Wait until a look is true; return its result."""
+    """Call `look` until its result is true; return the result."""
     deadline = time.monotonic() + limit_s
     while True:
         found = look()

@@ -14,7 +14,7 @@ from clary.testing.box_bed import HEAD, HEAD_ADDRESS, PORT, BoxBed
 from clary.testing.joined_network import network_of
 from needs import require
 
-SYSTEM_PYTHON = "/usr/bin/python3"  # which every user of a box may run
+SYSTEM_PYTHON = "/usr/bin/python3"  # every user of a box may execute it
 SETTINGS = f"""
 engine = "boxes"
 advertise_url = "https://{HEAD_ADDRESS}:{PORT}"
@@ -25,7 +25,7 @@ environments = {{ system = "{SYSTEM_PYTHON}" }}
 
 
 class BoxJobs(RunningService):
-    """A service on the head of a bed, and its clients."""
+    """A service on the head of a bed of boxes, and its clients."""
 
     def clary(self, *arguments, check=True, timeout=90):
         """Run a command of `clary` on the head."""
@@ -36,12 +36,12 @@ class BoxJobs(RunningService):
 
 @contextlib.contextmanager
 def box_service(owners, *, settings=SETTINGS, num_boxes=2, variables=None):
-    """A service without boxes on the head of a bed, whose network this thread joins, until the block ends.
+    """Run a service without boxes on a bed's head; this thread joins the head's network until the block ends.
 
     Args:
-        owners: of what tests leave.
-        settings: of the service.
-        num_boxes: of the bed.
+        owners: record of leftovers of tests.
+        settings: settings of the service, as TOML.
+        num_boxes: number of boxes of the bed.
         variables: a function of the service's home that returns variables of the service; None for no others.
     """
     require("sshd")

@@ -1,7 +1,7 @@
-"""A real service whose hosts come from real boxes; modules say `pytest_plugins = ["box_jobs"]`.
+"""A fixture with a real service whose hosts run on real boxes; a module loads it by `pytest_plugins = ["box_jobs"]`.
 
 The service runs on the bed's head, and this process joins the head's network for as long as the module runs. A module
-may have `SERVICE_VARIABLES`, a function of the service's home.
+may define `SERVICE_VARIABLES`, a function that maps the service's home to its variables.
 """
 
 import pytest
@@ -10,6 +10,6 @@ from box_heads import box_service
 
 @pytest.fixture(scope="module")
 def boxes(request, leftover_owners):
-    """A service without boxes, for a module."""
+    """A service to which no box has been added, shared by a module's tests."""
     with box_service(leftover_owners, variables=getattr(request.module, "SERVICE_VARIABLES", None)) as made:
         yield made

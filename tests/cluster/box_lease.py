@@ -1,4 +1,4 @@
-"""The lease of one host on a box. Its boot is a stand-in that notes each signal."""
+"""The lease of one host on a box, whose boot is a stand-in that records each signal."""
 
 import json
 

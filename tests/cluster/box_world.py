@@ -1,6 +1,6 @@
-"""Fixtures of modules that need boxes; such a module says `pytest_plugins = ["box_world"]`.
+"""Fixtures for modules that need boxes; a module loads them by `pytest_plugins = ["box_world"]`.
 
-A module has one bed. Each test has a service of its own, and leaves the boxes as they were.
+The tests of a module share one bed. Each test has its own service, and leaves the boxes as it found them.
 """
 
 import itertools
@@ -19,7 +19,7 @@ _NUMBERS = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def bed(leftover_owners):
-    """A head and two boxes, as a module's tests share them."""
+    """A head and two boxes, shared by a module's tests."""
     require("sshd")
     folder = Path(tempfile.mkdtemp(prefix=f"clary-boxes-{os.getpid()}-", dir="/var/tmp"))
     folder.chmod(0o755)
@@ -36,7 +36,7 @@ def bed(leftover_owners):
 
 @pytest.fixture
 def service(bed):
-    """A new service on the head; boxes that a test has added are removed after it."""
+    """A new service on the head; after the test, the boxes that the test has added are removed."""
     bed.home = bed.folder / f"service-{next(_NUMBERS)}"
     made = BoxService(bed)
     try:

@@ -1,6 +1,6 @@
-"""One service per engine for the same tests; modules say `pytest_plugins = ["engine_services"]`.
+"""A fixture with one service per engine; a module loads it by `pytest_plugins = ["engine_services"]`.
 
-The fixture `engine` has the three values local, slurm and boxes. Clients are this process and its children: it joins
+The fixture `engine` has the values local, slurm and boxes. Clients are this process and its children: the process joins
 the network of the service's head for as long as the module's tests of one engine run.
 """
 
@@ -42,18 +42,18 @@ visible_folders = "{ROOT / ".venvs"}"
 
 @dataclass
 class EngineService:
-    """A service, its clients, and facts on its engine."""
+    """A service, its clients, and facts about its engine."""
 
-    name: str  # of the engine
+    name: str  # name of the engine
     service: RunningService
     aws: Clients
-    num_hosts: int  # that it has at a time
-    host_timeout_s: float  # from the last word of a host to its loss
-    kill_process: Callable[[int], object]  # takes a pid as the service's machine numbers it
-    on_machines: Callable[[str], object]  # runs a shell command on each machine of hosts; $FOLDER has their hosts
+    num_hosts: int  # that the engine can run at a time
+    host_timeout_s: float  # from a host's last message until it counts as lost
+    kill_process: Callable[[int], object]  # takes a pid in the pid namespace of the service
+    on_machines: Callable[[str], object]  # runs a shell command on each machine with hosts; $FOLDER: folder of hosts
 
     def kill_service(self):
-        """End the service by SIGKILL, and start it again."""
+        """Kill the service with SIGKILL, and start it again."""
         record = json.loads((self.service.home / "run" / "service.json").read_text())
         self.kill_process(record["pid"])
         time.sleep(0.5)
@@ -75,7 +75,7 @@ class EngineService:
     ],
 )
 def engine(request, leftover_owners, tmp_path_factory):
-    """A service on this engine, for a module."""
+    """A service on this engine, shared by a module's tests."""
     with {"local": _local, "slurm": _slurm, "boxes": _boxes}[request.param](leftover_owners, tmp_path_factory) as made:
         yield made
 

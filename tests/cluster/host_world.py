@@ -1,4 +1,4 @@
-"""A place for hosts under test: folders, namespaces that stand for an anchor's, and listeners."""
+"""Helpers for hosts under test: folders, namespaces in place of an anchor's, and listeners."""
 
 import contextlib
 import glob
@@ -21,7 +21,7 @@ from clary.contract.launch_plan import Isolation, Resources
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 PYTHON = "/usr/bin/python3"  # every user may execute it, unlike one in root's home
 NOBODY = 65534
-PACKAGE_FOLDER = str(Path(clary.__file__).parent)  # with the files that ranks start from, as every host of a job has it
+PACKAGE_FOLDER = str(Path(clary.__file__).parent)  # holds the files that ranks start from; hosts of jobs show it too
 DEADLINE_S = 20.0
 
 
@@ -69,7 +69,7 @@ class HostWorld:
         return path
 
     def hold_namespaces(self):
-        """Start a process with own network (and user) namespaces; returns its pid."""
+        """Start a process with its own network (and user) namespaces; return its pid."""
         command = ["unshare", "--net", "sh", "-c", "ip link set lo up; echo up; exec sleep 300"]
         if self.mode == "user":
             command[1:2] = ["-Urn"]
@@ -97,7 +97,7 @@ class HostWorld:
             user_namespace_path=user,
             hosts_file=fields.pop("hosts_file", {"algo-1": "10.9.0.1", "algo-2": "10.9.0.2"}),
             resources=Resources(num_cpus=num_cpus, memory_bytes=memory_bytes),
-            cgroup_name=f"test-{os.getpid()}-{unique}",  # the check for leftovers knows them by it
+            cgroup_name=f"test-{os.getpid()}-{unique}",  # the check for leftovers finds cgroups by this name
             visible_folders=fields.pop("visible_folders", (PACKAGE_FOLDER,)),
             **fields,
         )
@@ -109,7 +109,7 @@ class HostWorld:
         return program, listener
 
     def run(self, script, *, sandbox=None):
-        """Run a shell script to its end; returns its output."""
+        """Run a shell script to its end; return its output."""
         program, listener = self.start(shell(script), sandbox=sandbox)
         result = program.wait(DEADLINE_S)
         program.close()
@@ -117,15 +117,15 @@ class HostWorld:
         return listener.text()
 
     def expect_no_cgroup_of(self, sandbox):
-        """After the death of a host's agent: wait until its cgroup is gone too."""
+        """Wait until the cgroup of a host whose agent has died is gone."""
         if self.mode == "user" and os.geteuid() == 0:
-            # What became another user cannot remove root's cgroup; the next start takes it over.
+            # A process that has become another user cannot remove root's cgroup; the next start takes the cgroup over.
             assert HostCgroup.create(sandbox.cgroup_name, sandbox.resources).remove() is None
         else:
             eventually(lambda: not glob.glob(f"/sys/fs/cgroup/**/{sandbox.cgroup_name}", recursive=True))
 
     def close(self):
-        with contextlib.ExitStack() as left:  # the last comes first, and the rest comes also if one of them fails
+        with contextlib.ExitStack() as left:  # runs the last callback first, and all even if one fails
             left.callback(shutil.rmtree, self.base)
             for holder in self._holders:
                 left.callback(end_holder, holder)

@@ -1,4 +1,4 @@
-"""The fixture `world` of tests of hosts: one world a mode, and a reason where this machine cannot have one."""
+"""The fixture `world` for tests of hosts: one world per mode, skipped with a reason if the machine lacks the mode."""
 
 import os
 
@@ -13,11 +13,11 @@ EVERY_MODE = (*ISOLATED, "plain")
 
 
 def world_of(modes, make=HostWorld):
-    """Return a fixture; a module gives it the name `world`.
+    """Return a fixture, which a module assigns to the name `world`.
 
     Args:
         modes: `ISOLATED` or `EVERY_MODE`.
-        make: called with a mode.
+        make: called with a mode, returns the world.
     """
 
     @pytest.fixture(params=modes)

@@ -17,7 +17,7 @@ LEAVES = "open('left', 'w').close(); print('ended')"
 
 
 class KeeperWorld(HostWorld):
-    """One host of a pool, whose attempts are programs of one line."""
+    """One host of a pool, whose attempts are one-line programs."""
 
     def __init__(self, mode):
         super().__init__(mode)
@@ -51,7 +51,7 @@ class KeeperWorld(HostWorld):
         return program, listener, folder
 
     def ready_place(self):
-        """Return the folder of the host that stands by, or None."""
+        """Return the folder of the standby host, or None."""
         ready = self.keeper._ready
         return ready.place if ready is not None else None
 
@@ -63,7 +63,7 @@ class KeeperWorld(HostWorld):
 
 
 def finish(program, listener):
-    """Wait for a program's end."""
+    """Wait until a program ends."""
     result = program.wait(DEADLINE_S)
     assert result is not None, listener.text()
     program.close()

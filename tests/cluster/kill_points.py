@@ -1,6 +1,6 @@
-"""Points of a launch at which a service kills itself, and waits of the tests that have it do so.
+"""Points of a launch at which a service kills itself, and helpers of the tests that set such a point.
 
-Where: services that are killed have `killed_services` on their PYTHONPATH; two modules name points, one an engine.
+Where: such services have `killed_services` on their PYTHONPATH; two test modules, one per engine, name points.
 """
 
 import json
@@ -9,7 +9,8 @@ from pathlib import Path
 
 NUM_LINES = 12
 PROGRAM = f"for i in $(seq {NUM_LINES}); do echo line $i of $(hostname); sleep 0.2; done"
-# What is done, before or after it, and which call of it; in the order of a launch. An engine has its own in between.
+# (step, before or after the step, number of the call), in the order of a launch. Each engine adds its own points
+# between the two tables.
 ASKED_POINTS = {
     "before-the-allocation-is-stored": ("AllocationAsked", "before", 1),
     "after-the-allocation-is-stored": ("AllocationAsked", "after", 1),
@@ -30,29 +31,29 @@ GRANTED_POINTS = {
 
 
 def kill_point_of(home):
-    """Return the file that tells the service of a state folder where to kill itself."""
+    """Return the path of the file that holds the kill point for the service of this state folder."""
     return home / "kill-point.json"
 
 
 def service_variables(home):
-    """Return the variables of a service that kills itself where its file says."""
+    """Return the variables of a service that kills itself at the point in its file."""
     return {"PYTHONPATH": str(Path(__file__).parent / "killed_services"), "KILL_POINT_FILE": str(kill_point_of(home))}
 
 
 def set_kill_point(home, point, job):
-    """Have the service of a state folder kill itself at a point.
+    """Write the point at which the service of a state folder kills itself.
 
     Args:
-        home: its state folder.
-        point: what is done, before or after, and which call of it.
-        job: that makes each test's words its own.
+        home: state folder of the service.
+        point: (step, "before" or "after", number of the call).
+        job: name of the test's job, which makes the file's content unique.
     """
     what, when, call = point
     kill_point_of(home).write_text(json.dumps({"point": what, "when": when, "call": call, "job": job}))
 
 
 def soon(look, *, within_s=30.0, what="it"):
-    """Return the first answer of a look that counts as true."""
+    """Call `look` until its result is true; return the result."""
     deadline = time.monotonic() + within_s
     while not (found := look()):
         assert time.monotonic() < deadline, f"{what} did not come to be"
@@ -61,12 +62,12 @@ def soon(look, *, within_s=30.0, what="it"):
 
 
 def service_pid(home):
-    """Return the process of the service of a state folder, as its machine numbers it."""
+    """Return the pid of the service of a state folder, in the service's own pid namespace."""
     return json.loads((home / "run" / "service.json").read_text())["pid"]
 
 
 def is_there(pid):
-    """Whether a process lives, as this machine numbers it."""
+    """Return whether a process with this pid of this machine lives."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -24,7 +24,7 @@ namespaces.setns(os.open(sys.argv[1], os.O_RDONLY), namespaces.CLONE_NEWNET)
 
 
 class LocalHosts(LocalEngine):
-    """The local engine with a pool for each job, which is named after it and goes with its attempt."""
+    """The local engine with one pool per job, which is named after the job and is removed with the job's attempt."""
 
     async def launch(self, plan):
         folder = self._folder(f"pool_{plan.job_name}", 1)
@@ -62,7 +62,7 @@ class Host:
 
 
 class Server:
-    """A program that serves inside a host while the block lasts; it prints a line when it listens."""
+    """A server program inside a host, for as long as the block lasts; it prints a line once it listens."""
 
     def __init__(self, host, code):
         self._process = host.start(code)

@@ -1,4 +1,4 @@
-"""Unmodified SageMaker jobs on boxes, from nothing but a key to Completed, and through failures. Needs root."""
+"""Unmodified SageMaker jobs on boxes: from adding a box by ssh to Completed, and through failures. Needs root."""
 
 import json
 import os
@@ -21,17 +21,17 @@ NOTHING_TO_JOB_LIMIT_S = 120.0
 
 @pytest.fixture
 def aws(boxes):
-    """Clients, with both boxes there; nothing runs on them after a test."""
+    """Clients of a service with both boxes added; no job runs on the boxes after a test."""
     if len(json.loads(boxes.clary("hosts", "--json").stdout)["boxes"]) < 2:
         boxes.clary("hosts", "add", "ml@box1", "root@box2")
     yield boxes.aws
     for job in boxes.aws.sagemaker.list_training_jobs(StatusEquals="InProgress")["TrainingJobSummaries"]:
-        boxes.aws.sagemaker.stop_training_job(TrainingJobName=job["TrainingJobName"])  # of a test that has failed
+        boxes.aws.sagemaker.stop_training_job(TrainingJobName=job["TrainingJobName"])  # jobs left by a failed test
     until(lambda: not running(boxes), "hosts of jobs end", limit_s=60.0)
 
 
 def running(boxes):
-    """Return the processes on boxes that are not the daemon's own."""
+    """Return the processes on boxes that do not belong to the daemon."""
     found = [args for box in boxes.bed.boxes for args in boxes.bed.processes(box).values()]
     return [args for args in found if ".pyz run " not in args]
 
@@ -54,7 +54,7 @@ def lines_of(aws, name, word):
     return [line for line in log_of(aws, name) if word in line and not line.startswith("clary:")]
 
 
-def test_from_nothing_to_a_job_of_two_boxes(boxes):
+def test_two_boxes_are_added_and_run_a_job(boxes):
     began = time.monotonic()
     boxes.clary("hosts", "add", "ml@box1", "root@box2")
     name = unique("first")
@@ -70,7 +70,7 @@ def test_from_nothing_to_a_job_of_two_boxes(boxes):
 
 
 @pytest.mark.long
-def test_a_job_that_waits_says_for_which_boxes(boxes, aws):
+def test_a_pending_job_names_the_boxes_that_it_waits_for(boxes, aws):
     first, second = unique("holder"), unique("waits")
     aws.sagemaker.create_training_job(**job_request(first, "sleep 300", ResourceConfig=hosts(2)))
     wait(aws, first, until=("Training",))
@@ -86,7 +86,7 @@ def test_a_job_that_waits_says_for_which_boxes(boxes, aws):
 
 
 @pytest.mark.long
-def test_a_service_and_a_daemon_that_are_killed_cost_no_line(boxes, aws):
+def test_no_log_line_is_lost_when_the_service_and_a_daemon_are_killed(boxes, aws):
     name = unique("survives")
     command = "for i in $(seq 40); do echo line $i of $(hostname); sleep 0.25; done"
     aws.sagemaker.create_training_job(**job_request(name, command, ResourceConfig=hosts(2)))
@@ -106,7 +106,7 @@ def test_a_service_and_a_daemon_that_are_killed_cost_no_line(boxes, aws):
 
 
 @pytest.mark.long
-def test_a_drained_box_interrupts_its_job_which_hears_it_once(boxes, aws):
+def test_a_drained_box_interrupts_its_job_with_one_sigterm(boxes, aws):
     name = unique("drained")
     command = "trap 'echo heard SIGTERM on $(hostname); exit 143' TERM; for i in $(seq 600); do sleep 0.1; done"
     request = job_request(name, command, ResourceConfig=hosts(1), RetryStrategy={"MaximumRetryAttempts": 2})
@@ -126,7 +126,7 @@ def test_a_drained_box_interrupts_its_job_which_hears_it_once(boxes, aws):
 
 
 @pytest.mark.long(35)
-def test_a_box_that_loses_power_costs_a_try_and_the_job_goes_on_elsewhere(boxes, aws):
+def test_a_box_that_loses_power_costs_one_attempt_and_the_job_resumes_on_other_boxes(boxes, aws):
     name = unique("power")
     command = "for i in $(seq 60); do sleep 0.25; done; echo done"
     request = job_request(name, command, ResourceConfig=hosts(1), RetryStrategy={"MaximumRetryAttempts": 2})

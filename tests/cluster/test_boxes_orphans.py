@@ -1,4 +1,4 @@
-"""A service that is killed at any point of a launch on boxes begins each host once and leaves nothing. Needs root."""
+"""A service killed at any point of a launch on boxes starts each host once and leaves no process. Needs root."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ POINTS = {
 
 
 class Leases:
-    """Samples of the leases of all allocations, from a thread of its own: they stay on disk while no service runs."""
+    """Samples the leases of all allocations in a separate thread; leases stay on disk while no service runs."""
 
     def __init__(self, boxes):
         self._folder = boxes.home / "boxes" / "allocations"
@@ -49,8 +49,8 @@ class Leases:
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._before = frozenset()
-        self.seen = {}  # tag -> leases that it ever had
-        self.words = {}  # file of a node -> the last words of a boot or an agent there, which go with their lease
+        self.seen = {}  # tag -> every lease seen of this allocation
+        self.words = {}  # log of a box -> last lines of its boot or agent; the log is removed with the lease
 
     def __enter__(self):
         self._before = frozenset(path.stem for path in self._folder.glob("*.json"))
@@ -73,13 +73,13 @@ class Leases:
 
 
 def running(boxes):
-    """Return the processes on boxes that are not the daemon's own."""
+    """Return the processes on boxes that do not belong to the daemon."""
     found = [args for box in boxes.bed.boxes for args in boxes.bed.processes(box).values()]
     return [args for args in found if ".pyz run " not in args]
 
 
 def require_clean(boxes):
-    """Wait until no process of any job is left on boxes, and each can have the next host."""
+    """Wait until no process of any job is left on boxes, and each box is free for the next host."""
     soon(lambda: not running(boxes), what="boxes without processes", within_s=60)
     states = ("ready", "ready")
     soon(lambda: tuple(row["state"] for row in boxes.bed.rows().values()) == states, what="boxes that are ready")
@@ -89,7 +89,7 @@ def require_clean(boxes):
 
 @pytest.fixture
 def aws(boxes):
-    """Clients of the service, which has two boxes and is up again after each test."""
+    """Clients of a service with two boxes; the service is started again after each test."""
     kill_point_of(boxes.home).unlink(missing_ok=True)
     if not boxes.bed.rows():
         boxes.clary("hosts", "add", "ml@box1", "root@box2")
@@ -103,7 +103,7 @@ def aws(boxes):
 @pytest.mark.long(10)
 @pytest.mark.sweep("point")
 @pytest.mark.parametrize("point", POINTS)
-def test_a_service_killed_at_a_point_of_a_launch_begins_each_host_once(boxes, aws, point):
+def test_a_service_killed_at_any_point_of_a_launch_starts_each_host_once(boxes, aws, point):
     name, pid = unique("killed"), outside(boxes.bed, service_pid(boxes.home))
     set_kill_point(boxes.home, POINTS[point], name)
     with Leases(boxes) as leases:
@@ -122,7 +122,7 @@ def test_a_service_killed_at_a_point_of_a_launch_begins_each_host_once(boxes, aw
 
 
 def outside(bed, pid):
-    """Return the number that this machine has for a process of the head."""
+    """Return the pid that a process of the head has in this machine's pid namespace."""
     space = os.stat(f"/proc/{bed.first_process('head')}/ns/pid").st_ino
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:

@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 TAG = "pool_0123456789ab"
-# The command line of another version: its daemon has one file more.
+# The command line of another version, whose daemon has one more file.
 NEWER = """
 import io, sys, zipfile
 import clary.cli.hosts, clary.cli.remote_python
@@ -80,7 +80,7 @@ def test_boxes_are_added_listed_drained_and_removed(bed, service):
     assert service.ask("end", TAG) == "certain"
 
 
-def test_a_lease_runs_with_what_it_needs_and_no_secret_beside_it(bed, service):
+def test_a_boot_gets_its_arguments_but_no_secret_in_its_command_line(bed, service):
     bed.clary("hosts", "add", "ml@box1", "--scratch", "/tmp/data")
     service.ask("ask", TAG, 1)
     read = "import json,sys; print(open(sys.argv[1]).read())"
@@ -125,7 +125,7 @@ def test_a_newer_daemon_takes_over_while_a_lease_runs(bed, service):
     assert pid not in bed.processes("box1")
 
 
-def test_a_machine_joins_by_itself_with_a_token_that_is_good_once(bed, service, tmp_path):
+def test_a_machine_joins_with_a_token_that_is_valid_once(bed, service, tmp_path):
     token = bed.clary("hosts", "token").stdout
     file = bed.home_of("box1", "root") / "token"
     file.write_text(token)
@@ -158,7 +158,7 @@ def test_a_machine_joins_by_itself_with_a_token_that_is_good_once(bed, service, 
         (["ml@box1", "--python", "python3;true"], "expected a name or a path without spaces"),
     ],
 )
-def test_what_can_not_be_added_says_what_to_do_and_leaves_nothing(bed, service, arguments, words):
+def test_a_box_that_cannot_be_added_gives_the_remedy_and_keeps_no_file(bed, service, arguments, words):
     refused = bed.clary("hosts", "add", *arguments, check=False)
     assert refused.returncode != 0
     assert words in refused.stderr
@@ -166,9 +166,9 @@ def test_what_can_not_be_added_says_what_to_do_and_leaves_nothing(bed, service, 
     assert list(bed.home_of("box1", "ml").iterdir()) == []
 
 
-def test_a_box_that_does_not_reach_the_service_says_so(bed, service):
+def test_adding_a_box_that_cannot_reach_the_service_fails_with_the_address(bed, service):
     service.stop()
-    service.start(advertised="10.99.0.253")  # nobody's
+    service.start(advertised="10.99.0.253")  # an address without a machine
     refused = bed.clary("hosts", "add", "ml@box1", check=False)
     assert refused.returncode == 1
     assert f"box1: it does not reach the service at https://10.99.0.253:{PORT}: " in refused.stderr
@@ -176,7 +176,7 @@ def test_a_box_that_does_not_reach_the_service_says_so(bed, service):
     assert bed.rows() == {}
 
 
-def test_a_service_under_the_same_address_that_is_another_is_not_believed(bed, service):
+def test_a_box_refuses_another_service_at_the_same_address(bed, service):
     bed.clary("hosts", "add", "ml@box1")
     service.ask("ask", TAG, 1)
     until(lambda: service.told(TAG)["state"] == "granted", "the host starts")
@@ -193,7 +193,7 @@ def test_a_service_under_the_same_address_that_is_another_is_not_believed(bed, s
     service.start()
 
 
-def test_shells_that_greet_and_old_pythons_are_told_apart_from_answers(bed, service):
+def test_output_of_a_shell_is_ignored_and_an_old_python_is_refused(bed, service):
     home = bed.home_of("box1", "ml")
     (home / "old-python").write_text(
         "#!/bin/sh\nexec /usr/bin/python3 -c 'import sys; sys.version_info=(3,9); "
@@ -221,7 +221,7 @@ def test_shells_that_greet_and_old_pythons_are_told_apart_from_answers(bed, serv
         ('printf \'CLARY-NODE {"error": "\\\\u001b[31mred"}\\n\'', "ml@box1: [31mred"),
     ],
 )
-def test_a_hostile_box_can_say_nothing_that_is_believed_or_obeyed(bed, service, says, words):
+def test_a_malformed_answer_of_a_box_is_refused(bed, service, says, words):
     home = bed.home_of("box1", "ml")
     (home / "liar").write_text(f"#!/bin/sh\n{says}\n")
     (home / "liar").chmod(0o755)

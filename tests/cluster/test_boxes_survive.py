@@ -1,4 +1,4 @@
-"""Boxes through crashes: daemon, keeper, service, machine and cable; nothing runs twice, nothing is left."""
+"""Boxes through crashes of daemon, keeper, service, machine and cable: no host runs twice, no process is left."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def lease(bed, service):
     return Lease(bed, service).begin()
 
 
-def test_a_daemon_that_was_killed_finds_its_lease_again(bed, service, lease):
+def test_a_restarted_daemon_adopts_its_running_lease(bed, service, lease):
     lease.kill("run")
     assert lease.pid in bed.processes("box1")
     lease.repair()
@@ -37,7 +37,7 @@ def test_a_daemon_that_was_killed_finds_its_lease_again(bed, service, lease):
     assert not [args for args in bed.processes("box1").values() if "sleep 98765" in args or "boots/" in args]
 
 
-def test_an_agent_that_ends_while_no_daemon_looks_is_told_by_the_next_one(bed, service, lease):
+def test_the_next_daemon_reports_an_agent_that_ended_while_none_ran(bed, service, lease):
     lease.kill("run")
     (lease.place / "leave").touch()
     until(lambda: lease.pid not in bed.processes("box1"), "the agent leaves")
@@ -48,7 +48,7 @@ def test_an_agent_that_ends_while_no_daemon_looks_is_told_by_the_next_one(bed, s
     assert lease.num_begun == 1
 
 
-def test_the_end_of_an_agent_is_told_at_once(bed, service, lease):
+def test_the_end_of_an_agent_is_reported_at_once(bed, service, lease):
     began = time.monotonic()
     (lease.place / "leave").touch()
     until(lambda: not lease.member["is_alive"], "its end is told", limit_s=5.0)
@@ -57,7 +57,7 @@ def test_the_end_of_an_agent_is_told_at_once(bed, service, lease):
     assert "sleep 98765" not in " ".join(bed.processes("box1").values())
 
 
-def test_a_keeper_that_was_killed_takes_its_agent_along(bed, service, lease):
+def test_an_agent_dies_with_its_keeper(bed, service, lease):
     lease.kill("keep")
     until(lambda: not lease.member["is_alive"], "its end is told", limit_s=5.0)
     assert lease.member["why_dead"] == "the process that kept its agent was killed"
@@ -65,19 +65,19 @@ def test_a_keeper_that_was_killed_takes_its_agent_along(bed, service, lease):
     assert "sleep 98765" not in bed.processes("box1").values(), "the daemon adopts what a keeper leaves"
 
 
-def test_daemon_and_keeper_killed_at_once_leave_nothing_that_counts_as_alive(bed, service, lease):
+def test_a_lease_counts_as_dead_after_its_daemon_and_keeper_are_killed_together(bed, service, lease):
     pids = [str(lease.pid_of("run")), str(lease.pid_of("keep"))]
     bed.run("box1", "kill", "-9", *pids)
     until(lambda: lease.pid not in bed.processes("box1"), "the agent dies with its keeper")
     lease.repair()
     until(lambda: not lease.member["is_alive"], "its end is told")
     assert lease.num_begun == 1
-    # The one limit of this way: an orphan that has put off its mark is nobody's once both are killed.
+    # Known limit: once both are killed, nothing finds an orphan that has removed its mark from its environment.
     [orphan] = [pid for pid, args in bed.processes("box1").items() if args == "sleep 98765"]
     bed.run("box1", "kill", "-9", str(orphan))
 
 
-def test_a_box_that_was_started_again_has_lost_its_lease_and_takes_the_next(bed, service, lease):
+def test_a_rebooted_box_loses_its_lease_and_takes_a_new_one(bed, service, lease):
     bed.power_off("box1")
     bed.power_on("box1")
     lease.repair()
@@ -88,7 +88,7 @@ def test_a_box_that_was_started_again_has_lost_its_lease_and_takes_the_next(bed,
     until(lambda: lease.num_begun == 2, "its boot begins")
 
 
-def test_a_service_that_was_killed_finds_everything_as_it_was(bed, service, lease):
+def test_a_restarted_service_finds_its_boxes_leases_and_proofs(bed, service, lease):
     service.kill()
     time.sleep(1.0)
     assert lease.pid in bed.processes("box1")
@@ -102,7 +102,7 @@ def test_a_service_that_was_killed_finds_everything_as_it_was(bed, service, leas
     assert lease.num_begun == 1
 
 
-def test_a_box_without_a_cable_is_lost_and_ends_the_old_host_before_it_gets_another(bed, service, lease):
+def test_a_box_cut_off_from_the_network_is_lost_and_ends_its_host_before_the_next(bed, service, lease):
     bed.plug("box1", is_in=False)
     until(lambda: not lease.member["is_alive"], "its silence is told", limit_s=25.0)
     assert lease.member["why_dead"].startswith("box1 has not been heard of for ")
@@ -116,7 +116,7 @@ def test_a_box_without_a_cable_is_lost_and_ends_the_old_host_before_it_gets_anot
     assert service.ask("end_host", TAG, 0) == "certain"
 
 
-def test_a_box_that_comes_back_in_time_keeps_its_host(bed, service, lease):
+def test_a_box_that_reconnects_before_the_timeout_keeps_its_host(bed, service, lease):
     bed.plug("box1", is_in=False)
     time.sleep(6.0)
     bed.plug("box1", is_in=True)
@@ -126,7 +126,7 @@ def test_a_box_that_comes_back_in_time_keeps_its_host(bed, service, lease):
     assert lease.num_begun == 1
 
 
-def test_a_box_that_was_removed_while_it_was_away_ends_all_when_it_comes_back(bed, service, lease):
+def test_a_box_removed_while_disconnected_ends_its_processes_when_it_reconnects(bed, service, lease):
     bed.plug("box1", is_in=False)
     bed.clary("hosts", "remove", "box1", "--force")
     assert bed.rows() == {}
@@ -136,7 +136,7 @@ def test_a_box_that_was_removed_while_it_was_away_ends_all_when_it_comes_back(be
     assert list(bed.home_of("box1", "ml").iterdir()) == []
 
 
-def test_a_wrong_token_opens_nothing_and_ends_nothing(bed, service, lease):
+def test_a_wrong_token_is_refused_and_ends_no_process(bed, service, lease):
     bed.run("box1", "kill", "-9", str(lease.pid_of("run")))
     (lease.folder / "token").write_text("f" * 64)
     [archive] = lease.folder.glob("node-*.pyz")
@@ -150,7 +150,7 @@ def test_a_wrong_token_opens_nothing_and_ends_nothing(bed, service, lease):
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.16, 0.2, 0.3])
-def test_a_daemon_that_is_killed_while_a_lease_begins_starts_it_once(bed, service, delay_s):
+def test_a_daemon_killed_while_a_lease_starts_runs_the_boot_once(bed, service, delay_s):
     bed.clary("hosts", "add", "ml@box1")
     lease = Lease(bed, service)
     pid = lease.pid_of("run")
@@ -166,7 +166,7 @@ def test_a_daemon_that_is_killed_while_a_lease_begins_starts_it_once(bed, servic
 
 
 def _outside(bed, machine, pid):
-    """Return the number that this machine has for a process of a box."""
+    """Return the pid that a process of a box has in this machine's pid namespace."""
     space = os.stat(f"/proc/{bed.first_process(machine)}/ns/pid").st_ino
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:

@@ -1,6 +1,7 @@
-"""A box whose user has a real systemd: it looks after the daemon, through kills and reboots. Needs root and systemd.
+"""A box whose user has a real systemd: it restarts the daemon after kills and reboots. Needs root and systemd.
 
-The machine of the tests need not be booted by systemd: the box has a user's systemd alone, which is told that it was.
+The machine of the tests need not be booted by systemd: the box runs only a user's systemd, and `/run/systemd/system`
+makes it believe that the machine was.
 """
 
 import os
@@ -24,26 +25,26 @@ PLACE = "/run/user/0"
 
 
 class UserSystemd:
-    """The systemd of user root on box1; that of another user needs cgroups which are not delegated here."""
+    """The systemd of user root on box1; another user's systemd needs cgroups that are not delegated here."""
 
     def __init__(self, bed):
         self.bed = bed
         self._variables = {"XDG_RUNTIME_DIR": PLACE, "HOME": f"{bed.folder}/home/root"}
 
     def start(self):
-        """Start it, as a sign-in does, and all that it starts at a boot."""
+        """Start the user's systemd as a login does, with the units that it starts at boot."""
         self.bed.run("box1", "mkdir", "-p", "-m", "700", "/run/systemd/system", PLACE)
         words = f"setsid {SYSTEMD} --user >/run/systemd.log 2>&1 </dev/null &"
         self.bed.run("box1", "sh", "-c", words, **self._variables)
         until(lambda: self.ctl("show", "--property=Version", "--value"), "systemd of the user answers")
 
     def ctl(self, *words):
-        """Return the answer of systemctl; empty if it fails."""
+        """Return the output of systemctl; empty if it fails."""
         done = self.bed.run("box1", "systemctl", "--user", *words, check=False, **self._variables)
         return done.stdout.strip() if done.returncode == 0 else ""
 
     def stop(self):
-        """End it and its own processes; units of ours are gone by then, or end with it."""
+        """End the user's systemd and its processes; our units have been removed before, or end with it."""
         self.ctl("exit")
         until(lambda: not self.bed.processes("box1"), "systemd of the user ends")
 
@@ -64,7 +65,7 @@ def systemd(bed, service):
     assert left == [], "units are taken away with their box"
 
 
-def test_systemd_starts_a_daemon_again_that_was_killed_and_its_lease_goes_on(bed, service, systemd):
+def test_systemd_restarts_a_killed_daemon_and_its_lease_continues(bed, service, systemd):
     bed.clary("hosts", "add", "root@box1")
     assert systemd.ctl("is-active", UNIT) == "active"
     assert bed.rows()["box1"]["restarts"].startswith("systemd of the user")
@@ -79,7 +80,7 @@ def test_systemd_starts_a_daemon_again_that_was_killed_and_its_lease_goes_on(bed
     assert service.ask("end_host", TAG, 0) == "certain"
 
 
-def test_after_a_reboot_systemd_starts_the_daemon_and_nobody_has_to_add_the_box(bed, service, systemd):
+def test_after_a_reboot_systemd_starts_the_daemon_without_adding_the_box_again(bed, service, systemd):
     bed.clary("hosts", "add", "root@box1")
     lease = Lease(bed, service, user="root").begin()
     bed.power_off("box1")

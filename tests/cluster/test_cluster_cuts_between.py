@@ -1,4 +1,4 @@
-"""Cuts between two hosts of a job alone: the two do not reach each other, everybody else is reached. Needs root."""
+"""Network cuts between two hosts of a job: only these two cannot reach each other. Needs root."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ try:
 except OSError as error:
     print(type(error).__name__)
 """
-# Says one thing, waits to be told to go on, says another over the connection that it has by then.
+# Sends each line of its input over one connection, and prints the echo.
 TALK = """
 connection = socket.create_connection(("{address}", 7777), timeout=60)
 for line in sys.stdin:
@@ -43,19 +43,19 @@ async def engine(tmp_path):
 
 
 async def reaches(plan, host, other, *, timeout_s):
-    """Return the outcome of a connection: `x` if there is one."""
+    """Try to connect from one host to another; return `x` if it succeeds."""
     address = plan.host(f"algo-{other}").address
     return await Host(plan, f"algo-{host}").run(TRY.format(address=address, timeout_s=timeout_s))
 
 
 async def cut_off(engine, plan):
-    """Return the names of the hosts that the engine calls cut off."""
+    """Return the names of the hosts that the engine reports as cut off."""
     return [name for name, host in (await engine.hosts(plan)).items() if host.cut_off is not None]
 
 
 @pytest.mark.parametrize("link", [Link(), Link(delay_ms=0.5)], ids=["bridge", "tap-switch"])
 @pytest.mark.long
-async def test_any_pairs_can_be_cut_at_once_and_nobody_else_notices(engine, link):
+async def test_several_pairs_of_hosts_are_cut_at_once_and_other_pairs_stay_connected(engine, link):
     plan = await engine.launch(plan_of(4, link=link))
     cut = {(1, 2), (2, 3), (1, 4)}
     with (
@@ -66,7 +66,7 @@ async def test_any_pairs_can_be_cut_at_once_and_nobody_else_notices(engine, link
     ):
         for host, other in cut:
             await part(plan, (f"algo-{host}", f"algo-{other}"), up=False)
-            await part(plan, (f"algo-{other}", f"algo-{host}"), up=False)  # once more, said the other way round
+            await part(plan, (f"algo-{other}", f"algo-{host}"), up=False)  # the same cut again, with the hosts swapped
         for host, other in ((1, 2), (2, 1), (3, 2), (4, 1)):
             assert await reaches(plan, host, other, timeout_s=1) == "TimeoutError"
         for host, other in ((1, 3), (3, 1), (2, 4), (4, 2), (3, 4)):
@@ -79,7 +79,7 @@ async def test_any_pairs_can_be_cut_at_once_and_nobody_else_notices(engine, link
     assert await cut_off(engine, plan) == []
 
 
-async def test_a_connection_that_there_is_stands_still_and_goes_on(engine):
+async def test_an_open_connection_stalls_during_a_cut_and_resumes_after_it(engine):
     plan = await engine.launch(plan_of(3))
     with Server(Host(plan, "algo-1"), ECHO_SERVER):
         talker = Host(plan, "algo-3").start(TALK.format(address=plan.host("algo-1").address))
@@ -103,7 +103,7 @@ async def test_a_connection_that_there_is_stands_still_and_goes_on(engine):
             talker.communicate()
 
 
-async def test_between_two_hosts_there_are_no_others_and_the_second_counts_as_cut_off(engine):
+async def test_in_a_job_of_two_hosts_the_second_counts_as_cut_off(engine):
     plan = await engine.launch(plan_of(2))
     await part(plan, ("algo-2", "algo-1"), up=False)
     async with asyncio.timeout(60):
@@ -112,7 +112,7 @@ async def test_between_two_hosts_there_are_no_others_and_the_second_counts_as_cu
     assert told == ["algo-2"]
 
 
-async def test_hosts_that_there_are_not_are_refused(engine):
+async def test_a_cut_of_an_unknown_host_is_refused(engine):
     plan = await engine.launch(plan_of(3))
     with pytest.raises(EngineError, match="no host 'algo-9'"):
         await part(plan, ("algo-1", "algo-9"), up=False)

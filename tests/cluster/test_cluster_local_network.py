@@ -1,4 +1,4 @@
-"""Networks of the local engine, for real: namespaces, links, relay, faults, and nothing left behind. Needs root."""
+"""Real networks of the local engine: namespaces, links, relay, faults, and no leftovers. Needs root."""
 
 import asyncio
 import os
@@ -50,7 +50,7 @@ def anchor_of(plan):
     return attempt_record.read_ready(Path(plan.pool_folder)).anchor
 
 
-async def test_namespaces_are_chosen_here(engine):
+async def test_root_gets_isolation_by_namespaces(engine):
     assert engine.capacity().isolation is Isolation.NAMESPACES
 
 
@@ -89,7 +89,7 @@ async def test_two_jobs_at_once_have_the_same_addresses_and_ports_and_do_not_mee
         assert await Host(two, "algo-2").run(SAY.format(address=first.address, text="?")) == "job two"
 
 
-async def test_launch_twice_and_by_another_service_is_the_same_network(engine, tmp_path):
+async def test_a_second_launch_even_by_another_service_returns_the_same_network(engine, tmp_path):
     plan = await engine.launch(plan_of(2))
     assert await engine.launch(plan_of(2)) == plan
     another = LocalHosts(Settings(home=str(tmp_path)), "http://127.0.0.1:4570")
@@ -102,7 +102,7 @@ async def test_two_services_that_launch_at_once_make_one_network(engine, tmp_pat
     assert first.network.anchor_pid == second.network.anchor_pid
     assert another._children.keys() | engine._children.keys() >= {first.network.anchor_pid}
     async with asyncio.timeout(10):
-        while len(another._children) + len(engine._children) > 1:  # the one that came second leaves
+        while len(another._children) + len(engine._children) > 1:  # the anchor that started second exits
             await asyncio.sleep(0.02)
             another._reap()
             engine._reap()
@@ -207,7 +207,7 @@ for _ in range(20):
 
 
 @pytest.mark.parametrize("link", [Link(), Link(delay_ms=0.2)])
-async def test_partitioned_host_hears_nothing_until_it_is_back(engine, link):
+async def test_a_partitioned_host_receives_no_packets_until_it_is_reconnected(engine, link):
     plan = await engine.launch(plan_of(2, link=link))
     ask = """
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -233,7 +233,7 @@ while True:
         client = Host(plan, "algo-2")
         assert await client.run(ask.format(tries=10)) == "x"
         await partition(plan.pool_folder, "algo-2", up=False)
-        await asyncio.sleep(0.2)  # the switch looks every 50 ms
+        await asyncio.sleep(0.2)  # the switch polls for cuts every 50 ms
         assert await client.run(ask.format(tries=2)) == "silence"
         await partition(plan.pool_folder, "algo-2", up=True)
         assert await client.run(ask.format(tries=20)) == "x"
@@ -242,7 +242,7 @@ while True:
 
 
 class MachineServer:
-    """A server on the machine's own 127.0.0.1, like the service; `handle` makes its answers."""
+    """A server on the machine's own 127.0.0.1, like the service; `handle` serves each connection."""
 
     def __init__(self, handle, port=0):
         self._listener = socket.create_server(("127.0.0.1", port))
@@ -313,7 +313,7 @@ async def test_job_with_network_isolation_does_not_reach_the_service(engine):
     assert await Host(plan, "algo-1").run(ask) == "refused"
 
 
-async def test_aborted_answer_of_the_service_is_an_error_inside_and_not_an_end(tmp_path):
+async def test_an_aborted_response_of_the_service_is_a_reset_inside_the_host(tmp_path):
     def abort(connection):
         connection.sendall(b"half of it")
         connection.recv(1)
@@ -451,7 +451,7 @@ async def test_network_that_can_not_be_made_says_why(engine, tmp_path):
     assert (await engine.launch(plan_of(1, job_name="broken"))).network.anchor_pid
 
 
-async def test_port_that_is_relayed_twice_names_host_and_step(tmp_path):
+async def test_a_port_that_is_relayed_twice_gives_an_error_with_port_and_host(tmp_path):
     folder = tmp_path / "jobs" / "job-1" / "1"
     folder.mkdir(parents=True)
     relay = network_spec.RelaySpec(4570, "127.0.0.1", 4570)

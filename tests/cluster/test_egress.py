@@ -1,7 +1,7 @@
-"""The way out of hosts, for real: a machine, a cloud and a LAN in namespaces of their own. Needs root.
+"""Real egress of hosts: a machine, a cloud and a LAN in separate network namespaces. Needs root.
 
-Everything happens in a child that has a network namespace to itself, so that addresses of clouds and of the internet
-can be had here without harm.
+Everything runs in a child process with its own network namespace, so that a test may use addresses of clouds and of the
+internet without harm.
 """
 
 import json
@@ -225,12 +225,12 @@ def world(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_proxy_reaches_the_internet_and_what_the_owner_names(world):
+def test_the_proxy_reaches_the_internet_and_addresses_that_the_owner_allows(world):
     for target in REACHED:
         assert world["found"][target][:2] == ["200", True], target
 
 
-def test_the_proxy_reaches_no_cloud_no_lan_and_no_own_address(world):
+def test_the_proxy_refuses_cloud_metadata_lan_and_the_machines_own_addresses(world):
     for target in REFUSED:
         assert world["found"][target][:2] == ["403", False], target
     assert world["num_local"] == 0, "nothing was connected, to be looked at afterwards"
@@ -241,7 +241,7 @@ def test_open_and_closed_ports_are_refused_in_the_same_time(world):
         assert abs(world["found"][is_open][2] - world["found"][is_closed][2]) < 1.0
 
 
-def test_hosts_reach_named_places_under_their_own_addresses_and_nothing_else(world):
+def test_hosts_reach_only_allowed_places_at_the_places_own_addresses(world):
     assert world["hosts"]["192.168.77.5:22"] == "reached"
     assert world["hosts"]["127.0.0.1:7001"] == "reached"
     assert world["hosts"]["192.168.77.5:80"] == "ConnectionRefusedError"

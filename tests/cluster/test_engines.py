@@ -1,6 +1,6 @@
 """The same jobs on every engine: this machine, a real Slurm, boxes with a real sshd. Needs root.
 
-The numbers are those of the acceptance list in docs/machines.md, which says what an engine cannot do and why.
+The numbers R4 to R28 are those of the acceptance list in docs/machines.md, which says what an engine cannot do and why.
 """
 
 import json
@@ -52,7 +52,7 @@ with open("/opt/ml/input/data/fast/big", "rb") as file:
     facts["byte"] = file.read(1).decode()
 open(f"/opt/ml/model/{host}.json", "w").write(json.dumps(facts))
 """
-# Stores its last step after SIGTERM, and says how often it heard it.
+# Stores its last step after SIGTERM, and prints how many SIGTERMs it has received.
 STOPS = """
 import os, signal, sys, time
 path = "/opt/ml/checkpoints/step"
@@ -69,7 +69,7 @@ open(path, "w").write(str(step))
 print(f"{os.environ['SM_CURRENT_HOST']} heard SIGTERM {len(heard)} times at {step}", flush=True)
 sys.exit(0)
 """
-# Counts, and ends at the step of its hyperparameter; a try goes on from the checkpoint.
+# Counts steps up to its hyperparameter; a new attempt resumes from the checkpoint.
 COUNTS = """
 import os, time
 path = "/opt/ml/checkpoints/step"
@@ -89,7 +89,7 @@ def aws(engine):
     """Clients of an engine's service; no job runs after a test."""
     yield engine.aws
     for job in engine.aws.sagemaker.list_training_jobs(StatusEquals="InProgress")["TrainingJobSummaries"]:
-        engine.aws.sagemaker.stop_training_job(TrainingJobName=job["TrainingJobName"])  # of a test that has failed
+        engine.aws.sagemaker.stop_training_job(TrainingJobName=job["TrainingJobName"])  # jobs left by a failed test
         wait(engine.aws, job["TrainingJobName"])
 
 
@@ -207,7 +207,7 @@ def test_r6_shards_pipes_and_fast_files(engine, aws):
 
 @pytest.mark.parametrize("cause", ["stop", "runtime"])
 @pytest.mark.long
-def test_r7_r8_each_host_hears_sigterm_once_and_its_last_checkpoint_is_stored(engine, aws, cause):
+def test_r7_r8_each_host_gets_sigterm_once_and_its_last_checkpoint_is_stored(engine, aws, cause):
     name = unique(cause)
     limits = {"StoppingCondition": {"MaxRuntimeInSeconds": 4}} if cause == "runtime" else {}
     start(aws, checkpointing(aws, name, STOPS, instance_count=2, **limits))
@@ -227,7 +227,7 @@ def test_r7_r8_each_host_hears_sigterm_once_and_its_last_checkpoint_is_stored(en
 
 @pytest.fixture
 def full_disk(engine):
-    """A small disk under the hosts of this engine: a mount over their folder, for one test."""
+    """A small disk for the hosts of this engine: a file system mounted over their folder, for one test."""
     engine.on_machines('mkdir -p "$FOLDER"; mount -t tmpfs -o size=64m,mode=755 clary-small "$FOLDER"')
     yield
     engine.on_machines('umount --lazy "$FOLDER"')
@@ -243,7 +243,7 @@ def test_r10_a_full_disk_fails_the_job_and_names_the_place(full_disk, aws):
 
 
 @pytest.mark.long(25)
-def test_r11_the_words_of_the_program_are_the_reason(engine, aws):
+def test_r11_the_error_of_the_program_is_the_failure_reason(engine, aws):
     facts = run(aws, job_request(unique("failure"), "echo it is mine > /opt/ml/output/failure; exit 3"))
     assert facts["TrainingJobStatus"] == "Failed"
     assert "it is mine" in facts["FailureReason"]
@@ -260,13 +260,13 @@ def test_r12_a_rank_that_fails_ends_all_within_seconds(engine, aws):
     soon(lambda: lines_of(aws, name, "fails"))
     began_s = time.monotonic()
     facts = wait(aws, name)
-    assert time.monotonic() - began_s < 5 + 8  # five, and the grace of a survivor that does not hear
+    assert time.monotonic() - began_s < 5 + 8  # five seconds, and the grace of a host that ignores SIGTERM
     assert facts["TrainingJobStatus"] == "Failed"
     assert "algo-2" in facts["FailureReason"]
 
 
 @pytest.mark.long(70)
-def test_r13_r18_r22_a_host_that_dies_costs_a_try_and_the_job_goes_on_from_its_checkpoint(engine, aws):
+def test_r13_r18_r22_a_dead_host_costs_an_attempt_and_the_job_resumes(engine, aws):
     name = unique("dies")
     start(aws, checkpointing(aws, name, COUNTS, instance_count=2, RetryStrategy={"MaximumRetryAttempts": 2}))
     soon(lambda: len(lines_of(aws, name, "begins at")) == 2)
@@ -285,7 +285,7 @@ def test_r13_r18_r22_a_host_that_dies_costs_a_try_and_the_job_goes_on_from_its_c
 
 
 @pytest.mark.long(10)
-def test_r15_r16_tries_are_counted_also_by_the_next_service_and_the_end_stays(engine, aws):
+def test_r15_r16_attempts_and_the_final_status_survive_restarts_of_the_service(engine, aws):
     name = unique("tries")
     script = "import time\nprint('attempt', flush=True)\ntime.sleep(300)\n"
     tries = {"RetryStrategy": {"MaximumRetryAttempts": 1}}
@@ -302,7 +302,7 @@ def test_r15_r16_tries_are_counted_also_by_the_next_service_and_the_end_stays(en
 
 
 @pytest.mark.long(10)
-def test_r14_a_missing_module_is_not_tried_again(engine, aws):
+def test_r14_a_missing_module_is_not_retried(engine, aws):
     name = unique("import")
     script = "print('attempt', flush=True)\nimport no_such_module\n"
     start(aws, script_request(aws, name, {"train.py": script}, RetryStrategy={"MaximumRetryAttempts": 2}))
@@ -313,7 +313,7 @@ def test_r14_a_missing_module_is_not_tried_again(engine, aws):
 
 
 @pytest.mark.long(35)
-def test_r19_r20_r25_bars_bytes_and_metrics(engine, aws):
+def test_r19_r20_r25_progress_bars_bytes_and_metrics(engine, aws):
     name = unique("words")
     command = (
         r"""for i in $(seq 200); do printf "\r%d%%" $i; done; echo; printf "bytes \xff\xfe end\n"; """
@@ -329,7 +329,7 @@ def test_r19_r20_r25_bars_bytes_and_metrics(engine, aws):
 
 
 @pytest.mark.long(20)
-def test_r23_a_job_that_waits_says_for_what(engine, aws):
+def test_r23_a_pending_job_reports_the_reason(engine, aws):
     first = start(aws, job_request(unique("holds"), "sleep 300", ResourceConfig=hosts(engine.num_hosts)))
     wait(aws, first, until=("Training",))
     second = start(aws, job_request(unique("waits"), "true", ResourceConfig=hosts(1)))
@@ -342,7 +342,7 @@ def test_r23_a_job_that_waits_says_for_what(engine, aws):
 
 
 @pytest.mark.long
-def test_r24_the_next_job_gets_warm_hosts_and_hosts_that_are_wanted_are_given_back(engine, aws):
+def test_r24_the_next_job_gets_warm_hosts_and_another_job_can_claim_them(engine, aws):
     kept = hosts(2, KeepAlivePeriodInSeconds=300)
     first = start(aws, job_request(unique("warm"), "true", ResourceConfig=kept))
     require_completed(wait(aws, first))
@@ -374,7 +374,7 @@ def test_r26_hyperparameters_arrive_as_they_were_sent(engine, aws):
 
 
 @pytest.mark.long(15)
-def test_r28_a_secret_of_the_environment_is_in_no_word_of_the_platform(engine, aws):
+def test_r28_a_secret_of_the_environment_is_in_no_log_line_and_no_reason(engine, aws):
     name = unique("secret")
     request = job_request(name, 'test "$API_TOKEN" = hunter2-hunter2 || exit 9; echo had it; exit 3')
     request["Environment"] = {"API_TOKEN": "hunter2-hunter2"}
@@ -394,7 +394,7 @@ def soon(look, *, within_s=40.0):
 
 
 def agent_of(name):
-    """Return the pid of the agent of algo-2 of a job whose program runs, as this machine numbers it."""
+    """Return the pid, on this machine, of the agent of algo-2 of a job whose program runs."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = path.read_bytes().split(b"\0")

@@ -1,4 +1,4 @@
-"""Binds of a host while others write links on the way: nothing else is shown, made or written."""
+"""Binds of a host whose paths are replaced by symbolic links: nothing outside the bind is shown, created or written."""
 
 import os
 from dataclasses import replace
@@ -26,7 +26,7 @@ def refusal(world, sandbox):
     return str(caught.value)
 
 
-def test_a_folder_of_a_file_system_is_shown_with_the_access_that_was_asked(world):
+def test_a_folder_of_a_file_system_is_shown_with_the_requested_access(world):
     shared = world.folder("shared")
     (world.folder("shared/sets/one") / "file").write_text("data")
     for is_read_only in (True, False):
@@ -51,7 +51,7 @@ def test_a_link_that_is_put_into_a_file_system_is_not_shown(place, world):
 
 
 @pytest.mark.parametrize("below", ["", "state", "state/secrets"])
-def test_a_file_system_never_shows_what_is_hidden(below, world):
+def test_a_file_system_does_not_show_a_hidden_folder(below, world):
     shared = world.folder("shared")
     world.folder("shared/state/secrets")
     bind = Bind(source=str(shared), below=below, target=TARGET)
@@ -63,7 +63,7 @@ def test_a_file_system_never_shows_what_is_hidden(below, world):
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount on the machine")
 @pytest.mark.parametrize("mounted", ["state", "state/secrets"])
-def test_a_file_system_never_shows_what_is_hidden_by_a_mount_below_it(mounted, world):
+def test_a_file_system_does_not_show_a_hidden_folder_mounted_below_it(mounted, world):
     shared = world.folder("shared")
     place = world.folder("shared/deep/place")
     world.folder("state/secrets")
@@ -83,8 +83,8 @@ def test_a_file_system_never_shows_what_is_hidden_by_a_mount_below_it(mounted, w
 
 @pytest.mark.parametrize("place", ["input", "input/data", "input/data/train"])
 @pytest.mark.parametrize("is_overlay", [True, False])
-def test_a_host_beside_a_running_one_is_not_led_out_by_its_links(place, is_overlay, world):
-    """Rules run in a host that is made while the program runs, with the very same /opt/ml."""
+def test_links_of_a_running_host_do_not_redirect_binds_of_a_second_host(place, is_overlay, world):
+    """Rules run in a second host, made while the program runs, with the same /opt/ml."""
     channel, victim = world.folder("channel"), world.folder("victim")
     (channel / "file").write_text("of the job")
     sandbox = world.sandbox()

@@ -1,4 +1,4 @@
-"""Snapshots of the cache as hosts see them: free to be changed, and never changed; as root and in a user namespace."""
+"""Snapshots of the channel cache in hosts: a host changes its own view, never the cache; root and user namespace."""
 
 import os
 import threading
@@ -21,7 +21,7 @@ from clary.testing.launch_plans import make_plan
 
 TARGET = "/opt/ml/input/data/train"
 DISK_BYTES = 10 << 20
-# What scripts do to their data: unpack beside it, append, replace, move, delete, change rights and times.
+# Changes that scripts make to their data: unpack, append, replace, move, delete, change permissions and times.
 SCRIBBLE = f"""
 cd {TARGET} && echo more >> a && echo new > b.new && mv b.new b && rm sub/c && mkdir unpacked && echo x > unpacked/x &&
 chmod 600 a && touch -d 2001-01-01 d && ln d e && truncate -s 0 d && rm -r empty && mv sub moved && cat a b && ls
@@ -33,7 +33,7 @@ world = world_of(ISOLATED)
 
 @pytest.fixture
 def snapshot(world):
-    """A snapshot as agents make them, inside a folder that programs do not see."""
+    """A snapshot as an agent makes it, inside a folder that programs do not see."""
     store = FakeObjectStore()
     for key in ("a", "b", "sub/c", "d", "empty/"):
         store.put_bytes("b", f"data/{key}", b"" if key.endswith("/") else f"{key}\n".encode())
@@ -42,7 +42,7 @@ def snapshot(world):
     home = world.folder("home")
     cache = ChannelCache(home / "cache" / "channels", limit_bytes=1 << 20, endpoint_url="http://127.0.0.1:1")
     made = cache.snapshot(selection.objects, selection.folders, channel=channel, store=store)
-    if world.mode == "user" and os.geteuid() == 0:  # an agent of that user would have made it
+    if world.mode == "user" and os.geteuid() == 0:  # an agent of that user would own it
         for path in (home, *home.rglob("*")):
             os.chown(path, NOBODY, NOBODY)
     yield made
@@ -65,7 +65,7 @@ def bind_of(snapshot, **fields):
 def test_a_program_may_change_its_channel_and_the_cache_stays_as_it_is(world, snapshot):
     before = facts_of(snapshot.path)
     home = snapshot.path.parents[4]
-    for _ in range(2):  # the second host sees nothing of what the first one did
+    for _ in range(2):  # the second host does not see the first host's changes
         sandbox = world.sandbox(binds=(bind_of(snapshot),), hidden_folders=(str(home),))
         output = world.run(
             f"{SCRIBBLE.strip()}; ls {home} 2>/dev/null; ls {snapshot.path} 2>/dev/null",
@@ -97,7 +97,7 @@ def test_where_overlays_are_refused_the_host_gets_a_copy(world, snapshot):
         "overlay", str(merged), kind="overlay", options=f"lowerdir={lower},upperdir={upper},workdir={work},xino=off"
     )
     try:
-        # The kernel takes no folder on an overlay as the upper layer of another one.
+        # The kernel accepts no folder on an overlay as the upper layer of another overlay.
         stacked = world.folder("stack/merged/host")
         assert "overlay" in why_no_overlay(stacked)
         before = facts_of(snapshot.path)
@@ -114,7 +114,7 @@ def test_where_overlays_are_refused_the_host_gets_a_copy(world, snapshot):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a disk")
 @pytest.mark.parametrize("num_channels_before", [0, 1])
-def test_a_channel_that_a_small_disk_has_room_for_once_is_no_reason_to_fail(world, num_channels_before):
+def test_a_channel_that_fits_a_small_disk_only_once_does_not_fail_the_job(world, num_channels_before):
     disk = world.folder("disk")
     kernel.mount("tmpfs", str(disk), kind="tmpfs", options=f"size={DISK_BYTES}")
     try:
@@ -125,7 +125,7 @@ def test_a_channel_that_a_small_disk_has_room_for_once_is_no_reason_to_fail(worl
             plan = make_plan(
                 cache_folder=str(disk / "cache"),
                 channel_cache_bytes=DISK_BYTES,
-                # Only the last one is copied; what stood before it is what nobody uses any more.
+                # Only the last channel is copied; the channels before it are no longer in use.
                 isolation=Isolation.PROCESSES if number == num_channels_before else Isolation.NAMESPACES,
             )
             folder = disk / f"host-{number}"

@@ -1,4 +1,4 @@
-"""Refusals of the kernel to programs of a host: system calls, keys, and everything of the machine's own users."""
+"""Accesses that the kernel refuses to a host's programs: system calls, keys, files and sockets of the machine."""
 
 import ctypes
 import json
@@ -36,7 +36,7 @@ for name, (number, *arguments) in json.loads(sys.argv[1]).items():
 print(json.dumps(said))
 """
 NEW_USER_NAMESPACE = 0x10000000
-# Personalities: Linux, UNAME26, Linux of 32 bits, both, the question; the last but one back to the first.
+# Values of personality(2): UNAME26, 32-bit Linux, both, plain Linux, query of the current value.
 KINDS = (0x20000, 0x8, 0x20008, 0x0, 0xFFFFFFFF)
 ODD_KINDS = (
     0x40000,
@@ -51,7 +51,7 @@ world = world_of(ISOLATED)
 
 
 def outcome(world, script, *arguments, sandbox=None):
-    """Run a script of Python in a host; return its output, parsed as JSON."""
+    """Run a Python script in a host; return its output, parsed as JSON."""
     spec = python(script)
     spec = type(spec)(**{**vars(spec), "argv": (*spec.argv, *arguments)})
     program, listener = world.start(spec, sandbox=sandbox)
@@ -80,7 +80,7 @@ def test_system_calls_that_containers_refuse_are_refused(world):
     assert len(said) > 45
 
 
-def test_programs_of_plain_python_go_on_under_the_filter(world):
+def test_ordinary_python_programs_run_under_the_system_call_filter(world):
     script = (
         "import json, multiprocessing, subprocess, threading\n"
         "box = []; thread = threading.Thread(target=lambda: box.append(1)); thread.start(); thread.join()\n"
@@ -103,7 +103,7 @@ print(json.dumps(said))
 
 @pytest.fixture
 def planted():
-    """Files that root alone may read, in folders that hosts show, and one that all may read; returns their paths."""
+    """Files that only root may read, in folders that hosts show, and one file readable by all; their paths."""
     folders = [tempfile.mkdtemp(prefix="clary-planted-", dir=top) for top in ("/opt", "/usr/local/etc", "/etc")]
     try:
         paths = {"closed": [], "open": []}
@@ -126,7 +126,7 @@ def planted():
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to plant files")
-def test_what_not_everybody_may_read_is_not_read_by_programs(world, planted):
+def test_programs_cannot_read_files_that_are_not_readable_by_all(world, planted):
     elsewhere = [
         "/root/.bashrc",
         "/home",
@@ -156,7 +156,7 @@ print(json.dumps(said))
 
 @pytest.fixture
 def owned_environment():
-    """A virtual environment in root's own 0700 folder, its base and a project of its .pth file, with closed files."""
+    """A virtual environment in a 0700 folder of root, its base and a .pth file's project, with unreadable files."""
     parent = Path(tempfile.mkdtemp(prefix="clary-owned-", dir="/root"))
     try:
         base, project, environment = parent / "base", parent / "project", parent / "env"
@@ -164,7 +164,7 @@ def owned_environment():
         (base / "bin").mkdir(parents=True)
         (base / "lib").mkdir()
         real = Path(sys.base_prefix)
-        (base / library).symlink_to(real / library)  # what it needs is shown besides, as the folder of another image
+        (base / library).symlink_to(real / library)  # the real library is shown too, as the folder of another image
         shutil.copy(os.path.realpath(sys.executable), base / "bin/python3")
         site = environment / library / "site-packages"
         (environment / "bin").mkdir(parents=True)
@@ -187,7 +187,7 @@ def owned_environment():
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a host with users of its own")
-def test_closed_files_beside_an_environments_packages_are_not_read_and_imports_go_on(owned_environment):
+def test_unreadable_files_of_an_environment_stay_unread_and_its_imports_work(owned_environment):
     world = HostWorld("root")
     try:
         parent, python_program = owned_environment.parent, str(owned_environment / "bin/python")
@@ -232,7 +232,7 @@ print(json.dumps(found))
 
 def test_nothing_that_counts_for_the_whole_machine_can_be_written(world):
     found = outcome(world, WRITABLE)
-    if world.mode == "user":  # settings of namespaces, which are the host's own
+    if world.mode == "user":  # settings of the host's own namespaces
         found = [path for path in found if not path.startswith("/proc/sys/")]
     assert found == []
 
@@ -268,7 +268,7 @@ def test_programs_are_root_inside_and_nobody_on_the_machine(world):
     user = int(status.partition("Uid:")[2].split()[0])
     if world.mode == "root":
         assert 1_879_048_192 <= user < 2_147_483_648
-        assert "CapEff:\t00000000a00425fb" in status  # docker's, less MKNOD
+        assert "CapEff:\t00000000a00425fb" in status  # Docker's default without MKNOD
         namespaces = {os.readlink(f"/proc/{pid}/ns/user") for pid in (pid, os.getpid())}
         assert len(namespaces) == 2
     assert "Seccomp:\t2" in status
@@ -320,7 +320,7 @@ def test_packages_and_users_work_inside_and_leave_no_trace_outside():
         assert (environment / "old.py").read_text() == "old\n"
         assert not any(Path(path).exists() for path in ("/usr/local/lib/new.so", "/var/lib/dpkg/status-other"))
         made = os.stat(f"{sandbox.ml_folder}/made")
-        assert 0 < made.st_uid < 65536  # as the program counts, for whoever fetches it
+        assert 0 < made.st_uid < 65536  # the owner as seen inside the host
     finally:
         world.close()
 
@@ -346,7 +346,7 @@ def test_folders_are_seen_when_settings_name_them(world):
 
 def test_keys_of_the_session_stay_outside(world):
     libc = ctypes.CDLL(None, use_errno=True)
-    key = libc.syscall(248, b"user", b"clary-test-key", b"of the machine", 14, -3)  # add_key to the session's keyring
+    key = libc.syscall(248, b"user", b"clary-test-key", b"of the machine", 14, -3)  # add_key to the session keyring
     assert key > 0
     try:
         assert "clary-test-key" not in world.run("cat /proc/keys; cat /proc/key-users; :")
@@ -354,7 +354,7 @@ def test_keys_of_the_session_stay_outside(world):
         libc.syscall(250, 3, key, 0, 0, 0)  # KEYCTL_REVOKE
 
 
-def test_closed_files_are_found_anew_where_folders_have_changed(tmp_path, monkeypatch):
+def test_unreadable_files_are_searched_again_in_changed_folders(tmp_path, monkeypatch):
     tree, cache = tmp_path / "tree", tmp_path / "cache"
     (tree / "deep" / "skipped").mkdir(parents=True)
     for name, mode in (("open", 0o644), ("closed", 0o640), ("deep/closed", 0o600), ("deep/skipped/closed", 0o600)):
@@ -373,7 +373,7 @@ def test_closed_files_are_found_anew_where_folders_have_changed(tmp_path, monkey
     (tree / "deep" / "closed").unlink()
     os.mkfifo(tree / "deep" / "pipe")
     assert found() == ["closed", "deep/new", "deep/pipe"]
-    monkeypatch.setattr(closed_files, "_RACY_NS", 0)  # as if the folder had rested for some seconds
+    monkeypatch.setattr(closed_files, "_RACY_NS", 0)  # as if the folder had not changed for some seconds
     found()
     (tree / "open").chmod(0o600)
     (tree / "open").write_text("a secret by now")
@@ -382,7 +382,7 @@ def test_closed_files_are_found_anew_where_folders_have_changed(tmp_path, monkey
     assert subprocess.run(["stat", "-c", "%a", cache], capture_output=True, text=True, check=True).stdout == "700\n"
 
 
-def test_links_on_the_way_to_a_folder_are_named(tmp_path):
+def test_symbolic_links_in_the_path_of_a_folder_are_named(tmp_path):
     (tmp_path / "real" / "envs").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "far").symlink_to(tmp_path / "link" / "envs")

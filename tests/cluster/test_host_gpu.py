@@ -70,13 +70,13 @@ def world(request):
     made.close()
 
 
-def test_a_host_that_was_given_a_gpu_computes_and_communicates_on_it(world):
+def test_a_host_with_a_gpu_computes_and_communicates_on_it(world):
     facts = run_on_host(world, "algo-1", (0,))
     assert facts["has_gpu"], facts
     assert (facts["product"], facts["all_reduce"]) == (1024.0, 3.0)
 
 
-def test_a_host_that_was_given_none_sees_none(world):
+def test_a_host_without_a_gpu_sees_none(world):
     facts = run_on_host(world, "algo-1", ())
     assert not facts["has_gpu"], facts
     if world.mode == "root":

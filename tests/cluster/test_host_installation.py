@@ -1,4 +1,4 @@
-"""Installations attacked by their packages: build scripts of strangers at work in a real host. No network."""
+"""Malicious packages in installations: their build scripts run in a real host. No network."""
 
 import json
 import os
@@ -38,7 +38,7 @@ backend-path = ["."]
 name = "evil"
 version = "1.0"
 """
-# Builds a wheel whose module holds what `attack` returns.
+# Builds a wheel whose module holds the return value of `attack`.
 BACKEND = """
 import json, os, zipfile
 CACHES, HOME, BASE = {caches!r}, {home!r}, {base!r}
@@ -91,7 +91,7 @@ class Lab:
         return source
 
     def index(self, *archives: Path) -> Path:
-        """Write an index of the owner's own with these archives; returns its folder `simple`."""
+        """Write the owner's package index with these archives; return its folder `simple`."""
         simple = self.world.folder("mirror/simple")
         for archive in archives:
             page = simple / archive.name.partition("-")[0] / "index.html"
@@ -138,12 +138,12 @@ def library_of(prepared: PreparedEnvironment) -> Path:
 
 
 def facts_of(prepared: PreparedEnvironment) -> dict[str, object]:
-    """Return the findings of an attack; the text is read, nothing is run."""
+    """Return the findings of an attack; the module's text is parsed, not executed."""
     text = (library_of(prepared) / "evil.py").read_text()
     return json.loads(eval(text.removeprefix("FACTS = "), {"__builtins__": {}}))
 
 
-def test_build_scripts_run_in_the_jobs_host_and_reach_nothing_else(lab: Lab) -> None:
+def test_build_scripts_run_in_the_jobs_host_and_reach_nothing_outside_it(lab: Lab) -> None:
     prepared = lab.prepare(
         lab.source(
             """
@@ -192,7 +192,9 @@ return {}
     assert stat.S_IMODE(lab.module.stat().st_mode) == 0o644
 
 
-def test_copies_share_no_file_where_no_layer_can_be_laid_over_them(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_overlays_an_environment_is_copied_and_shares_no_file(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(requirements, "why_no_overlay", lambda folder: "this kernel refuses it")
     attack = """
 (path,) = glob.glob(ENVIRONMENT + "/lib/python3*/site-packages/alpha.py")
@@ -206,7 +208,7 @@ return {}
     assert "a full copy, because an overlay cannot" in prepared.notes[-1]
 
 
-def test_what_a_build_leaves_has_no_rights_and_leads_nowhere(lab: Lab) -> None:
+def test_files_that_a_build_leaves_keep_no_setuid_bit_and_redirect_no_path(lab: Lab) -> None:
     private = lab.world.folder("private")
     attack = f"""
 import glob, shutil
@@ -226,7 +228,8 @@ open(ENVIRONMENT + "/pyvenv.cfg", "w").write("home = {private}/bin")
 return {{}}
 """
     source = lab.source(attack)
-    # The first run breaks the interpreter after uv has looked at it; what counts is what the agent takes over.
+    # The build breaks the interpreter after uv has inspected it; the test checks the environment that the agent takes
+    # over.
     prepared = lab.prepare(source)
     library = library_of(prepared)
     left = (library / "root-for-all").stat()
@@ -260,7 +263,7 @@ raise SystemExit("no wheel \\x1b]52;c;evil\\x07 today")
     assert [path.suffix for path in (lab.caches / "environments").iterdir()] == [".lock"]
 
 
-def test_a_build_writes_nothing_that_other_jobs_are_given(lab: Lab) -> None:
+def test_a_build_cannot_write_to_caches_or_sources_of_other_jobs(lab: Lab) -> None:
     attack = """
 cache = os.environ.get("UV_CACHE_DIR") or "/opt/clary/install/cache"
 os.makedirs(cache + "/wheels-v5/poison", exist_ok=True)
@@ -274,7 +277,7 @@ return {}
     assert not (source / "beside.txt").exists()
 
 
-def test_what_indexes_have_built_is_kept_for_other_jobs_and_what_they_have_not_is_not(lab: Lab) -> None:
+def test_only_wheels_built_by_an_index_are_cached_for_other_jobs(lab: Lab) -> None:
     place = lab.world.folder("archives")
     wheel = place / "gamma-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -310,14 +313,14 @@ return {}
     assert not (lab.world.base / "ran").exists()
 
 
-def test_the_memory_limit_of_the_host_holds_for_builds_and_is_named(lab: Lab) -> None:
+def test_builds_are_killed_at_the_hosts_memory_limit_and_the_error_names_it(lab: Lab) -> None:
     limit = 192 * 1024 * 1024
     with pytest.raises(AgentError, match="memory limit of 192 MiB was reached"):
         lab.prepare(lab.source("return len(bytearray(2 * 1024**3))"), memory_bytes=limit)
 
 
 class FakeMachineWithoutCgroups(CgroupTree):
-    """Cgroups as a user without any right to them sees them: no hierarchy at all."""
+    """Cgroups as seen by a user without rights to them: no hierarchy."""
 
     def mountinfo(self):
         return ""
@@ -370,11 +373,11 @@ prepare_environment(*arguments, **options)
 
 
 def _has_begun(caches: Path) -> bool:
-    """Whether the build runs; folders come and go while they are looked through."""
+    """Return whether the build runs; folders may appear and vanish during the search."""
     return any("begun" in names for _, _, names in os.walk(caches))
 
 
-def test_an_agent_that_is_killed_in_the_middle_leaves_nothing_that_counts(lab: Lab) -> None:
+def test_an_agent_killed_during_an_installation_leaves_no_complete_environment(lab: Lab) -> None:
     attack = """
 import time
 open(ENVIRONMENT + "/begun", "w").close()

@@ -27,7 +27,7 @@ sys.stdin.read()
 world = world_of(ISOLATED)
 
 
-def test_machine_supports_what_these_tests_ran(world):
+def test_the_machine_supports_both_kinds_of_isolation(world):
     assert supports(Isolation.NAMESPACES) is None
     assert supports(Isolation.PROCESSES) is None
 
@@ -45,7 +45,7 @@ def test_two_hosts_have_the_same_name_and_port_at_once(world):
     assert [program.wait(DEADLINE_S).exits[0].exit_code for _, program, _ in started] == [0, 0]
 
 
-def test_host_that_joins_no_network_says_so(world):
+def test_a_host_without_its_own_network_reports_it(world):
     program, _ = world.start(shell("true"))
     assert "Network: the program shares this machine's network and its ports." in program.not_isolated
 
@@ -141,7 +141,7 @@ def test_hidden_folder_is_empty_except_for_what_is_bound_in_it(world):
     environment = world.folder("state/envs/torch")
     (environment / "python").write_text("shown")
     target = "/usr/share/doc/clary-test/envs/torch"
-    # Below /var/tmp the host sees nothing anyhow, so a folder of the machine's own is hidden.
+    # The host shows nothing below /var/tmp in any case, so this test hides a system folder of the machine.
     hidden = world.sandbox(
         hidden_folders=("/usr/share/doc", str(state), "/no/such/folder"),
         binds=(
@@ -160,7 +160,7 @@ def test_hidden_folder_is_empty_except_for_what_is_bound_in_it(world):
     assert output.endswith("clary-test\n")
 
 
-def test_hosts_own_folder_is_not_visible(world):
+def test_a_hosts_own_state_folder_is_not_visible_to_its_program(world):
     sandbox = world.sandbox()
     assert "No such file" in world.run(f"ls -A {sandbox.host_folder} 2>&1; :", sandbox=sandbox)
 
@@ -210,7 +210,7 @@ def test_program_cannot_reach_the_machines_root_through_its_first_process(world)
     assert str(marker.name) not in world.run(f"ls /proc/1/root{world.base} /proc/1/cwd{world.base}; :")
 
 
-def test_system_folders_are_those_of_the_host(world):
+def test_system_folders_belong_to_the_host_and_not_to_the_machine(world):
     sandbox = world.sandbox(own_network=True)
     assert world.run("ls /sys/class/net; touch /sys/x", sandbox=sandbox).splitlines()[0] == "lo"
 
@@ -251,13 +251,13 @@ def test_mounts_of_the_machine_are_visible_and_private(world):
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to lay an overlay")
-def test_where_overlays_are_refused_files_are_shared_and_it_is_said(world):
+def test_without_overlays_an_environment_is_shared_and_a_note_says_so(world):
     lower, upper, work, merged = (world.folder(name) for name in ("lower", "upper", "work", "merged"))
     kernel.mount(
         "overlay", str(merged), kind="overlay", options=f"lowerdir={lower},upperdir={upper},workdir={work},xino=off"
     )
     try:
-        # The kernel takes no folder on an overlay as the upper layer of another one.
+        # The kernel accepts no folder on an overlay as the upper layer of another overlay.
         stacked = merged / "host"
         stacked.mkdir()
         if world.mode == "user":
@@ -282,8 +282,8 @@ def test_where_overlays_are_refused_files_are_shared_and_it_is_said(world):
 @pytest.mark.skipif(os.geteuid() != 0, reason="is root's way to test without root")
 @pytest.mark.timeout(300)
 @pytest.mark.long
-def test_everything_holds_for_a_user_without_rights(tmp_path_factory):
-    """Runs these tests again as a user without any files; they make user namespaces of their own."""
+def test_the_isolation_tests_pass_for_an_unprivileged_user(tmp_path_factory):
+    """Run these tests again as a user that owns no files; the tests create their own user namespaces."""
     packages = Path(pytest.__file__).parents[1]
     sources = Path(clary.__file__).parents[1]
     here = Path(__file__).parent
@@ -305,7 +305,7 @@ def test_everything_holds_for_a_user_without_rights(tmp_path_factory):
     assert "passed" in done.stdout
 
 
-def test_host_lives_in_namespaces_of_its_own(world):
+def test_a_host_has_its_own_namespaces(world):
     names = ("mnt", "pid", "uts", "ipc", "cgroup")
     inside = world.run("cd /proc/self/ns; readlink mnt pid uts ipc cgroup").split()
     assert [

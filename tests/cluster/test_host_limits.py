@@ -1,4 +1,4 @@
-"""Limits of a host: memory, processors, processes; counted and taken away at the end."""
+"""Limits of a host on memory, processors and processes: enforced, counted, and removed with the host."""
 
 import glob
 import os

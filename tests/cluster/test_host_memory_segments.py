@@ -1,4 +1,4 @@
-"""Shared memory of a program is gone with it, for every kind of host and every end of the program."""
+"""Shared memory of a program is removed when the program ends, in every mode and for every kind of end."""
 
 import os
 import uuid
@@ -10,7 +10,7 @@ from host_worlds import EVERY_MODE, world_of
 from clary.agent.host.stopping.census import LOOK_INTERVAL_S
 from clary.base.processes import live_descendants
 
-# As a data loader's worker that is killed: nobody unlinks what it made, neither by name nor by number.
+# Like a killed data loader worker: no process unlinks its segments, neither the named nor the numbered one.
 MAKE = """
 import ctypes, mmap, os, time
 descriptor = os.open("/dev/shm/{name}", os.O_RDWR | os.O_CREAT)
@@ -27,20 +27,20 @@ world = world_of(EVERY_MODE)
 
 
 def segments_of(makers, name, number):
-    """Return which of a program's two segments the machine has; others' come and go meanwhile."""
+    """Return which of a program's two segments exist; segments of other programs may appear and vanish meanwhile."""
     rows = [row.split() for row in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
-    numbered = {row[1] for row in rows if row[1] == number and row[4] in makers}  # with the pid of its maker
+    numbered = {row[1] for row in rows if row[1] == number and row[4] in makers}  # row[4]: pid of the creator
     return numbered | {entry for entry in os.listdir("/dev/shm") if entry == name}
 
 
 def number_in(listener):
-    """Return the number of the segment, as the program has said it."""
+    """Return the number of the segment, as the program has printed it."""
     listener.wait_for(";")
     return listener.text().partition(";")[0].split()[1]
 
 
 def pids_now():
-    """Return the processes of this test, as text."""
+    """Return the pids of this test's descendants, as strings."""
     return {str(pid) for pid in live_descendants(os.getpid())}
 
 
@@ -56,7 +56,7 @@ def test_a_program_that_is_killed_leaves_no_shared_memory(world):
 
 def test_a_program_that_ends_by_itself_leaves_no_shared_memory(world):
     name = f"psm_{uuid.uuid4().hex}"
-    # Plain processes are looked at now and then; where memory is the host's own, nobody has to look.
+    # Plain processes are polled for segments; a host with its own memory namespace needs no poll.
     seconds = 3 * LOOK_INTERVAL_S if world.mode == "plain" else 0.5
     program, listener = world.start(python(MAKE.format(name=name, seconds=seconds)))
     number, pids = number_in(listener), pids_now()
@@ -65,7 +65,7 @@ def test_a_program_that_ends_by_itself_leaves_no_shared_memory(world):
     assert segments_of(pids, name, number) == set()
 
 
-def test_memory_of_two_plain_programs_is_told_apart():
+def test_only_the_shared_memory_of_the_ended_plain_program_is_removed():
     world = HostWorld("plain")
     try:
         name = f"psm_{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""A program whose memory no cgroup limits is ended by its agent, with one cause."""
+"""A program without a cgroup that exceeds its memory limit is ended by its agent, with one cause."""
 
 import os
 import resource
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="na
 
 
 class FakeMachineWithoutCgroups(CgroupTree):
-    """Cgroups as a user without any right to them sees them: no hierarchy at all."""
+    """Cgroups as seen by a user without rights to them: no hierarchy."""
 
     def mountinfo(self):
         return ""
@@ -62,12 +62,12 @@ def host_program(world, *processes, memory_bytes):
     )
 
 
-def test_program_without_a_cgroup_leaves_processes_to_others(world):
+def test_a_program_without_a_cgroup_has_a_limit_on_its_number_of_processes(world):
     soft, hard = world.run("grep 'Max processes' /proc/self/limits").split()[2:4]
     if world.mode == "plain":
         assert (soft, hard) == tuple(Path("/proc/self/limits").read_text().split("Max processes")[1].split()[:2])
     else:
-        own = resource.getrlimit(resource.RLIMIT_NPROC)[1]  # which a program does not raise
+        own = resource.getrlimit(resource.RLIMIT_NPROC)[1]  # a program's limit stays below this one
         most = process_limits(CgroupTree().most_processes()).of_all
         assert soft == hard == str(most if own == resource.RLIM_INFINITY else min(own, most))
 
@@ -119,7 +119,7 @@ def test_program_without_a_cgroup_within_its_limit_is_left_alone(world):
     assert "The agent watches the host's processes instead" in " ".join(program.not_isolated)
 
 
-@pytest.mark.parametrize("world", ["root", "user"], indirect=True)  # plain processes share the machine's
+@pytest.mark.parametrize("world", ["root", "user"], indirect=True)  # plain processes share the machine's /dev/shm
 def test_files_in_a_hosts_own_shared_memory_count(world):
     script = "exec 2>&1; head -c 100M /dev/zero > /dev/shm/a; head -c 100M /dev/zero > /dev/shm/b; sleep 60"
     _, program = host_program(

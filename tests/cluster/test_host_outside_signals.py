@@ -1,4 +1,4 @@
-"""SIGTERM to every process of a host, as some schedulers send it, and to its first process alone."""
+"""SIGTERM from outside, to every process of a host, as some schedulers send it, or only to its first process."""
 
 import contextlib
 import os
@@ -21,26 +21,26 @@ signal.signal(signal.SIGTERM, caught)
 os.write(1, b"waiting\\n")
 time.sleep(600)
 """
-LINGER_S = 0.5  # whoever signals a second time does so in this time
+LINGER_S = 0.5  # a second SIGTERM would arrive within this time
 
 world = world_of(EVERY_MODE)
 
 
 def signal_everybody(program, number=signal.SIGTERM):
-    """Signal the processes of a host one after the other, its first ones too; the sender lives on."""
+    """Send a signal to every process of a host, the first ones included; the test's own process gets none."""
     first = first_process(program)
     for pid in sorted({first, *live_descendants(first)}):
-        with contextlib.suppress(ProcessLookupError):  # what a shell runs may have ended since
+        with contextlib.suppress(ProcessLookupError):  # a child of a shell may have ended
             os.kill(pid, number)
 
 
 def first_process(program):
-    """Return the process of the host that the agent has started: with namespaces, the parent of process 1."""
+    """Return the pid of the host's process that the agent started: with namespaces, the parent of process 1."""
     parent = read_entry(program.init_pid).parent
     return program.init_pid if parent == os.getpid() else parent
 
 
-def test_a_signal_to_everybody_is_the_one_that_programs_hear(world):
+def test_programs_get_no_second_sigterm_after_one_sent_to_all_processes(world):
     program, listener = world.start(python(COUNTER), python(COUNTER))
     for index in (0, 1):
         listener.wait_for("waiting", index=index)
@@ -54,7 +54,7 @@ def test_a_signal_to_everybody_is_the_one_that_programs_hear(world):
     assert program.first_failure() is None
 
 
-def test_what_a_signal_to_everybody_ends_did_not_end_by_itself(world):
+def test_ends_by_a_signal_to_all_processes_count_as_consequences(world):
     trap = "trap 'exit 0' TERM; echo on; while :; do sleep 0.01; done"
     program, listener = world.start(shell(trap), shell("echo on; exec sleep 600"))
     for index in (0, 1):
@@ -64,7 +64,7 @@ def test_what_a_signal_to_everybody_ends_did_not_end_by_itself(world):
     assert [(end.exit_code, end.signal, end.is_consequence) for end in exits] == [(0, None, True), (None, 15, True)]
 
 
-def test_what_a_handler_starts_after_a_signal_to_everybody_is_left_alone(world):
+def test_processes_that_a_handler_starts_after_the_signal_get_no_signal(world):
     program, listener = world.start(shell("trap 'sleep 0.6; echo saved; exit 0' TERM; echo on; while :; do wait; done"))
     listener.wait_for("on")
     signal_everybody(program)
@@ -75,7 +75,7 @@ def test_what_a_handler_starts_after_a_signal_to_everybody_is_left_alone(world):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT])
-def test_other_signals_leave_the_first_process_alive_and_tell_nothing(world, number):
+def test_other_signals_to_the_first_process_do_not_count_as_signalled(world, number):
     program, listener = world.start(python(COUNTER))
     listener.wait_for("waiting")
     for pid in {first_process(program), program.init_pid}:
@@ -86,9 +86,9 @@ def test_other_signals_leave_the_first_process_alive_and_tell_nothing(world, num
     listener.wait_for("caught")
 
 
-def test_a_program_that_signals_the_first_process_of_its_host_hears_its_own_stop_all_the_same(world):
+def test_a_program_that_signals_its_first_process_still_gets_sigterm_at_a_stop(world):
     target = "1" if world.mode != "plain" else "os.getppid()"
-    # Where programs have a user of their own the kernel refuses it.
+    # If programs have their own user, the kernel refuses the signal.
     attempt = f"import contextlib, os\nwith contextlib.suppress(PermissionError):\n    os.kill({target}, 15)\n"
     program, listener = world.start(python(attempt + COUNTER))
     listener.wait_for("waiting")
@@ -98,7 +98,7 @@ def test_a_program_that_signals_the_first_process_of_its_host_hears_its_own_stop
     listener.wait_for("caught")
 
 
-def test_who_may_be_of_a_program_of_plain_processes():
+def test_the_census_excludes_processes_that_cannot_belong_to_the_program():
     census = DescendantCensus()
     with subprocess.Popen(["sleep", "60"]) as child:
         assert census.may_hold(child.pid)

@@ -1,4 +1,4 @@
-"""Disks that hosts of rehearsals have to themselves: full, with room again, gone with their agent. Needs root."""
+"""Own disks of hosts in rehearsals: filled, freed, and removed with their agent. Needs root."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ pytestmark = [
 
 SIZE = 8 << 20
 SOURCE = str(Path(clary.__file__).parent.parent)
-# An agent as far as its disk goes: does what it is told line by line, and answers with a JSON value.
+# An agent reduced to its disk: it executes each line of its input and answers with a JSON value.
 HOLDER = f"""
 import json, os, sys
 sys.path.insert(0, {SOURCE!r})
@@ -116,7 +116,7 @@ def make_holder(tmp_path):
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 
 
-async def test_a_full_disk_takes_nothing_more_until_there_is_room_again(make_holder):
+async def test_a_full_disk_refuses_writes_until_it_is_freed(make_holder):
     holder = make_holder()
     assert holder.write("ml/model/a", 1 << 20) == 1 << 20
     await disk_faults.fill(holder.plan, "algo-1")
@@ -128,7 +128,7 @@ async def test_a_full_disk_takes_nothing_more_until_there_is_room_again(make_hol
     assert holder.write("ml/model/a", 1 << 20) == 1 << 20
 
 
-async def test_what_is_removed_from_a_full_disk_makes_room_for_as_much(make_holder):
+async def test_removing_a_file_from_a_full_disk_frees_exactly_its_size(make_holder):
     holder = make_holder()
     assert holder.write("ml/model/a", 1 << 20) == 1 << 20
     await disk_faults.fill(holder.plan, "algo-1")
@@ -137,13 +137,13 @@ async def test_what_is_removed_from_a_full_disk_makes_room_for_as_much(make_hold
     assert holder.write("ml/model/b", 1) == f"errno {errno.ENOSPC}"
 
 
-async def test_a_disk_that_holds_nothing_can_be_full_too(make_holder):
+async def test_an_empty_disk_can_be_filled(make_holder):
     holder = make_holder()
     await disk_faults.fill(holder.plan, "algo-1")
     assert holder.write("ml/model/a", 1) == f"errno {errno.ENOSPC}"
 
 
-def test_a_disk_ends_at_its_size_and_the_machine_sees_only_what_stays_outside(make_holder):
+def test_writes_stop_at_the_disks_size_and_only_outside_folders_are_on_the_machine(make_holder):
     holder = make_holder()
     holder.write("ml/input/data.bin", 10 << 20)
     assert (holder.host / "ml/input/data.bin").stat().st_size == 10 << 20
@@ -152,7 +152,7 @@ def test_a_disk_ends_at_its_size_and_the_machine_sees_only_what_stays_outside(ma
     assert not (holder.host / "disk/ml").exists()
 
 
-def test_folders_beside_the_tree_can_lie_on_it_and_all_of_it_is_given_back(make_holder):
+def test_other_folders_can_lie_on_the_disk_and_all_its_space_is_released(make_holder):
     holder = make_holder()
     checkpoints = holder.host / "checkpoints"
     assert holder.ask(f"hold({str(checkpoints)!r})") is None
@@ -172,7 +172,7 @@ async def test_the_disk_of_the_machine_is_never_filled(make_holder):
         await disk_faults.fill(plain, "algo-1")
 
 
-async def test_the_disk_of_an_agent_that_is_gone_is_not_there_any_more(make_holder):
+async def test_a_hosts_disk_is_removed_when_its_agent_ends(make_holder):
     holder = make_holder()
     holder.end()
     with pytest.raises(EngineError, match="the agent of algo-1, which holds the host's disk, is gone"):
@@ -180,7 +180,7 @@ async def test_the_disk_of_an_agent_that_is_gone_is_not_there_any_more(make_hold
     assert sorted(path.name for path in (holder.host / "ml").iterdir()) == [".clary", "input"]
 
 
-def test_a_disk_that_memory_has_no_room_for_is_refused_in_words(tmp_path):
+def test_a_disk_of_more_than_half_the_free_memory_is_refused(tmp_path):
     disk = OwnDisk(tmp_path / "algo-1", ml_folder=tmp_path / "algo-1/ml", size_bytes=SIZE, outside=())
     with pytest.raises(AgentError, match="algo-1: a disk of its own of 8 MiB would take more than half") as caught:
         disk.mount(available_bytes=2 * SIZE - 1)
@@ -188,7 +188,7 @@ def test_a_disk_that_memory_has_no_room_for_is_refused_in_words(tmp_path):
     assert not (tmp_path / "algo-1").exists()
 
 
-def test_memory_that_the_disk_takes_is_not_the_programs(tmp_path):
+def test_the_disks_size_is_added_to_the_memory_limit(tmp_path):
     disk = OwnDisk(tmp_path, ml_folder=tmp_path / "ml", size_bytes=SIZE, outside=())
     assert disk.beside(Resources(num_cpus=1, memory_bytes=SIZE)).memory_bytes == 2 * SIZE
     assert disk.beside(Resources(num_cpus=1, memory_bytes=None)).memory_bytes is None

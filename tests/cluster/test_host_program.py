@@ -1,4 +1,4 @@
-"""Programs on hosts: output, exits, signals, ends; as root, in a user namespace and as plain processes."""
+"""Programs on hosts: output, exits and signals; as root, in a user namespace and as plain processes."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def test_output_of_both_streams_keeps_its_order(world):
     assert [(end.exit_code, end.signal, end.is_consequence) for end in result.exits] == [(3, None, False)]
 
 
-def test_exit_tells_rank_pid_and_time(world):
+def test_an_exit_record_holds_rank_pid_and_time(world):
     before = datetime.now(UTC) - timedelta(seconds=1)
     program, _ = world.start(shell("exec sleep 0.05", rank=5, local_rank=1))
     (end,) = program.wait(DEADLINE_S).exits
@@ -60,7 +60,7 @@ def test_exit_tells_rank_pid_and_time(world):
     assert end.pid > 1
 
 
-def test_pid_of_an_exit_is_the_machines_own(world):
+def test_pid_of_an_exit_is_that_of_the_machines_namespace(world):
     marker = unique_sleep()
     program, _ = world.start(shell(f"exec {marker}"))
     eventually(lambda: pids_with(marker.split()[1]))
@@ -76,7 +76,7 @@ def test_death_by_signal_is_not_an_exit_code(world):
     assert program.first_failure() == end
 
 
-def test_wait_answers_none_while_a_process_runs(world):
+def test_wait_returns_none_while_a_process_runs(world):
     program, _ = world.start(shell("exit 0"), shell("exec sleep 60"))
     assert program.wait(0.2) is None
     assert program.running() >= 1
@@ -102,14 +102,14 @@ def test_program_gets_its_own_environment_and_nothing_else(world):
 def test_standard_input_is_empty_and_no_descriptor_leaks_in(world):
     program, listener = world.start(shell("wc -c; ls /proc/self/fd"))
     assert program.wait(DEADLINE_S) is not None
-    assert listener.text().split() == ["0", "0", "1", "2", "3"]  # 3 is ls reading the folder
+    assert listener.text().split() == ["0", "0", "1", "2", "3"]  # 3: ls reads the folder
 
 
 def test_signals_are_at_their_defaults(world):
     program, listener = world.start(shell("grep -E 'Sig(Blk|Ign)' /proc/self/status"))
     assert program.wait(DEADLINE_S) is not None
     blocked, ignored = (int(mask, 16) for mask in listener.text().split()[1::2])
-    # The C library keeps signals 32 and 33 to itself; what an ancestor left of them nobody can change.
+    # The C library reserves signals 32 and 33, so that their inherited dispositions cannot be reset.
     assert (blocked, ignored & ~(3 << 31)) == (0, 0)
 
 
@@ -125,7 +125,7 @@ def test_signals_are_at_their_defaults(world):
         (("/bin/true", "a\0b"), "/", 126, "embedded null byte"),
     ],
 )
-def test_what_cannot_be_executed_says_so_and_ends_as_in_a_shell(world, argv, folder, exit_code, words):
+def test_a_command_that_cannot_be_executed_gives_an_error_and_a_shells_exit_code(world, argv, folder, exit_code, words):
     program, listener = world.start(process(*argv, working_folder=folder))
     result = program.wait(DEADLINE_S)
     assert result.exits[0].exit_code == exit_code
@@ -199,7 +199,7 @@ while True:
 """
 
 
-def test_a_driver_without_a_handler_passes_on_the_last_words_of_its_rank_and_then_ends(world):
+def test_a_driver_without_a_handler_forwards_the_last_output_of_its_rank(world):
     program, listener = world.start(python(DRIVER.format(rank=SAVING_RANK)))
     listener.wait_for("driver passes on: on")
     assert program.signal_all(signal.SIGTERM) == 2
@@ -209,7 +209,7 @@ def test_a_driver_without_a_handler_passes_on_the_last_words_of_its_rank_and_the
     assert (end.signal, end.is_consequence) == (signal.SIGTERM, True)
 
 
-def test_tee_passes_on_the_last_words_of_who_writes_to_it(world):
+def test_tee_forwards_the_last_output_of_the_program_that_writes_to_it(world):
     program, listener = world.start(shell(f"{PYTHON} -u -c '{SAVING_RANK}' | tee /dev/null"))
     listener.wait_for("on")
     program.signal_all(signal.SIGTERM)
@@ -217,7 +217,7 @@ def test_tee_passes_on_the_last_words_of_who_writes_to_it(world):
     eventually(lambda: program.signal_all(0) == 0)
 
 
-def test_a_pool_ends_at_once_with_its_workers(world):
+def test_a_multiprocessing_pool_ends_soon_after_sigterm_with_its_workers(world):
     script = "import multiprocessing as m, time; m.set_start_method('fork')\np = m.Pool(2)\nprint('on', flush=True)\n"
     program, listener = world.start(python(script + "time.sleep(600)"))
     listener.wait_for("on")
@@ -237,29 +237,29 @@ def test_processes_alive_at_sigterm_count_as_ended_by_the_agent(world):
     assert program.first_failure().exit_code == 9
 
 
-def test_who_is_about_to_end_at_sigterm_ends_by_itself(world):
-    # A name of its own: what another test left takes as long to be gone.
+def test_a_process_already_exiting_at_sigterm_does_not_count_as_ended_by_the_agent(world):
+    # A unique name: a process that another test left takes as long to vanish.
     held = f"held_{uuid.uuid4().hex}"
     holding = f"{held} = bytearray(700_000_000)\nprint('on', flush=True)\nimport time\ntime.sleep(600)"
     program, listener = world.start(python(holding), shell("exec sleep 600"))
     listener.wait_for("on")
     (pid,) = [pid for pid in pids_with(held) if read_entry(pid).parent != os.getpid()]
     os.kill(pid, signal.SIGKILL)
-    # Its memory is given back page by page, so that its end takes a while.
+    # The kernel frees its memory page by page, so that its exit takes a while.
     eventually(lambda: (entry := read_entry(pid)) is None or entry.is_exiting or entry.has_ended)
     program.signal_all(signal.SIGTERM)
     result = program.wait(DEADLINE_S)
     assert [(end.signal, end.is_consequence) for end in result.exits] == [(9, False), (15, True)]
 
 
-def test_a_signal_that_ends_nothing_leaves_the_blame_with_the_program(world):
+def test_an_end_after_a_signal_other_than_sigterm_is_no_consequence(world):
     program, listener = world.start(shell("trap 'exit 7' USR1; echo on; while :; do sleep 0.01; done"))
     listener.wait_for("on")
     assert program.signal_all(signal.SIGUSR1) >= 1
     assert program.wait(DEADLINE_S).exits[0].is_consequence is False
 
 
-def test_signal_zero_counts_and_disturbs_nobody(world):
+def test_signal_zero_counts_processes_without_disturbing_them(world):
     program, listener = world.start(shell("sleep 600 & sleep 600 & echo on; wait"))
     listener.wait_for("on")
     assert [program.signal_all(0) for _ in range(2)] == [3, 3]
@@ -284,7 +284,7 @@ def test_stopped_processes_are_killed_too(world):
     assert program.running() == 0
 
 
-def test_signals_after_the_end_reach_nobody(world):
+def test_signals_after_the_end_reach_no_process(world):
     program, _ = world.start(shell("exit 0"))
     assert program.wait(DEADLINE_S) is not None
     assert program.signal_all(signal.SIGTERM) == 0
@@ -320,7 +320,7 @@ def test_a_program_that_forks_without_end_is_killed(world):
 
 
 def test_a_thousand_short_processes_leave_nothing_behind(world):
-    # Each is orphaned, so it is for the host's first process to reap it.
+    # Each is orphaned, so that the host's first process must reap it.
     program, listener = world.start(
         shell("i=0; while [ $i -lt 1000 ]; do (/bin/true &) ; i=$((i+1)); done; echo all; exec sleep 600")
     )
@@ -333,7 +333,7 @@ def test_a_thousand_short_processes_leave_nothing_behind(world):
     assert program.signal_all(signal.SIGCONT) == 1
 
 
-def test_nothing_is_left_of_many_programs(world):
+def test_many_programs_leave_no_files_or_processes(world):
     sandbox = world.sandbox()
     world.run("true", sandbox=sandbox)
     before = sorted(os.listdir("/proc/self/fd")), threading.active_count()
@@ -379,7 +379,7 @@ def test_program_dies_with_its_agent(world):
     world.expect_no_cgroup_of(sandbox)
 
 
-def test_death_of_the_first_process_ends_the_program_and_is_told(world):
+def test_death_of_the_first_process_ends_the_program_and_is_reported(world):
     sleep = unique_sleep()
     program, _ = world.start(shell(f"(setsid {sleep} &) ; exec {sleep}"))
     eventually(lambda: len(pids_with(sleep.split()[1])) == 2)
@@ -387,7 +387,7 @@ def test_death_of_the_first_process_ends_the_program_and_is_told(world):
     result = program.wait(DEADLINE_S)
     assert (result.exits[0].signal, result.exits[0].is_consequence) == (signal.SIGKILL, True)
     assert "first process of algo-1 ended before its program did" in result.lost_why
-    if world.mode != "plain" or os.geteuid() == 0:  # without a cgroup nobody knows of a daemon that lost its keeper
+    if world.mode != "plain" or os.geteuid() == 0:  # without a cgroup an orphaned daemon is not found
         program.close()
         assert pids_with(sleep.split()[1]) == []
     else:
@@ -395,13 +395,13 @@ def test_death_of_the_first_process_ends_the_program_and_is_told(world):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_the_program_cannot_end_its_first_process_by_a_usual_signal(world):
+def test_a_program_cannot_end_its_first_process_by_term_int_or_hup(world):
     kills = "; ".join(f"kill -{name} $PPID" for name in ("TERM", "INT", "HUP"))
     program, listener = world.start(shell(f"{kills}; echo alive; exit 0"))
     result = program.wait(DEADLINE_S)
     *refusals, last = filter(None, listener.text().splitlines())
     assert last == "alive"
-    # Under a real root the program is another user; elsewhere it may send them, and they are ignored.
+    # As real root the program is another user and may not send signals; in other modes the first process ignores them.
     assert len(refusals) == (3 if world.mode == "root" else 0), refusals
     assert all("Operation not permitted" in refusal for refusal in refusals)
     assert (result.exits[0].exit_code, result.notes) == (0, ())
@@ -436,6 +436,6 @@ def test_a_missing_ml_folder_is_refused_by_name(world):
     assert os.listdir(sandbox.host_folder) == []
 
 
-def test_a_program_of_no_processes_is_refused(world):
+def test_a_program_without_processes_is_refused(world):
     with pytest.raises(ValueError, match="at least one process"):
         world.start()

@@ -18,11 +18,11 @@ from clary.control.engines.local.network.network_building import build
 from clary.control.engines.local.network.network_spec import HostSpec, NetworkSpec
 
 TRAIN_PYTHON = Path(__file__).resolve().parents[2] / ".venvs/train/bin/python"
-# The environment lies where its links lead to, and its interpreter elsewhere.
+# The environment's links lead to its real folder, its interpreter lies in another one.
 TRAIN_FOLDERS = (str(TRAIN_PYTHON.parents[1]), str(TRAIN_PYTHON.resolve().parents[1]))
 ADDRESSES = {"algo-1": "10.9.0.1", "algo-2": "10.9.0.2"}
 HOME = "/opt/ml/home"
-# What sagemaker 3 does, in the same order.
+# The steps of sagemaker 3, in the same order.
 PARAMIKO_CLIENT = """
 import paramiko
 with paramiko.SSHClient() as client:
@@ -66,18 +66,18 @@ def hosts(tmp_path):
 
 
 def run_on_first(hosts, command):
-    """Run a command on algo-1 as soon as algo-2 takes connections."""
+    """Run a command on algo-1 as soon as algo-2 accepts connections."""
     world, sandbox = hosts
     until_up = "for i in $(seq 100); do (exec 3<>/dev/tcp/algo-2/22) 2>/dev/null && break; sleep 0.1; done"
     script = f"export HOME={HOME}; {until_up}; {command}"
     return world.run(f"exec bash -c {shlex.quote(script)} 2>&1", sandbox=sandbox)
 
 
-def test_ssh_runs_commands_on_the_other_host_without_a_question(hosts):
+def test_ssh_runs_commands_on_the_other_host_without_a_prompt(hosts):
     assert run_on_first(hosts, "ssh algo-2 hostname; ssh 10.9.0.2 hostname").split() == ["algo-2", "algo-2"]
 
 
-def test_sessions_have_what_the_host_wrote_to_etc_environment(hosts):
+def test_ssh_sessions_have_the_variables_of_etc_environment(hosts):
     assert run_on_first(hosts, "ssh algo-2 'echo $FROM_MASTER'") == "set\n"
     assert "FROM_MASTER" not in Path("/etc/environment").read_text(), "the machine's own file is untouched"
 
@@ -107,7 +107,7 @@ def test_machines_own_ssh_files_are_out_of_sight(hosts):
         assert path.read_text() not in output
 
 
-def test_hosts_that_come_at_once_get_the_same_keys(tmp_path):
+def test_hosts_that_prepare_ssh_at_once_get_the_same_keys(tmp_path):
     folders = [tmp_path / f"algo-{number}" for number in range(1, 7)]
     for folder in folders:
         folder.mkdir()
@@ -121,7 +121,7 @@ def test_hosts_that_come_at_once_get_the_same_keys(tmp_path):
     assert stat.S_IMODE((tmp_path / "ssh").stat().st_mode) == 0o700
 
 
-def test_keys_that_cannot_be_made_are_an_error_that_says_so(tmp_path, monkeypatch):
+def test_a_failing_ssh_keygen_is_an_error_with_its_output(tmp_path, monkeypatch):
     (tmp_path / "algo-1").mkdir()
     (tmp_path / "programs").mkdir()
     failing = tmp_path / "programs" / "ssh-keygen"
@@ -133,7 +133,7 @@ def test_keys_that_cannot_be_made_are_an_error_that_says_so(tmp_path, monkeypatc
     assert os.listdir(tmp_path / "ssh") == []
 
 
-def test_machines_without_sshd_are_told_what_to_install(monkeypatch):
+def test_on_a_machine_without_sshd_the_reason_names_the_package_to_install(monkeypatch):
     assert why_no_ssh(has_user_namespace=False) is None
     monkeypatch.setattr(ssh_access, "SSHD", "/no/sshd")
     assert "openssh-server" in why_no_ssh(has_user_namespace=False)

@@ -1,4 +1,4 @@
-"""Hosts that stand by with an interpreter ready: as root, in a user namespace and as plain processes."""
+"""Standby hosts with an interpreter ready: as root, in a user namespace and as plain processes."""
 
 import contextlib
 import dataclasses
@@ -36,10 +36,10 @@ from clary.agent.zygote.interpreter_start import RANK_SHIM
 from clary.base.errors import AgentError
 from clary.base.processes import read_entry
 
-PRELOADED = "wave"  # which no program of these tests imports by itself
+PRELOADED = "wave"  # imported by no program of these tests
 IS_FORKED = f"import sys; print('forked' if {PRELOADED!r} in sys.modules else 'executed')\n"
 
-# Everything that a process can find out about how it was started.
+# Collects every fact from which a process could tell how it was started.
 DESCRIBE = """
 import gc, json, locale, multiprocessing, os, resource, signal, socket, sys, threading, warnings
 def lines(path, keys=None):
@@ -102,7 +102,7 @@ world = world_of(EVERY_MODE, lambda mode: StandbyWorld(mode))
 
 
 class StandbyWorld(HostWorld):
-    """Makes hosts that stand by, and programs for them."""
+    """Makes standby hosts, and programs for them."""
 
     def __init__(self, mode):
         super().__init__(mode)
@@ -128,7 +128,7 @@ class StandbyWorld(HostWorld):
         return self.sandbox(binds=binds, **fields)
 
     def code(self, sandbox):
-        """Return the folder that programs run in, as they see it."""
+        """Return the working folder of programs, as the programs see it."""
         return sandbox.ml_folder if self.mode == "plain" else "/opt/ml"
 
     def variables(self, sandbox, **more):
@@ -137,7 +137,7 @@ class StandbyWorld(HostWorld):
         return {"PATH": PATH, "LANG": "C.UTF-8", "PYTHONPATH": python_path, **more}
 
     def rank(self, sandbox, script, *arguments, rank=0, python=PYTHON, **variables):
-        """Return a process that runs `script`, which is written to where it finds it."""
+        """Write `script` to the program's folder; return a process that runs it."""
         name = f"train-{uuid.uuid4().hex[:8]}.py" if script is not None else "train.py"
         if script is not None:
             (Path(sandbox.ml_folder) / name).write_text(script)
@@ -156,21 +156,21 @@ class StandbyWorld(HostWorld):
         return program, listener
 
     def close(self):
-        with contextlib.ExitStack() as left:  # all of it, also if one fails
+        with contextlib.ExitStack() as left:  # closes every host, even if one close fails
             left.callback(super().close)
             for standby in self._standbys:
                 left.callback(standby.close)
 
 
 def finished(program, listener, *, index=0):
-    """Wait for the end of a program; returns its exits and the output of one of its processes."""
+    """Wait until a program ends; return its exits and the output of one of its processes."""
     result = program.wait(DEADLINE_S)
     assert result is not None, f"still running; so far: {listener.text(index)}"
     program.close()
     return [(end.exit_code, end.signal) for end in result.exits], listener.text(index)
 
 
-def test_ranks_begin_in_the_interpreter_that_stood_ready(world):
+def test_ranks_are_forked_from_the_ready_interpreter(world):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
     script = f"{IS_FORKED}import os; print(sys.argv[1:], os.environ['RANK']); sys.exit(int(sys.argv[1]))"
@@ -184,7 +184,7 @@ def test_ranks_begin_in_the_interpreter_that_stood_ready(world):
     assert (program.num_forked, program.why_not_forked, program.wait(0).notes) == (3, "", ())
 
 
-def test_a_forked_rank_finds_what_an_executed_one_finds(world):
+def test_a_forked_rank_sees_the_same_process_state_as_an_executed_one(world):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox, preload=("multiprocessing", PRELOADED))
     rank = world.rank(sandbox, DESCRIBE, "a", "", rank=1, RANK="1", PYTHONUNBUFFERED="1", TZ="UTC")
@@ -222,7 +222,7 @@ def test_a_forked_rank_finds_what_an_executed_one_finds(world):
     ],
 )
 @pytest.mark.long
-def test_a_forked_rank_ends_as_an_executed_one(world, script):
+def test_a_forked_rank_ends_like_an_executed_one(world, script):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
     rank = world.rank(sandbox, script)
@@ -232,7 +232,7 @@ def test_a_forked_rank_ends_as_an_executed_one(world, script):
     assert forked == finished(*world.start(rank, sandbox=sandbox))
 
 
-def test_modules_are_run_too(world):
+def test_modules_run_in_forked_ranks_too(world):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
     (Path(sandbox.ml_folder) / "trainer").mkdir()
@@ -244,26 +244,26 @@ def test_modules_are_run_too(world):
     assert finished(program, listener)[1] == f"forked\n['{code}/trainer/__main__.py', '--x'] {code}\n"
 
 
-def test_sigterm_reaches_forked_ranks_once_and_their_last_words_arrive(world):
+def test_forked_ranks_get_sigterm_once_and_their_last_output_arrives(world):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
     script = (
         "import os, signal, sys, time\n"
-        "def save(*_):\n    os.write(1, b'saved\\n'); sys.exit(7)\n"  # not print: the signal may come inside of one
+        "def save(*_):\n    os.write(1, b'saved\\n'); sys.exit(7)\n"  # not print: the signal may interrupt a print
         "signal.signal(signal.SIGTERM, save)\nprint('on', flush=True)\nwhile True: time.sleep(60)"
     )
     program, listener = world.start_in(standby, *(world.rank(sandbox, script, rank=rank) for rank in range(2)))
     for index in range(2):
         listener.wait_for("on", index=index)
     assert program.num_forked == 2
-    assert program.signal_all(0) == 2  # no zygote among them
+    assert program.signal_all(0) == 2  # the zygote is not counted
     assert program.signal_all(signal.SIGTERM) == 2
     result = program.wait(DEADLINE_S)
     assert [(end.exit_code, end.is_consequence) for end in result.exits] == [(7, True)] * 2
     assert [listener.text(index) for index in range(2)] == ["on\nsaved\n"] * 2
 
 
-def test_kill_ends_forked_ranks_and_what_they_have_started(world):
+def test_kill_ends_forked_ranks_and_their_child_processes(world):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
     sleep = unique_sleep()
@@ -278,7 +278,7 @@ def test_kill_ends_forked_ranks_and_what_they_have_started(world):
     assert pids_with(sleep.split()[1]) == []
 
 
-def test_pid_of_a_forked_rank_is_the_machines_own(world):
+def test_pid_of_a_forked_rank_is_that_of_the_machines_namespace(world):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
     sleep = unique_sleep()
@@ -291,7 +291,7 @@ def test_pid_of_a_forked_rank_is_the_machines_own(world):
     assert program.exits()[0].pid == parent
 
 
-def test_death_of_the_first_process_takes_forked_ranks_with_it(world):
+def test_death_of_the_first_process_ends_forked_ranks(world):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
     program, listener = world.start_in(standby, world.rank(sandbox, "print('on', flush=True)\nwhile True: pass"))
@@ -317,7 +317,7 @@ def test_random_numbers_differ_between_ranks(world):
     assert not set(first) & set(second)
 
 
-def test_mixed_programs_are_forked_as_far_as_they_can_be(world):
+def test_of_a_mixed_program_only_suitable_ranks_are_forked(world):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
     processes = (
@@ -341,11 +341,11 @@ def test_mixed_programs_are_forked_as_far_as_they_can_be(world):
     ("name", "place"),
     [
         (PRELOADED, "."),
-        ("sitecustomize", "."),  # which a new interpreter imports by itself
+        ("sitecustomize", "."),  # every new interpreter imports it
         ("users_own", "home/.local/lib/python{version}/site-packages"),
     ],
 )
-def test_a_file_of_the_program_that_an_interpreter_looks_for_at_its_start_makes_it_a_new_one(world, name, place):
+def test_a_program_file_that_shadows_a_module_of_the_start_gets_a_new_interpreter(world, name, place):
     sandbox = world.sandbox()
     home = f"{world.code(sandbox)}/home"
     standby = world.prepare(sandbox, environment=world.variables(sandbox, HOME=home))
@@ -357,13 +357,13 @@ def test_a_file_of_the_program_that_an_interpreter_looks_for_at_its_start_makes_
         sandbox, f"import sys; print({name!r} in sys.modules); import {name}; print({name}.WHOSE)", HOME=home
     )
     program, listener = world.start_in(standby, rank)
-    assert program.num_forked == 1  # into a process that then executes
+    assert program.num_forked == 1  # the fork then executes a new interpreter
     expected = ([(0, None)], f"{name == 'sitecustomize'}\nthe program\n")
     assert finished(program, listener) == expected
     assert finished(*world.start(rank, sandbox=sandbox)) == expected
 
 
-def test_modules_of_the_program_that_appear_early_are_imported_by_it_alone(world):
+def test_the_zygote_does_not_import_modules_of_the_program(world):
     sandbox = world.sandbox()
     own = "import os\nprint('imported by', os.environ.get('RANK'), os.getpid() == os.getpgrp())"
     (Path(sandbox.ml_folder) / "own.py").write_text(own)
@@ -373,7 +373,7 @@ def test_modules_of_the_program_that_appear_early_are_imported_by_it_alone(world
     assert finished(program, listener) == ([(0, None)], "imported by 0 True\n" * 2)
 
 
-def test_folders_of_data_with_the_name_of_a_module_are_in_nobodys_way(world):
+def test_a_data_folder_with_the_name_of_a_module_does_not_prevent_the_fork(world):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
     (Path(sandbox.ml_folder) / PRELOADED).mkdir()
@@ -381,7 +381,7 @@ def test_folders_of_data_with_the_name_of_a_module_are_in_nobodys_way(world):
     assert finished(*world.start_in(standby, world.rank(sandbox, IS_FORKED))) == ([(0, None)], "forked\n")
 
 
-def test_what_modules_say_when_they_are_imported_is_said_to_each_rank(world):
+def test_output_of_preloaded_modules_is_repeated_for_each_rank(world):
     sandbox = world.sandbox_with("talkative", "import sys; print('to out'); print('to err', file=sys.stderr)")
     rank = world.rank(sandbox, "import talkative; print('program')")
     standby = world.prepare(sandbox, preload=("talkative",), environment=rank.environment)
@@ -402,7 +402,7 @@ def test_what_modules_say_when_they_are_imported_is_said_to_each_rank(world):
         ("import os; os._exit(3)", "has ended"),
     ],
 )
-def test_modules_that_cannot_be_forked_are_left_to_new_interpreters(world, module, words):
+def test_ranks_are_executed_if_a_preloaded_module_cannot_be_forked(world, module, words):
     sandbox = world.sandbox_with("unfit", module)
     rank = world.rank(sandbox, "print('on')")
     standby = world.prepare(sandbox, preload=("unfit",), environment=rank.environment)
@@ -412,7 +412,7 @@ def test_modules_that_cannot_be_forked_are_left_to_new_interpreters(world, modul
     assert any(word in program.why_not_forked for word in words.split("|")), program.why_not_forked
 
 
-def test_ranks_are_executed_where_the_zygote_has_died(world):
+def test_ranks_are_executed_if_the_zygote_has_died(world):
     sandbox, marker = world.sandbox(), f"missing_{uuid.uuid4().hex}"
     standby = world.prepare(sandbox, preload=(PRELOADED, marker))
     eventually(lambda: pids_with(marker))
@@ -426,7 +426,7 @@ def test_ranks_are_executed_where_the_zygote_has_died(world):
     assert program.wait(0).notes == ()
 
 
-def test_a_host_that_died_while_it_stood_by_is_replaced(world):
+def test_a_standby_host_that_died_is_replaced(world):
     sandbox, marker = world.sandbox(), f"missing_{uuid.uuid4().hex}"
     standby = world.prepare(sandbox, preload=(marker,))
     eventually(lambda: pids_with(marker))
@@ -439,7 +439,7 @@ def test_a_host_that_died_while_it_stood_by_is_replaced(world):
     eventually(lambda: pids_with(marker) == [])
 
 
-def test_a_program_that_has_begun_is_not_begun_again_where_its_host_does_not_get_ready(world, monkeypatch):
+def test_a_started_program_is_not_started_again_if_its_host_reports_no_readiness(world, monkeypatch):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
     listener, waits = Listener(), []
@@ -465,7 +465,7 @@ def test_a_program_that_has_begun_is_not_begun_again_where_its_host_does_not_get
     assert os.listdir(sandbox.host_folder) == []
 
 
-def test_a_host_that_cannot_be_made_says_why(world):
+def test_an_error_of_host_creation_gives_the_reason(world):
     if world.mode == "plain":
         sandbox = dataclasses.replace(world.sandbox(), ml_folder="/no/folder")
         with pytest.raises(AgentError, match="/no/folder does not exist"):
@@ -489,7 +489,7 @@ def test_a_standby_host_serves_one_program(world):
         world.start_in(standby, rank)
 
 
-def test_nothing_is_left_of_a_standby_host_that_was_not_used(world):
+def test_an_unused_standby_host_leaves_no_files_or_processes(world):
     sandbox, marker = world.sandbox(), f"missing_{uuid.uuid4().hex}"
     world.prepare(sandbox).close()
     before = sorted(os.listdir("/proc/self/fd")), threading.active_count()
@@ -502,7 +502,7 @@ def test_nothing_is_left_of_a_standby_host_that_was_not_used(world):
     assert os.listdir(sandbox.host_folder) == os.listdir(sandbox.ml_folder) == []
 
 
-def test_nothing_is_left_of_a_standby_host_that_was_used(world):
+def test_a_used_standby_host_leaves_no_files_or_processes(world):
     sandbox, marker = world.sandbox(), f"missing_{uuid.uuid4().hex}"
     finished(*world.start_in(world.prepare(sandbox), world.rank(sandbox, "")))
     before = sorted(os.listdir("/proc/self/fd")), threading.active_count()
@@ -534,7 +534,7 @@ def test_a_standby_host_dies_with_its_agent(world):
         env={"PYTHONPATH": str(Path(clary.__file__).parents[1]), "PATH": PATH},
     )
     try:
-        eventually(lambda: len(pids_with(marker)) > 1)  # the agent's command line has it too
+        eventually(lambda: len(pids_with(marker)) > 1)  # the agent's command line holds the marker too
     finally:
         agent.kill()
         agent.wait()
@@ -550,7 +550,7 @@ def isolated(world):
     return world
 
 
-def test_late_binds_appear_and_the_rest_of_the_late_root_does_not(isolated):
+def test_late_binds_are_visible_and_other_files_of_the_late_root_are_not(isolated):
     world = isolated
     cache = world.folder("cache")
     snapshot = world.folder("cache/snapshot")
@@ -592,7 +592,7 @@ def test_late_binds_appear_and_the_rest_of_the_late_root_does_not(isolated):
     assert sorted(path.name for path in snapshot.iterdir()) == ["images", "labels.csv"]
 
 
-def test_executed_processes_see_late_binds_too_and_no_late_root(isolated):
+def test_executed_processes_see_late_binds_but_no_late_root(isolated):
     world = isolated
     cache = world.folder("cache")
     (cache / "data").mkdir()
@@ -606,7 +606,7 @@ def test_executed_processes_see_late_binds_too_and_no_late_root(isolated):
     assert finished(program, listener)[1] == "content\nlock\n0\n"
 
 
-def test_the_interpreter_that_stands_ready_sees_no_late_root(isolated):
+def test_the_zygote_cannot_see_late_roots(isolated):
     world = isolated
     cache = world.folder("cache")
     (cache / "secret").write_text("of other jobs")
@@ -624,11 +624,11 @@ def test_the_interpreter_that_stands_ready_sees_no_late_root(isolated):
     standby = world.prepare(sandbox, preload=("spy",), environment=rank.environment, late_roots=(str(cache),))
     eventually((world.base / "modules" / "spy.py.done").exists)
     program, listener = world.start_in(standby, rank)
-    seen = "[[]]" if world.mode == "user" else "[]"  # with users of their own programs may not even list it
+    seen = "[[]]" if world.mode == "user" else "[]"  # programs with their own user may not list the folder
     assert finished(program, listener)[1] == f"['.clary-late', 'lock'] {seen}\n0\nFalse\nPermissionError\n"
 
 
-def test_what_the_interpreter_brings_sees_no_opt_ml_of_the_program_before_its_start(isolated):
+def test_children_of_the_zygote_see_an_empty_opt_ml_before_the_program_starts(isolated):
     world = isolated
     spy = (
         "import os, pathlib, time\n"
@@ -662,7 +662,7 @@ def test_what_the_interpreter_brings_sees_no_opt_ml_of_the_program_before_its_st
     )
 
 
-def test_a_link_that_the_interpreter_puts_in_the_way_of_opt_ml_does_not_lead_into_a_late_root(isolated):
+def test_a_link_at_opt_made_by_the_zygote_does_not_lead_into_a_late_root(isolated):
     world = isolated
     cache = world.folder("cache")
     spy = (
@@ -679,7 +679,7 @@ def test_a_link_that_the_interpreter_puts_in_the_way_of_opt_ml_does_not_lead_int
     assert os.listdir(cache) == []
 
 
-def test_what_is_written_to_opt_ml_after_prepare_is_seen(world):
+def test_files_written_to_opt_ml_after_prepare_are_visible(world):
     sandbox = world.sandbox()
     standby = world.prepare(sandbox)
     data = Path(sandbox.ml_folder) / "input" / "data"
@@ -694,7 +694,7 @@ def test_what_is_written_to_opt_ml_after_prepare_is_seen(world):
     assert (Path(sandbox.ml_folder) / "out").read_text() == "result"
 
 
-def test_a_program_that_the_host_cannot_run_gets_one_that_can(isolated):
+def test_a_program_that_the_standby_host_cannot_run_gets_a_new_host(isolated):
     world = isolated
     elsewhere = world.folder("elsewhere")
     (elsewhere / "x").write_text("content")
@@ -707,7 +707,7 @@ def test_a_program_that_the_host_cannot_run_gets_one_that_can(isolated):
     assert finished(program, listener)[1] == "executed\ncontent\n"
 
 
-def test_the_memory_of_the_interpreter_counts_as_the_hosts():
+def test_memory_of_the_zygote_counts_against_the_host():
     if os.geteuid() != 0:
         pytest.skip("cgroups need root")
     world = StandbyWorld("root")
@@ -724,7 +724,7 @@ def test_the_memory_of_the_interpreter_counts_as_the_hosts():
         world.close()
 
 
-def test_program_start_still_runs_what_a_standby_host_would(world):
+def test_without_a_standby_host_program_start_executes_ranks(world):
     sandbox = world.sandbox()
     rank = world.rank(sandbox, IS_FORKED)
     listener = Listener()

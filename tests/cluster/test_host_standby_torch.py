@@ -1,4 +1,4 @@
-"""Ranks that begin in an interpreter with torch imported: they compute together, and begin sooner. Needs root."""
+"""Ranks forked from an interpreter that has imported torch: they reduce together, and start sooner. Needs root."""
 
 import os
 import time
@@ -54,7 +54,7 @@ pytestmark = [
 
 
 class TimedListener(Listener):
-    """Notes when a text was there."""
+    """Records the time at which each text was printed."""
 
     def __init__(self):
         super().__init__()
@@ -99,7 +99,7 @@ def ranks(code, library):
 
 
 def run(world, *, is_prepared, script=SCRIPT):
-    """Run a script on a new host; returns the output of each rank and the two times."""
+    """Run a script on a new host; return the output of each rank and the seconds to each of `MOMENTS`."""
     modules, tree = world.folder(f"modules-{is_prepared}"), MlTree(Path("/opt/ml"))
     environment = (str(TRAIN_PYTHON.parents[1]), str(TRAIN_PYTHON.resolve().parents[1]))
     visible = (PACKAGE_FOLDER, *environment)
@@ -119,7 +119,7 @@ def run(world, *, is_prepared, script=SCRIPT):
         (Path(sandbox.ml_folder) / "train.py").write_text(script)
         if standby is not None:
             eventually((modules / "is-ready").exists, within_s=ENOUGH_S)
-            time.sleep(3)  # in which it begins to import what programs need soon; an order waits for the end of that
+            time.sleep(3)  # the zygote starts further imports, which an order waits for
         began_s = time.monotonic()
         if standby is not None:
             program = standby.start(processes, on_output=listener)
@@ -137,7 +137,7 @@ def run(world, *, is_prepared, script=SCRIPT):
             standby.close()
 
 
-def test_forked_ranks_reduce_together_and_torch_is_as_it_is_imported_anew(world):
+def test_forked_ranks_reduce_together_with_torch_in_its_freshly_imported_state(world):
     executed, executed_s = run(world, is_prepared=False)
     forked, forked_s = run(world, is_prepared=True)
     print(
@@ -149,14 +149,14 @@ def test_forked_ranks_reduce_together_and_torch_is_as_it_is_imported_anew(world)
             text.splitlines() for text in (forked[rank], executed[rank])
         )
         assert (forked_first, reduced) == ("first line", "reduced 3000.0")
-        # torch, the library of the job, threads
+        # torch imported, the job's library imported, number of threads
         assert [word for place, word in enumerate(state.split()) if place != 2] == ["True", "True", "1"]
         assert [word for place, word in enumerate(expected[2].split()) if place != 2] == ["False", "True", "1"]
         assert library == expected[3]
         assert library.startswith("[True, True, True, False] ['/opt/ml/.clary/python/clary']")
         assert last.split()[0] == expected[5].split()[0] == "524288.0"
     texts = [text.splitlines() for text in (*forked, *executed)]
-    for line, place in ((-1, -1), (2, -2)):  # numpy draws anew in each, torch begins with another seed
+    for line, place in ((-1, -1), (2, -2)):  # each rank has its own numpy draws and torch seed
         assert len({text[line].split()[place] for text in texts}) == 2 * NUM_RANKS
 
 
@@ -170,6 +170,6 @@ print(torch._dynamo.config.disable)
 """
 
 
-def test_a_script_that_sets_a_variable_of_torch_gets_an_interpreter_in_which_it_counts(world):
+def test_a_script_that_sets_a_variable_of_torch_gets_a_new_interpreter(world):
     output, _ = run(world, is_prepared=True, script=SETS_A_VARIABLE)
     assert [text.split() for text in output] == [["False", "False", "True"]] * NUM_RANKS

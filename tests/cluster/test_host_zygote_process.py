@@ -1,4 +1,4 @@
-"""Zygotes that do not do their work: the caller can start everything anew. Small scripts stand for them."""
+"""Zygotes that fail, played by small scripts: the caller can start every rank in a new interpreter."""
 
 import contextlib
 import os
@@ -29,13 +29,13 @@ def fork(descriptors):
         os._exit(0)
     return pid
 """
-SHORT_S = 0.5  # a limit that is to run out
+SHORT_S = 0.5  # a limit that expires in the test
 WHOLE = "say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)]); os._exit(0)"
 
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Return a function that starts a zygote and has it fork; it returns the answer and the rank's output."""
+    """Return a function that starts a zygote and has it fork; it returns the pids, the reason and the rank's output."""
     control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     forked = tmp_path / "forked"
     expect = Zygote._expect
@@ -46,7 +46,7 @@ def start(tmp_path, monkeypatch):
         return expect(zygote, kind, within_s=within_s)
 
     def start(script, *, marked=True, ready_limit_s=None, fork_limit_s=None):
-        """`fork_limit_s` counts from when the script has marked that its rank is there, however long that takes."""
+        """Start a zygote; `fork_limit_s` counts from the time at which the script has marked its rank as forked."""
         if ready_limit_s is not None:
             monkeypatch.setattr(zygote_process, "READY_LIMIT_S", ready_limit_s)
         if fork_limit_s is not None:
@@ -64,8 +64,8 @@ def start(tmp_path, monkeypatch):
                 process = {"argv": ["x"], "environment": {}, "working_folder": "/", "output_fd": write_end}
                 process["forks"] = marked
                 pids, reason = zygote.fork([process], control=control, parent_watched=False)
-            text = output.read().decode()  # ends when nobody is left who could write
-        # Ranks are orphans now and belong to another parent: this process adopts none.
+            text = output.read().decode()  # ends once no writer is left
+        # Ranks are orphans now, adopted by another process than this one.
         eventually(lambda: not any(is_running(pid) for pid in (zygote.pid, *pids.values())))
         return pids, reason, text
 
@@ -79,12 +79,12 @@ def is_running(pid):
     return entry is not None and not entry.has_ended
 
 
-def test_ranks_go_when_the_zygote_has_ended(start):
+def test_ranks_run_once_the_zygote_has_ended(start):
     pids, reason, text = start(WHOLE)
     assert (list(pids), reason, text) == ([0], "", "went")
 
 
-def test_nobody_is_asked_for_programs_that_cannot_be_forked(start):
+def test_no_fork_is_requested_for_programs_that_cannot_be_forked(start):
     assert start(WHOLE, marked=False) == ({}, "", "")
 
 
@@ -93,11 +93,11 @@ def test_a_zygote_that_refuses_says_why(start):
 
 
 @pytest.mark.parametrize("script", ["os._exit(1)", "say(kind='ready'); take(); os._exit(1)"])
-def test_a_zygote_that_ends_is_named(start, script):
+def test_the_reason_names_a_zygote_that_has_ended(start, script):
     assert start(script) == ({}, "the interpreter that stood ready has ended", "")
 
 
-def test_a_zygote_that_does_not_get_ready_is_given_up(start):
+def test_a_zygote_that_does_not_get_ready_is_abandoned(start):
     began_s = time.monotonic()
     answer = start("time.sleep(600)", ready_limit_s=SHORT_S)
     assert answer == ({}, "the interpreter that stood ready did not say 'ready' within 0.5 s", "")
@@ -114,8 +114,8 @@ def test_a_zygote_that_does_not_get_ready_is_given_up(start):
     ],
 )
 @pytest.mark.long
-def test_a_zygote_that_does_nothing_is_given_up_long_before_the_limit(start, monkeypatch, script, what):
-    for limit in ("READY_LIMIT_S", "FORK_LIMIT_S"):  # whoever looks is held up too: idle looks come before the limit
+def test_an_idle_zygote_is_abandoned_long_before_the_limit(start, monkeypatch, script, what):
+    for limit in ("READY_LIMIT_S", "FORK_LIMIT_S"):  # polls may be delayed too: the idle polls end first
         monkeypatch.setattr(zygote_process, limit, 120.0)
     began_s = time.monotonic()
     pids, reason, _text = start(script)
@@ -126,27 +126,27 @@ def test_a_zygote_that_does_nothing_is_given_up_long_before_the_limit(start, mon
     assert took_s >= LOOK_INTERVAL_S * MAX_IDLE_LOOKS
 
 
-def test_a_zygote_that_computes_is_waited_for_longer_than_one_that_does_nothing(start, monkeypatch):
+def test_a_computing_zygote_has_more_time_than_an_idle_one(start, monkeypatch):
     monkeypatch.setattr(zygote_process, "MAX_IDLE_LOOKS", 4)
     compute = "end = time.process_time() + 2\nwhile time.process_time() < end: pass\n"
     pids, reason, text = start(compute + WHOLE)
     assert (list(pids), reason, text) == ([0], "", "went")
 
 
-def test_a_zygote_that_hangs_while_it_forks_leaves_no_rank_that_runs(start):
+def test_a_zygote_that_hangs_while_forking_leaves_no_running_rank(start):
     script = "say(kind='ready'); d = take(); fork(d); open(FORKED, 'w').close(); time.sleep(600)"
     answer = start(script, fork_limit_s=SHORT_S)
     assert answer == ({}, "the interpreter that stood ready did not say 'forked' within 0.5 s", "left")
 
 
-def test_a_zygote_that_does_not_end_leaves_no_rank_that_runs(start):
+def test_a_zygote_that_does_not_end_leaves_no_running_rank(start):
     script = "say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)]); open(FORKED, 'w').close()"
     pids, reason, text = start(f"{script}; time.sleep(600)", fork_limit_s=SHORT_S)
     assert (pids, text) == ({}, "left")
     assert "lived on for" in reason
 
 
-def test_a_zygote_that_tells_fewer_pids_than_ranks_is_not_believed(start):
+def test_a_zygote_that_reports_fewer_pids_than_ranks_is_rejected(start):
     pids, reason, text = start("say(kind='ready'); d = take(); fork(d); say(kind='forked', pids=[]); os._exit(0)")
     assert (pids, text) == ({}, "left")
     assert reason

@@ -1,4 +1,4 @@
-"""Hosts that last: trials of a tuning job follow each other in one host, forked from one interpreter, without trace."""
+"""Lasting hosts: trials of a tuning job follow each other in one host, forked from one zygote, without any trace."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ from clary.agent.host.standby import StandbyHost
 from clary.agent.supervisor.standby_keeping import PLACES_FOLDER
 from clary.agent.zygote.interpreter_start import RANK_SHIM
 
-# A list of access rights (acl(5)) by which new files belong to nobody: owner, group and others may do nothing.
+# A default ACL (acl(5)) that gives new files no permissions: not for owner, group or others.
 ACL_WITHOUT_RIGHTS = "02000000" + "".join(f"{tag:02x}000000ffffffff" for tag in (1, 4, 0x20))
 
 world = world_of((pytest.param("root", marks=pytest.mark.root),), lambda mode: KeeperWorld(mode))
@@ -22,7 +22,7 @@ bare = world_of(ISOLATED, lambda mode: BareWorld(mode))
 
 
 class BareWorld(HostWorld):
-    """One host that lasts, and programs in it, without a keeper."""
+    """One lasting host, and programs in it, without a keeper."""
 
     def __init__(self, mode):
         super().__init__(mode)
@@ -58,7 +58,7 @@ class BareWorld(HostWorld):
         return listener.text(), why_not
 
     def new_tree(self):
-        """Put a new, empty /opt/ml in the place of the last program's."""
+        """Replace the /opt/ml of the last program by a new, empty one."""
         self.ml_folder.rename(self.ml_folder.with_name(f"ml-{len(list(self.ml_folder.parent.iterdir()))}"))
         self.ml_folder.mkdir()
         owner = self.cache.stat()
@@ -70,7 +70,7 @@ class BareWorld(HostWorld):
 
 
 def first(world, script=LEAVES, plan=None):
-    """Run the program after which a host that lasts stands by; return the plan."""
+    """Run the program after which a lasting host stands by; return the plan."""
     plan = plan or world.plan(series=SERIES)
     finish(*world.attempt(plan, script)[:2])
     eventually(lambda: world.ready_place() is not None)
@@ -79,7 +79,7 @@ def first(world, script=LEAVES, plan=None):
 
 
 def follow(world, plan, script):
-    """Run a program in the host of the previous one; return its output and its place."""
+    """Run a program in the host of the previous program; return its output and the host's folder."""
     program, listener, place = world.attempt(plan, script)
     assert (program.num_forked, program.why_not_forked) == (1, ""), listener.text()
     finish(program, listener)
@@ -87,7 +87,7 @@ def follow(world, plan, script):
     return listener.text(), place
 
 
-def test_programs_follow_each_other_in_one_host_and_see_nothing_of_each_other(world):
+def test_successive_programs_in_one_host_see_no_files_of_each_other(world):
     plan = first(world)
     ready = world.keeper._ready.host
     for number in range(4):
@@ -99,7 +99,7 @@ def test_programs_follow_each_other_in_one_host_and_see_nothing_of_each_other(wo
     eventually(lambda: [path.name for path in (world.pool / HOST / PLACES_FOLDER).iterdir()] == ["1"])
 
 
-def test_no_interpreter_gets_ready_beside_a_program_in_a_host_that_lasts(world):
+def test_no_second_interpreter_is_prepared_while_a_program_runs_in_a_lasting_host(world):
     plan = first(world)
     program, listener, place = world.attempt(plan, WAITS)
     listener.wait_for("runs")
@@ -124,7 +124,7 @@ def test_no_interpreter_gets_ready_beside_a_program_in_a_host_that_lasts(world):
         "import os, socket; socket.socket(socket.AF_UNIX).bind('/tmp/s'); os.mknod('/run/n'); os.mkfifo('/dev/shm/n')",
     ],
 )
-def test_what_was_added_to_folders_of_the_hosts_own_and_processes_left_behind_are_taken_away(world, script):
+def test_files_added_to_the_hosts_folders_and_leftover_processes_are_removed(world, script):
     plan = first(world)
     ready = world.keeper._ready.host
     follow(world, plan, script)
@@ -155,7 +155,7 @@ def test_what_was_added_to_folders_of_the_hosts_own_and_processes_left_behind_ar
         "int(p) not in (1, os.getpid())]",
     ],
 )
-def test_after_a_trace_the_next_program_has_another_host(world, script):
+def test_a_program_that_leaves_a_trace_gives_the_next_one_another_host(world, script):
     plan = first(world)
     said, place = follow(world, plan, script)
     assert "Error" not in said
@@ -177,7 +177,7 @@ def test_after_a_trace_the_next_program_has_another_host(world, script):
         "assert ctypes.CDLL(None).syscall({'x86_64': 251}.get(os.uname().machine, 30), 1, other, 3 << 13) == 0",
     ],
 )
-def test_what_the_next_program_would_inherit_from_the_interpreter_is_a_trace(world, act):
+def test_changes_of_the_zygote_that_the_next_program_would_inherit_count_as_a_trace(world, act):
     plan = first(world)
     follow(world, plan, LEAVES)
     find = "other = next(int(p) for p in os.listdir('/proc') if p.isdigit() and int(p) not in (1, os.getpid()))"
@@ -186,7 +186,7 @@ def test_what_the_next_program_would_inherit_from_the_interpreter_is_a_trace(wor
     assert world.ready_place() not in (None, place)
 
 
-def test_a_program_that_kills_the_interpreter_has_the_next_one_start_in_another_host(world):
+def test_after_a_program_kills_the_zygote_the_next_one_starts_in_another_host(world):
     plan = first(world)
     kills = (
         "import os; [os.kill(int(p), 9) for p in os.listdir('/proc') if p.isdigit() and int(p) not in (1, os.getpid())]"
@@ -207,7 +207,7 @@ def test_a_program_that_kills_the_interpreter_has_the_next_one_start_in_another_
         "sys.exit(0) if ctypes.CDLL(None).ptrace(16, other, 0, 0) == 0 else os.listdir('/proc/1/fd')",
     ],
 )
-def test_programs_cannot_look_into_the_interpreter_or_the_first_process(world, attempt):
+def test_programs_cannot_trace_the_zygote_or_the_first_process(world, attempt):
     plan = first(world)
     follow(world, plan, LEAVES)
     find = "other = next(int(p) for p in os.listdir('/proc') if p.isdigit() and int(p) not in (1, os.getpid()))"
@@ -216,7 +216,7 @@ def test_programs_cannot_look_into_the_interpreter_or_the_first_process(world, a
     assert said == "refused\n"
 
 
-def test_programs_themselves_can_be_traced_and_hear_signals(world):
+def test_programs_can_read_their_own_environ_and_have_no_signal_blocked(world):
     plan = first(world)
     script = (
         "import os, signal, sys\n"
@@ -227,7 +227,7 @@ def test_programs_themselves_can_be_traced_and_hear_signals(world):
     assert said == "True True\n[]\n"
 
 
-def test_a_stop_reaches_the_program_and_not_the_interpreter(world):
+def test_a_stop_signals_the_program_but_not_the_zygote(world):
     plan = first(world)
     ready = world.keeper._ready.host
     program, listener, _ = world.attempt(
@@ -253,7 +253,7 @@ def test_the_interpreter_of_another_series_is_not_used(world):
     eventually(lambda: not place.exists())
 
 
-def test_kills_and_the_most_memory_are_counted_for_each_program(world):
+def test_oom_kills_and_peak_memory_are_counted_per_program(world):
     plan = first(world)
     program, listener, _ = world.attempt(plan, "x = bytearray(200 << 20); print(len(x))")
     result = program.wait(DEADLINE_S)
@@ -267,7 +267,7 @@ def test_kills_and_the_most_memory_are_counted_for_each_program(world):
         assert large > 200 << 20 > small
 
 
-def test_a_host_that_lasts_serves_programs_with_binds_of_their_own(bare):
+def test_a_lasting_host_serves_programs_with_different_binds(bare):
     (bare.cache / "first").mkdir()
     (bare.cache / "second").mkdir()
     (bare.cache / "first" / "data").write_text("1")
@@ -297,7 +297,7 @@ def test_a_host_that_lasts_serves_programs_with_binds_of_their_own(bare):
     assert (bare.cache / "second" / "data").read_text() == "2", "what it wrote went into a layer of its own"
 
 
-def test_a_program_without_the_rights_of_the_machine_leaves_traces_as_well(bare):
+def test_traces_are_found_for_a_program_without_root_rights_too(bare):
     said, why_not = bare.follow("open('/tmp/a', 'w').close(); open('/a', 'w').close(); print('done')")
     assert (said, why_not) == ("done\n", "")
     bare.new_tree()

@@ -1,9 +1,9 @@
-"""Writes an event file with TensorBoard's own writers; it made `torch.events.gz` and `tensor.events.gz`.
+"""Script that wrote `torch.events.gz` and `tensor.events.gz` with TensorBoard's own writers.
 
     pip install tensorboard torch numpy && python write_events.py FOLDER
 
-`torch` has what torch.utils.tensorboard writes: HistogramProto and Image. `tensor` has what TensorFlow 2 writes, by the
-functions of TensorBoard that make its summaries: tensors of a plugin.
+`torch` holds records as torch.utils.tensorboard writes them: HistogramProto and Image. `tensor` holds records as
+TensorFlow 2 writes them: tensors of a plugin, made by TensorBoard's summary functions.
 """
 
 import gzip
@@ -22,14 +22,14 @@ EVERY = 50  # steps from one to the next
 
 
 def weights_of(step, random):
-    """Weights that move away from zero and part."""
+    """Return weights in two clusters that move apart, away from zero, with the step."""
     share = step / STEPS
     left, right = random.normal(-share, 0.08 + 0.15 * share, 600), random.normal(share, 0.08 + 0.2 * share, 400)
     return np.concatenate([left, right])
 
 
 def picture_of(step, random):
-    """A ring in noise that clears."""
+    """Return a picture of a ring whose noise fades with the step."""
     rows, columns = np.mgrid[0:28, 0:28] - 13.5
     ring = np.exp(-((np.hypot(rows, columns) - 8) ** 2) / 4)
     noise = random.random((28, 28)) * (1 - step / STEPS)
@@ -55,7 +55,7 @@ def write_tensors(folder):
     for step in range(STEPS):
         values = [summary_v2.histogram_pb("weights/layer 1", weights_of(step, random), buckets=30).value[0]]
         if step:
-            values[0].ClearField("metadata")  # a writer says once of which plugin a tag is
+            values[0].ClearField("metadata")  # a writer names the plugin of a tag only in the tag's first record
         writer.add_event(Event(wall_time=1_700_000_000 + step, step=step * EVERY, summary=Summary(value=values)))
     writer.close()
 

@@ -1,11 +1,11 @@
-"""Write the goldens of this folder: the variables that AWS's own launchers set for a number of jobs.
+"""Script that writes the goldens of this folder: the variables that AWS's own launchers set for sample jobs.
 
 Run by hand, never by tests, with the interpreter of an environment that has sagemaker-training 5.1.4:
 
     python generate.py toolkit
     python generate.py v3 PATH/sagemaker/train/container_drivers/scripts/environment.py    # of SDK 3.27
 
-Each golden holds the job (`job`) and the variables (`variables`); `/opt/ml` stands for the folder of the run.
+Each golden holds a job (`job`) and its variables (`variables`), in which `/opt/ml` replaces the folder of the run.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 REQUESTS = HERE.parent / "requests"
-SHIMS = HERE.parents[2] / "src/clary/agent/launchers/shims/bin"  # first in PATH of a job; the toolkit looks there
+SHIMS = HERE.parents[2] / "src/clary/agent/launchers/shims/bin"  # first in a job's PATH, which the toolkit searches
 TRAIN = {"name": "training", "content_type": None}
 TEXT = {"name": "my-text.v1", "content_type": "text/csv"}
 

@@ -1,8 +1,8 @@
-"""Kills the service at a named point of a launch: a service gets this folder on its PYTHONPATH.
+"""Kills the service at a named point of a launch; the service has this folder on its PYTHONPATH.
 
 The file that KILL_POINT_FILE names holds a point as JSON, {"point": "sbatch", "when": "after", "call": 1}. The service
-removes it and kills itself with SIGKILL just before or after that call of what the point stands for, counted from when
-the file was written. Without the file nothing is different.
+removes the file and kills itself with SIGKILL just before or after that call of the step named by the point. Calls are
+counted from the time at which the file was written. Without the file the service runs as usual.
 """
 
 import functools

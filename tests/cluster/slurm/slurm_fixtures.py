@@ -1,6 +1,6 @@
-"""Fixtures of modules that need a real Slurm; such a module says `pytest_plugins = ["slurm_fixtures"]`.
+"""Fixtures for modules that need a real Slurm; a module loads them by `pytest_plugins = ["slurm_fixtures"]`.
 
-A module has one cluster. Each test leaves it as it was: no job, no process on a node, every node idle.
+The tests of a module share one cluster. Each test leaves it empty: no job, no process on a node, every node idle.
 """
 
 import shutil
@@ -15,11 +15,11 @@ from clary.testing.slurm_bed import SlurmBed
 
 @pytest.fixture(scope="module")
 def bed(leftover_owners):
-    """A cluster for a module."""
+    """A cluster, shared by a module's tests."""
     folder = Path(tempfile.mkdtemp(prefix="clary-slurm-bed-"))
     folder.chmod(0o755)
     bed = SlurmBed(folder)
-    # Tests power nodes off and on, and restart daemons. Jobs that were left are found by `SlurmWorld.clear`.
+    # Tests power nodes off and on, and restart daemons. `SlurmWorld.clear` finds jobs that a test has left.
     leftover_owners.excuse(folder.name, "machines and daemons of the cluster live as long as its fixture")
     try:
         bed.start()
@@ -32,7 +32,7 @@ def bed(leftover_owners):
 
 @pytest.fixture
 def world(bed, tmp_path):
-    """The module's cluster with nothing on it; checked to be empty again in the end."""
+    """The module's cluster, empty; after the test it is checked to be empty again."""
     world = SlurmWorld(bed, tmp_path)
     yield world
     world.clear()

@@ -32,7 +32,7 @@ class SlurmService:
         self.aws = Clients(service)
 
     def queue(self):
-        """Return the jobs that Slurm lists and that are not over, as NUMBER STATE."""
+        """Return the jobs in Slurm's queue that have not ended, as NUMBER STATE."""
         return self.bed.run("squeue", "--noheader", "--format=%A %T").splitlines()
 
     def processes(self):
@@ -42,7 +42,7 @@ class SlurmService:
 
 @contextlib.contextmanager
 def slurm_service(owners, *, bed_options=None, settings=SETTINGS, variables=None):
-    """A cluster with a service on its head, whose network this thread joins, until the block ends."""
+    """Run a cluster with a service on its head; this thread joins the head's network until the block ends."""
     folder = Path(tempfile.mkdtemp(prefix="clary-slurm-service-"))
     folder.chmod(0o755)
     owners.excuse(str(folder), "daemons of a module's cluster: tests end some and start them again")

@@ -1,6 +1,6 @@
-"""A test's view of a real Slurm: schedulers of ours, stand-ins for boots, other people's jobs.
+"""A test's view of a real Slurm: schedulers of ours, stand-ins for boots, jobs of other users.
 
-Where: `slurm_fixtures` makes one a test on its module's cluster.
+Where: `slurm_fixtures` makes one per test, on the module's cluster.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ LIMIT_S = 25.0
 POLL_S = 0.2
 AUTHORITY = "-----BEGIN CERTIFICATE-----\nnot one, it's a stand-in\n-----END CERTIFICATE-----\n"
 
-# Stands in for the boot: it says what it was given, and then sleeps; it notes each SIGTERM and stays.
+# Stands in for the boot: it writes down what it was given, sleeps, records each SIGTERM and does not end by it.
 STAND_IN_FOR_BOOT = """
 import json, os, pathlib, signal, socket, subprocess, sys, time
 options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -45,7 +45,7 @@ while True:
 
 
 class SlurmWorld:
-    """A cluster with a scheduler of ours, and the words of stand-ins for boots."""
+    """A cluster with schedulers of ours, and the records that stand-ins for boots have written."""
 
     def __init__(self, bed, folder):
         self.bed = bed
@@ -59,7 +59,7 @@ class SlurmWorld:
         )
 
     async def scheduler(self, tables=None, *, mark=MARK, state="state"):
-        """Return a scheduler that was started; the same `state` has the same folder, as after a restart."""
+        """Start a scheduler and return it; the same `state` gives it the same folder, as after a restart."""
         scheduler = SlurmScheduler(
             tables or {},
             mark=mark,
@@ -72,11 +72,11 @@ class SlurmWorld:
         return scheduler
 
     def new_tag(self):
-        """Return a tag that no test has used."""
+        """Return a new, random tag of an allocation."""
         return f"pool_{secrets.token_hex(6)}"
 
     async def until(self, look, wanted, *, limit_s=LIMIT_S):
-        """Return the answer of `look` once `wanted` holds for it."""
+        """Call `look` until `wanted` holds for its result; return the result."""
         deadline = time.monotonic() + limit_s
         while True:
             found = await look()
@@ -86,7 +86,7 @@ class SlurmWorld:
             await asyncio.sleep(POLL_S)
 
     async def granted(self, scheduler, tag, num_hosts):
-        """Return the allocation of a tag once so many hosts live and their stand-ins have said something."""
+        """Return the allocation of a tag once `num_hosts` hosts live and their stand-ins have written their records."""
 
         async def look():
             return (await scheduler.allocations()).get(tag)
@@ -102,7 +102,7 @@ class SlurmWorld:
         return found
 
     async def said(self, tag, index, *, node=None):
-        """Return the words of the youngest stand-in for a host, on this node."""
+        """Return the record of the newest stand-in for a host, on this node."""
 
         async def look():
             paths = self.said_folder.glob(f"{tag}-{index}.*.json")
@@ -112,13 +112,13 @@ class SlurmWorld:
         return (await self.until(look, bool))[-1]
 
     def hold(self, *nodes, partition="train", user=None):
-        """Submit somebody else's job that takes these nodes; returns its number."""
+        """Submit a job, not of the scheduler, that takes these nodes; return its number."""
         options = [f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--exclusive", f"--partition={partition}"]
         command = ["sbatch", "--parsable", "--output=/dev/null", "--chdir=/", *options, "--time=10"]
         return int(self.bed.run(*command, "--wrap=exec sleep 600", user=user))
 
     def clear(self):
-        """End all jobs; check that nothing of them is left."""
+        """End all jobs; check that none of their processes is left."""
         for step in self.bed.run("squeue", "--steps", "--noheader", "--format=%i").split():
             self.bed.run("scancel", "--signal=KILL", step, check=False)
         for number in self.bed.run("squeue", "--noheader", "--format=%A").split():
@@ -131,7 +131,7 @@ class SlurmWorld:
 
 
 def order_of(tag, num_hosts, *, kinds=None, num_gpus=0, limit_s=600, grace_s=5.0, is_spot=False, indices=None):
-    """Return an order of hosts that are alike, or of one kind each."""
+    """Return an order for identical hosts, or for one host of each kind in `kinds`."""
     kinds = kinds or [""] * num_hosts
     hosts = tuple(
         HostWish(index=index, kind=kind, num_cpus=2, memory_bytes=None, num_gpus=num_gpus if "gpu" in kind else 0)

@@ -1,6 +1,6 @@
-"""Hosts from a real Slurm: granted together, in order, once, again one by one, and ended. Needs root.
+"""Hosts from a real Slurm: granted together, in order and only once; replaced one by one; ended. Needs root.
 
-The boot is a stand-in (`slurm_world`): it says what it was given, and sleeps.
+The boot is a stand-in (`slurm_world`): it writes down what it was given, and sleeps.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-async def test_three_hosts_are_granted_in_order_and_each_boot_has_what_it_needs(world):
+async def test_three_hosts_are_granted_in_order_and_each_boot_gets_its_arguments(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     started = time.monotonic()
     await scheduler.ask(order_of(tag, 3))
@@ -48,13 +48,13 @@ async def test_three_hosts_are_granted_in_order_and_each_boot_has_what_it_needs(
         assert "SECRET" not in said["environment"]
         assert said["environment"]["SLURM_STEP_NUM_NODES"] == "1"
         log = (world.folder / f"state/output/{tag}-{index}.{said['environment']['SLURM_JOB_ID']}.log").read_text()
-        assert log == "" or "own" in log  # the stand-in's output may wait in its buffer
+        assert log == "" or "own" in log  # the stand-in may not have flushed its output yet
     assert world.bed.run("squeue", "--noheader", "--format=%j %k") == f"demo-job clary:{MARK}:{tag}:0-2:5"
 
 
-async def test_end_leaves_nothing(world):
+async def test_end_leaves_no_job_process_or_file(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
-    assert await scheduler.end(tag) is Ended.CERTAIN  # of something that never was
+    assert await scheduler.end(tag) is Ended.CERTAIN  # a tag that was never ordered
     await scheduler.ask(order_of(tag, 3))
     await world.granted(scheduler, tag, 3)
     started = time.monotonic()
@@ -70,10 +70,10 @@ async def test_end_leaves_nothing(world):
     assert (await later.allocations())[tag].reason.endswith("was ended by Clary")
 
 
-async def test_an_order_is_asked_for_once_though_the_service_dies_after_sbatch(world):
+async def test_one_job_is_submitted_per_order_even_if_the_service_dies_after_sbatch(world):
     first, tag = await world.scheduler(), world.new_tag()
     await first.ask(order_of(tag, 2))
-    second = await world.scheduler()  # the first has told nobody what came of it
+    second = await world.scheduler()  # the first has not recorded the number of its job
     await asyncio.gather(second.ask(order_of(tag, 2)), second.ask(order_of(tag, 2)))
     await first.ask(order_of(tag, 2))
     await world.granted(second, tag, 2)
@@ -81,11 +81,11 @@ async def test_an_order_is_asked_for_once_though_the_service_dies_after_sbatch(w
     assert len(world.bed.run("squeue", "--noheader", "--format=%A").split()) == 1
 
 
-async def test_a_second_job_for_hosts_that_are_there_is_ended(world):
+async def test_a_second_job_for_hosts_that_already_run_is_ended(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     await scheduler.ask(order_of(tag, 2))
     before = await world.granted(scheduler, tag, 2)
-    # A call of sbatch that was given up has come through after all.
+    # A call of sbatch that had timed out has submitted its job after all.
     comment = f"--comment=clary:{MARK}:{tag}:0-1:5"
     late = world.bed.run("sbatch", "--parsable", "--output=/dev/null", "--nodes=2", comment, "--wrap=sleep 600")
     assert (await scheduler.allocations())[tag].members == before.members
@@ -94,7 +94,7 @@ async def test_a_second_job_for_hosts_that_are_there_is_ended(world):
     assert (await world.granted(scheduler, tag, 2)).members == before.members
 
 
-async def test_an_order_waits_in_slurms_words_and_can_be_ended_while_it_waits(world):
+async def test_a_pending_order_gives_slurms_reason_and_can_be_ended(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     world.hold("node-1", "node-2")
     world.bed.wait_for_states({"node-1": "allocated"})
@@ -112,7 +112,7 @@ async def test_an_order_waits_in_slurms_words_and_can_be_ended_while_it_waits(wo
     assert (await look()).state is AllocationState.GONE
 
 
-async def test_one_host_is_ended_alone_and_had_again_alone(world):
+async def test_one_host_is_ended_and_replaced_without_the_other(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     await scheduler.ask(order_of(tag, 2))
     before = await world.granted(scheduler, tag, 2)
@@ -132,15 +132,15 @@ async def test_one_host_is_ended_alone_and_had_again_alone(world):
     assert after.members[1].node == "node-3"
     assert (await world.said(tag, 0))["pid"] == pid
     assert len(world.bed.run("squeue", "--noheader", "--format=%A").split()) == 2
-    later = await world.scheduler()  # which has not seen any of it
+    later = await world.scheduler()  # a new scheduler, without the first one's memory
     assert {i: m.node for i, m in (await later.allocations())[tag].members.items()} == {0: "node-1", 1: "node-3"}
-    assert await scheduler.end_host(tag, 1) is Ended.CERTAIN  # its own job goes with it
+    assert await scheduler.end_host(tag, 1) is Ended.CERTAIN  # the Slurm job of the replacement ends with it
     assert len(world.bed.run("squeue", "--noheader", "--format=%A").split()) == 1
     assert await scheduler.end(tag) is Ended.CERTAIN
     assert world.bed.run("squeue", "--noheader") == ""
 
 
-async def test_hosts_with_and_without_gpus_come_in_one_heterogeneous_job(world):
+async def test_hosts_with_and_without_gpus_share_one_heterogeneous_job(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     with_gpus = next(kind for kind in await scheduler.capacity() if kind.num_gpus == 2)
     without = next(kind for kind in await scheduler.capacity() if kind.num_gpus == 0)
@@ -173,7 +173,7 @@ async def test_a_node_without_gpus_sees_none_though_the_batch_host_has_some(worl
     assert said.get("CUDA_VISIBLE_DEVICES") in (None, "NoDevFiles")
 
 
-async def test_capacity_tells_kinds_and_what_is_free(world):
+async def test_capacity_lists_kinds_of_nodes_and_how_many_are_free(world):
     tables = {"ml.g5.12xlarge": {"partition": "train", "gres": "gpu:2"}, "ml.c5.2xlarge": {"constraint": "plain"}}
     world.hold("node-2")
     world.bed.wait_for_states({"node-2": "allocated"})
@@ -196,7 +196,7 @@ async def test_orders_that_no_node_can_serve_are_refused_with_slurms_words(world
         await scheduler.ask(order_of(tag, 1, kinds=["gone-1cpu"]))
 
 
-async def test_a_limit_above_the_partitions_is_cut_and_said(world):
+async def test_a_time_limit_above_the_partitions_is_cut_and_the_reason_says_so(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     world.hold(*NODES)
     world.bed.wait_for_states(dict.fromkeys(NODES, "allocated"))

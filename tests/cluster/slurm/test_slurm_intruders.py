@@ -26,7 +26,7 @@ pytestmark = [
 
 URL = f"https://{HEAD_ADDRESS}:4571/clary/v1"
 REPORT = {"node": "n", "addresses": [], "used_address": "10.88.0.3", "num_cpus": 1, "memory_bytes": 1}
-# A program that takes what it can get: it prints one line of JSON.
+# A program that tries every access that it can; it prints its findings as one line of JSON.
 PROGRAM = """
 import glob, json, os, re, socket, ssl, subprocess, time, urllib.error, urllib.request
 
@@ -106,7 +106,7 @@ def aws(cluster):
 
 @pytest.fixture
 def waiting(cluster, aws):
-    """The tag of a job of two hosts that waits, since one node alone is left."""
+    """The tag of a job of two hosts that waits, because only one node is free."""
     holder = cluster.bed.run(
         "sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 300"
     )
@@ -130,7 +130,7 @@ def tags_of(cluster):
 
 
 def enrol(tag, index, proof, *, claim=None):
-    """Ask as a boot does, and return status and words."""
+    """Send an enrolment request as a boot does; return the status and the message."""
     body = {"claim": claim or secrets.token_hex(16), "proof": proof, "report": REPORT, "wait_s": 0.0}
     request = urllib.request.Request(
         f"{URL}/allocations/{tag}/{index}", json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -149,7 +149,7 @@ def credential(cluster, words, *, user=None):
     return cluster.bed.run("munge", "--string", words, machine="node-3", user=user)
 
 
-def test_a_program_of_a_job_gets_nothing_of_other_hosts(cluster, aws, waiting):
+def test_a_jobs_program_cannot_reach_slurm_or_other_hosts(cluster, aws, waiting):
     name = unique("intruder")
     places = [
         "/run/munge/munge.socket.2",
@@ -184,7 +184,7 @@ def test_only_the_services_user_proves_a_boot_and_each_proof_is_good_once(cluste
     assert enrol(waiting, 0, right, claim=claim)[0] == 202
     status, words = enrol(waiting, 0, right, claim=claim)
     assert (status, "used before" in words) == (410, True)
-    # Neither a claim without a proof nor a proof without the claim gets the place of a boot.
+    # A claim without a proof cannot replace the enrolled boot, nor can a proof without the claim.
     assert enrol(waiting, 0, "", claim=claim)[0] == 410
     status, words = enrol(waiting, 0, credential(cluster, f"{waiting} 0"))
     assert (status, "enrolled by another boot" in words) == (410, True)

@@ -35,7 +35,7 @@ open(os.path.join(os.environ["SM_MODEL_DIR"], f"rank-{dist.get_rank()}"), "w").w
 dist.barrier()
 os._exit(0)
 """
-# Counts on, from the checkpoint that it finds; says how often it heard SIGTERM.
+# Counts steps from the checkpoint that it finds; prints how many SIGTERMs it has received.
 COUNTS = """
 import os, signal, sys, time
 path = "/opt/ml/checkpoints/step"
@@ -65,11 +65,11 @@ def counting(aws, name, number, *, steps=60, ends_in_s=1.0, **members):
 
     Args:
         aws: clients.
-        name: of the job.
-        number: of its hosts.
-        steps: to count, five a second.
-        ends_in_s: that programs take to end after SIGTERM.
-        members: of the request.
+        name: name of the job.
+        number: number of hosts.
+        steps: number of steps to count, at five per second.
+        ends_in_s: seconds that programs take to end after SIGTERM.
+        members: further members of the request.
     """
     return script_request(
         aws,
@@ -127,7 +127,7 @@ def test_three_nodes_train_with_smddp_and_leave_nothing(cluster, aws):
     assert any("3 hosts were granted: node-1 node-2 node-3" in message for message in messages(facts))
 
 
-def test_a_job_that_waits_says_why_and_can_be_stopped(cluster, aws):
+def test_a_pending_job_reports_the_reason_and_can_be_stopped(cluster, aws):
     first, second = unique("holder"), unique("waits")
     aws.sagemaker.create_training_job(**job_request(first, "sleep 300", ResourceConfig=hosts(3)))
     wait(aws, first, until=("Training",))
@@ -142,7 +142,7 @@ def test_a_job_that_waits_says_why_and_can_be_stopped(cluster, aws):
 
 
 @pytest.mark.long
-def test_a_service_that_is_killed_finds_its_hosts_again_and_no_line_is_lost(cluster, aws):
+def test_a_killed_service_finds_its_hosts_again_and_loses_no_log_line(cluster, aws):
     name = unique("survives")
     command = "for i in $(seq 40); do echo line $i of $(hostname); sleep 0.25; done"
     aws.sagemaker.create_training_job(**job_request(name, command, ResourceConfig=hosts(2)))
@@ -150,7 +150,7 @@ def test_a_service_that_is_killed_finds_its_hosts_again_and_no_line_is_lost(clus
     record = json.loads((cluster.service.home / "run" / "service.json").read_text())
     os.kill(record["pid"], signal.SIGKILL)
     time.sleep(1.0)
-    refused = cluster.service.clary("up", "--engine", "local", check=False)  # it would lose the hosts
+    refused = cluster.service.clary("up", "--engine", "local", check=False)  # this engine would lose the hosts
     assert refused.returncode == 1
     assert f"hosts of engine slurm, and this service would have engine local: {name}" in refused.stderr
     cluster.service.clary("up")
@@ -162,7 +162,7 @@ def test_a_service_that_is_killed_finds_its_hosts_again_and_no_line_is_lost(clus
 
 
 @pytest.mark.long(35)
-def test_a_job_that_is_preempted_hears_it_once_and_goes_on_from_its_checkpoint(cluster, aws):
+def test_a_preempted_job_gets_one_sigterm_and_resumes_from_its_checkpoint(cluster, aws):
     name = unique("spot")
     limits = {"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 900}
     request = counting(aws, name, 2, EnableManagedSpotTraining=True, StoppingCondition=limits)
@@ -183,12 +183,12 @@ def test_a_job_that_is_preempted_hears_it_once_and_goes_on_from_its_checkpoint(c
         step = int(heard.rpartition(" ")[2])
         begun = [int(line.rpartition(" ")[2]) for line in lines_with(lines, f"{host} begins at step")]
         assert begun[0] == 0
-        assert begun[1] == step  # what was stored after the signal was the last
+        assert begun[1] == step  # the step stored after the signal was the program's last
     assert facts["RetryStrategy"] == {"MaximumRetryAttempts": 2}
 
 
 @pytest.mark.long
-def test_a_node_that_loses_power_is_replaced_and_the_job_goes_on(cluster, aws):
+def test_a_node_that_loses_power_is_replaced_and_the_job_completes(cluster, aws):
     name = unique("power")
     aws.sagemaker.create_training_job(**counting(aws, name, 2, steps=80))
     wait(aws, name, until=("Training",))
@@ -196,7 +196,7 @@ def test_a_node_that_loses_power_is_replaced_and_the_job_goes_on(cluster, aws):
     cluster.bed.power_off("node-2")
     try:
         wait(aws, name, until=("Restarting",))
-        soon(lambda: len(cluster.queue()) == 2)  # one more job of one node; the other host keeps its own
+        soon(lambda: len(cluster.queue()) == 2)  # one more Slurm job, of one node; the other host keeps its job
     finally:
         cluster.bed.power_on("node-2", until_idle=False)
     facts = wait(aws, name, timeout_s=150)
@@ -208,7 +208,7 @@ def test_a_node_that_loses_power_is_replaced_and_the_job_goes_on(cluster, aws):
 
 
 @pytest.mark.long(45)
-def test_a_lost_node_is_asked_for_while_the_other_host_still_stops(cluster, aws):
+def test_a_replacement_for_a_lost_node_is_requested_while_the_other_host_still_stops(cluster, aws):
     name = unique("stops")
     aws.sagemaker.create_training_job(**counting(aws, name, 2, steps=80, ends_in_s=6.0))
     wait(aws, name, until=("Training",))
@@ -223,7 +223,7 @@ def test_a_lost_node_is_asked_for_while_the_other_host_still_stops(cluster, aws)
         cluster.bed.power_on(node, until_idle=False)
     facts = wait(aws, name, timeout_s=150)
     assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
-    assert statuses(facts).count("Restarting") == 1  # the replacement was not ended with the host that it replaces
+    assert statuses(facts).count("Restarting") == 1  # the replacement did not end with the lost host
     assert len(lines_with(log_of(aws, name), "begins at step")) == 4
 
 
@@ -241,7 +241,7 @@ def test_an_administrator_who_cancels_is_named(cluster, aws):
 
 
 @pytest.mark.long
-def test_a_controller_that_is_away_costs_no_job(cluster, aws):
+def test_a_job_survives_an_outage_of_the_slurm_controller(cluster, aws):
     name = unique("controller")
     aws.sagemaker.create_training_job(**job_request(name, "sleep 8; echo done", ResourceConfig=hosts(2)))
     wait(aws, name, until=("Training",))
@@ -253,7 +253,7 @@ def test_a_controller_that_is_away_costs_no_job(cluster, aws):
 
 
 @pytest.mark.long
-def test_a_service_that_starts_while_slurm_is_away_goes_on_with_its_job_and_takes_new_ones(cluster, aws):
+def test_a_service_that_starts_without_slurm_keeps_its_job_and_accepts_new_jobs(cluster, aws):
     name, later = unique("away"), unique("later")
     aws.sagemaker.create_training_job(**job_request(name, "sleep 8; echo done", ResourceConfig=hosts(2)))
     wait(aws, name, until=("Training",))
@@ -276,7 +276,7 @@ def test_a_service_that_starts_while_slurm_is_away_goes_on_with_its_job_and_take
 
 
 @pytest.mark.long
-def test_kept_nodes_are_given_to_a_job_of_somebody_else_that_waits_for_them(cluster, aws):
+def test_warm_nodes_are_released_to_another_users_waiting_job(cluster, aws):
     name = unique("kept")
     kept = hosts(3, KeepAlivePeriodInSeconds=600)
     aws.sagemaker.create_training_job(**job_request(name, "true", ResourceConfig=kept))

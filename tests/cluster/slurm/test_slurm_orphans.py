@@ -1,4 +1,4 @@
-"""A service that is killed at any point of a launch: it asks Slurm for hosts once, and gives all back. Needs root."""
+"""A service killed at any point of a launch: it requests hosts from Slurm once and releases them all. Needs root."""
 
 import os
 import signal
@@ -40,15 +40,15 @@ POINTS = {
 
 
 class Queue:
-    """Samples of Slurm's own list of jobs, from a thread of its own."""
+    """Samples Slurm's list of jobs in a separate thread."""
 
     def __init__(self, bed):
         self._bed = bed
         self.before = frozenset()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self.known = set()  # jobs that were ever there
-        self.most = 0  # that were there at once
+        self.known = set()  # jobs that were ever in the list
+        self.most = 0  # highest number of new jobs at the same time
 
     def __enter__(self):
         self.known = set(self._jobs("--states=all"))
@@ -75,7 +75,7 @@ class Queue:
 
 
 def require_clean(cluster):
-    """Wait until nothing of any job is left in Slurm, on its nodes and in the service's records."""
+    """Wait until no trace of any job is left in Slurm, on its nodes and in the service's records."""
     soon(lambda: not cluster.queue(), what="an empty queue", within_s=60)
     soon(lambda: not cluster.processes(), what="nodes without processes")
     cluster.bed.wait_for_states(dict.fromkeys(cluster.bed.nodes, "idle"))
@@ -84,7 +84,7 @@ def require_clean(cluster):
 
 
 def hold_all(bed):
-    """Take every node; return the number of the Slurm job that does."""
+    """Occupy every node with one Slurm job; return its number."""
     options = (f"--nodes={len(bed.nodes)}", "--exclusive", "--output=/dev/null", "--wrap=sleep 300")
     number = bed.run("sbatch", "--parsable", *options)
     bed.wait_for_states(dict.fromkeys(bed.nodes, "allocated"))
@@ -97,7 +97,7 @@ def lines_of(aws, name, host):
 
 @pytest.fixture
 def aws(cluster):
-    """Clients of the service, which is up again after each test."""
+    """Clients of the service; the service is started again after each test."""
     kill_point_of(cluster.service.home).unlink(missing_ok=True)
     yield cluster.aws
     kill_point_of(cluster.service.home).unlink(missing_ok=True)
@@ -108,7 +108,7 @@ def aws(cluster):
 @pytest.mark.long(10)
 @pytest.mark.sweep("point")
 @pytest.mark.parametrize("point", POINTS)
-def test_a_service_killed_at_a_point_of_a_launch_has_its_hosts_once(cluster, aws, point):
+def test_a_service_killed_at_any_point_of_a_launch_gets_its_hosts_once(cluster, aws, point):
     name, pid = unique("killed"), service_pid(cluster.service.home)
     set_kill_point(cluster.service.home, POINTS[point], name)
     holder = hold_all(cluster.bed) if point == "while-it-is-pending" else ""
@@ -131,7 +131,7 @@ def test_a_service_killed_at_a_point_of_a_launch_has_its_hosts_once(cluster, aws
 
 
 @pytest.mark.long
-def test_hosts_of_a_job_that_the_database_does_not_know_are_taken_back(cluster, aws):
+def test_hosts_of_a_job_missing_from_the_database_are_released(cluster, aws):
     service, name = cluster.service, unique("forgotten")
     service.clary("down")
     backup = {path: path.read_bytes() for path in service.home.glob("clary.db*")}
@@ -153,13 +153,13 @@ def test_hosts_of_a_job_that_the_database_does_not_know_are_taken_back(cluster, 
 
 
 @pytest.mark.long
-def test_an_allocation_that_comes_late_and_that_no_job_claims_is_ended(cluster, aws):
+def test_a_late_allocation_that_no_job_claims_is_ended(cluster, aws):
     name = unique("claims")
     aws.sagemaker.create_training_job(**job_request(name, "sleep 300", ResourceConfig=HOSTS))
     wait(aws, name, until=("Training",))
     (mine,) = cluster.bed.run("squeue", "--noheader", "--format=%k").splitlines()
     own, mark, _, _, grace = mine.split(":")
-    # As a call of sbatch does that a killed service had left running.
+    # Submitted as by a call of sbatch that a killed service has left running.
     options = ("--parsable", "--nodes=1", "--exclusive", "--output=/dev/null", "--wrap=sleep 300")
     others = {
         words: cluster.bed.run("sbatch", f"--comment={comment}", *options)

@@ -1,6 +1,6 @@
-"""A real Slurm that takes hosts back, loses a node, or is away: notices, causes, and knowledge meanwhile.
+"""A real Slurm that reclaims hosts, loses a node, or is down: notices, causes, and the scheduler's reports.
 
-Needs root. The boot is a stand-in (`slurm_world`): it says what it was given, notes each SIGTERM, and sleeps.
+Needs root. The boot is a stand-in (`slurm_world`): it writes down what it was given, records each SIGTERM, and sleeps.
 """
 
 import os
@@ -22,11 +22,11 @@ pytestmark = [
     pytest.mark.xdist_group("slurm-takes-back"),
 ]
 
-BUSY_S = 3.0  # that Slurm's programs may take on a busy machine
+BUSY_S = 3.0  # seconds that Slurm's programs may take on a busy machine
 
 
 def looking_at(scheduler, tag):
-    """Return a function that looks at one allocation."""
+    """Return a function that returns the current state of one allocation."""
 
     async def look():
         return (await scheduler.allocations()).get(tag)
@@ -35,7 +35,7 @@ def looking_at(scheduler, tag):
 
 
 @pytest.mark.long(20)
-async def test_preemption_is_told_with_its_grace_and_then_as_the_cause(world):
+async def test_preemption_gives_a_notice_with_its_grace_and_then_the_cause_of_the_end(world):
     scheduler, tag = await world.scheduler({"*": {"spot_partition": "spot"}}), world.new_tag()
     await scheduler.ask(order_of(tag, 2, is_spot=True))
     found = await world.granted(scheduler, tag, 2)
@@ -58,7 +58,7 @@ async def test_preemption_is_told_with_its_grace_and_then_as_the_cause(world):
 
 
 @pytest.mark.long(10)
-async def test_a_job_that_root_cancels_is_told_as_that(world):
+async def test_a_job_cancelled_by_root_gets_a_notice_that_names_root(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     await scheduler.ask(order_of(tag, 2))
     await world.granted(scheduler, tag, 2)
@@ -73,19 +73,19 @@ async def test_a_job_that_root_cancels_is_told_as_that(world):
         assert (member.is_alive, member.notice.kind, member.notice.why) == (True, NoticeKind.CANCELLED, why)
         assert 0 < member.notice.ends_at.timestamp() - time.time() <= KILL_WAIT_S + 1
     (term,) = (await world.until(lambda: world.said(tag, 1), lambda said: said["terms"]))["terms"]
-    await scheduler.ask(order_of(tag, 1))  # a job that leaves is no host
+    await scheduler.ask(order_of(tag, 1))  # a job that is ending counts as no host
     assert len(world.bed.run("squeue", "--noheader", "--format=%A").split()) == 2
     world.bed.run("scancel", "--state=PENDING", "--user=root")
     while "-boot.py" in str(world.bed.processes("node-2")):
         assert time.time() - term < KILL_WAIT_S + 15
         time.sleep(0.05)
-    assert time.time() - term > KILL_WAIT_S - 1  # the grace was there to be used
+    assert time.time() - term > KILL_WAIT_S - 1  # the whole grace could be used
     await scheduler.end(tag)
     found = await world.until(look, lambda one: one.state is AllocationState.GONE)
     assert found.members[1].why_dead == why
 
 
-async def test_a_job_that_waits_and_is_cancelled_by_root_is_gone_with_that_cause(world):
+async def test_a_pending_job_cancelled_by_root_is_gone_with_that_cause(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     world.hold(*NODES)
     world.bed.wait_for_states(dict.fromkeys(NODES, "allocated"))
@@ -96,7 +96,7 @@ async def test_a_job_that_waits_and_is_cancelled_by_root_is_gone_with_that_cause
     assert found.reason == f"Slurm job {number} was cancelled by root"
 
 
-async def test_a_node_that_is_drained_gives_a_notice_to_its_host_alone(world):
+async def test_a_drained_node_gives_a_notice_to_its_own_host_only(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     await scheduler.ask(order_of(tag, 2))
     await world.granted(scheduler, tag, 2)
@@ -114,7 +114,7 @@ async def test_a_node_that_is_drained_gives_a_notice_to_its_host_alone(world):
         world.bed.run("scontrol", "update", "NodeName=node-2", "State=RESUME")
 
 
-async def test_a_time_limit_that_is_near_gives_a_notice(world):
+async def test_a_time_limit_that_is_near_gives_the_host_a_notice(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     await scheduler.ask(order_of(tag, 1, limit_s=1))
     found = await world.granted(scheduler, tag, 1)
@@ -130,19 +130,19 @@ async def test_a_time_limit_that_is_near_gives_a_notice(world):
 
 
 @pytest.mark.long(35)
-async def test_a_node_without_power_costs_one_host_which_is_had_again_on_another(world):
+async def test_a_host_on_a_node_without_power_is_replaced_on_another_node(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     await scheduler.ask(order_of(tag, 2))
     before = await world.granted(scheduler, tag, 2)
     pid = (await world.said(tag, 1))["pid"]
-    world.bed.power_off("node-1")  # it runs the batch script too
+    world.bed.power_off("node-1")  # this node also runs the batch script
     try:
         look = looking_at(scheduler, tag)
         began_s = time.monotonic()
-        assert await scheduler.end_host(tag, 0) is not Ended.CERTAIN  # its node may be out of reach, and run
-        assert time.monotonic() - began_s < HOST_END_WAIT_S + BUSY_S  # nobody dials a node that does not answer
+        assert await scheduler.end_host(tag, 0) is not Ended.CERTAIN  # the node may be out of reach and still run
+        assert time.monotonic() - began_s < HOST_END_WAIT_S + BUSY_S  # the scheduler does not dial a silent node
         found = await look()
-        assert "node-1 did not end its step of Slurm job" in found.members[0].why_dead  # before Slurm misses the node
+        assert "node-1 did not end its step of Slurm job" in found.members[0].why_dead  # before Slurm knows
         assert found.members[1] == before.members[1]
         assert await scheduler.end_host(tag, 0) is Ended.OUT_OF_REACH
         await scheduler.ask(order_of(tag, 2))
@@ -150,7 +150,7 @@ async def test_a_node_without_power_costs_one_host_which_is_had_again_on_another
         assert {index: member.node for index, member in found.members.items()} == {0: "node-3", 1: "node-2"}
         assert (await world.said(tag, 1))["pid"] == pid
         world.bed.wait_for_states({"node-1": "down*"})
-        later = await world.scheduler(state="other")  # which knows nothing but what Slurm tells
+        later = await world.scheduler(state="other")  # knows only Slurm's own data
         assert {i: m.node for i, m in (await later.allocations())[tag].members.items()} == {0: "node-3", 1: "node-2"}
         assert world.bed.processes("node-2") != []
         await scheduler.end(tag)
@@ -160,7 +160,7 @@ async def test_a_node_without_power_costs_one_host_which_is_had_again_on_another
 
 
 @pytest.mark.long(30)
-async def test_nobody_is_lost_while_the_controller_is_away(world):
+async def test_no_host_is_lost_while_the_controller_is_down(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     await scheduler.ask(order_of(tag, 2))
     before = await world.granted(scheduler, tag, 2)
@@ -181,7 +181,7 @@ async def test_nobody_is_lost_while_the_controller_is_away(world):
     assert len(world.bed.run("squeue", "--noheader", "--format=%A").split()) == 1
 
 
-async def test_jobs_of_other_users_and_services_are_nobodys_hosts(world):
+async def test_jobs_of_other_users_and_services_do_not_count_as_hosts(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     comment = f"--comment=clary:{MARK}:{tag}:0:5"
     options = ["--output=/dev/null", "--chdir=/", "--job-name=demo-job", "--nodelist=node-1", "--mem=10"]
@@ -204,7 +204,7 @@ async def _listed(world):
     return world.bed.run("squeue", "--noheader", "--format=%A %T")
 
 
-async def test_a_proof_is_good_once_for_its_own_host_and_user(world):
+async def test_a_proof_is_valid_once_for_its_own_host_and_user(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     await scheduler.ask(order_of(tag, 2))
     await world.granted(scheduler, tag, 2)

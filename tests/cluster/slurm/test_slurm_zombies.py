@@ -1,7 +1,7 @@
-"""A node that is out of reach comes back after its job has gone on elsewhere: nothing that it does is stored.
+"""A node that returns after its job has been restarted on another node: none of its output is stored.
 
-Needs root. All processes of a node are stopped, so that neither Slurm nor the service can end them; the job goes on
-with another node; then everything but Slurm's daemons wakes up where it stood.
+Needs root. All processes of a node are stopped, so that neither Slurm nor the service can end them. The job continues
+on another node. Then all stopped processes except Slurm's daemons are continued.
 """
 
 import http.client
@@ -27,8 +27,8 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
-CLUSTER_BED = {"are_alike": True, "options": "SlurmdTimeout=300\n"}  # as by default: Slurm misses the node later
-# Says and stores who it is and how far: a run that goes on in secret is seen in the log and in the checkpoints.
+CLUSTER_BED = {"are_alike": True, "options": "SlurmdTimeout=300\n"}  # the default: the node is not marked down
+# Prints and stores its host, run and step: the log and the checkpoints show a run that continues unnoticed.
 COUNTS = """
 import os, secrets, time
 host, run, step = os.environ["SM_CURRENT_HOST"], secrets.token_hex(4), 0
@@ -41,8 +41,8 @@ while not os.path.exists("/opt/ml/checkpoints/enough") and step < 600:
     print(f"{host} {run} is at {step}", flush=True)
     time.sleep(0.2)
 """
-LEAVES_IN_S = 30.0  # a host that nobody wants any more
-WATCHED_S = 12.0  # in which a zombie would have shipped lines and checkpoints twice
+LEAVES_IN_S = 30.0  # limit for the end of a host that no attempt needs
+WATCHED_S = 12.0  # long enough for a zombie to ship lines and checkpoints twice
 
 
 def soon(look, *, within_s=60.0, what="it"):
@@ -54,7 +54,7 @@ def soon(look, *, within_s=60.0, what="it"):
 
 
 def runs_in(lines):
-    """Return run -> last step that it has said, for the lines of programs."""
+    """Return run -> last step that it has printed, from the log lines."""
     found = {}
     for line in lines:
         words = line.split()
@@ -64,7 +64,7 @@ def runs_in(lines):
 
 
 def stored_plan(service, name):
-    """Return the plan of a job's attempt as the service keeps it."""
+    """Return the plan of a job's attempt from the service's database."""
     with sqlite3.connect(f"file:{service.home / 'clary.db'}?mode=ro", uri=True) as database:
         (document,) = database.execute("SELECT document FROM jobs WHERE name = ?", (name,)).fetchone()
     return json.loads(document)["plan"]
@@ -91,7 +91,7 @@ def refused(call, **parameters):
 
 
 def asked(service, method, path, token, body=None):
-    """Send a request of an agent and return the status."""
+    """Send a request as an agent does; return the status and the body of the response."""
     address = urlsplit(service.environment["AWS_ENDPOINT_URL"])
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=30)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -120,14 +120,14 @@ def test_a_zombie_stores_nothing_and_leaves(cluster):
     soon(lambda: len([key for key in objects_below(aws, prefix) if "algo-" in key]) >= 2, what="a checkpoint of each")
     old = stored_plan(cluster.service, name)
     granted = next(m for m in messages(aws, name) if "2 hosts were granted" in m)
-    node = granted.split()[-1]  # of algo-2
+    node = granted.split()[-1]  # node of algo-2
     bed.freeze(node)
     try:
         frozen = runs_in(log_of(aws, name))
         soon(lambda: len(runs_in(log_of(aws, name))) >= 4, what="two more runs", within_s=90)
         (zombie,) = {run for run in frozen if any(f"algo-2 {run}" in line for line in log_of(aws, name))}
         said, stored = runs_in(log_of(aws, name))[zombie], step_stored_of(aws, prefix, zombie)
-        assert [process for process in bed.processes(node) if "clary.agent" in process]  # nobody could end it
+        assert [process for process in bed.processes(node) if "clary.agent" in process]  # the service could not end it
         attack(cluster, name, old, prefix)
         woken_at = time.monotonic()
         bed.wake(node, slurm=False)
@@ -140,7 +140,7 @@ def test_a_zombie_stores_nothing_and_leaves(cluster):
         time.sleep(max(0.0, WATCHED_S - (time.monotonic() - woken_at)))
         assert runs_in(log_of(aws, name))[zombie] == said
         assert step_stored_of(aws, prefix, zombie) == stored
-        assert len(runs_in(log_of(aws, name))) == 4  # it did not begin anew as a host of the new attempt
+        assert len(runs_in(log_of(aws, name))) == 4  # the zombie did not start as a host of the new attempt
         attack(cluster, name, old, prefix)
     finally:
         bed.wake(node, slurm=False)
@@ -149,7 +149,7 @@ def test_a_zombie_stores_nothing_and_leaves(cluster):
     assert wait(aws, name)["TrainingJobStatus"] == "Stopped"
     soon(
         lambda: not cluster.queue() and not cluster.processes(),
-        within_s=120.0,  # Slurm asks the node that was away in its own time
+        within_s=120.0,  # Slurm polls the returned node at its own interval
         what=lambda: f"a clean cluster: {cluster.queue()} {cluster.processes()} {bed.states()}",
     )
     bed.wait_for_states(dict.fromkeys(bed.nodes, "idle"))
@@ -157,13 +157,13 @@ def test_a_zombie_stores_nothing_and_leaves(cluster):
 
 
 def zombies(bed, node):
-    """Return the living processes of the job on a node; their parent is Slurm's, which sleeps and reaps nobody."""
+    """Return the living processes of the job on a node; their parent, a stopped process of Slurm, reaps no child."""
     lines = bed.processes(node)
     return [line for line in lines if "slurm" not in line.split()[1] and not line.endswith("<defunct>")]
 
 
 def agent_log(bed, node):
-    """Return the end of the log of a node's agent."""
+    """Return the last 3000 bytes of the log of a node's agent."""
     return bed.run("bash", "-c", f"tail -c 3000 $(find {bed.scratch} -name agent.log)", machine=node, check=False)
 
 
@@ -173,7 +173,7 @@ def messages(aws, name):
 
 
 def attack(cluster, name, old, prefix):
-    """Use the keys and tokens of the first attempt, as a thief would: each is refused."""
+    """Use the keys and tokens of the first attempt, as a thief would; check that each request is refused."""
     key = old["object_store"]["credentials"]
     s3 = boto3.client(
         "s3",
@@ -199,7 +199,7 @@ def attack(cluster, name, old, prefix):
     ):
         status, answer = asked(cluster.service, method, path, old["agent_token"], body)
         assert status == 410, (path, status, answer)
-    # The token of the pool, which goes on, opens it to the hosts that it has now.
+    # The pool continues, and its token admits only the hosts that the pool has now.
     path = f"/clary/v1/pools/{old['pool']}/algo-2/assignment?after={name}:1&wait_s=0"
     status, answer = asked(cluster.service, "GET", path, old["pool_token"])
     assert status in (403, 410), answer
