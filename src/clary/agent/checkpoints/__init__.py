@@ -1,12 +1,12 @@
 """The checkpoint folder of a host: restored before the program starts, mirrored while it runs, flushed at its end.
 
-places, folder, scanning   names that can be trusted; the folder as it is
-grouping, sights, choosing its groups, their changes, the files that may join a set now
+places, folder, scanning   checked paths and keys; safe opening and scans of the folder
+grouping, sights, choosing groups of files, their changes, the choice of files for the next set
 evidence, log_names        evidence that a file is whole
-held_files, looking        files that are replaced before they have rested; successive looks
+held_files, looking        files replaced before they were at rest; successive scans ("looks")
 uploading, storing         upload into sets (`contract.checkpoint_sets`)
 publishing                 upload to the paths that users read
 listing, restore_plan, restoring   the restore from the store
-outcomes, progress, mirror rounds, stalls, the flush
-host_checkpoints           all of it for one host, which the supervisor talks to
+outcomes, progress, mirror rounds of the mirror, detection of stalls, the final flush
+host_checkpoints           the interface to the supervisor: restore and mirror of one host
 """

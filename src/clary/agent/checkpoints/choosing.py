@@ -1,16 +1,16 @@
 """Choice of the files in the checkpoint folder that may join a set now, and reasons why others wait. Pure.
 
-[Note: whole files] A file is whole if there is evidence (`evidence`) and it has not changed for a moment: then it is at
-rest. If another file replaces it before that moment has passed, the replaced file can still be at rest: it is kept
-open, and has rested if it is unchanged at the end of the moment and has no name left (`held_files`). A file that only
-grows is never taken as it is: a log cannot be distinguished from a checkpoint that is being written.
+[Note: whole files] A file counts as whole if there is evidence (`evidence`) and it is at rest, that is, unchanged for a
+moment. A file that another file replaces within that moment can still be at rest: it is kept open, and is at rest if it
+is unchanged after the moment and has no name left (`held_files`). A file that keeps growing is not whole: it may be a
+checkpoint that is being written.
 
-[Note: files that belong together] A group is taken whole once all its files except noise are at rest. Each whole file
-of the noise is taken by itself. A file that was replaced together with other files is taken only while those files are
-unchanged since they were taken, so that no set mixes files of two saves. If a group has waited for too long, each whole
-file is taken by itself, unless a file of the group is known to be unfinished, or is new and not known to be whole.
-Files that are not taken with their group are named (`left_out`), except logs, because a set without them may be
-incomplete.
+[Note: files that belong together] A group is taken into the set as a unit once all its files except noise are at rest.
+Whole files of the noise are taken one by one. A file that was replaced together with other files is taken only while
+those files are unchanged since they were taken, so that no set mixes files of two saves. If a group has waited for too
+long, its whole files are taken one by one, unless a file of the group is known to be unfinished, or is new without
+evidence that it is whole. The set lists the files that were not taken with their group (`left_out`), except logs,
+because it may be incomplete without them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_NAMED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The groups and files that may be taken now, and the reasons why others wait."""
+    """The groups and files that may be taken now, and the reasons why other groups wait."""
 
     whole: frozenset[str] = frozenset()  # groups
     noise: Mapping[str, frozenset[str]] = field(default_factory=dict)  # group -> paths of noise
@@ -55,7 +55,7 @@ def choose(
 
     Args:
         sights: state of the groups after the look.
-        replaced: files that were whole when the look began, and that others have replaced.
+        replaced: files that were whole when the look began and that other files have replaced.
     """
     whole: set[str] = set()
     all_noise, single, waiting, unfinished, left_out = {}, {}, {}, {}, {}
@@ -108,15 +108,15 @@ def choose(
 
 
 def to_hold(sights: Mapping[str, Sight], *, now_s: float, pace: Pace) -> list[str]:
-    """Return the files that may be replaced before they have rested; files that always changed alone come first.
+    """Return files that may be replaced before they are at rest; files that always changed alone come first.
 
-    A file that has changed for the first time, or together with others, is not returned, since it usually comes to
+    A file that has changed for the first time, or together with other files, is not returned, since it usually comes to
     rest.
 
     Args:
         sights: group -> its sight after the last look.
         now_s: monotonic time of that look.
-        pace: how long a file has to rest.
+        pace: defines how long a file has to rest.
     """
     busy = [
         (not file.changes_alone, path)

@@ -1,6 +1,7 @@
-"""The checkpoint folder as the agent opens it: part by part, no link followed.
+"""Safe opening of the checkpoint folder: part by part, without following links.
 
-The program owns the folder's content and may put a link anywhere at any moment; the agent has more rights than it.
+The program owns the folder's content and may create a link anywhere at any moment; the agent has more rights than the
+program.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class CheckpointFolder:
 
     Args:
         home: a folder that the program cannot replace.
-        below: the way from there to the checkpoint folder; the program may have put links on it.
-        inside: the folder as the program sees it.
+        below: path from `home` to the checkpoint folder; the program may have replaced parts of it by links.
+        inside: path of the folder in the program's view.
     """
 
     def __init__(self, home: Path, below: Sequence[str] = (), *, inside: str = "") -> None:
@@ -30,21 +31,21 @@ class CheckpointFolder:
         self.inside = inside or str(self.path)
 
     def make(self) -> None:
-        """Make the folder if it is missing. Raises: OSError, also if a link has taken its place."""
+        """Create the folder if it is missing. Raises: OSError, also if a link has replaced it."""
         with Folder.at(self._home, create=True) as home:
             home.folder(self._way, create=True).close()
 
     def open(self) -> int:
-        """Open the folder itself. Raises: OSError, also where a link has taken its place."""
+        """Open the checkpoint folder. Raises: OSError, also if a link has replaced it."""
         with Folder.at(self._home) as home, home.folder(self._way) as folder:
             return folder.detach()
 
     def open_file(self, path: str) -> int:
-        """Open a regular file for reading. Raises: OSError, also for other entries, which are not touched."""
+        """Open a regular file for reading. Raises: OSError, also for any other kind of entry."""
         with Folder.at(self._home) as home, home.folder(self._way) as folder:
             return folder.open_file(path)
 
 
 def open_below(folder: int, name: str) -> int:
-    """Open a folder in an open one. Raises: OSError for a link or any entry that is no folder."""
+    """Open a subfolder of an open folder. Raises: OSError for a link or any other entry that is no folder."""
     return open_beneath(folder, name, _FOLDER_FLAGS)

@@ -1,7 +1,7 @@
 """Groups of files in the checkpoint folder that belong together. Pure.
 
-Files that share a top-level folder are a group; those at the top are one too, named "". Sets consist of groups;
-`choosing` decides when a group may be taken.
+Files in the same top-level folder are a group; the files outside of any folder are the group "". Sets consist of
+groups; `choosing` decides when a group may be taken.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from dataclasses import dataclass, field, replace
 from clary.agent.checkpoints.scanning import FileFacts, Snapshot
 from clary.contract.checkpoint_sets import CheckpointFile, CheckpointSet
 
-TOP = ""  # the group of the files at the top
+TOP = ""  # the group of the files outside of any folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupContent:
-    """The content of a group of the folder at one moment."""
+    """The content of a group in the folder at one moment."""
 
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()
     links: Mapping[str, str] = field(default_factory=dict)
-    left_out: frozenset[str] = frozenset()  # names that the set lacks, or has in an old state
+    left_out: frozenset[str] = frozenset()  # files that the set lacks or has in an old state
 
     def without(self, paths: Collection[str]) -> GroupContent:
-        """Return the content without some files."""
+        """Return the content without the files at `paths`."""
         return replace(self, files={path: facts for path, facts in self.files.items() if path not in paths})
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupVersion:
-    """A group as one set holds it."""
+    """The content of a group in one set."""
 
     files: Mapping[str, CheckpointFile] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()
     links: Mapping[str, str] = field(default_factory=dict)
-    left_out: frozenset[str] = frozenset()  # names that the set may lack, as `CheckpointSet.may_lack`
+    left_out: frozenset[str] = frozenset()  # files that the set may lack, as in `CheckpointSet.may_lack`
 
 
 NOTHING = GroupContent()
@@ -44,7 +44,7 @@ NO_VERSION = GroupVersion()
 
 
 def group_of(path: str, *, is_folder: bool = False) -> str:
-    """Return the group of a path; an empty folder at the top is a group of its own."""
+    """Return the group of a path; an empty top-level folder is a group of its own."""
     first, slash, _ = path.partition("/")
     return first if slash or is_folder else TOP
 
@@ -84,10 +84,10 @@ def versions_of(checkpoints: CheckpointSet | None) -> dict[str, GroupVersion]:
 def without_collisions(
     old: Mapping[str, GroupVersion], new: Mapping[str, GroupVersion]
 ) -> tuple[dict[str, GroupVersion], frozenset[str]]:
-    """Put groups of two moments together; return the merged groups and the names of new groups left out.
+    """Combine groups of two moments; return the combined groups and the names of omitted new groups.
 
-    A name that was a file at the top and became a folder belongs to two groups. If only one of these groups can be
-    taken, the set would hold both the folder and the file: then the new group waits for the other.
+    A top-level name that was a file and became a folder belongs to two groups. If only one of these groups can be
+    taken, the set would hold both the folder and the file: then the new group waits for the other group.
     """
     kept = dict(new)
     held_back: set[str] = set()

@@ -1,17 +1,17 @@
-"""Files of the checkpoint folder kept open from one look to the next, independent of their names.
+"""Files of the checkpoint folder that are kept open from one look to the next, independent of their names.
 
-[Note: replaced files] `os.replace(new, path)` puts a whole file at a name. Some files are replaced in this way before
-two looks could see them at rest. The name alone does not distinguish such a file from a file that is written in place:
+[Note: replaced files] `os.replace(new, path)` gives a name to a complete file. Some files are replaced in this way
+before two looks see them at rest. The name alone does not distinguish such a file from a file that is written in place:
 file systems reuse a freed inode's number at once, and a rename within a tick of their clock leaves no trace in the
-times. So the file is kept open. If, a moment later, its size, times and mode are the same and it has no name any more,
-then it was at rest until another file took its place. While the file is open, its space on the disk is not free.
+times. So the file is kept open. If, a moment later, its size, times and mode are the same and it has lost its name, it
+was at rest until another file replaced it. While the file is open, its disk space is not freed.
 
-A file that its writer gave up looks the same: a write fails, the writer unlinks the half-written file and uses the name
-again. But a writer unlinks a half-written file at once, whereas a whole file keeps its name until the next one has been
-written. So the time between a file's last change and the loss of its name has to reach `min_rest_s`; the kernel records
-the loss of the name as the inode's last change. If a writer does not touch a half-written file for longer than
-`min_rest_s` and then removes it, the file is taken for whole. The same holds for a file that is untouched from one look
-to the next. Files that are replaced faster than `min_rest_s` are never stored while that continues.
+An abandoned file looks the same: a write fails, the writer unlinks the half-written file and uses the name again. But a
+writer unlinks a half-written file at once, whereas a whole file keeps its name until the next file is complete. So the
+time between a file's last change and the loss of its name has to reach `min_rest_s`; the kernel records the loss of the
+name as the inode's last change. If a writer does not touch a half-written file for longer than `min_rest_s` and then
+removes it, the file is taken for whole. The same holds for a file that is untouched from one look to the next. While
+files are replaced faster than `min_rest_s`, they are never stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from clary.agent.checkpoints.folder import CheckpointFolder
 from clary.agent.checkpoints.scanning import FileFacts, facts_of
 
-_MAX_HELD = 64  # most files that the agent holds open
+_MAX_HELD = 64  # limit of open files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,10 @@ class _Held:
 
 
 class HeldFiles:
-    """Open files; belongs to one thread.
+    """The open files; used by one thread.
 
     Args:
-        min_rest_s: a replaced file counts as whole if it lay unchanged for at least this long before.
+        min_rest_s: a replaced file counts as whole if it was unchanged for at least this time before its replacement.
     """
 
     def __init__(self, folder: CheckpointFolder, *, min_rest_s: float) -> None:
@@ -46,13 +46,13 @@ class HeldFiles:
         self._held: dict[str, _Held] = {}
 
     def hold(self, paths: Sequence[str]) -> None:
-        """Release the held files and open others, the first ones if there are many; unreadable files are left out."""
+        """Close the held files and open others, the first of `paths` up to the limit; skip unreadable files."""
         self.release()
         for path in paths[:_MAX_HELD]:
             try:
                 descriptor = self._folder.open_file(path)
             except OSError:
-                continue  # the file was removed, or the next reading of it reports the error
+                continue  # the file was removed, or the next read reports the error
             try:
                 status = os.fstat(descriptor)
             except OSError:
@@ -61,9 +61,9 @@ class HeldFiles:
             self._held[path] = _Held(descriptor=descriptor, facts=facts_of(status))
 
     def replaced(self) -> dict[str, FileFacts]:
-        """Return the held files that rested, unchanged since `hold`, and then lost their last name.
+        """Return the held files that are unchanged since `hold`, were at rest, and have lost their last name.
 
-        Call it a moment after `hold`, so that a writer in the midst of a file has had time to change it.
+        Call this a moment after `hold`, so that the writer of an unfinished file has had time to change it.
         """
         found = {}
         for path, held in self._held.items():
@@ -78,7 +78,7 @@ class HeldFiles:
         return found
 
     def descriptors(self) -> Mapping[str, int]:
-        """Return the open descriptors by path; readers use offsets of their own."""
+        """Return the open descriptors by path; read with pread, which leaves their offsets alone."""
         return {path: held.descriptor for path, held in self._held.items()}
 
     def keep_only(self, paths: Collection[str]) -> None:
@@ -92,10 +92,10 @@ class HeldFiles:
 
 
 def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # the descriptor is closed nevertheless; it was only read
+    with contextlib.suppress(OSError):  # the descriptor is closed in spite of the error, and nothing was written to it
         os.close(descriptor)
 
 
 def is_same_content(one: FileFacts, other: FileFacts) -> bool:
-    """Whether two states of an open file differ in no more than the time at which it lost a name."""
+    """Whether two states of an open file differ at most in the time at which it lost a name."""
     return replace(one, changed_ns=other.changed_ns) == other

@@ -1,4 +1,4 @@
-"""A host's knowledge of its prefix when it begins to mirror: the outcome of a restore."""
+"""A host's knowledge of its S3 prefix when the mirror starts: the result of a restore."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from clary.contract.checkpoint_sets import CheckpointSet
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The sets and objects below the prefix, and the ones restored into the folder."""
+    """The sets and objects below the prefix, and the files restored into the folder."""
 
     last: CheckpointSet | None = None  # this host's set that was restored
-    numbers: frozenset[int] = frozenset()  # of this host's manifests, damaged ones included
+    numbers: frozenset[int] = frozenset()  # numbers of this host's manifests, also of damaged ones
     standing: frozenset[str] = frozenset()  # plain paths that have an object
     contents: frozenset[str] = frozenset()  # keys of this host's content that has no plain path
     announced: frozenset[str] = frozenset()  # pieces of sets that were never finished; they are not restored
@@ -27,7 +27,7 @@ class Writer:
     """The writer of sets: its host, job and attempt."""
 
     host: str
-    is_first: bool  # whether it has the lowest number: only this host writes to the paths that users read
+    is_first: bool  # whether the host has the lowest number: only that host writes to the paths that users read
     others: tuple[str, ...]  # the job's other hosts
     job_arn: str
     attempt: int

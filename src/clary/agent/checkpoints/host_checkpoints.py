@@ -1,8 +1,8 @@
-"""The checkpoints of one host from its plan: where the folder lies, its restore, its mirror.
+"""The checkpoints of one host by its plan: the location of the folder, its restore, its mirror.
 
-LocalPath is either a folder below `/opt/ml` or another folder of the host. In the second case the agent keeps it beside
-the host's tree and binds it to LocalPath. Plain processes see the machine's own files, so for them LocalPath is a path
-of the machine.
+LocalPath is either a folder below `/opt/ml` or another folder of the host. In the second case the agent creates it
+beside the host's tree and bind-mounts it at LocalPath. Plain processes see the machine's own files, so for them
+LocalPath is a path of the machine.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from clary.contract.step_counts import FOLDER as STEP_COUNTS_FOLDER
 
 _BOUND_FOLDER = "checkpoints"  # beside the host's tree
 _STORE_TIMEOUT_S = 20.0
-_STORE_ATTEMPTS = 4  # the attempts span 2 to 4 seconds; the next round tries again
+_STORE_ATTEMPTS = 4  # the retries take 2 to 4 seconds; the next round tries again
 _JOIN_S = 5.0
-_REST_INTERVALS = 6  # intervals that a file has to rest without other evidence that it is whole
+_REST_INTERVALS = 6  # rest, in intervals, of a file without other evidence that it is whole
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _UNIT = 1000
 
@@ -49,10 +49,10 @@ class HostCheckpoints:
     """Restores and mirrors the checkpoint folder of one host.
 
     Args:
-        plan: the attempt; it names a prefix in S3.
+        plan: of the attempt; it names a prefix in S3.
         host: name of the host.
-        tree: its `/opt/ml` as the agent sees it.
-        host_folder: the host's own place, which holds the tree.
+        tree: the host's `/opt/ml` as the agent sees it.
+        host_folder: the host's folder on this machine, which contains the tree.
     Raises: AgentError (fault USER) for a LocalPath or S3Uri that cannot be used.
     """
 
@@ -70,7 +70,7 @@ class HostCheckpoints:
         self._first = names[0]
         self.prefix = prefix_of(plan.checkpoint_s3_uri)
         self.local_path = _checked_path(plan.checkpoint_local_path)
-        self.is_bound = False  # whether the folder is to be bound to `local_path`
+        self.is_bound = False  # whether the folder must be bind-mounted at `local_path`
         self.folder = self._place(tree, host_folder)
         self._counts_folder = CheckpointFolder(tree.root, STEP_COUNTS_FOLDER)
         self._restored: Restored | None = None
@@ -92,12 +92,12 @@ class HostCheckpoints:
 
     @property
     def summary(self) -> str:
-        """The result of the restore, in a line for the log."""
+        """The result of the restore, as a line for the log."""
         return self._in_words(self._restored or Restored())
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings: sets and files that the restore passed over, and parts of the request not taken literally."""
+        """Warnings about sets and files that the restore skipped, and about deviations from the request."""
         found = self._restored.warnings if self._restored is not None else ()
         given = self._plan.checkpoint_s3_uri or ""
         if parse_s3_uri(given) != self.prefix.uri:
@@ -112,7 +112,7 @@ class HostCheckpoints:
 
     @property
     def facts(self) -> CheckpointFacts:
-        """The facts of checkpoints after the restore."""
+        """The facts about checkpoints after the restore."""
         restored = self._restored or Restored()
         last = restored.history.last
         number = last.number if last is not None else 0
@@ -126,7 +126,7 @@ class HostCheckpoints:
         )
 
     def watch(self, note: Callable[[str], None]) -> None:
-        """Begin to watch the folder, before the program starts, so that no write is missed."""
+        """Start to watch the folder, before the program starts, so that no write is missed."""
         self._witness = Witness(
             self.folder,
             clock=SystemClock(),
@@ -136,11 +136,11 @@ class HostCheckpoints:
         self._witness.start()
 
     def start(self, listeners: Listeners, *, first_pid: int | None = None) -> None:
-        """Begin to mirror.
+        """Start the mirror.
 
         Args:
-            first_pid: first process of the program, as this machine numbers it; None: the ends of its processes are
-                not used to decide whether files are whole.
+            first_pid: pid of the program's first process on this machine; None: ends of its processes are no evidence
+                for files.
         """
         assert self._restored is not None, "the restore comes first"
         clock = SystemClock()
@@ -150,7 +150,7 @@ class HostCheckpoints:
 
         def break_off() -> None:
             given_up.set()
-            # Closing waits for a connection that is being made: do not wait for it here.
+            # The close waits for a connection that is being opened: run it on another thread.
             closer = threading.Thread(target=store.close, name="checkpoint-store-closing", daemon=True)
             closer.start()
             self._closers.append(closer)
@@ -193,10 +193,10 @@ class HostCheckpoints:
         return self._mirror is not None and not self._mirror.is_aborted
 
     def flush(self, limit_s: float, *, has_finished: bool = True) -> Flushed:
-        """Store the rest within `limit_s`, and end the mirror.
+        """Store the remaining changes within `limit_s`, and end the mirror.
 
         Args:
-            has_finished: whether the program ended with 0; if not, files that its end cut short are left out.
+            has_finished: whether the program ended with 0; if not, files that its end left unfinished are skipped.
         """
         end = ProgramEnd.FINISHED if has_finished else ProgramEnd.BROKEN
         return self._mirror.store_last(limit_s, end=end) if self._mirror is not None else Flushed()

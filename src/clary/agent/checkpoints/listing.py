@@ -1,7 +1,7 @@
-"""Objects below a prefix: plain objects, sets of hosts, their content. Pure but for `list_prefix`.
+"""Objects below a prefix: plain objects, hosts' sets, content of sets. Pure except for `list_prefix`.
 
 A prefix without a slash at its end also matches longer names, as in SageMaker: `ckpt/ASHA-1` also matches
-`ckpt/ASHA-10/model.pt`, which is restored as `0/model.pt`. The log names such neighbours.
+`ckpt/ASHA-10/model.pt`, which is restored as `0/model.pt`. The log names such objects ("neighbours").
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PlainObject:
     path: str
     key: str  # the whole key
     size_bytes: int
-    is_neighbour: bool = False  # beside the folder, matched by a prefix without a slash at its end
+    is_neighbour: bool = False  # whether it lies beside the folder, matched because the prefix has no slash at its end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,12 @@ class Listing:
     """The objects below a prefix."""
 
     plain: tuple[PlainObject, ...] = ()
-    folders: tuple[str, ...] = ()  # of keys that end in a slash
+    folders: tuple[str, ...] = ()  # paths of keys that end in a slash
     own: dict[str, ObjectInfo] = field(default_factory=dict)  # relative key -> object, in the folder of sets
 
     @property
     def standing(self) -> dict[str, int]:
-        """Path -> size of the plain objects at paths where hosts write; neighbours of the folder are left out."""
+        """Path -> size of the plain objects in the folder, where hosts write; without neighbours."""
         return {item.path: item.size_bytes for item in self.plain if not item.is_neighbour}
 
     @property
@@ -55,9 +55,9 @@ def list_prefix(prefix: Prefix, store: ObjectStore) -> Listing:
 
 
 def sort_objects(prefix: Prefix, objects: Iterable[ObjectInfo]) -> Listing:
-    """Sort the objects below a prefix, listed as the user wrote it, into plain objects, folders and objects of sets.
+    """Sort the objects below the prefix, as the user wrote it, into plain objects, folders and objects of sets.
 
-    Raises: AgentError (fault USER) naming a key that can be no file below the folder.
+    Raises: AgentError (fault USER) naming a key that cannot be a file below the folder.
     """
     raw = prefix.uri.key
     plain: dict[str, PlainObject] = {}
@@ -73,7 +73,7 @@ def sort_objects(prefix: Prefix, objects: Iterable[ObjectInfo]) -> Listing:
             continue
         path = "/".join(part for part in relative.split("/") if part)
         if not path or OWN_FOLDER in path.split("/"):
-            continue  # the folder itself, or sets of another prefix
+            continue  # the folder's own key, or sets of another prefix
         problem = path_problem(path)
         if problem is not None:
             raise AgentError(

@@ -1,7 +1,7 @@
-"""Which files of the checkpoint folder are logs. Pure.
+"""Recognition of logs in the checkpoint folder by name. Pure.
 
 Only its name distinguishes a log from a checkpoint that is being written: both grow. Names that checkpoints have too,
-`vocab.txt` for one, are not among them.
+for example `vocab.txt`, do not count as logs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Events in the checkpoint folder, name by name: writes, closes, renames, in the order in which they came.
+"""Events in the checkpoint folder by name: writes, closes, renames, in the order of their occurrence.
 
-Where: the witness calls `read` whenever events wait, and at every look. A name's history is that of the file that has
-the name. An event is evidence for the state that the file had at that moment, and for no later state.
+Where: the witness calls `read` whenever events wait, and at every look. A name's history describes the file that now
+has the name. An event is evidence only for the state that the file had at that moment.
 
-[Note: new folders] A program may make a folder and write into it before a watch exists. So a folder is read through
-once it is watched: files that no process has open any more were closed before that. A folder that was renamed into the
-tree is watched anew, and every file below it counts as renamed too.
+[Note: new folders] A program may make a folder and write into it before a watch exists. So a folder is scanned once its
+watch exists: files that no process has open were closed before the scan. A folder that was renamed into the tree gets
+new watches, and every file below it counts as renamed too.
 
 [Note: no watch] The kernel bounds watches (fs.inotify.max_user_watches) and queues (max_user_instances). Files in an
 unwatched folder have no history, and are judged by the processes that have them open; the log says so once. If a
@@ -29,7 +29,7 @@ from clary.agent.checkpoints.scanning import FileFacts, facts_of
 from clary.base.clock import Clock
 
 _MAX_DEPTH = 100
-_MAX_WATCHES = 10_000  # of one folder: each costs the kernel about a kilobyte
+_MAX_WATCHES = 10_000  # per checkpoint folder: each watch costs the kernel about a kilobyte
 _MAX_HISTORIES = 100_000
 _LIMITS = {
     errno.EMFILE: "fs.inotify.max_user_instances is reached",
@@ -39,12 +39,12 @@ _LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """Seen closes, renames and writes of the file under one name.
+    """Observed closes, renames and writes of the file under one name.
 
     Attributes:
         facts: of the file when it was closed, renamed or linked; None if it was written to since.
-        told: number of the event in the folder; None if the history does not come from an event.
-        is_named: whether the file was whole when it got its name, by a rename or a link.
+        told: sequence number of the event in the folder; None if the history does not come from an event.
+        is_named: whether the file got its name by a rename or a link, after it was written.
         close: when the file was closed last.
         written_s: time of the last write event; None if the file was closed since.
         longest_pause_s: longest pause between two writes to the file.
@@ -58,15 +58,15 @@ class History:
     longest_pause_s: float = 0.0
 
     def says_of(self, facts: FileFacts) -> bool:
-        """Whether the history is that of this state of the file."""
+        """Whether the history describes this state of the file."""
         return self.facts is not None and self.facts.is_written_as(facts)
 
 
 class FolderEvents:
-    """Watches one folder and all below it; used only under the witness's lock.
+    """Watches a folder and its subfolders; used only under the witness's lock.
 
     Args:
-        is_free: whether no process has an open file open for writing.
+        is_free: whether no other process has the file of a descriptor open for writing.
         note: called once for each limit that leaves folders unwatched.
     """
 
@@ -84,14 +84,14 @@ class FolderEvents:
         self._note = note
         self._noted: set[str] = set()
         self._inotify: Inotify | None = None
-        self._paths: dict[int, str] = {}  # watch -> folder, empty for the folder itself
+        self._paths: dict[int, str] = {}  # watch -> path of its folder; "" for the checkpoint folder
         self._histories: dict[str, History] = {}
-        self._drained_s = -inf  # start of the last reading that emptied the queue
+        self._drained_s = -inf  # start of the last read that emptied the queue
         self._num_events = 0
-        self.longest_pause_s = 0.0  # between two writes to any file closed since
+        self.longest_pause_s = 0.0  # between two writes to a file that has been closed since
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the watches."""
         try:
             self._inotify = Inotify()
         except OSError as error:
@@ -105,7 +105,7 @@ class FolderEvents:
         return self._inotify.descriptor if self._inotify is not None else None
 
     def read(self) -> bool:
-        """Read the waiting events; return whether one of them may need a look at processes."""
+        """Read the queued events; return whether one of them requires a check of the processes."""
         if self._inotify is None:
             return False
         began_s, is_news = self._clock.monotonic(), False
@@ -146,7 +146,7 @@ class FolderEvents:
             known = self._histories.get(path)
             self._take_file(path, event.mask)
             if event.mask & inotify.MODIFY:
-                # a file is opened for writing: which processes are new?
+                # a file was opened for writing: new processes may exist
                 return known is None or known.written_s is None
         return bool(event.mask & (inotify.CREATE | inotify.CLOSE_WRITE | inotify.MOVED_TO))
 
@@ -167,7 +167,7 @@ class FolderEvents:
             self._histories.pop(path, None)
             return
         if mask & inotify.CREATE:
-            # A new file is empty and written next. A new name of a file with content was made by a link.
+            # A created file is empty at first. A new name for a file with content was made by a link.
             known = History(facts=self._facts(path), told=self._num_events, is_named=True)
             if known.facts is not None and not known.facts.size_bytes:
                 known = History()
@@ -210,7 +210,7 @@ class FolderEvents:
 
         Args:
             is_named: whether the folder was renamed into the tree.
-            is_new: whether the folder, with all its files, has appeared since the watch began.
+            is_new: whether the folder and all its files have appeared since the watches started.
         """
         assert self._inotify is not None
         try:
@@ -259,7 +259,7 @@ class FolderEvents:
                 try:
                     self._inotify.forget(watch)
                 except OSError:
-                    continue  # the folder was removed, and its watch with it
+                    continue  # the folder was removed, and the kernel has removed its watch
         for name in [name for name in self._histories if name.startswith(f"{path}/")]:
             del self._histories[name]
 

@@ -1,4 +1,4 @@
-"""inotify: the kernel's events of folders, from every namespace.
+"""inotify: the kernel's events in folders, caused by processes of any namespace.
 
 Source: inotify(7), linux/inotify.h.
 """
@@ -25,7 +25,7 @@ _READ_BYTES = 1 << 18
 class Event:
     """A change of a name in a watched folder."""
 
-    watch: int  # number of the folder's watch; -1: the queue ran over
+    watch: int  # number of the folder's watch; -1: the queue overflowed
     mask: int
     name: str
 
@@ -37,8 +37,8 @@ class Inotify:
         self.descriptor = _checked(_libc().inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify_init1")
 
     def watch(self, folder: int) -> int:
-        """Watch an open folder; returns the watch's number, which is the same for the same folder."""
-        path = f"/proc/self/fd/{folder}".encode()  # the folder itself: no name is looked up a second time
+        """Watch an open folder; return the watch's number, which is the same for the same folder."""
+        path = f"/proc/self/fd/{folder}".encode()  # path of the descriptor: the name is not resolved again
         return _checked(_libc().inotify_add_watch(self.descriptor, path, _WANTED), "inotify_add_watch")
 
     def forget(self, watch: int) -> None:

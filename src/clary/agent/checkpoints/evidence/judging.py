@@ -1,19 +1,19 @@
 """Decision whether a file is whole, from observations of it. Pure.
 
-[Note: meaning of a close] A writer that closes a file has finished it - unless the kernel closed it for a process that
-was ending. So a close counts if every process of the program that could have been the writer was seen alive after it,
-or ended with 0. A process that was killed while it was known to write leaves a torn file: only a rename or a new write
-can make that file whole again. If the killed process was merely a possible writer, only the file's rest counts. No
-marker outweighs a known death: ranks write side by side, and the rank that writes the marker may not know of the rank
-that was killed.
+[Note: meaning of a close] A writer that closes a file has finished it, unless the kernel closed it for an ending
+process. So a close counts if every process of the program that could have been the writer was seen alive after it, or
+ended with 0. A process that was killed while it had the file open for writing leaves a torn file: only a rename or a
+new write can make that file whole again. If the killed process was merely a possible writer, only the file's rest
+counts. A marker does not outweigh a known death: ranks write in parallel, and the rank that writes the marker may not
+know of the killed rank.
 
-[Note: rest] A file without any evidence is judged by time alone: it has to rest for ten times the longest pause that a
-writer was seen to make. A file known by rest alone is restored, but `verify` never calls it whole. A file that a
-process has open for writing does not rest, however long nothing is written, even if the process only appends to it.
+[Note: rest] A file without any evidence is judged by time alone: it has to rest for ten times the longest observed
+pause of a writer. A file known by rest alone is restored, but `verify` never calls it whole. A file that a process has
+open for writing never counts as at rest, however long it is unchanged, even if the process only appends to it.
 
-[Note: logs] Any beginning of a log is a log, so a log may be taken whenever it is at rest for a moment, and a process
-that keeps a log open delays nothing. Only the name distinguishes a log from a checkpoint that is being written, and the
-names are few.
+[Note: logs] Any beginning of a log is a valid log, so a log may be taken whenever it is unchanged for a moment, even
+while a process has it open. Only its name distinguishes a log from a checkpoint that is being written, and few names
+count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from clary.agent.checkpoints.evidence.observations import Death, Decision, Hold, Observation, ProgramEnd
 from clary.contract.checkpoint_evidence import Evidence
 
-REST_FACTOR = 10  # times the longest pause seen
+REST_FACTOR = 10  # times the longest observed pause
 
 
 def judge(
@@ -34,12 +34,12 @@ def judge(
     least_rest_s: float,
     end: ProgramEnd | None = None,
 ) -> Decision:
-    """Return whether a file is whole.
+    """Decide whether a file is whole.
 
     Args:
         deaths: ends of the program's processes, except those known to have ended with 0.
-        least_rest_s: how long a file has to rest at least, without other evidence that it is whole.
-        end: how the program has ended; None while it runs.
+        least_rest_s: minimum rest of a file without other evidence that it is whole.
+        end: how the program has ended; None while the program runs.
     """
     if seen.is_log:
         return Decision(is_whole=True, evidence=Evidence.LOG)
@@ -69,12 +69,12 @@ def judge(
 
 
 def needed_rest_s(longest_pause_s: float, least_rest_s: float) -> float:
-    """Return how long a file has to rest to count as whole by rest alone."""
+    """Return the seconds that a file has to rest to count as whole by rest alone."""
     return max(least_rest_s, REST_FACTOR * longest_pause_s)
 
 
 def _at_good_end(seen: Observation, possible: Sequence[Death], known: Sequence[Death], *, now_s: float) -> Decision:
-    """Judge a file after the program has ended with 0: the file is stored in any case, even if it may not be whole."""
+    """Judge a file after the program has ended with 0; the file is always stored, even if it may not be whole."""
     if known:
         why = f"{known[0].words} before it had closed it, though the program ended with 0"
     elif seen.was_disk_full:
@@ -91,7 +91,7 @@ def _at_good_end(seen: Observation, possible: Sequence[Death], known: Sequence[D
 
 
 def _may_have_closed(seen: Observation, death: Death) -> bool:
-    """Whether a process that was ending may have closed the file, in a close that was seen or not."""
+    """Whether the file may have been closed, in an observed close or another, by a process that was ending."""
     if seen.writers and death.pid not in seen.writers:
         return False
     if seen.close is None:

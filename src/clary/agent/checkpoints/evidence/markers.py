@@ -1,4 +1,4 @@
-"""Markers that known writers leave last, and the files that each declares whole. Pure.
+"""Markers that known libraries write last, and the files that each marker declares whole. Pure.
 
 | marker | writer | declares whole |
 |---|---|---|
@@ -9,9 +9,9 @@
 | `latest_checkpointed_iteration.txt`, which holds a number | Megatron | `iter_NUMBER` beside it |
 
 A marker is no evidence for files written after it: a folder that is written again still has the earlier save's marker.
-Events and looks show which of the two came last. Without them the times of both decide, of the last write and of the
-inode: a copy that keeps times sets the first, and any clock may be set back. In the checkpoint folder itself a marker
-declares the files beside it whole, but not folders: those may be saves of their own.
+Events and looks show whether the marker or the file came last. Without them mtime and ctime of both decide: a copy that
+keeps times sets the mtime, and any clock may be set back. At the top of the checkpoint folder a marker declares the
+files beside it whole, but not the folders, which may be separate saves.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _PART = re.compile(r"part-\d{5,}\.bin")
 
 @dataclass(frozen=True)
 class Mark:
-    """The evidence that a file was whole when a marker was written.
+    """A marker as evidence that a file was whole when the marker was written.
 
     Attributes:
         path: of the marker.
-        is_seen: whether the marker was seen to come last; otherwise only times show it.
+        is_seen: whether events or looks showed that the marker came last; otherwise only times show it.
     """
 
     path: str
@@ -43,7 +43,7 @@ class Mark:
 
 
 def marker_candidates(files: Mapping[str, FileFacts]) -> dict[str, str]:
-    """Return the paths that may be markers, and their names."""
+    """Return the paths of possible markers, with the names of the markers."""
     found = {}
     for path in files:
         name = path.rpartition("/")[2]
@@ -62,12 +62,13 @@ def marked(
     """Return file -> marker, for the files that a marker declares whole.
 
     Args:
-        is_whole: whether a marker is whole itself.
-        text_of: text of a marker that names a folder; empty if it cannot be read, or is too long for a name.
-        came_last: whether the first of two paths was seen to be closed or renamed after the second was; None if
+        is_whole: whether the marker at a path is whole.
+        text_of: returns the text of a marker that names a folder; empty if the text is unreadable or too long for a
+            name.
+        came_last: whether the file at the first path was closed or renamed after the file at the second path; None if
             unknown.
     """
-    folders: dict[str, str] = {}  # folder, empty or ending in a slash -> its marker
+    folders: dict[str, str] = {}  # folder ("" or ending in a slash) -> its marker
     for path, name in marker_candidates(files).items():
         above = path[: -len(name)]
         if name == _OURS and not any(
@@ -109,6 +110,6 @@ def _named_folder(above: str, name: str, text_of: Callable[[str], str]) -> str |
 
 
 def _folders_of(path: str) -> list[str]:
-    """Return the folders that a file lies in, innermost first, each ending in a slash; the last is empty."""
+    """Return a file's parent folders, innermost first, each ending in a slash; the last is ""."""
     parts = path.split("/")[:-1]
     return [*("/".join(parts[:depth]) + "/" for depth in range(len(parts), 0, -1)), ""]

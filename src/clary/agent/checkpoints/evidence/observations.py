@@ -8,7 +8,7 @@ from enum import Enum
 
 from clary.contract.checkpoint_evidence import Evidence
 
-# Signals that end a process against its will; SIGTERM and the like also end helpers that have done their work.
+# Signals that kill a process in mid-work; SIGTERM and similar signals also end helpers that have finished their work.
 _SUDDEN_SIGNALS = frozenset(
     {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGXFSZ}
 )
@@ -17,9 +17,9 @@ _SUDDEN_SIGNALS = frozenset(
 class Hold(Enum):
     """Whether a process can still write to a file without opening it."""
 
-    FREE = "free"  # no process on this machine has a descriptor or memory map for writing
-    HELD = "held"  # also for appending alone: the writer may be in the midst of a shard
-    UNKNOWN = "unknown"  # unknown, as on a file system that other machines share
+    FREE = "free"  # no process on this machine has a descriptor or memory map to write with
+    HELD = "held"  # also if only for appending: the writer may be in the middle of a shard
+    UNKNOWN = "unknown"  # cannot be determined, for example on a file system that other machines share
 
 
 class ProgramEnd(Enum):
@@ -31,7 +31,7 @@ class ProgramEnd(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Close:
-    """A close of the last writer: it happened between two moments."""
+    """The close by a file's last writer: it happened between two moments."""
 
     after_s: float
     before_s: float
@@ -42,9 +42,9 @@ class Death:
     """The end of a process of the program that is not known to have ended with 0.
 
     Attributes:
-        alive_s: when it was last seen alive and not yet ending.
-        noticed_s: when its end was noticed.
-        wait_status: as wait(2) gives it; None if the kernel does not have it.
+        alive_s: when the process was last seen alive and not yet ending.
+        noticed_s: when the end was noticed.
+        wait_status: status in the form of wait(2); None if the kernel does not have it.
     """
 
     pid: int
@@ -55,12 +55,12 @@ class Death:
 
     @property
     def is_sudden(self) -> bool:
-        """Whether the process is known to have been ended by a signal against its will."""
+        """Whether the process is known to have been killed by a signal in mid-work."""
         return self.wait_status is not None and self.wait_status & 0x7F in _SUDDEN_SIGNALS
 
     @property
     def words(self) -> str:
-        """How it ended."""
+        """A phrase about how the process ended."""
         who = f"process {self.pid} ({self.name})"
         if self.wait_status is None:
             return f"{who} ended"
@@ -70,19 +70,19 @@ class Death:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """All that is known of a file in one state: the same inode, size and times."""
+    """All observations of a file in one state: the same inode, size and times."""
 
     hold: Hold
-    is_log: bool = False  # whether its name is one of a log
+    is_log: bool = False  # whether it is a log by its name
     since_s: float  # the first moment at which it was seen in this state
     holders: tuple[str, ...] = ()  # processes that have it open, in words
-    writers: frozenset[int] = frozenset()  # pids that were seen to have this inode open for writing
-    is_named: bool = False  # whether it was renamed or linked into place and not written to since
-    close: Close | None = None  # None: its closing was not seen
+    writers: frozenset[int] = frozenset()  # pids that had this inode open for writing at some look
+    is_named: bool = False  # whether it got its name by a rename or a link and was not written to since
+    close: Close | None = None  # None: no close was observed
     was_disk_full: bool = False  # whether the disk was full while it was written
     marker: str = ""  # path of the marker that was written after it
     is_marker_seen: bool = False  # whether the marker was seen to come last; otherwise only times show it
-    longest_pause_s: float = 0.0  # longest pause of any writer of the folder within a file
+    longest_pause_s: float = 0.0  # longest pause within a file by any writer in the folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +90,10 @@ class Decision:
     """Whether a file may be taken as whole.
 
     Attributes:
-        evidence: the evidence that it is whole; if it may not be taken yet, the nearest evidence.
-        reason: why it may not be taken, in words.
-        is_blocking: whether it is known to be unfinished; then rest alone never makes it, or its group, whole.
-        is_torn: whether its writer has ended without finishing it.
+        evidence: the evidence that the file is whole; if the file may not be taken yet, the best evidence so far.
+        reason: why the file may not be taken, as a clause.
+        is_blocking: whether the file is known to be unfinished; then rest alone never makes it, or its group, whole.
+        is_torn: whether the writer has ended without finishing the file.
     """
 
     is_whole: bool

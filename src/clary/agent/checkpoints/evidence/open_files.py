@@ -1,13 +1,13 @@
-"""Processes that can still write to a file without opening it: the kernel answers, and /proc gives their names.
+"""Processes that can still write to a file without opening it: a lease shows that there are some, /proc their names.
 
 [Note: leases] The kernel grants a read lease on a file only while no process has it open for writing. It counts
-descriptors of every process in every namespace, those that a child has inherited, those on their way through a socket,
-and shared memory maps whose descriptor was closed long ago. The lease is given back at once. If a program opens the
-file for writing in that moment, its `open` waits only for that; the signal that reports the open is ignored.
+descriptors of every process in every namespace, inherited descriptors, descriptors in transit through a socket, and
+shared memory maps whose descriptor was closed long ago. The lease is released at once. If a program opens the file for
+writing in that moment, its `open` waits only for the release; the signal that reports the open is ignored.
 
 Leases need the file's owner or CAP_LEASE, and a file system that supports them. On a file system that other machines
 share, leases do not show the writers on those machines. Then the descriptors and maps of the program's processes are
-searched: a file that is found there is held, any other file is unknown.
+searched: a file found there is HELD, any other file is UNKNOWN.
 
 Source: fcntl(2) F_SETLEASE, F_SETSIG; proc(5) for /proc/PID/fd, fdinfo and maps.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from clary.agent.checkpoints.evidence.observations import Hold
 
-# Of /proc/self/mountinfo. FUSE is among them because the storage behind it is unknown.
+# Types as in /proc/self/mountinfo. FUSE is included because the storage behind it is unknown.
 _SHARED_TYPES = (
     "nfs",
     "cifs",
@@ -54,40 +54,40 @@ class FileId:
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A process that has a file open for writing, or mapped so."""
+    """A process that has a file open or mapped for writing."""
 
     pid: int
     name: str
 
     @property
     def words(self) -> str:
-        """Return the process by number and name."""
+        """Return the process's pid and name as a phrase."""
         return f"process {self.pid} ({self.name})"
 
 
 def probe(descriptor: int) -> Hold:
-    """Ask the kernel whether an open file is open for writing elsewhere; UNKNOWN if the kernel does not answer."""
+    """Probe with a lease whether any other descriptor has a file open for writing; UNKNOWN without leases."""
     try:
-        # The default signal of a broken lease would end this process.
+        # The default signal for a broken lease would end this process.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except BlockingIOError:
         return Hold.HELD
     except OSError:
         return Hold.UNKNOWN
-    with contextlib.suppress(OSError):  # closing the descriptor gives it back too
+    with contextlib.suppress(OSError):  # the close of the descriptor releases the lease too
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return Hold.FREE
 
 
 def file_id(descriptor: int) -> FileId:
-    """Return which file a descriptor stands for. Raises: OSError."""
+    """Return the id of a descriptor's file. Raises: OSError."""
     status = os.fstat(descriptor)
     return FileId(status.st_dev, status.st_ino)
 
 
 def is_shared_with_machines(device: int, *, mounts: str | None = None) -> bool:
-    """Whether other machines may write to a file system, whose descriptors this kernel does not know."""
+    """Whether other machines, whose descriptors this kernel does not know, may write to a file system."""
     text = mounts if mounts is not None else _read_text("/proc/self/mountinfo")
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in text.splitlines():
@@ -98,7 +98,7 @@ def is_shared_with_machines(device: int, *, mounts: str | None = None) -> bool:
 
 
 def find_holders(files: Collection[FileId], pids: Iterable[int]) -> dict[FileId, list[Holder]]:
-    """Return file -> the given processes that have it open or mapped for writing, without unreadable processes."""
+    """Return file -> processes of `pids` that have it open or mapped for writing; skip unreadable processes."""
     found: dict[FileId, list[Holder]] = {}
     wanted = set(files)
     if not wanted:
@@ -112,7 +112,7 @@ def find_holders(files: Collection[FileId], pids: Iterable[int]) -> dict[FileId,
 def hold_of(kernel_says: Hold, holders: Collection[Holder]) -> Hold:
     """Combine the answers of the kernel and of /proc about a file. Pure."""
     if kernel_says is Hold.FREE:
-        return Hold.FREE  # the process has closed it since
+        return Hold.FREE  # a holder in /proc has closed it since
     return Hold.HELD if holders else kernel_says
 
 
@@ -141,7 +141,7 @@ def _mapped_for_writing(pid: int, wanted: Collection[FileId]) -> Iterator[FileId
     with contextlib.suppress(OSError, ValueError):
         for line in _read_text(f"/proc/{pid}/maps").splitlines():
             fields = line.split(None, _NUM_MAP_FIELDS)
-            # The device is left out: some file systems show another one here than stat does.
+            # The device is not compared: some file systems show another device here than stat does.
             if len(fields) >= _NUM_MAP_FIELDS and fields[1][1] == "w" and fields[1][3] == "s":
                 file = inodes.get(int(fields[4]))
                 if file is not None:

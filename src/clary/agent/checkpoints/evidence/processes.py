@@ -1,11 +1,10 @@
-"""The processes of the program: the living processes, and the ends of the others.
+"""The processes of the program: living processes, and the ends of processes.
 
-Where: the witness queries it at every look and after every close. A process that is seen alive, with its end
-not begun, after a file was closed has not closed it by ending: the kernel marks a process as ending before it closes
-that process's files.
+Where: the witness queries it at every look and after every close. A process that is seen alive, and not ending, after a
+file was closed did not close it by ending: the kernel marks a process as ending before it closes the process's files.
 
-Exit statuses come through pidfds, which have them from Linux 6.15 on, whichever process has waited for it. An older
-kernel has no exit statuses, and a process that began and ended between two looks remains unknown.
+Exit statuses are read from pidfds, which have them from Linux 6.15 on, even if another process has reaped the process.
+Older kernels give no exit status. A process that began and ended between two looks remains unknown.
 
 Source: proc(5); PIDFD_GET_INFO of linux/pidfd.h.
 """
@@ -26,11 +25,11 @@ from clary.base.clock import Clock
 from clary.base.processes import live_descendants, parse_stat, read_entry
 
 _MAX_PIDFDS = 256
-_MAX_DEATHS = 1000  # most deaths that are remembered
+_MAX_DEATHS = 1000  # limit of remembered deaths
 _INFO_BYTES = 64
 _PIDFD_GET_INFO = 3 << 30 | _INFO_BYTES << 16 | 0xFF << 8 | 11  # _IOWR(0xFF, 11, struct pidfd_info)
 _INFO_EXIT = 1 << 3
-_EXIT_OFFSET = 60  # of exit_code, behind mask, cgroupid and eleven ids
+_EXIT_OFFSET = 60  # offset of exit_code, after mask, cgroupid and eleven ids
 
 
 @dataclass(kw_only=True)
@@ -46,8 +45,8 @@ class ProgramProcesses:
     """The program's processes, living and dead; used only under the witness's lock.
 
     Attributes:
-        first_pid: first process of the program, as this machine numbers it; None: no process is known.
-        newest_s: when any process was last seen alive.
+        first_pid: pid of the program's first process on this machine; None: no process is known.
+        newest_s: when a process was last seen alive.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -65,7 +64,7 @@ class ProgramProcesses:
 
     @property
     def deaths(self) -> Sequence[Death]:
-        """Processes that have ended, or whose end has begun, except ones known to have ended with 0."""
+        """Processes that have ended or are ending, except processes known to have ended with 0."""
         dying = [
             Death(pid=pid, name=one.name, alive_s=one.alive_s, noticed_s=self._clock.monotonic(), wait_status=None)
             for pid, one in self._living.items()
@@ -74,7 +73,7 @@ class ProgramProcesses:
         return [*self._deaths, *dying]
 
     def find(self) -> None:
-        """Look for processes that have begun; reads the machine's process list."""
+        """Find new processes of the program in the machine's process list."""
         if self.first_pid is None:
             return
         now_s = self._clock.monotonic()
@@ -144,7 +143,7 @@ class ProgramProcesses:
 
 
 def _status_of_zombie(pid: int, started_at: int) -> int | None:
-    """Return the wait(2) status of a process that waits to be reaped; None for any other process."""
+    """Return the wait(2) status of a zombie; None for any other process."""
     try:
         line = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -156,7 +155,7 @@ def _status_of_zombie(pid: int, started_at: int) -> int | None:
 
 
 def _status_of_reaped(pidfd: int | None) -> int | None:
-    """Return the wait(2) status of a process that was reaped; None if the kernel does not have it."""
+    """Return the wait(2) status of a reaped process; None if the kernel does not have it."""
     if pidfd is None:
         return None
     info = bytearray(_INFO_BYTES)

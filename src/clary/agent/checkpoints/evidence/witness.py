@@ -1,10 +1,10 @@
-"""Watches one checkpoint folder and its program, and decides which files are whole, with evidence.
+"""Watch of one checkpoint folder and its program, which decides by evidence whether files are whole.
 
-Where: the mirror starts it with the program; the looks ask it about changed files. `judging` has the rules of its
-decisions.
+Where: it starts with the program; each look of the mirror queries it about changed files. `judging` has the rules of
+its decisions.
 
-Threads: a thread of its own records events between looks, above all the processes that are alive after a close. The
-looks call from their own thread. One lock guards both, and is held only while states are read.
+Threads: the witness's thread records events between looks, above all the processes that are alive after a close. The
+looks call from the mirror's thread. One lock guards both, and is held only while states are read.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from clary.agent.worker import Worker
 from clary.base.clock import Clock
 
 _TICK_S = 2.0  # between two checks of the living processes, without events
-_PAUSE_S = 0.02  # after an event, so that many events cost one check
-_NUM_PAUSES = 20  # pause between searches, in durations of a search: at most a twentieth of a core is used
-_FIND_S = 0.25  # least time between two readings of the machine's process list
-_FILE_CLOCK_S = 0.01  # most that times of files are behind: a tick of the kernel's clock
-_FULL_BYTES = 1 << 20  # a disk with less room is full
+_PAUSE_S = 0.02  # wait after an event, so that many events cost one check
+_NUM_PAUSES = 20  # pause between searches, in durations of a search: uses at most a twentieth of a core
+_FIND_S = 0.25  # minimum time between two reads of the machine's process list
+_FILE_CLOCK_S = 0.01  # largest lag of file times: a tick of the kernel's clock
+_FULL_BYTES = 1 << 20  # a disk with less free space counts as full
 _JOIN_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Judge(Protocol):
         """Return path -> decision, for files of a snapshot taken just before.
 
         Args:
-            paths: files that differ from the newest set.
+            paths: files whose state differs from the newest set.
             end: how the program has ended; None while it runs.
         """
 
@@ -70,11 +70,11 @@ class _Trail:
     facts: FileFacts
     since_s: float  # the first look that saw this state
     before_s: float  # the look before that look; -inf if the file existed when the witness began
-    begun_s: float  # the last look that found it whole, or the look before the first that saw it
+    begun_s: float  # the last look that found it whole, or the look before the one that first saw it
     held_s: float | None = None  # the last look that found it open in a process
     free_s: float | None = None  # the first look since then that found it closed
     writers: frozenset[int] = frozenset()  # pids of the writers of this inode
-    longest_pause_s: float = 0.0  # between the states that looks have seen, by the times of the file itself
+    longest_pause_s: float = 0.0  # between states seen at looks, by the file's own times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,8 @@ class Witness(Worker):
     """Watches one folder.
 
     Args:
-        note: called once for each limit.
-        least_rest_s: how long a file has to rest at least, without other evidence that it is whole.
+        note: called once for each limit that leaves folders unwatched.
+        least_rest_s: minimum rest of a file without other evidence that it is whole.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Witness(Worker):
         note: Callable[[str], None],
         least_rest_s: float,
     ) -> None:
-        # Without this thread looks continue, but events between them are not seen.
+        # If this thread fails, looks continue, but events between them are missed.
         super().__init__("checkpoint-witness", failure="unexpected error in the witness of checkpoints")
         self._folder = folder
         self._clock = clock
@@ -116,7 +116,7 @@ class Witness(Worker):
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def start(self) -> None:
-        """Begin to watch, before the program starts; files already in the folder have no history. Does not raise."""
+        """Start to watch, before the program starts; existing files have no history. Does not raise."""
         with self._lock:
             self._events.start()
             try:
@@ -130,10 +130,11 @@ class Witness(Worker):
         super().start()
 
     def follow(self, first_pid: int | None) -> None:
-        """Begin to watch the program's processes.
+        """Start to watch the program's processes.
 
         Args:
-            first_pid: its first process, as this machine numbers it; None: its end is no evidence for files.
+            first_pid: pid of the program's first process on this machine; None: ends of processes are no evidence for
+                files.
         """
         with self._lock:
             self._processes.first_pid = first_pid
@@ -157,7 +158,7 @@ class Witness(Worker):
     def decide(
         self, snapshot: Snapshot, paths: Collection[str], *, end: ProgramEnd | None = None
     ) -> Mapping[str, Decision]:
-        """Return path -> decision, and remember this look.
+        """Return path -> decision, and record this look.
 
         Args: as `Judge.decide`.
         """
@@ -167,7 +168,7 @@ class Witness(Worker):
             self._events.read()
             probed = {path: self._probe(path, snapshot.files[path]) for path in paths}
             held = {p.file for p in probed.values() if p.file is not None and p.kernel_says is not Hold.FREE}
-            # After the probes: a process alive now did not close, by ending, a file that the probes found free.
+            # After the probes: a process that is alive now did not close by its end a file that the probes found free.
             if paths:
                 self._processes.find()
                 self._processes.check()
@@ -202,14 +203,14 @@ class Witness(Worker):
         return judge(seen, deaths, now_s=self._clock.monotonic(), least_rest_s=self._least_rest_s, end=end)
 
     def _probe(self, path: str, facts: FileFacts) -> _Probed:
-        """Ask the kernel whether a file is open for writing."""
+        """Probe whether a process has a file open for writing."""
         try:
             descriptor = self._folder.open_file(path)
         except OSError:
             return _Probed(kernel_says=Hold.UNKNOWN, file=None)
         try:
             if facts_of(os.fstat(descriptor)) != facts:
-                return _Probed(kernel_says=Hold.HELD, file=None)  # the file has just changed: a process writes it
+                return _Probed(kernel_says=Hold.HELD, file=None)  # the file has just changed: a process is writing it
             file = file_id(descriptor)
             return _Probed(kernel_says=self._hold(descriptor, file), file=file)
         except OSError:
@@ -221,7 +222,7 @@ class Witness(Worker):
         return self._hold(descriptor, file_id(descriptor)) is Hold.FREE
 
     def _hold(self, descriptor: int, file: FileId) -> Hold:
-        """Return the kernel's answer about an open file; FREE becomes UNKNOWN where other machines may have it open."""
+        """Probe an open file; FREE becomes UNKNOWN if other machines may have it open."""
         found = probe(descriptor)
         return Hold.UNKNOWN if found is Hold.FREE and self._is_shared(file.device) else found
 
@@ -274,7 +275,7 @@ class Witness(Worker):
             return known
         is_same_file = known.facts.inode == facts.inode
         pause_s = max(0.0, (facts.modified_ns - known.facts.modified_ns) / 1e9) if is_same_file else 0.0
-        pause_s = min(pause_s, now_s - known.before_s)  # bounds the effect of a clock that was set
+        pause_s = min(pause_s, now_s - known.before_s)  # bounds the effect of a changed system clock
         was_held = known.held_s is not None and is_same_file
         return _Trail(
             facts=facts,
@@ -287,12 +288,12 @@ class Witness(Worker):
 
     @staticmethod
     def _close_of(trail: _Trail, history: History | None, *, written_s: float) -> Close | None:
-        """Return when the present state of the file was closed; None if the close was not seen."""
+        """Return the close after the file's last write; None if no close was observed."""
         closed = history.close if history is not None else None
         if closed is not None:
             after_s, before_s = closed.after_s, closed.before_s
         elif trail.free_s is not None:
-            # Every process that wrote it during the watch has closed it.
+            # Every process that wrote the file during the watch has closed it.
             after_s, before_s = trail.held_s if trail.held_s is not None else trail.before_s, trail.free_s
         else:
             return None
@@ -301,7 +302,7 @@ class Witness(Worker):
         return Close(after_s=written_s if after_s < written_s < before_s else after_s, before_s=before_s)
 
     def _came_last(self, marker: str, path: str, snapshot: Snapshot) -> bool | None:
-        """Whether a marker was seen to be closed or renamed after a file was; None if it is unknown which came last."""
+        """Whether a marker was closed or renamed after a file was; None if the order is unknown."""
         told = []
         for name in (marker, path):
             history = self._events.history(name)
@@ -309,7 +310,7 @@ class Witness(Worker):
             told.append(history.told if history is not None and says else None)
         if told[0] is not None and told[1] is not None and told[0] != told[1]:
             return told[0] > told[1]
-        # Without events (folders were new, or too many): a look may have come between the two.
+        # Without events (new folders, or too many): a look between the two may show the order.
         last, first = self._trails.get(marker), self._trails.get(path)
         if last is None or first is None or last.facts != snapshot.files[marker] or first.facts != snapshot.files[path]:
             return False
@@ -353,7 +354,7 @@ class Witness(Worker):
             self._full_s = now_s
 
     def _look_for_processes(self) -> bool:
-        """Check the known processes and search for new ones; return whether it was too early for that search."""
+        """Check the known processes and search for new processes; return whether it was too early for the search."""
         self._processes.check()
         now_s = self._clock.monotonic()
         if now_s < self._find_again_s:
