@@ -1,4 +1,4 @@
-"""Choice of the files in the checkpoint folder that may join a set now, and reasons why others wait. Pure.
+"""Choice of the files in the checkpoint folder that may be taken (stored in a set) now, and why others wait. Pure.
 
 [Note: whole files] A file counts as whole if there is evidence (`evidence`) and it is at rest, that is, unchanged for a
 moment. A file that another file replaces within that moment can still be at rest: it is kept open, and is at rest if it

@@ -1,7 +1,7 @@
 """Successive looks at the checkpoint folder, and the choices that follow from them.
 
-Where: the mirror looks once a round, and a second time if files are busy; files that may be replaced meanwhile are
-kept open from the first look on.
+Where: the mirror looks once per round, and a second time if files are busy; between both looks it keeps files open that
+may be replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from clary.agent.checkpoints.sights import Pace, Sight, compare, follow
 
 
 class Looks:
-    """The looks at one folder; belongs to one thread. Call `forget` after each round to close files.
+    """The looks at one folder; used by one thread. Call `forget` after each round to close the held files.
 
     Args:
         judge: decides which files are whole.
-        min_rest_s: how long a file that was replaced has to have lain unchanged before.
+        min_rest_s: time for which a replaced file must have been unchanged before its replacement.
     """
 
     def __init__(self, folder: CheckpointFolder, judge: Judge, *, pace: Pace, min_rest_s: float) -> None:
@@ -34,7 +34,7 @@ class Looks:
         self._held = HeldFiles(folder, min_rest_s=min_rest_s)
         self.snapshot = Snapshot()
         self.sights: dict[str, Sight] = {}
-        self._decisions: Mapping[str, Decision] = {}  # decisions of the last look
+        self._decisions: Mapping[str, Decision] = {}  # path -> decision of the last look
 
     @property
     def held(self) -> Mapping[str, int]:
@@ -42,24 +42,24 @@ class Looks:
         return self._held.descriptors()
 
     def first(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
-        """Look for the first time in a round, and keep files open that may be replaced. Raises: OSError."""
+        """Look for the first time in a round, and hold files open that may be replaced. Raises: OSError."""
         self._look(taken, (), now_s)
         self._held.hold(to_hold(self.sights, now_s=now_s, pace=self._pace))
         return choose(self.sights, now_s=now_s, pace=self._pace)
 
     def second(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
-        """Look a second time, which shows the files at rest; close held files that are not chosen. Raises: OSError."""
-        # Decisions of the first look: writers then may still have the replaced files open, though their names are gone.
+        """Look again, which shows which files are at rest; close held files that are not chosen. Raises: OSError."""
+        # Decisions of the first look: writers may still have the replaced files open, though these have no name now.
         before = self._decisions
         replaced = {path: facts for path, facts in self._held.replaced().items() if _is_whole(before.get(path))}
         self._look(taken, replaced.keys(), now_s)
         choice = choose(self.sights, replaced=replaced, now_s=now_s, pace=self._pace)
         choice = replace(choice, decisions={**choice.decisions, **{path: before[path] for path in choice.replaced}})
-        self._held.keep_only(choice.replaced)  # an upload may take long, and open files take room on the disk
+        self._held.keep_only(choice.replaced)  # an upload may take long, and open files occupy disk space
         return choice
 
     def last(self, taken: Mapping[str, GroupContent], *, now_s: float, end: ProgramEnd = ProgramEnd.FINISHED) -> Choice:
-        """Look after all writing has ended: whole files are at rest.
+        """Look after the end of all writes: every whole file counts as at rest.
 
         Args:
             taken: group -> its content in the newest set.
@@ -71,11 +71,11 @@ class Looks:
         return choose(self.sights, now_s=now_s, pace=Pace(settle_s=0.0, interval_s=self._pace.interval_s))
 
     def compare(self, taken: Mapping[str, GroupContent], choice: Choice, *, now_s: float) -> None:
-        """Update the sights after chosen files were taken.
+        """Update the sights after the chosen files were taken.
 
         Args:
-            taken: group -> its content in the newest set, which has the chosen files now.
-            choice: the files that were to be taken.
+            taken: group -> its content in the newest set, which now has the chosen files.
+            choice: the files that were chosen.
             now_s: monotonic time.
         """
         self.sights = compare(self.sights, taken, whole=choice.whole, now_s=now_s)

@@ -1,7 +1,7 @@
 """The mirror of the checkpoint folder: rounds while the program runs, and the flush after its end.
 
-Threads: one does the rounds; one reports facts and watches for stalls, so that a hanging store is reported too. No
-error is raised to the supervisor. Both are daemons, and every wait for them has a deadline.
+Threads: one runs the rounds; one reports facts and detects stalls, so that a hanging store is reported too. Both are
+daemons, and every wait for them has a deadline. No error reaches the supervisor.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from clary.base.errors import ClaryError
 from clary.contract.agent_protocol import CheckpointFacts
 from clary.contract.checkpoint_evidence import Evidence
 
-SETTLE_S = 0.5  # longer than any clock tick of the kernel: a later write gets another time
+SETTLE_S = 0.5  # longer than a clock tick of the kernel: a later write gets another mtime
 _SETTLE_MARGIN_S = 0.01
-_REST_SHARE = 0.2  # share of it that a replaced file has to rest: writers unlink a half-written file at once
+_REST_SHARE = 0.2  # share of `SETTLE_S` that a replaced file must rest: writers unlink a half-written file at once
 _FLUSH_PAUSE_S = 0.5  # between tries of the last round
 _MAX_COPY_TRIES = 3  # tries of the flush to update plain paths
-_MAX_HOPELESS = 3  # failed tries of the last round after a refusal, or an unreadable file
-_BREAK_OFF_S = 1.0  # for the thread of rounds to end after `abort`
+_MAX_HOPELESS = 3  # tries of the last round that may fail by a refusal or an unreadable file
+_BREAK_OFF_S = 1.0  # time for the thread of rounds to end after `abort`
 _MAX_TICK_S = 1.0
 _JOIN_S = 5.0
 
@@ -46,8 +46,8 @@ class Mirror(Worker):
 
     Args:
         judge: decides which files are whole.
-        break_off: ends every running request to the store; does not wait.
-        interval_s: from one round to the next.
+        break_off: aborts every running request to the store, without waiting.
+        interval_s: between two rounds.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class Mirror(Worker):
         self._looks = Looks(folder, judge, pace=self._pace, min_rest_s=_REST_SHARE * self._pace.settle_s)
         self._clock = clock
         self._is_done = False  # the thread of rounds has finished its work
-        self._is_last_stored = False  # or its tries are used up
+        self._is_last_stored = False  # or all tries of the last round have failed
         self._num_copy_tries = 0  # tries of the flush
-        self._is_stalled = False  # as reported last
+        self._is_stalled = False  # whether the last report said so
         self._deadline_s: float | None = None  # deadline of the flush, monotonic
         self._end = ProgramEnd.FINISHED  # how the program has ended; known at the flush
         self._torn: tuple[str, ...] = ()  # files that the flush leaves out
         self._noted: set[str] = set()
         self._told: CheckpointFacts | None = None
-        self._num_hopeless = 0  # errors of the flush that another try will hardly cure
-        self._is_store_away = False  # according to the last round
+        self._num_hopeless = 0  # permanent errors, which another try will hardly cure
+        self._is_store_away = False  # whether the last round failed with a retryable error
         self._is_behind = True  # plain paths may lack files of a set
         self._watch = Worker("checkpoint-watch", failure="checkpoints are not watched", act=self._watch_progress)
 
@@ -95,7 +95,7 @@ class Mirror(Worker):
         self._watch.start()
 
     def store_last(self, limit_s: float, *, end: ProgramEnd = ProgramEnd.FINISHED) -> Flushed:
-        """Store the rest within `limit_s`, after the program has ended; ends the mirror."""
+        """Store the remaining changes within `limit_s` after the program has ended; end the mirror."""
         with self._changed:
             self._end = end
             self._set_deadline(limit_s)
@@ -111,7 +111,7 @@ class Mirror(Worker):
         return self._outcome()
 
     def shorten(self, limit_s: float) -> None:
-        """Bring the deadline of the flush closer, if `limit_s` from now is earlier."""
+        """Move the deadline of the flush to `limit_s` from now, if that is earlier."""
         with self._changed:
             self._set_deadline(limit_s)
             self._changed.notify_all()
@@ -158,7 +158,7 @@ class Mirror(Worker):
         self._watch.flush()
 
     def _try(self, act: Callable[[], None]) -> bool:
-        """Do a round; return whether it succeeded. Failures are reported and tried again with the next round."""
+        """Run a round; return whether it succeeded. A failure is reported, and the next round tries again."""
         before = self._writer.last
         try:
             act()
@@ -184,7 +184,7 @@ class Mirror(Worker):
             choice = self._looks.first(self._writer.taken, now_s=self._clock.monotonic())
             self._saw()
             if choice.waiting or self._looks.held:
-                # A second look shows the files at rest, so that they need not wait for the next round.
+                # A second look shows which files are at rest, so that they need not wait for the next round.
                 self.pause(self._pace.settle_s + _SETTLE_MARGIN_S)
                 if self.is_stopping or self.is_aborted:
                     return
@@ -202,12 +202,12 @@ class Mirror(Worker):
         self._store(choice)
 
     def _leave_out_torn(self, choice: Choice) -> None:
-        """Report the files that the last set leaves out because the program's end has cut them short."""
+        """Report the files that the last set lacks because the program ended before they were complete."""
         files = {path: file for sight in self._looks.sights.values() for path, file in sight.files.items()}
         torn = {path for path, file in files.items() if file.is_unfinished and file.facts is not None}
         self._torn = tuple(sorted(torn | {path for path in files if group_of(path) in choice.waiting}))
         for name, decisions in choice.unfinished.items():
-            # The file with the best evidence: others may wait only for the end of some process.
+            # Report the file with the clearest reason: some files wait only because some process has ended.
             path, decision = min(decisions.items(), key=lambda item: (item[1].evidence is Evidence.RESTED, item[0]))
             newest = f"set {self._writer.last.number}" if self._writer.last is not None else "no set"
             self._note_once(
@@ -222,7 +222,7 @@ class Mirror(Worker):
             self._note_once(f"checkpoints: {why}: {named(paths)}", key=why)
 
     def _note_unrest(self, choice: Choice) -> None:
-        """Report once per group: files that it does not wait for, a file that delays it, storing file by file."""
+        """Report once per group: files not waited for, a file that delays the group, files stored one by one."""
         for name, paths in choice.noise.items():
             self._note_once(
                 f"checkpoints: {_in_words(name)} holds files that are written to without a pause "
@@ -298,7 +298,7 @@ class Mirror(Worker):
         return facts
 
     def _outcome(self) -> Flushed:
-        """Find the files that the sets lack, and report the last facts."""
+        """Determine the files that the sets lack, and report the final facts."""
         error = ""
         try:
             snapshot = scan(self._folder)
@@ -314,7 +314,7 @@ class Mirror(Worker):
         return Flushed(missed=tuple(missed), error=error, torn=self._torn)
 
     def _note_once(self, sentence: str, *, key: str = "") -> None:
-        """Note a sentence unless it, or another with its key, was noted before."""
+        """Note a sentence once per key; the default key is the sentence."""
         if (key or sentence) not in self._noted:
             self._noted.add(key or sentence)
             self._listeners.note(sentence)

@@ -1,4 +1,4 @@
-"""Reports of the mirror, as plain data: a light import for modules that only pass them on."""
+"""Reports of the mirror as plain data: a light import for modules that only forward them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Listeners:
-    """Listeners to the mirror's reports; called from its threads."""
+    """Callbacks for the mirror's reports; called from the mirror's threads."""
 
-    tell: Callable[[CheckpointFacts], None]  # facts, whenever they have changed
-    say: Callable[[str], None]  # a line for the job's log
-    note: Callable[[str], None]  # a warning for the log and for describe
+    tell: Callable[[CheckpointFacts], None]  # receives the facts whenever they have changed
+    say: Callable[[str], None]  # receives a line for the job's log
+    note: Callable[[str], None]  # receives a warning for the log and for describe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flushed:
-    """How the flush went."""
+    """Result of the flush."""
 
-    missed: tuple[str, ...] = ()  # paths whose last state, or deletion, is in no set
+    missed: tuple[str, ...] = ()  # paths whose last state or deletion is in no set
     error: str = ""  # reason, if a path was missed
-    torn: tuple[str, ...] = ()  # paths that were left out, since they, or files that belong to them, are not whole
+    torn: tuple[str, ...] = ()  # paths left out, since they or files of their group are not whole
 
 
 def named(paths: Sequence[str]) -> str:
-    """Return the first paths in words: `a, b and 7 more`."""
+    """Return a phrase with the first paths: `a, b and 7 more`."""
     more = len(paths) - _MAX_NAMED
     listed = ", ".join(ascii(path)[1:-1] for path in paths[:_MAX_NAMED])
     return f"{listed} and {more} more" if more > 0 else listed

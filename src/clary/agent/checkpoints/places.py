@@ -1,7 +1,7 @@
-"""Names of checkpoints: paths below the folder, keys below the prefix, and the checks of both.
+"""Names of checkpoints: paths below the folder, keys below the prefix, and checks of both.
 
-Where: everything in this package. Manifests and keys come from a bucket that anyone may have written to, names in the
-folder from a program: none of them may lead out of the folder or out of the prefix.
+Where: all modules of this package use it. Manifests and keys come from a bucket that anyone may have written to, names
+in the folder come from a program: no name may lead out of the folder or the prefix.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clary.contract.object_store import S3Uri, parse_s3_uri
 
 _MAX_PART_BYTES = 255  # NAME_MAX of Linux file systems
 _MAX_PATH_BYTES = 3800  # PATH_MAX of Linux is 4096; the rest is for the folder above
-_MAX_KEY_BYTES = 1024  # of S3
+_MAX_KEY_BYTES = 1024  # limit of S3
 _UNSAFE = re.compile(r"[\\\x00-\x1f\x7f]")  # among the "characters to avoid" of Amazon S3's guide
 _HIDDEN_ENDINGS = (".versions", ".uploads")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -24,18 +24,18 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Prefix:
-    """Where a job's checkpoints lie in the object store: CheckpointConfig.S3Uri."""
+    """Location of a job's checkpoints in the object store: CheckpointConfig.S3Uri."""
 
     uri: S3Uri
 
     @property
     def bucket(self) -> str:
-        """The bucket."""
+        """Name of the bucket."""
         return self.uri.bucket
 
     @property
     def base(self) -> str:
-        """The start of every key that is written: the URI's key as a folder."""
+        """The URI's key as a folder, the first part of every written key."""
         key = self.uri.key
         return key if not key or key.endswith("/") else f"{key}/"
 
@@ -44,7 +44,7 @@ class Prefix:
         return self.base + relative
 
     def can_hold(self, relative: str) -> bool:
-        """Whether stores accept such a key and list it unchanged.
+        """Whether stores accept the key of a relative path and list it unchanged.
 
         SeaweedFS 4.48 turns a backslash into a slash, and hides the content of folders with the names of its own
         folders.
@@ -55,13 +55,13 @@ class Prefix:
 
 
 def prefix_of(uri: str) -> Prefix:
-    """Return the prefix that a URI names, several slashes in a row being one. Raises: AgentError as `parse_s3_uri`."""
+    """Return the prefix that a URI names, with repeated slashes collapsed. Raises: AgentError as `parse_s3_uri`."""
     parsed = parse_s3_uri(uri)
     return Prefix(S3Uri(parsed.bucket, folded(parsed.key)))
 
 
 class TakenNames:
-    """Paths below the prefix that have an object. A path is free only if no object's path lies above or below it."""
+    """Paths below the prefix that have an object. A path is free only if no object lies at, above or below it."""
 
     def __init__(self, paths: Iterable[str] = ()) -> None:
         self._paths: set[str] = set()
@@ -78,22 +78,22 @@ class TakenNames:
         self._folders.update(folders_above(path))
 
     def collides(self, path: str) -> bool:
-        """Whether `path` conflicts with an object as file and folder of one name, which not every store can hold."""
+        """Whether `path` and an object's path would need one name for a file and a folder, which some stores refuse."""
         return path in self._folders or any(folder in self._paths for folder in folders_above(path))
 
     def is_free(self, path: str) -> bool:
-        """Whether an object may be put at `path` without a conflict with another object."""
+        """Whether an object can be written at `path` without a conflict with another object."""
         return path not in self._paths and not self.collides(path)
 
 
 def folders_above(path: str) -> list[str]:
-    """Return the folders that a path lies in, outermost first."""
+    """Return a path's parent folders, outermost first."""
     parts = path.split("/")[:-1]
     return ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
 
 
 def path_problem(path: str) -> str | None:
-    """Return why a path can not be a file below the folder; None if it can."""
+    """Return None if a path can be a file below the folder, else the reason why not."""
     parts = path.split("/")
     if not all(parts):
         return "a part of it is empty"
@@ -113,14 +113,14 @@ def path_problem(path: str) -> str | None:
 
 
 def inner_target(path: str, target: str, *, root: str) -> str | None:
-    """Return a link's target, relative and without detours; None if it leaves the folder.
+    """Return a link's target as a relative, normalised path; None if it leaves the folder.
 
-    In the returned target `..` stands only at the front, so that no other link on the way can make it lead out.
+    In the returned target `..` appears only at the front, so that no other link in the path can make it lead out.
 
     Args:
         path: of the link, below the folder.
         target: text of the link.
-        root: the folder as the program sees it, for absolute targets.
+        root: the folder's path in the program's view, for absolute targets.
     """
     here = posixpath.dirname(path)
     try:
@@ -138,11 +138,11 @@ def inner_target(path: str, target: str, *, root: str) -> str | None:
 
 
 def set_problem(checkpoints: CheckpointSet, *, host: str, number: int) -> str | None:
-    """Return why an undamaged manifest can not be trusted; None if it can.
+    """Return the reason why an undamaged manifest cannot be trusted; None if it can be.
 
     Args:
-        host: host of the manifest, by its key.
-        number: of the set, by the manifest's key.
+        host: the host in the manifest's key.
+        number: number of the set in the manifest's key.
     """
     if (checkpoints.host, checkpoints.number) != (host, number):
         return f"it says that it is set {checkpoints.number} of {checkpoints.host!a}"

@@ -1,7 +1,8 @@
-"""Progress of the mirror, for the facts sent to the service and for the alarm of a stall. Pure but for its clock.
+"""Progress of the mirror, for the facts sent to the service and for the detection of stalls. Pure except for its clock.
 
-The mirror has stalled if, for more than three intervals, there are files to store and the store takes no data, or every
-round fails. A file that the program is still writing is no stall, nor is a large upload that makes progress.
+The mirror has stalled if, for more than three intervals, files wait to be stored and the store accepts no data, or
+every round fails. A file that the program is still writing is no stall; a large upload with progress is no stall
+either.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class _Dirty:
 
 
 class Progress:
-    """The mirror's facts; safe for many threads.
+    """The mirror's facts; thread-safe.
 
     Args:
-        facts: the facts when the mirror begins.
-        interval_s: from one round to the next.
+        facts: the facts at the start of the mirror.
+        interval_s: between two rounds.
     """
 
     def __init__(self, facts: CheckpointFacts, *, interval_s: float, clock: Clock) -> None:
@@ -79,7 +80,7 @@ class Progress:
                 self._ready_since_s, self._ready_at = self._clock.monotonic(), self._clock.now()
 
     def moves(self) -> None:
-        """Record that the store has taken data; after a failed round, only a successful round ends a stall."""
+        """Record that the store has accepted data; after a failed round, only a successful round ends a stall."""
         with self._lock:
             if self._ready_since_s is not None and not self._facts.error:
                 self._ready_since_s, self._ready_at = self._clock.monotonic(), self._clock.now()
@@ -112,12 +113,12 @@ class Progress:
             self._facts = replace(self._facts, error=error)
 
     def missed(self, paths: tuple[str, ...], *, torn: tuple[str, ...] = (), size_bytes: int) -> None:
-        """Record the files that the last flush did not store, and the torn ones that it left out.
+        """Record the files that the last flush did not store, and the torn files that it left out.
 
         Args:
-            paths: files that are not stored, torn ones aside; the facts name `MAX_MISSED` of them.
+            paths: files that are not stored, without torn files; the facts name `MAX_MISSED` of them.
             torn: files that were left out because they are not whole.
-            size_bytes: of all `paths` together; deleted files count nothing.
+            size_bytes: of all `paths` together; a deleted file counts 0.
         """
         with self._lock:
             self._facts = replace(self._facts, missed=paths[:MAX_MISSED], torn=torn[:MAX_MISSED])

@@ -1,10 +1,10 @@
-"""Checkpoints at the paths that users read: the store copies content from keys of the sets to plain paths.
+"""Publication of checkpoints at the paths that users read: the store copies content of sets to plain paths.
 
-Only the host with the lowest number does this, for its own sets and for those of the other hosts, so that no two hosts
-write one key. A plain path that the newest set of this host names is never touched. Sets that other hosts commit after
-this host's last look are copied at the next start below the prefix.
+Only the host with the lowest number does this, for the sets of all hosts, so that no two hosts write one key. A plain
+path that the newest set of this host references is never overwritten. Sets that other hosts commit after this host's
+last look are copied when the prefix is next used.
 
-These copies are for users and other tools; a restore reads sets. A copy that fails is reported and delays nothing.
+These copies are for users and other tools; a restore reads sets. A failed copy is reported and delays no other work.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from clary.contract.object_store import ObjectStore
 
 MAX_MANIFEST_BYTES = 256 << 20
 _SHOWN_CHARACTERS = 100
-_MAX_FAILURES = 3  # retryable failures in one pass; the store counts as unreachable then
-_TRIES_UNTIL_NOTE = 3  # failed tries per file
-_MAX_NOTES = 20  # notes on files that cannot be copied
+_MAX_FAILURES = 3  # retryable failures in one pass, after which the store counts as unreachable
+_TRIES_UNTIL_NOTE = 3  # failed tries per file before a note
+_MAX_NOTES = 20  # limit of notes on files that cannot be copied
 
 
 class Publisher:
-    """Keeps plain paths up to date; belongs to the thread that writes sets.
+    """Keeps plain paths up to date; used by the thread that writes sets.
 
     Args:
         names: plain paths that have an object; shared with the writer of sets.
-        note: called once for each file, or kind of files, that cannot be copied.
+        note: called once for each file, or kind of file, that cannot be copied.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Publisher:
         self._names = names
         self._note = note
         self._copied: dict[str, tuple[str, str]] = {}  # path -> SHA-256 and ETag of the copied object
-        self._done: set[tuple[str, str]] = set()  # path and SHA-256 of files that need no other try
+        self._done: set[tuple[str, str]] = set()  # path and SHA-256 of files that need no further try
         self._sets: dict[str, CheckpointSet | None] = {}  # host -> its newest set
         self._numbers: dict[str, int] = {}
-        self._has_hidden = False  # whether the log has the note on paths that cannot be copied
-        self._clashes: set[tuple[str, str]] = set()  # pairs of hosts that were reported
-        self._num_failed: dict[str, int] = {}  # path, or host whose sets cannot be listed -> tries that failed
+        self._has_hidden = False  # whether paths that cannot be copied were noted
+        self._clashes: set[tuple[str, str]] = set()  # pairs of hosts whose clash was reported
+        self._num_failed: dict[str, int] = {}  # path, or host whose sets cannot be listed -> number of failed tries
         self._failures_told: set[str] = set()
 
     def publish(
@@ -67,9 +67,9 @@ class Publisher:
 
         Args:
             own: newest set of this host.
-            is_behind: whether that set may have new files; other hosts' sets are read in any case.
-            is_given_up: once it returns true, no further copy is tried, and failures are not reported.
-        Returns: whether another call is unnecessary.
+            is_behind: whether `own` may have new files; other hosts' sets are always read.
+            is_given_up: once it returns True, no further copy is tried, and failures are not reported.
+        Returns: whether all files were copied, so that no other call is needed.
         """
         if not self._writer.is_first or not (is_behind or self._writer.others):
             return True
@@ -96,7 +96,7 @@ class Publisher:
                 if first != host and standing.sha256 != file.sha256:
                     self._note_clash(first, host, file.path)
         behind = [file for _, file in shown.values() if file.key != file.path]
-        # Files that have failed come last, so that they do not delay the others.
+        # Files with failed tries come last, so that they do not delay other files.
         for file in sorted(behind, key=lambda file: self._num_failed.get(file.path, 0)):
             if is_given_up() or num_failures >= _MAX_FAILURES:
                 return False
@@ -113,7 +113,7 @@ class Publisher:
         return num_failures == 0
 
     def may_name_plain(self, file: CheckpointFile) -> bool:
-        """Whether the plain path of a file still holds its copy."""
+        """Whether the object at a file's plain path is still the copy that was made here."""
         sha256, etag = self._copied.get(file.path, ("", ""))
         if sha256 != file.sha256:
             return False
@@ -147,7 +147,7 @@ class Publisher:
             self._copied[file.path] = (file.sha256, target.etag)
 
     def _note_failure(self, name: str, error: ObjectStoreError) -> None:
-        """Report once that a file cannot be copied, or that a host's sets cannot be listed."""
+        """Report once that a file cannot be copied or a host's sets cannot be listed."""
         if name in self._failures_told or len(self._failures_told) >= _MAX_NOTES:
             return
         self._failures_told.add(name)
@@ -158,7 +158,7 @@ class Publisher:
         )
 
     def _note_hidden(self, path: str) -> None:
-        """Report once why a path cannot be copied to its plain path."""
+        """Report the reason why a file cannot be copied to its plain path, once for all files."""
         if not self._has_hidden:
             self._has_hidden = True
             self._note(

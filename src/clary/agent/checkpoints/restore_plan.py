@@ -1,8 +1,8 @@
-"""The plan of a restore: the files that it brings to a host. Pure.
+"""The plan of a restore: the files that a host gets. Pure.
 
-Order of precedence, path by path: the host's own set; other hosts' sets, lowest number first; objects that no set
-names. The host's own deletions hold against all others'; deletions of any host hold for objects of no set, which may be
-the first host's copies at plain paths. Announced pieces of unfinished sets are never restored.
+Order of precedence for each path: the host's own set; other hosts' sets, lowest number first; objects that belong to no
+set. A deletion by the host itself overrides the sets of all other hosts; a deletion by any host excludes an object of
+no set, which may be the first host's copy at a plain path. Announced pieces of unfinished sets are never restored.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class RestoreItem:
     path: str
     key: str  # whole
     size_bytes: int
-    file: CheckpointFile | None = None  # its entry in the set; None for an object of no set
-    host: str = ""  # the host of its set
+    file: CheckpointFile | None = None  # the file's entry in its set; None for an object of no set
+    host: str = ""  # the host of the file's set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +55,10 @@ def why_not_whole(
     host: str,
     number: int,
 ) -> str | None:
-    """Return the fault of a set that sizes show, or None.
+    """Return the defect of a set that sizes of objects reveal, or None.
 
     Args:
-        size_of: size of the object with a key below the prefix, None without one.
+        size_of: returns the size of the object with a key below the prefix; None if it does not exist.
     """
     problem = set_problem(checkpoints, host=host, number=number)
     if problem is not None:
@@ -95,8 +95,8 @@ def plan_restore(
 
     Args:
         sets: host -> its newest whole set.
-        announcements: of all hosts that have one.
-        broken: paths of hosts without any whole set; the objects there would be a part of a set.
+        announcements: of all hosts that have an announcement.
+        broken: paths of hosts without any whole set; their objects would be an incomplete set.
     """
     notes = NoteBook()
     names = TakenNames()

@@ -1,8 +1,8 @@
-"""The checkpoint folder as it was: from the object store to a host, before its program starts.
+"""Restore of the checkpoint folder from the object store to a host, before its program starts.
 
-Where: an agent does this while it fetches channels. Every file of a set is checked against size and SHA-256 before
-any file is put in its place, so that the folder gets a whole set or the job fails; a set that is not whole is replaced
-by the next older set of its host, with a warning.
+Where: an agent does this while it fetches channels. Size and SHA-256 of all files of a set are checked before any file
+is put in place, so that the folder gets a whole set or the job fails. Instead of a set that is not whole, the next
+older set of its host is used, with a warning.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from clary.contract.checkpoint_sets import (
 from clary.contract.object_store import ObjectStore
 from clary.contract.step_counts import RestoredCounts
 
-_NUM_PARALLEL = 8  # files at once, as for channels
+_NUM_PARALLEL = 8  # parallel downloads, as for channels
 _READ_BYTES = 1 << 20
 _MAX_NS = 1 << 62
 
@@ -82,13 +82,13 @@ def restore(
 ) -> Restored:
     """Restore the checkpoints below `prefix` into the folder, in the precedence of `restore_plan`.
 
-    Only while no program runs. State after failure: some files may be restored; the program must not start.
+    Call it only while no program runs. State after failure: some files may be restored; the program must not start.
 
     Args:
         host: this host.
         first: the job's host with the lowest number.
         others: the job's other hosts.
-    Raises: AgentError for a host of the job without a whole set, naming the fault of each set (fault USER), for a full
+    Raises: AgentError for a host of the job without a whole set, naming the defect of each set (fault USER), for a full
         disk and for keys that would leave the folder; ObjectStoreError.
     """
     started_s = time.monotonic()
@@ -133,7 +133,7 @@ class _Restore:
         self._first = first
         self._hosts = hosts  # hosts of the job
         self._staging = staging
-        self._wrong: dict[str, dict[int, str]] = {}  # host -> number of a set that is not whole -> why
+        self._wrong: dict[str, dict[int, str]] = {}  # host -> number of a set that is not whole -> reason
         self._read: dict[tuple[str, int], CheckpointSet] = {}
         self._left_out: set[str] = set()  # hosts outside the job without a whole set
         self._staged: dict[tuple[str, str], Path] = {}  # key and SHA-256 -> checked file
@@ -175,16 +175,16 @@ class _Restore:
         )
 
     def _newest_whole_sets(self, listing: Listing) -> dict[str, CheckpointSet]:
-        """Return for each host its newest set without a known fault.
+        """Return for each host its newest set without a known defect.
 
-        A host outside the job without such a set is left out. Raises: AgentError for a host of the job without such a
+        A host outside the job without such a set is skipped. Raises: AgentError for a host of the job without such a
         set.
         """
         sets = {}
         sizes = listing.standing | {key: info.size_bytes for key, info in listing.own.items()}
 
         def size_of(key: str) -> int | None:
-            if key not in sizes:  # listings of SeaweedFS leave some names out
+            if key not in sizes:  # SeaweedFS omits some names from listings
                 found = self._store.head(self._prefix.bucket, self._prefix.key(key))
                 if found is None:
                     return None
@@ -224,7 +224,7 @@ class _Restore:
         return self._read[host, number]
 
     def _broken_paths(self) -> frozenset[str]:
-        """Return the paths in readable sets of hosts that were left out."""
+        """Return the paths in the readable sets of skipped hosts."""
         sets = [checkpoints for (host, _), checkpoints in self._read.items() if host in self._left_out]
         return frozenset(file.path for checkpoints in sets for file in checkpoints.files)
 
@@ -239,7 +239,7 @@ class _Restore:
         return found
 
     def _fetch(self, plan: RestorePlan) -> None:
-        """Fetch missing files into the staging folder and check them. Raises: _NotWholeError for the first bad one."""
+        """Fetch missing files into the staging folder and check them. Raises: _NotWholeError for the first bad file."""
         items = [item for item in plan.items if self._key_of(item) not in self._staged]
         if not items:
             return
@@ -281,12 +281,12 @@ class _Restore:
         self._staged[self._key_of(item)] = place
 
     def _put_in_place(self, plan: RestorePlan) -> None:
-        """Give every file its name. Raises: OSError."""
+        """Move every file from the staging folder to its path. Raises: OSError."""
         with Folder(self._folder.open()) as root:
             for item in plan.items:
                 _make_folders(root, item.path.rpartition("/")[0])
                 if _is_folder(root, item.path):
-                    remove_tree(root, item.path)  # left by an earlier job in a folder that is not made anew
+                    remove_tree(root, item.path)  # left by an earlier job in a folder that is reused
                 root.rename(f"{self._staging.name}/{self._staged[self._key_of(item)].name}", item.path)
             for path in plan.folders:
                 _make_folders(root, path)
@@ -294,13 +294,13 @@ class _Restore:
                 _make_folders(root, path.rpartition("/")[0])
                 if not _is_folder(root, path):
                     root.remove(path, missing_ok=True)
-                with contextlib.suppress(FileExistsError):  # made by another host that shares the folder
+                with contextlib.suppress(FileExistsError):  # created by another host that shares the folder
                     root.make_link(path, target)
 
     def _history(
         self, listing: Listing, plan: RestorePlan, sets: Mapping[str, CheckpointSet], unfinished: frozenset[str]
     ) -> History:
-        # A folder that was not made anew may hold other files than the restored ones: they are still to be stored.
+        # A reused folder may contain files that were not restored; the mirror must still store them.
         found = scan(self._folder)
         restored = {item.path for item in plan.items}
         baseline = Snapshot(
@@ -363,7 +363,7 @@ class _Restore:
 
 
 def _doubts(plan: RestorePlan, sets: Mapping[str, CheckpointSet]) -> list[str]:
-    """Return warnings for each set: restored files whose only evidence is time, and files that it may lack."""
+    """Return warnings about restored files whose only evidence is rest, and about files that a set may lack."""
     rested: dict[str, list[RestoreItem]] = {}
     for item in plan.items:
         if item.file is not None and item.file.evidence == Evidence.RESTED:
@@ -403,7 +403,7 @@ def _remove_staging(folder: CheckpointFolder, staging: Path) -> None:
 
 
 def _make_folders(root: Folder, path: str) -> None:
-    """Make folders below `root`, in the place of links and files if need be."""
+    """Make folders below `root`, replacing links and files."""
     parts = path.split("/") if path else []
     for depth in range(1, len(parts) + 1):
         place = "/".join(parts[:depth])

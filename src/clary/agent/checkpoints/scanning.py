@@ -1,7 +1,7 @@
-"""The content of the checkpoint folder at one moment.
+"""Scan of the checkpoint folder: its content at one moment.
 
-Left out, with the reason: sockets, named pipes, devices, links that leave the folder, names that are no UTF-8 text, and
-the folder in which sets are kept. A file that vanishes during the scan counts as missing.
+Skipped with a reason: sockets, named pipes, devices, links that leave the folder, names that are no UTF-8 text, and the
+folder name reserved for sets. A file that vanishes during the scan counts as missing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from clary.agent.checkpoints.folder import CheckpointFolder, open_below
 from clary.agent.checkpoints.places import inner_target, path_problem
 from clary.contract.checkpoint_sets import OWN_FOLDER
 
-_MAX_DEPTH = 100  # nested folders, each of them open
+_MAX_DEPTH = 100  # nested folders, each with an open descriptor
 _MODE_BITS = 0o777
 _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-STAGING = f"{OWN_FOLDER}.restoring"  # a restore collects its files here, so that only renames remain
+STAGING = f"{OWN_FOLDER}.restoring"  # a restore collects its files here before it renames them
 _NOT_REGULAR = "left out, no regular file (a socket, named pipe or device)"
 _LEAVES = "left out, symbolic links that leave the folder"
 _NO_NAME = "left out, names that can not be kept"
@@ -38,24 +38,24 @@ class FileFacts:
     mode: int  # permission bits
 
     def is_written_as(self, other: FileFacts) -> bool:
-        """Whether nothing was written from one state to the other; permissions and names may have changed."""
+        """Whether no write happened between two states; permissions and names may have changed."""
         return (self.inode, self.size_bytes, self.modified_ns) == (other.inode, other.size_bytes, other.modified_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The folder at one moment; paths are below it, with `/`."""
+    """The folder at one moment; paths are relative to it, with `/`."""
 
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     folders: frozenset[str] = frozenset()  # empty folders
-    links: Mapping[str, str] = field(default_factory=dict)  # path -> target, relative
+    links: Mapping[str, str] = field(default_factory=dict)  # path -> relative target
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # reason -> paths
 
 
 def scan(folder: CheckpointFolder) -> Snapshot:
     """Return the content of the folder; a missing folder counts as empty.
 
-    Raises: OSError if it cannot be read, or if a link has taken its place.
+    Raises: OSError if the folder cannot be read, or if a link has replaced it.
     """
     walk = _Walk(folder.inside)
     try:
@@ -80,14 +80,14 @@ def facts_of(status: os.stat_result) -> FileFacts:
 
 class _Walk:
     def __init__(self, root: str) -> None:
-        self._root = root  # as the program sees it
+        self._root = root  # the folder's path in the program's view
         self.files: dict[str, FileFacts] = {}
         self.folders: set[str] = set()
         self.links: dict[str, str] = {}
         self.left_out: dict[str, list[str]] = {}
 
     def look_into(self, descriptor: int, above: str, depth: int = 0) -> bool:
-        """Read an open folder and close it; return whether it has any entry that counts."""
+        """Read an open folder and close it; return whether it has an entry that is not skipped."""
         holds_any = False
         try:
             for name in sorted(os.listdir(descriptor)):
@@ -124,7 +124,7 @@ class _Walk:
         except OSError as error:
             if error.errno not in _REPLACED:
                 raise
-            return False  # replaced or removed meanwhile: the next look sees the new state
+            return False  # replaced or removed meanwhile: the next scan sees the new state
         if not stat.S_ISREG(status.st_mode):
             self._leave_out(_NOT_REGULAR, path)
             return False

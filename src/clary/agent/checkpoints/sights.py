@@ -1,24 +1,24 @@
-"""State of the checkpoint folder over successive scans ("looks"): changes, their times and their kinds. Pure.
+"""State of the checkpoint folder over successive scans ("looks"): the changes, their times and kinds. Pure.
 
-Looks come in pairs, a moment apart, from one round to the next. A file is at rest if two looks that are at least that
-moment apart saw it in the same state; until then it counts as busy.
+Each round has up to two looks, `settle_s` apart. A file is at rest if two looks at least `settle_s` apart saw it in the
+same state; until then it counts as busy.
 
-[Note: noise] Some files are never at rest: a log, a counter, a checkpoint of every step. The others of their group do
-not wait for them, or a folder with a log in it would be in no set before the program ends. But a shard that is being
-written is busy too, and a set without it would be half a checkpoint. Time and size distinguish the two. These files are
-noise:
+[Note: noise] Some files are never at rest: a log, a counter, a checkpoint of every step. The other files of the group
+do not wait for them; otherwise a folder with a log in it would be in no set before the program ends. But a shard that
+is being written is busy too, and a set without it would be half a checkpoint. Time and size distinguish noise from
+shards. These files are noise:
 
-- a file that another one replaces before it can be seen at rest, if it has changed repeatedly and no other file of the
-  group has. Each version was whole, so no save is half done, and the file belongs to no other;
-- a file that is busy for long and still small, if saves are done beside it: its name existed when the group was taken,
-  or another file of the group was saved twice meanwhile. A new name alone may be a shard that is written slowly,
+- a file that is always replaced before a look can see it at rest, if it has changed repeatedly and no other file of the
+  group has. Each version was whole, so no save is unfinished, and the file does not depend on other files;
+- a file that is busy for long and still small, while other saves are completed: its name existed when the group was
+  taken, or another file of the group was saved twice meanwhile. A new name alone may be a shard that is written slowly,
   whatever its size;
 - a file of any size that is busy for very long, if its name existed before or its writer closes it each time.
 
-Every other busy file, above all one with a new name, is treated as a save that is not finished: its group waits,
-however long. A file that is known to be unfinished - a process has it open, or died writing it - is noise only once
-another file was saved twice beside it. A set names the files that it lacks, except logs (`choosing`), because it may
-then be incomplete.
+Every other busy file, above all one with a new name, is treated as an unfinished save: its group waits without limit. A
+file that is known to be unfinished (a process has it open, or died while writing it) is noise only once another file
+was saved twice meanwhile. A set names the files that it lacks, except logs (`choosing`), because it may then be
+incomplete.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ _PATIENCE_INTERVALS = 10
 _NOISE_INTERVALS = 2
 _NOISE_S = 10.0  # independent of the interval, since the time of a save does not depend on it
 _NOISE_BYTES_A_SECOND = 1_000_000  # bytes/s; slower than the slowest disk
-_NUM_SAVES = 2  # saves of other files beside it; a single save may be another shard of its own save
-_NUM_ALONE = 3  # three looks in a row do not all fall between the files of one save
+_NUM_SAVES = 2  # saves of another file meanwhile; a single save may be another shard of the same checkpoint
+_NUM_ALONE = 3  # three consecutive looks do not all fall between two files of one save
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
     """The interval between rounds of looks, and the limits of rest and patience."""
 
-    settle_s: float  # a file that is unchanged for so long is at rest
-    interval_s: float  # from one round to the next
+    settle_s: float  # a file that is unchanged for this time is at rest
+    interval_s: float  # between two rounds
 
     @property
     def patience_s(self) -> float:
-        """How long a file may be busy until it is noise, and a group until its files are taken one by one."""
+        """Seconds until a busy file is noise, and until a busy group's files are taken one by one."""
         return _PATIENCE_INTERVALS * self.interval_s
 
     @property
     def small_patience_s(self) -> float:
-        """How long a file may be busy until it is noise, if it is small for that time."""
+        """Seconds until a busy file is noise, if it is small for that time."""
         return min(self.patience_s, max(_NOISE_S, _NOISE_INTERVALS * self.interval_s))
 
 
@@ -62,11 +62,11 @@ class Pace:
 class FileSight:
     """A name in the folder; times are monotonic seconds."""
 
-    facts: FileFacts | None  # None if the file does not exist any more
+    facts: FileFacts | None  # None if the file no longer exists
     since_s: float  # time of the first look that saw this state
     busy_since_s: float  # time of the first look that saw it busy, or of the last look that saw it at rest
-    num_alone: int = 0  # number of looks that saw only it changed, since another file of the group last changed
-    is_replaced: bool = False  # whether it was whole at the look before the last, and another file has replaced it
+    num_alone: int = 0  # looks at which only this file had changed, since another file of the group last changed
+    is_replaced: bool = False  # whether it was whole at the previous look, and another file has since replaced it
     taken: FileFacts | None = None  # its version in the newest set
     dirty_since_s: float | None = None  # time of the first look that saw another version than `taken`
     saved_s: tuple[float, ...] = ()  # times of the last two looks that saw a new whole version
@@ -74,39 +74,40 @@ class FileSight:
     decision: Decision | None = None  # the decision whether it is whole; None if it is unchanged since it was taken
 
     def is_at_rest(self, now_s: float, pace: Pace) -> bool:
-        """Whether the look at `now_s` saw it at rest, and there is evidence that it is whole."""
+        """Whether the look at `now_s` saw the file at rest, and the file is decided to be whole."""
         return now_s - self.since_s >= pace.settle_s and (self.decision is None or self.decision.is_whole)
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether its writer is known not to have finished it, or to be unable to."""
+        """Whether the file is known to be unfinished, possibly for ever."""
         return self.decision is not None and self.decision.is_blocking
 
     @property
     def is_said_whole(self) -> bool:
-        """Whether there is evidence that it is whole, besides the time without changes."""
+        """Whether there is evidence, other than rest, that the file is whole."""
         return self.decision is None or self.decision.evidence.is_statement
 
     @property
     def is_new_and_unknown(self) -> bool:
-        """Whether it is in no set and has no evidence that it is whole, like a shard that is being written."""
+        """Whether the file is in no set and has no evidence that it is whole, like a shard that is being written."""
         return self.taken is None and self.facts is not None and not self.is_said_whole
 
     @property
     def is_saved(self) -> bool:
-        """Whether its writer has closed, renamed or marked it as finished; a log is never finished."""
+        """Whether the writer has closed, renamed or marked the file as finished; a log is never finished."""
         return self.is_said_whole and (self.decision is None or self.decision.evidence is not Evidence.LOG)
 
     @property
     def changes_alone(self) -> bool:
-        """Whether it has changed repeatedly while no other file of the group has."""
+        """Whether the file has changed repeatedly while no other file of the group has."""
         return self.num_alone >= _NUM_ALONE
 
     def is_busy_for_long(self, now_s: float, pace: Pace, *, outlasts_saves: bool) -> bool:
-        """Whether it is busy for longer than it takes to be written.
+        """Whether the file has been busy for longer than its writing can take.
 
         Args:
-            outlasts_saves: whether saves were done beside it, so that its size shows how long writing takes.
+            outlasts_saves: whether other files were saved meanwhile, so that a small size shows that it is no slow
+                save.
         """
         busy_s = 0.0 if self.is_at_rest(now_s, pace) else now_s - self.busy_since_s
         size_bytes = self.facts.size_bytes if self.facts is not None else 0
@@ -116,17 +117,17 @@ class FileSight:
 
 @dataclass(frozen=True, kw_only=True)
 class Sight:
-    """A group; times are monotonic seconds."""
+    """State of a group; times are monotonic seconds."""
 
     content: GroupContent
-    files: Mapping[str, FileSight] = field(default_factory=dict)  # with names that were removed a moment ago
-    frame_since_s: float  # the first look that saw exactly these empty folders and links
-    # time of the first look that saw other folders and links than the newest set has
+    files: Mapping[str, FileSight] = field(default_factory=dict)  # by path; includes recently removed files
+    frame_since_s: float  # time of the first look that saw exactly these empty folders and links
+    # time of the first look at which folders and links differed from the newest set
     frame_dirty_since_s: float | None = None
-    # time of the first look since which the group, except noise, has had changes and was not at rest
+    # time of the look since which the group, except noise, has had changes and was not at rest
     unrest_since_s: float | None = None
     old_names: frozenset[str] = frozenset()  # names that existed when the group was last taken whole, with noise
-    left_out: frozenset[str] = frozenset()  # names that existed when the set was made, but that the set lacks
+    left_out: frozenset[str] = frozenset()  # names that existed when the set was made but are not in it
 
     @property
     def dirty_since_s(self) -> float | None:
@@ -156,15 +157,15 @@ class Sight:
         return max(saved_s, default=-inf) > file.busy_since_s
 
     def is_dirty_but_for(self, noise: Collection[str]) -> bool:
-        """Whether any change except noise is not in the newest set."""
+        """Whether the newest set lacks any change, except changes of the given noise."""
         is_any = any(file.dirty_since_s is not None for path, file in self.files.items() if path not in noise)
         return is_any or self.frame_dirty_since_s is not None or bool(self.left_out.difference(noise))
 
     def is_at_rest_but_for(self, noise: Collection[str], now_s: float, pace: Pace) -> bool:
-        """Whether all files except noise are at rest.
+        """Whether all files except the given noise are at rest.
 
         Args:
-            noise: paths that do not count.
+            noise: paths to ignore.
             now_s: monotonic time of the last look.
             pace: defines how long a file must rest.
         """
@@ -186,11 +187,11 @@ def follow(
     """Return the sights after another look.
 
     Args:
-        sights: returned for the look before.
-        contents: of each group at this look; empty for a group that does not exist any more.
-        taken: files of each group in the newest set.
+        sights: result of the previous look.
+        contents: group -> its content at this look; empty for a group that no longer exists.
+        taken: group -> its content in the newest set.
         replaced: names at which another file has replaced a file that was at rest.
-        decisions: for the files that have changed since they were taken, whether they are whole.
+        decisions: path -> decision, for files that have changed since they were taken.
     """
     found = {}
     for name in {*sights, *contents, *taken}:
@@ -220,7 +221,7 @@ def compare(
     """Return the sights after files were taken, without another look.
 
     Args:
-        whole: groups that were to be taken whole.
+        whole: groups that were chosen to be taken as units.
     """
     found = {}
     for name, sight in sights.items():
@@ -287,7 +288,7 @@ def _with_unrest(sight: Sight, now_s: float, pace: Pace) -> Sight:
     since_s: float | None = None
     if sight.is_dirty_but_for(noise) and not sight.is_at_rest_but_for(noise, now_s, pace):
         since_s = now_s if sight.unrest_since_s is None else sight.unrest_since_s
-    # A removed name that is in no set is remembered until its absence is at rest: it may come back in between.
+    # A removed name that is in no set is kept until its absence is at rest: the file may reappear.
     files = {
         path: file
         for path, file in sight.files.items()

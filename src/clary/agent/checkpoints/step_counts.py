@@ -1,9 +1,9 @@
-"""The debugger's step of a set of checkpoints: the last step that had begun when its newest file was written.
+"""The debugger's step count of a checkpoint set: the last step that had begun when its newest file was written.
 
-Where: `storing` asks when it writes a manifest, `host_checkpoints` writes restored counts for the program's hook. See
-`contract.step_counts` for the files; the program owns the folder, so that no link in it is followed.
+Where: `storing` gets the counts for a manifest, `host_checkpoints` writes restored counts for the program's hook. See
+`contract.step_counts` for the files; the program owns the folder, so no link in it is followed.
 
-Logs do not count: they are written to after the checkpoint that a set holds, too.
+Logs are not counted as newest files: programs also write to them after the checkpoint.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from clary.contract.step_counts import (
     read_rows,
 )
 
-_TEXT_ENDING = ".txt"  # a log or a small part of a checkpoint, which is not written last
-_MAX_FILES = 1024  # most files that are read; a program may have put more there
-_MAX_PROCESSES = 16  # most processes that are read, those with the latest steps: 230 kB each
-_MAX_KNOWN = 256  # moments whose counts are remembered
+_TEXT_ENDING = ".txt"  # text: a log, or a small part of a checkpoint that is not written last
+_MAX_FILES = 1024  # limit of files read; a program may have created more
+_MAX_PROCESSES = 16  # limit of processes read, the ones with the latest steps; 230 kB each
+_MAX_KNOWN = 256  # limit of cached moments
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +50,11 @@ class _Process:
 
 
 class StepCountSource:
-    """Step counts of the processes of one host, with times. Belongs to the thread that writes sets.
+    """Step counts of the processes of one host, with times. Used by the thread that writes sets.
 
     Args:
         folder: folder with the processes' counts.
-        restored: this host's set that was restored; its counts hold until a process of the program counts.
+        restored: step counts of this host's restored set; valid until a process of the program counts.
     """
 
     def __init__(self, folder: CheckpointFolder, restored: CheckpointSet | None = None) -> None:
@@ -62,13 +62,13 @@ class StepCountSource:
         self._processes: list[_Process] = []
         self._looked_ns = 0
         self._before = restored.step_counts if restored is not None else None
-        self._known: dict[int, StepCounts | None] = {}  # by moment: rows are overwritten after a while
+        self._known: dict[int, StepCounts | None] = {}  # cached by moment: rows are overwritten after a while
         at_ns = newest_ns(restored.files) if restored is not None else None
         if restored is not None and at_ns is not None:
             self._known[at_ns] = self._before
 
     def look(self) -> None:
-        """Read the present counts, after a look at the folder of checkpoints; never raises."""
+        """Read the current counts, after a look at the checkpoint folder; never raise."""
         self._looked_ns = time.time_ns()
         try:
             self._processes = _read_processes(self._folder)
@@ -93,35 +93,35 @@ class StepCountSource:
             return self._before
         began = [process for process in self._processes if process.header.began_ns <= at_ns] or self._processes[:1]
         rows = {process: read_rows(process.data[HEADER_BYTES:]) for process in began}
-        # The process with the latest step, not with the latest begin: a short training may run beside the long one.
+        # The process with the latest step, not the latest start: a short training may run beside the long training.
         process = max(began, key=lambda one: (_stepped_ns(rows[one], at_ns), one.header.began_ns))
         return counts_at(process.header, rows[process], at_ns)
 
 
 def newest_ns(files: Iterable[CheckpointFile]) -> int | None:
-    """Return the mtime (ns) of the newest of some files, logs left out, or None."""
+    """Return the mtime (ns) of the newest of some files, except logs, or None without such a file."""
     return max((file.modified_ns for file in files if not _may_be_log(file.path)), default=None)
 
 
 def restored_counts(
     sets: Iterable[CheckpointSet], *, own_host: str, order: Callable[[str], tuple[int, str]]
 ) -> RestoredCounts:
-    """Return the step counts of the sets that hosts are restored from, with the same `first` for all hosts.
+    """Return a host's step counts from the sets that are restored; `first` is the same for all hosts.
 
     Args:
-        sets: of all hosts; a host continues the first host's counts even if its own files replace that host's.
-        order: of hosts by name.
+        sets: of all hosts; a host continues the first host's counts even if its own files replace that host's files.
+        order: sort key of host names.
     """
     known = {one.host: one.step_counts for one in sets if one.step_counts is not None and one.step_counts.is_possible}
     return RestoredCounts(own=known.get(own_host), first=known[min(known, key=order)] if known else None)
 
 
 def leave_restored(folder: CheckpointFolder, counts: RestoredCounts) -> None:
-    """Remove the folder's files and write the counts, if any, there; only while no program runs. Never raises."""
+    """Replace the folder's files by a file with the counts, if any; only while no program runs. Never raises."""
     try:
         folder.make()
         with Folder(folder.open()) as opened:
-            for name in opened.names():  # left by an earlier attempt in a folder that was not made anew
+            for name in opened.names():  # left by an earlier attempt in a reused folder
                 with contextlib.suppress(IsADirectoryError):
                     opened.remove(name)
             if counts != RestoredCounts():
@@ -131,7 +131,7 @@ def leave_restored(folder: CheckpointFolder, counts: RestoredCounts) -> None:
 
 
 def _stepped_ns(rows: Iterable[CountsRow], at_ns: int) -> int:
-    """Return when a process began its last step up to a moment; that moment itself without such a row."""
+    """Return the start of a process's last step up to a moment; the moment itself without such a row."""
     return max((row.at_ns for row in rows if row.at_ns <= at_ns), default=at_ns)
 
 
@@ -140,7 +140,7 @@ def _may_be_log(path: str) -> bool:
 
 
 def _read_processes(folder: CheckpointFolder) -> list[_Process]:
-    """Return the processes of the first worker, as they began: it writes checkpoints, and others may be ahead."""
+    """Return the first worker's processes by start time: it writes the checkpoints, and other workers may be ahead."""
     with Folder(folder.open()) as opened:
         names = [name for name in opened.names(limit=_MAX_FILES) if name.endswith(ENDING)]
     found = []

@@ -81,7 +81,7 @@ class Observation:
     close: Close | None = None  # None: no close was observed
     was_disk_full: bool = False  # whether the disk was full while it was written
     marker: str = ""  # path of the marker that was written after it
-    is_marker_seen: bool = False  # whether the marker was seen to come last; otherwise only times show it
+    is_marker_seen: bool = False  # whether events or looks showed the marker last; otherwise only times
     longest_pause_s: float = 0.0  # longest pause within a file by any writer in the folder
 
 

@@ -319,7 +319,7 @@ class Witness(Worker):
         return False if first.before_s >= last.since_s else None
 
     def _written_s(self, facts: FileFacts) -> float:
-        """Return a moment before the last write to a file, by its times; a time that was set back is earlier."""
+        """Return a moment before the last write to a file, by its times; earlier if a time was set back."""
         offset_s = self._clock.now().timestamp() - self._clock.monotonic()
         return min(facts.modified_ns, facts.changed_ns) / 1e9 - offset_s - _FILE_CLOCK_S
 
