@@ -5,11 +5,11 @@ import os
 import pytest
 from hypothesis import settings
 
-# Plugins: no test leaves anything on the machine; missing requirements of tests are named; long values have short
-# names; of sweeps and long tests a sample runs where a seed is given.
+# The plugins check that no test leaves processes or files on the machine, name missing requirements, shorten long
+# values in test ids, and run a sample of sweeps and long tests if a seed is given.
 pytest_plugins = ["leftovers_check", "needs", "short_names", "sweeps"]
 
-# Contracts are classes of tests that several modules inherit; their assertions tell as much as those of tests.
+# Contracts are classes of tests that several modules inherit; their assertions are rewritten as in test modules.
 pytest.register_assert_rewrite(
     "crash_nursery",
     "curve_contract",
@@ -22,10 +22,10 @@ pytest.register_assert_rewrite(
     "tuning_contract",
 )
 
-# An example's time says how busy the machine is, not whether the code is right; pytest's own timeout ends a hang.
+# No deadline per example: its time depends on the load of the machine. pytest's own timeout ends a hang.
 settings.register_profile("clary", deadline=None)
 settings.load_profile("clary")
 
-# Tests that make repositories of their own must not write into the one that a caller's variables name.
+# Tests that create git repositories must not write into a repository that variables of the caller name.
 for name in [name for name in os.environ if name.startswith("GIT_")]:
     del os.environ[name]

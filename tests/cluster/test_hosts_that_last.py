@@ -42,7 +42,7 @@ class BareWorld(HostWorld):
         self.freed = []
 
     def follow(self, script, *, binds=()):
-        """Run a program and hand the host back; return the program's words, and why the host serves no other."""
+        """Run a program and release the host; return its output, and the reason if the host serves no other program."""
         (self.ml_folder / "train.py").write_text(script)
         rank = process(PYTHON, RANK_SHIM, "train.py", environment=self.environment, working_folder="/opt/ml")
         listener = Listener()

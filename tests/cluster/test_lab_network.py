@@ -1,4 +1,4 @@
-"""Laboratory networks for real: addresses, rate, delay, loss, cuts, counters, and nothing left behind. Needs root."""
+"""Real laboratory networks: addresses, rate, delay, loss, cuts, counters, and no leftovers. Needs root."""
 
 import os
 import random
@@ -27,7 +27,7 @@ BRIDGED, SWITCHED = LabLink(), LabLink(delay_ms=0.2)
 
 
 class Program:
-    """Python inside one host; `say` returns its output."""
+    """A Python program inside one host; `say` returns its output."""
 
     def __init__(self, network, host, code):
         self._process = subprocess.Popen(
@@ -72,7 +72,7 @@ def serve(network, host, code=ECHO_SERVER):
 
 
 def send_and_compare(network, *, num_bytes):
-    """Send random bytes from algo-2 to algo-1 and back; seconds that it took."""
+    """Send random bytes from algo-2 to algo-1 and back; return the seconds that this took."""
     server = serve(network, "algo-1")
     took = run(
         network,
@@ -105,7 +105,7 @@ def test_every_host_reaches_every_other_and_bytes_arrive_unharmed(link):
             assert {"eth0", "lo"} <= set(names.split())
 
 
-def test_nothing_of_it_is_seen_on_the_machine():
+def test_a_laboratory_network_adds_no_link_or_namespace_to_the_machine():
     links, registered = Path("/sys/class/net"), Path("/run/netns")
     before = {path.name for path in links.iterdir()}
     with LabNetwork(2, BRIDGED):
@@ -117,7 +117,7 @@ def test_nothing_of_it_is_seen_on_the_machine():
 def test_no_link_is_faster_than_its_rate(delay_ms):
     with LabNetwork(2, LabLink(rate_mbit_s=100, delay_ms=delay_ms)) as network:
         took_s = send_and_compare(network, num_bytes=3_000_000)
-    most_unshaped_bytes = 300_000  # buckets are full at first: one on each side, 32 KiB each, and room for a frame
+    most_unshaped_bytes = 300_000  # at first both token buckets are full, 32 KiB each, plus a frame
     assert took_s > (3_000_000 - most_unshaped_bytes) * 8 / 100e6
 
 
@@ -145,7 +145,7 @@ def test_a_round_trip_takes_twice_the_delay_of_the_slower_link():
 
 
 @pytest.mark.parametrize("link", [BRIDGED, SWITCHED])
-def test_counters_tell_what_passed_each_link(link):
+def test_counters_count_the_bytes_of_each_link(link):
     with LabNetwork(2, link) as network:
         before = {host: network.counters(host) for host in network.hosts}
         send_and_compare(network, num_bytes=4_000_000)
@@ -153,7 +153,7 @@ def test_counters_tell_what_passed_each_link(link):
     for host in network.hosts:
         for direction in ("sent_bytes", "received_bytes"):
             passed = getattr(after[host], direction) - getattr(before[host], direction)
-            assert 4_000_000 <= passed < 6_000_000  # with headers, acknowledgements and what was sent again
+            assert 4_000_000 <= passed < 6_000_000  # with headers, acknowledgements and retransmissions
 
 
 ANSWER_DATAGRAMS = """
@@ -180,7 +180,7 @@ ASK_DATAGRAMS = """
 
 
 @pytest.mark.parametrize("link", [BRIDGED, SWITCHED])
-def test_a_cut_host_hears_nothing_until_it_is_back(link):
+def test_a_cut_host_receives_no_packets_until_it_is_reconnected(link):
     with LabNetwork(2, link) as network:
         server = serve(network, "algo-1", ANSWER_DATAGRAMS)
         assert run(network, "algo-2", ASK_DATAGRAMS.format(tries=20)) == "x"
@@ -222,10 +222,10 @@ def arrivals(seed):
     return arrived, network.switch_counts["algo-1"]
 
 
-def test_frames_are_lost_as_often_as_asked_for_and_counted():
+def test_frames_are_lost_at_the_requested_rate_and_counted():
     arrived, counts = arrivals(random.randrange(10**6))
-    # 1000 draws at 20 % stay within 80 of 800 (6 sigma), whatever the seed.
-    # Their order is not asked for: what waited while an address was resolved may be overtaken in the sender's kernel.
+    # 1000 draws at 20 % stay within 80 of 800 (6 sigma) for any seed. The test does not check their order: frames that
+    # waited for address resolution may be overtaken in the sender's kernel.
     assert 720 < len(arrived) < 880
     assert len(set(arrived)) == len(arrived)
     lost_numbers = 1000 - len(arrived)
@@ -237,7 +237,7 @@ BROADCAST = bytes([255] * 6)
 
 
 class BareSwitch:
-    """The switch alone, with sockets in place of TAP devices: every frame is ours."""
+    """The switch without hosts, on sockets in place of TAP devices, so that it sees only frames of the test."""
 
     def __init__(self, *, seed, loss):
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in MACS]
@@ -272,7 +272,7 @@ class BareSwitch:
 
 
 def survivors(seed):
-    """Which of 200 frames from host 0 reach host 1."""
+    """Return the numbers of those of 200 frames from host 0 that reach host 1."""
     with BareSwitch(seed=seed, loss=0.5) as switch:
         for number in range(200):
             switch.send(0, MACS[1], b"%d" % number)
@@ -285,7 +285,7 @@ def survivors(seed):
             return found
 
 
-def test_the_same_seed_loses_the_same_frames_and_the_others_keep_their_order():
+def test_a_seed_decides_which_frames_are_lost_and_the_remaining_keep_their_order():
     first = survivors(7)
     assert 40 < len(first) < 160
     assert first == sorted(first)
@@ -293,7 +293,7 @@ def test_the_same_seed_loses_the_same_frames_and_the_others_keep_their_order():
     assert survivors(8) != first
 
 
-def test_frames_go_to_their_host_alone_and_group_frames_to_all_others():
+def test_the_switch_sends_unicast_frames_to_one_host_and_other_frames_to_all():
     with BareSwitch(seed=1, loss=0) as switch:
         switch.send(0, MACS[2], b"to 2")
         switch.send(0, BROADCAST, b"to all")
@@ -301,7 +301,7 @@ def test_frames_go_to_their_host_alone_and_group_frames_to_all_others():
         assert [switch.receive(2) for _ in range(3)] == [b"to 2", b"to all", b"to a stranger"]
         assert [switch.receive(1) for _ in range(2)] == [b"to all", b"to a stranger"]
         switch.send(1, MACS[0], b"last")
-        assert switch.receive(0) == b"last"  # nothing of its own came back before
+        assert switch.receive(0) == b"last"  # host 0 has received none of its own frames
 
 
 def test_the_switch_accounts_for_every_frame():
@@ -310,7 +310,7 @@ def test_the_switch_accounts_for_every_frame():
     for ours, others in (("algo-1", "algo-2"), ("algo-2", "algo-1")):
         to, sent = network.switch_counts[ours], network.switch_counts[others]
         ends = to["delivered_frames"] + to["lost_frames"] + to["cut_frames"] + to["dropped_frames"]
-        # What was in flight when the switch ended is in neither; hosts may have just said something.
+        # Frames in flight when the switch ended are in neither count; hosts may have sent some just before.
         assert 0 <= sent["received_frames"] - ends < 10
         assert to["lost_frames"] > 0
 
@@ -354,7 +354,7 @@ def _has_ended(descriptor):
     return False
 
 
-def test_bad_requests_are_refused_with_words(tmp_path):
+def test_bad_requests_are_refused_with_the_reason(tmp_path):
     with pytest.raises(ValueError, match="one link each, got 3 hosts, 2 links"):
         LabNetwork(3, [BRIDGED, BRIDGED])
     with pytest.raises(ValueError, match="1 to 250 hosts"):
@@ -378,7 +378,7 @@ def test_bad_requests_are_refused_with_words(tmp_path):
         (["1", "a,3,02:00:00:00:00:01,0,0,1.5"], "a: probability of loss: expected a number from 0"),
     ],
 )
-def test_the_switch_says_what_it_cannot_read(arguments, words):
+def test_the_switch_names_the_argument_that_it_cannot_parse(arguments, words):
     ended = subprocess.run([SWITCH, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert ended.returncode == 1
     assert words in ended.stderr

@@ -1,4 +1,4 @@
-"""The network doctor in real networks with one thing wrong: it names the link and the cause. Needs root."""
+"""The network doctor in real networks with one defect: it names the link and the cause. Needs root."""
 
 import asyncio
 import os
@@ -33,9 +33,9 @@ pytestmark = [
 
 LINGER_S = 10.0
 DEADLINE_S = 30.0
-STOPPED_S, RUNNING_S = 0.5, 0.1  # of a program that a busy machine gives no time
+STOPPED_S, RUNNING_S = 0.5, 0.1  # of a program without processor time, as on a busy machine
 NUM_STOPS = 12
-NUM_TRIES = 5  # for a busy machine to be fast for a tenth of a second
+NUM_TRIES = 5  # tries, of which one must find a busy machine fast for 0.1 s
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def all_bad(findings):
     return {key: item for found in findings.values() for key, item in bad_of(found).items()}
 
 
-def test_hosts_that_are_well_reach_each_other_by_name_on_their_interface_and_add_up(examine):
+def test_healthy_hosts_reach_each_other_by_name_on_eth0_and_compute_a_sum(examine):
     with LabNetwork(3, LabLink()) as network:
         findings = examine(network)
     assert all_bad(findings) == {}
@@ -118,7 +118,7 @@ def test_hosts_that_are_well_reach_each_other_by_name_on_their_interface_and_add
 
 
 def stop_now_and_then(examine, stopped, num_hosts, ending):
-    """Stop the network programs of some hosts for half a second, again and again, from when all have started."""
+    """Once all network programs have started, stop those of some hosts repeatedly, for half a second each time."""
     while len(examine.doctors) < num_hosts and not ending.wait(0.01):
         pass
     processes = [doctor._process for doctor in examine.doctors if doctor._order.host in stopped]
@@ -134,7 +134,7 @@ def stop_now_and_then(examine, stopped, num_hosts, ending):
 @pytest.mark.parametrize("stopped", [("algo-1",), ("algo-1", "algo-2")], ids=["one end", "either end in turn"])
 @pytest.mark.parametrize("link", [LabLink(), LabLink(delay_ms=5)], ids=["a bridge", "a switch"])
 @pytest.mark.long
-def test_a_link_is_not_bad_because_a_program_at_its_end_gets_no_time(examine, stopped, link):
+def test_a_link_is_not_bad_if_a_program_at_its_end_gets_no_processor_time(examine, stopped, link):
     ending = threading.Event()
     stops = threading.Thread(target=stop_now_and_then, args=(examine, stopped, 2, ending))
     with LabNetwork(2, link) as network:
@@ -152,7 +152,7 @@ def test_a_link_is_not_bad_because_a_program_at_its_end_gets_no_time(examine, st
 
 
 @pytest.mark.long
-def test_an_interface_with_a_better_route_is_named_and_its_host_is_the_sick_one(examine):
+def test_a_wrong_interface_with_a_better_route_is_named_and_its_host_is_sick(examine):
     with LabNetwork(3, LabLink()) as network:
         change(
             network,
@@ -171,7 +171,7 @@ def test_an_interface_with_a_better_route_is_named_and_its_host_is_the_sick_one(
     assert "docker0" in sick.reason
 
 
-def test_an_interface_that_leads_nowhere_and_is_in_nobodys_way_is_told_and_nothing_is_wrong(examine):
+def test_a_harmless_interface_without_peers_is_reported_but_not_as_bad(examine):
     with LabNetwork(2, LabLink()) as network:
         change(
             network,
@@ -187,7 +187,7 @@ def test_an_interface_that_leads_nowhere_and_is_in_nobodys_way_is_told_and_nothi
     assert interface.words == "eth0 reaches all; docker0 (172.17.0.1) reaches none"
 
 
-def test_a_port_whose_answers_vanish_is_told_from_one_that_refuses(examine):
+def test_a_port_with_dropped_answers_is_distinguished_from_a_refusing_port(examine):
     with LabNetwork(3, LabLink()) as network:
         change(network, "algo-2", "ip rule add ipproto tcp sport 7777 blackhole")
         findings = examine(network)
@@ -200,9 +200,9 @@ def test_a_port_whose_answers_vanish_is_told_from_one_that_refuses(examine):
     assert (sick.host, sick.peer) == ("algo-2", None), "both of its links are bad"
 
 
-def test_a_hop_that_swallows_packets_above_its_mtu_is_found_with_the_size(examine):
+def test_a_hop_that_drops_packets_above_its_mtu_is_found_with_the_size(examine):
     with LabNetwork(3, LabLink()) as network:
-        # The switch's port of algo-2 takes no more than 1280 bytes, and tells nobody.
+        # The switch's port of algo-2 silently drops packets of more than 1280 bytes.
         descriptor = network._network.switch_descriptor
         into_switch = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{descriptor}"]
         subprocess.run([*into_switch, "ip", "link", "set", "p1", "mtu", "1280"], check=True)
@@ -220,7 +220,7 @@ def test_a_hop_that_swallows_packets_above_its_mtu_is_found_with_the_size(examin
     assert diagnose(findings)[0].host == "algo-2"
 
 
-def test_a_link_that_loses_a_twentieth_is_bad_unless_the_plan_says_so(examine):
+def test_a_link_that_loses_five_percent_is_bad_unless_the_plan_sets_that_loss(examine):
     with LabNetwork(2, LabLink(loss_percent=5)) as network:
         bad = all_bad(examine(network))
         assert ("algo-1", "algo-2", Check.LOSS) in bad
@@ -229,7 +229,7 @@ def test_a_link_that_loses_a_twentieth_is_bad_unless_the_plan_says_so(examine):
         assert all_bad(examine(network, loss_percent=5.0)) == {}
 
 
-def test_a_link_of_200_ms_is_bad_unless_the_plan_says_so(examine):
+def test_a_link_with_200_ms_delay_is_bad_unless_the_plan_sets_that_delay(examine):
     with LabNetwork(2, LabLink(delay_ms=100)) as network:
         bad = all_bad(examine(network))
         assert set(bad) == {("algo-1", "algo-2", Check.DELAY), ("algo-2", "algo-1", Check.DELAY)}
@@ -237,7 +237,7 @@ def test_a_link_of_200_ms_is_bad_unless_the_plan_says_so(examine):
         assert all_bad(examine(network, round_trip_ms=200.0)) == {}
 
 
-def test_a_host_that_is_cut_off_is_the_sick_one_and_the_others_are_well(examine):
+def test_a_cut_off_host_is_sick_and_the_other_hosts_are_healthy(examine):
     with LabNetwork(3, LabLink()) as network:
         network.set_link("algo-3", up=False)
         findings = examine(network)
@@ -247,9 +247,9 @@ def test_a_host_that_is_cut_off_is_the_sick_one_and_the_others_are_well(examine)
     assert "2 of its 2 links are bad" in sick.reason
 
 
-def test_a_link_that_works_one_way_only_is_told_with_the_direction(examine):
+def test_a_link_that_works_in_one_direction_is_reported_with_that_direction(examine):
     with LabNetwork(2, LabLink()) as network:
-        # What algo-2 sends to algo-1 goes to a machine that does not exist.
+        # Packets from algo-2 to algo-1 go to a machine that does not exist.
         change(network, "algo-2", "ip neigh replace 10.77.0.1 lladdr 02:00:00:00:00:99 dev eth0 nud permanent")
         findings = examine(network)
     reach = bad_of(findings["algo-2"])["algo-2", "algo-1", Check.REACH]
@@ -261,7 +261,7 @@ def test_a_link_that_works_one_way_only_is_told_with_the_direction(examine):
 
 
 @pytest.mark.long
-def test_a_route_that_leads_nowhere_is_its_own_hosts_fault(examine):
+def test_a_blackhole_route_makes_its_own_host_sick(examine):
     with LabNetwork(2, LabLink()) as network:
         change(network, "algo-2", "ip route add blackhole 10.77.0.1/32")
         findings = examine(network)
@@ -269,13 +269,13 @@ def test_a_route_that_leads_nowhere_is_its_own_hosts_fault(examine):
     assert [(sick.host, sick.peer) for sick in diagnose(findings)] == [("algo-2", None)]
 
 
-def test_a_link_that_is_slow_one_way_only_is_told_by_both_ends_together(examine):
+def test_a_link_slow_in_one_direction_is_found_by_comparing_both_ends(examine):
     with LabNetwork(2, LabLink()) as network:
         change(network, "algo-2", "tc qdisc add dev eth0 root tbf rate 30mbit burst 32kb latency 20ms")
         for _ in range(NUM_TRIES):
             measured = examine(network)
             rates = {item.host: item.rate_mbit_s or 0.0 for found in measured.values() for item in found if item.peer}
-            # A busy machine may be slow in both directions, which is another finding.
+            # A busy machine may be slow in both directions, which gives another finding.
             if rates["algo-2"] >= 20 and rates["algo-1"] > LOPSIDED * rates["algo-2"]:
                 break
         findings = with_lopsided(measured)
@@ -285,7 +285,7 @@ def test_a_link_that_is_slow_one_way_only_is_told_by_both_ends_together(examine)
 
 
 def listen_at(network, host, ports):
-    """Listen in a host's namespace, as its program would; the sockets stay there when this thread has left."""
+    """Listen in a host's namespace, as its program would; the sockets stay there after the thread has ended."""
     sockets = []
 
     def open_all():
@@ -296,7 +296,7 @@ def listen_at(network, host, ports):
             sockets.append(socket.create_server(("0.0.0.0", port)))
             sockets[-1].setblocking(False)
 
-    thread = threading.Thread(target=open_all)  # a namespace is a thread's
+    thread = threading.Thread(target=open_all)  # a namespace is joined per thread
     thread.start()
     thread.join()
     return sockets
@@ -311,10 +311,10 @@ def has_visitor(listening):
 
 
 @pytest.mark.parametrize("is_lossy", [False, True], ids=["answers at once", "silence at first"])
-def test_once_all_hosts_have_read_the_ports_nobody_connects_to_what_listens_there(tmp_path, is_lossy):
+def test_after_the_port_reading_the_doctor_connects_to_no_port_of_the_job(tmp_path, is_lossy):
     readings, listening, are_ready = {}, [], threading.Barrier(4)
     with LabNetwork(3, LabLink()) as network:
-        if is_lossy:  # has to be asked again, by the measurements that are made beside programs otherwise
+        if is_lossy:  # a silent port, which a later measurement would otherwise probe again
             change(network, "algo-2", "ip rule add ipproto tcp sport 7777 blackhole")
 
         def run(host):
@@ -351,7 +351,7 @@ def test_once_all_hosts_have_read_the_ports_nobody_connects_to_what_listens_ther
         assert not reading.taken_ports, "it was free when it was looked at"
 
 
-def test_the_ports_are_told_though_a_peers_network_program_never_comes(tmp_path):
+def test_port_readings_are_returned_even_if_a_peers_network_program_never_starts(tmp_path):
     with LabNetwork(2, LabLink()) as network:
         doctor = NetworkDoctor(order_of(network, "algo-1", tmp_path))
         try:
@@ -360,7 +360,7 @@ def test_the_ports_are_told_though_a_peers_network_program_never_comes(tmp_path)
             doctor.close()
 
 
-def test_a_peer_that_is_cut_off_has_its_ports_told_when_it_has_been_silent_long_enough(tmp_path):
+def test_ports_of_a_cut_off_peer_are_read_without_a_finding_after_a_timeout(tmp_path):
     with LabNetwork(2, LabLink()) as network:
         network.set_link("algo-2", up=False)
         doctor = NetworkDoctor(order_of(network, "algo-1", tmp_path))
@@ -372,16 +372,16 @@ def test_a_peer_that_is_cut_off_has_its_ports_told_when_it_has_been_silent_long_
 
 
 @pytest.mark.long(20)
-def test_an_interface_that_reaches_all_peers_where_the_jobs_does_not_is_named_with_the_ports(examine, tmp_path):
+def test_another_interface_that_reaches_all_peers_is_named_with_the_ports(examine, tmp_path):
     with LabNetwork(2, LabLink()) as network:
         change(
             network,
             "algo-1",
-            "sysctl -qw net.ipv4.conf.all.arp_ignore=1",  # else eth0 answers for the address of eth1
+            "sysctl -qw net.ipv4.conf.all.arp_ignore=1",  # otherwise eth0 answers for the address of eth1
             "ip link add link eth0 name eth1 type macvlan mode bridge",
             "ip addr add 10.77.0.101/25 dev eth1",
             "ip link set eth1 up",
-            "ip neigh replace 10.77.0.2 lladdr 02:00:00:00:00:99 dev eth0 nud permanent",  # a machine that is nowhere
+            "ip neigh replace 10.77.0.2 lladdr 02:00:00:00:00:99 dev eth0 nud permanent",  # the address of no machine
         )
         orders = [order_of(network, host, tmp_path) for host in network.hosts]
         findings = examine.orders(orders)
@@ -393,7 +393,7 @@ def test_an_interface_that_reaches_all_peers_where_the_jobs_does_not_is_named_wi
     assert early[Check.INTERFACE].words == "eth0 does not reach all peers, eth1 does"
 
 
-def test_a_host_whose_network_program_never_starts_is_not_called_sick(examine, tmp_path):
+def test_a_host_whose_network_program_never_starts_is_not_reported_as_sick(examine, tmp_path):
     with LabNetwork(2, LabLink()) as network:
         order = replace(order_of(network, "algo-1", tmp_path), meet_s=1.0)
         doctor = NetworkDoctor(order)
@@ -407,7 +407,7 @@ def test_a_host_whose_network_program_never_starts_is_not_called_sick(examine, t
     assert "the network program of algo-2 did not start" in link.words
 
 
-async def test_links_that_a_job_has_asked_to_be_slow_are_well(examine, tmp_path):
+async def test_links_that_a_job_has_configured_as_slow_are_healthy(examine, tmp_path):
     engine = LocalHosts(Settings(home=str(tmp_path / "home")), "http://127.0.0.1:4570")
     shape = Link(rate_mbit_s=50, delay_ms=60, loss_percent=3)
     hosts = tuple(
@@ -427,7 +427,7 @@ async def test_links_that_a_job_has_asked_to_be_slow_are_well(examine, tmp_path)
 
 
 class FakeLog:
-    """Takes the agent's lines."""
+    """Discards the agent's log lines."""
 
     def say(self, *lines):
         pass
@@ -440,7 +440,7 @@ def children():
 
 
 @pytest.mark.parametrize("action", list(HealthAction))
-def test_a_check_that_is_given_up_ends_at_once_and_leaves_no_process(tmp_path, action):
+def test_a_cancelled_check_ends_at_once_and_leaves_no_process(tmp_path, action):
     with LabNetwork(2, LabLink()) as network:
         hosts = tuple(replace(host, address=network.address(host.name)) for host in make_hosts(2))
         paths = {name: network.entry(name)[1].removeprefix("--net=") for name in network.hosts}
@@ -454,7 +454,7 @@ def test_a_check_that_is_given_up_ends_at_once_and_leaves_no_process(tmp_path, a
         board = FactBoard(clock=SystemClock())
         health = HostHealth(plan, host="algo-1", board=board, log=FakeLog())
         check = threading.Thread(target=health.check)
-        check.start()  # the other host's program never comes: all of it would wait for that one
+        check.start()  # the peer's program never starts, so the whole check would wait for it
         try:
             end_s = time.monotonic() + DEADLINE_S
             while not children() and time.monotonic() < end_s:

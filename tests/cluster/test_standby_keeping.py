@@ -1,4 +1,4 @@
-"""The next host of a pool gets ready after a program, or while it runs: as root and as plain processes."""
+"""Preparation of a pool's next host, after a program or while it runs: as root and as plain processes."""
 
 import dataclasses
 from pathlib import Path
@@ -12,13 +12,13 @@ from clary.agent.host.sandbox import Bind
 from clary.agent.supervisor.standby_keeping import PLACES_FOLDER
 from clary.contract.limits.cgroup_names import host_cgroup_name, next_cgroup_name
 
-# The folders that a keeper makes are its own user's, so that `user` would need an agent that is not root.
+# A keeper's folders belong to its own user, so that mode `user` would need an agent that is not root.
 MODES = (pytest.param("root", marks=pytest.mark.root), "plain")
 
 world = world_of(MODES, lambda mode: KeeperWorld(mode))
 
 
-def test_the_next_host_gets_ready_while_the_program_runs_if_another_job_is_sure_to_come(world):
+def test_in_a_series_the_next_host_gets_ready_while_the_program_runs(world):
     plan = world.plan(series=SERIES)
     program, listener, first_folder = world.attempt(plan, WAITS)
     listener.wait_for("runs")
@@ -35,8 +35,8 @@ def test_the_next_host_gets_ready_while_the_program_runs_if_another_job_is_sure_
     assert listener.text() == "ended\n"
 
 
-def test_two_hosts_that_live_at_once_have_cgroups_of_their_own_and_every_other_has_the_same(world):
-    world.keeper._leaves_traces = True  # no host lasts
+def test_successive_hosts_alternate_between_two_cgroup_names(world):
+    world.keeper._leaves_traces = True  # so no host is reused
     plan = world.plan(series=SERIES)
     first = host_cgroup_name("pool-1", 1, host=HOST, work_folder=str(world.pool))
     names = []
@@ -49,7 +49,7 @@ def test_two_hosts_that_live_at_once_have_cgroups_of_their_own_and_every_other_h
     assert names == [first, next_cgroup_name(first)] * 2
 
 
-def test_without_a_job_that_is_sure_to_come_the_next_host_gets_ready_at_the_end(world):
+def test_without_a_series_the_next_host_gets_ready_after_the_program(world):
     plan = world.plan()
     program, listener, _ = world.attempt(plan, WAITS)
     listener.wait_for("runs")
@@ -59,7 +59,7 @@ def test_without_a_job_that_is_sure_to_come_the_next_host_gets_ready_at_the_end(
     assert world.ready_place() is not None
 
 
-def test_files_of_an_attempt_that_was_given_up_before_its_program_are_in_no_later_attempt(world):
+def test_files_of_an_attempt_that_started_no_program_are_in_no_later_attempt(world):
     plan = world.plan(series=SERIES)
     program, listener, _ = world.attempt(plan, LEAVES)
     finish(program, listener)
@@ -74,8 +74,8 @@ def test_files_of_an_attempt_that_was_given_up_before_its_program_are_in_no_late
     eventually(lambda: not spoiled.exists())
 
 
-def test_the_place_of_an_attempt_goes_at_its_end_and_that_of_the_next_one_stays(world):
-    world.keeper._leaves_traces = True  # no host lasts
+def test_an_attempts_folder_is_removed_at_its_end_and_the_next_ones_folder_stays(world):
+    world.keeper._leaves_traces = True  # so no host is reused
     plan = world.plan(series=SERIES)
     finish(*world.attempt(plan, LEAVES)[:2])
     world.keeper.prepare()
@@ -87,7 +87,7 @@ def test_the_place_of_an_attempt_goes_at_its_end_and_that_of_the_next_one_stays(
     assert not (used / "ml" / "left").exists()
 
 
-def test_a_host_that_gets_ready_as_the_keeper_closes_is_taken_away(world):
+def test_a_host_that_gets_ready_while_the_keeper_closes_is_removed(world):
     plan = world.plan(series=SERIES)
     program, listener, _ = world.attempt(plan, WAITS)
     world.keeper.close()
@@ -98,7 +98,7 @@ def test_a_host_that_gets_ready_as_the_keeper_closes_is_taken_away(world):
     program.close()
 
 
-def test_an_attempt_of_another_pool_leaves_the_host_that_stands_by_alone(world):
+def test_an_attempt_of_another_pool_does_not_get_the_standby_host(world):
     plan = world.plan(series=SERIES)
     finish(*world.attempt(plan, LEAVES)[:2])
     world.keeper.prepare()
@@ -107,14 +107,14 @@ def test_an_attempt_of_another_pool_leaves_the_host_that_stands_by_alone(world):
 
 
 @pytest.mark.parametrize("series", [SERIES, ""])
-def test_nothing_stands_by_where_the_settings_forbid_it(world, series):
+def test_no_standby_host_is_prepared_if_the_settings_forbid_it(world, series):
     plan = world.plan(has_standby=False, series=series)
     finish(*world.attempt(plan, LEAVES)[:2])
     world.keeper.prepare()
     assert world.ready_place() is None
 
 
-def test_a_host_whose_binds_are_not_wanted_any_more_is_given_up_and_the_program_still_runs(world):
+def test_a_standby_host_with_unneeded_binds_is_replaced_and_the_program_still_runs(world):
     if world.mode == "plain":
         return  # plain processes have no binds
     extra = world.folder("extra")

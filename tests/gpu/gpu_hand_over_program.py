@@ -1,6 +1,6 @@
-"""Tensors of pipelines that stay in the memory of GPUs between two ranks. Functions `test_...(rank, size)`.
+"""Pipeline tensors passed between two ranks in GPU memory. Functions `test_...(rank, size)`.
 
-In a rehearsal files stand for what CUDA lends: framing and order are real, the memory is not.
+In a rehearsal, files replace the memory that CUDA lends: framing and order are real, the memory is not.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from clary.train.parallel.pipeline.hand_over import LEAST_BYTES, Decision, HandO
 from clary.train.parallel.pipeline.lending import CudaLender, arrived
 from clary.train.parallel.pipeline.schedules import one_f_one_b
 
-WIDTH, ROWS, MICROBATCHES = 512, 1024, 4  # a microbatch's activations: half a MiB
+WIDTH, ROWS, MICROBATCHES = 512, 1024, 4  # one microbatch's activations are 512 KiB
 
 
 class FakeLender:
-    """Lends by files."""
+    """Lends tensors as files."""
 
     def __init__(self):
         self.device = torch.device("cpu")
@@ -44,7 +44,7 @@ class FakeLender:
 
 @contextlib.contextmanager
 def counted():
-    """Have this rank hand over on the GPU, and count the tensors that it lends."""
+    """Make this rank pass tensors on the GPU, and count the tensors that it lends."""
     counts = {"lent": 0}
     kind = FakeLender if IS_REHEARSAL else CudaLender
     lend = kind.lend
@@ -75,12 +75,12 @@ def test_tensors_go_from_gpu_to_gpu_memory(rank, size):
     agreed = agree(rank, seat, lambda: CudaLender(device, seat.visible), gather)
     assert agreed is not None
     assert {one.way for one in (*agreed.to.values(), *agreed.source.values())} == {Way.DEVICE}, agreed
-    for turn in range(20):  # memory that was given back is lent again
+    for turn in range(20):  # returned memory is lent again
         ours = torch.full((LEAST_BYTES + 4 * turn,), float(rank + turn), device=device)
         for _ in range(20):
-            ours = ours + 1  # the GPU is still at it when it is lent
+            ours = ours + 1  # the GPU still computes the tensor when it is lent
         record = agreed.lender.lend(ours)
-        ours.zero_()  # what was lent stays as it was
+        ours.zero_()  # the lent copy keeps its values
         found = arrived(agreed.lender.borrow(gather(record)[1 - rank]), device)
         assert bool((found == 1 - rank + turn + 20).all()), (turn, found[:3])
         dist.barrier()

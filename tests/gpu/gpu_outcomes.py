@@ -1,4 +1,4 @@
-"""How functions of programs in this folder ended, and whether they could run on this machine at all."""
+"""Outcomes of functions of the programs in this folder, and reasons why some cannot run on this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LIMIT_S = 100.0
 
 
 def failure_of(program: Path, function: str, size: int, *, only: str = "") -> str | None:
-    """Run a program, or one function of it; return the words of its ranks on a failure of the function.
+    """Run a program, or one function of it; return the failures of its ranks as text, None if all passed.
 
-    Ranks share a GPU where there are fewer than ranks: each is told that it is the first of its host.
+    If there are fewer GPUs than ranks, ranks share a GPU: LOCAL_RANK is 0 for each rank.
     """
     paths = (
         ROOT / "src",
@@ -36,7 +36,7 @@ def failure_of(program: Path, function: str, size: int, *, only: str = "") -> st
         variables["CLARY_CUDA_ON_CPU"] = "1"
     told = outcomes(program, size, _LIMIT_S, **variables)[function]
     failures = [(rank, failure) for rank, failure in enumerate(told) if failure is not None]
-    # A rank that cannot run leaves its peers without it: why it cannot is the reason for all.
+    # A rank that cannot run makes its peers fail too, so its reason comes first.
     failures.sort(key=lambda pair: ABSENT not in pair[1])
     return "\n".join(f"rank {rank}: {failure}" for rank, failure in failures) or None
 

@@ -1,4 +1,4 @@
-"""Backend smddp with tensors of a GPU: collectives, and training against one process. See `torch_ranks`."""
+"""Backend smddp with GPU tensors: collectives, and training compared with one process. See `torch_ranks`."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from clary.train.collective.adapters.torch.devices import Path, choose_path, own_placement
 
-NUM_ELEMENTS = 5_000_003  # several segments of the way through host memory, the last one small
+NUM_ELEMENTS = 5_000_003  # several segments on the path through host memory, the last one small
 WIDTH, BATCH, STEPS = 64, 8, 3
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}
 
@@ -25,7 +25,7 @@ def batch(rank, step):
 
 
 def train(model, ranks, device):
-    """Return the state after steps on the mean of these ranks' batches."""
+    """Return the model's state after `STEPS` steps on the mean loss over these ranks' batches."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -53,7 +53,7 @@ def test_collectives_of_tensors_of_a_gpu(rank, size):
         ours = torch.full((NUM_ELEMENTS,), rank + 1, dtype=dtype, device=device)
         dist.all_reduce(ours)
         assert bool((ours == total).all()), (dtype, ours[:4])
-    # What comes before and after is on the program's stream, and nobody waits on the host.
+    # Work before and after the collective is on the program's stream; the host does not wait.
     ours = torch.zeros(NUM_ELEMENTS, device=device)
     for _ in range(50):
         ours += (rank + 1) / 50
@@ -83,7 +83,7 @@ def test_collectives_of_tensors_of_a_gpu(rank, size):
         assert bool((theirs == peer).all())
 
 
-def test_the_way_of_tensors_is_chosen(rank, size):
+def test_the_path_of_tensors_is_chosen_by_placement(rank, size):
     placement = own_placement(real_gpu("a GPU that is made up has no name that ranks could compare"))
     gathered = [None] * size
     dist.all_gather_object(gathered, placement)

@@ -1,4 +1,4 @@
-"""Work of one rank on a GPU: memory, precision, compiling, health and figures. Functions `test_...(rank, size)`."""
+"""Work of one rank on a GPU: memory, precision, compiling, health checks, figures. Functions `test_...(rank, size)`."""
 
 import shutil
 import sys
@@ -24,7 +24,7 @@ from clary.train.parallel.memory.offloading import Offloader
 
 WIDTH, ROWS, LAYERS = 256, 512, 6
 FIGURES_S = 20.0
-HIDDEN_SHARE = 0.5  # of the time of all copies, the most that offloading may add to a step where they overlap
+HIDDEN_SHARE = 0.5  # highest share of the copies' time that offloading may add to a step
 
 
 class Deep(nn.Module):
@@ -63,7 +63,7 @@ def test_offloading_gives_the_same_gradients(rank, size):
     for one in (None, offloader):
         model = Deep().to(device)
         use_offloader(one)
-        for _ in range(2):  # again with memory that has been used before
+        for _ in range(2):  # the second time with memory that was used before
             model.zero_grad()
             model(rows(device)).square().mean().backward()
         use_offloader(None)
@@ -81,7 +81,7 @@ def test_offloading_copies_while_the_gpu_computes(rank, size):
 
 
 def assert_copies_are_hidden(device, *, width, num_rows):
-    """Compare a step with offloading to one without and to its copies alone: overlapped, they take hardly more time."""
+    """Check that offloading, overlapped with compute, adds at most `HIDDEN_SHARE` of its copies' time to a step."""
     blocks = [nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)) for _ in range(LAYERS)]
     model = nn.Sequential(*blocks).to(device)
     for block in model:
@@ -137,7 +137,7 @@ def test_a_snapshot_holds_what_the_gpu_held(rank, size):
     snapshot = Snapshot()
     for number in range(2):
         snapshot.take(plan, flat, save="s", step=number, rank=0, num_parts=1)
-    for one in flat.values():  # training goes on at once
+    for one in flat.values():  # training continues at once
         if isinstance(one, torch.Tensor):
             one.zero_()
     for planned in plan.tensors:

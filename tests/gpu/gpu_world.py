@@ -1,4 +1,4 @@
-"""Tools of the programs in this folder: the GPU or the CPU in its place, and the refusal to run."""
+"""Helpers of the programs in this folder: the GPU, or the CPU in its place, and an exception if neither will do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Absent(Exception):
 
 
 def gpu() -> torch.device:
-    """Return the GPU of this rank; all ranks of a host that has one share it. In a rehearsal, the CPU."""
+    """Return the GPU of this rank, or the CPU in a rehearsal; ranks of a host with one GPU share it."""
     if IS_REHEARSAL:
         import clary_cuda_on_cpu
 
@@ -26,7 +26,7 @@ def gpu() -> torch.device:
 
 
 def real_gpu(why: str) -> torch.device:
-    """Return the GPU; refuse the test in a rehearsal, for the reason `why`."""
+    """Return the GPU; in a rehearsal raise `Absent` with the reason `why`."""
     device = gpu()
     if IS_REHEARSAL:
         raise Absent(f"rehearsed on the CPU: {why}")

@@ -1,6 +1,6 @@
-"""Tests that need a GPU, on one GPU; on machines without, as far as CUDA can be rehearsed on the CPU.
+"""Tests that need one GPU; on machines without a GPU, those that can be rehearsed on the CPU.
 
-`sh tools/check_gpu.sh` runs the same functions one by one, where nothing but torch is installed.
+`sh tools/check_gpu.sh` runs the same functions one by one on machines that have only torch installed.
 """
 
 import shutil
@@ -21,7 +21,7 @@ CASES = [(program, size, name) for program, size in PROGRAMS for name in names(H
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(200),
-    pytest.mark.xdist_group("gpu"),  # a program runs once a worker
+    pytest.mark.xdist_group("gpu"),  # each program runs once per worker
     pytest.mark.skipif(not TRAIN_PYTHON.exists(), reason=f"no interpreter with torch at {TRAIN_PYTHON}"),
 ]
 

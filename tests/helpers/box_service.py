@@ -1,8 +1,8 @@
-"""A service that lends boxes and does nothing else, as a program: real doors and scheduler, a stand-in for the boot.
+"""Program that runs a service of boxes only: real listener and scheduler, a stand-in for the boot.
 
-Where: tests of boxes run it on the head of their bed, in place of a whole service, to ask the scheduler themselves.
-It reads a JSON list from each line of its input - a method of the scheduler and its arguments - and answers in a line.
-The boot that it sends says its facts into its scratch folder, starts a child that tries to get away, and stays.
+Where: tests of boxes run it on the head of their bed, in place of a whole service, to call the scheduler directly.
+It reads a JSON list from each line of its input (a method of the scheduler and its arguments) and answers in one line.
+The boot that it sends writes its facts to its scratch folder, starts a child that tries to escape, and keeps running.
 """
 
 import asyncio
@@ -104,12 +104,12 @@ async def serve(home, address, port):
 
 
 async def nothing(request):
-    """Stand for AWS, which nobody asks here."""
+    """Stand for the AWS API, which no test of boxes calls."""
     raise AssertionError("boxes alone ask this service")
 
 
 async def answer(scheduler, what, *arguments):
-    """Ask the scheduler one thing."""
+    """Call one method of the scheduler; return its result as plain data."""
     match what:
         case "ask":
             tag, num_hosts = arguments

@@ -1,4 +1,4 @@
-"""A bucket in memory that answers as the store does, and sets to put into it."""
+"""A bucket in memory that responds like the object store, and checkpoint sets for it."""
 
 import hashlib
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ TAKEN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 class FakeBucket:
-    """Objects by key; listings of two keys a page; `before` is called with each request and may change or refuse."""
+    """Objects by key, listed two keys per page; `before` is called with each request and may replace or refuse it."""
 
     def __init__(self):
         self.objects = {}
@@ -69,7 +69,7 @@ class FakeBucket:
 
 
 class FakeStream:
-    """An answer in small pieces; it breaks off where it is told."""
+    """A response in pieces of 7 bytes; with `breaks_off` it fails after the last piece."""
 
     def __init__(self, body, *, status=200, content_length="own", breaks_off=False):
         self.status = status
@@ -91,7 +91,7 @@ def file(path, body=b"content", *, key=None, **changes):
 
 
 def aside(path, body, host):
-    """Return a file whose content has no place of its own."""
+    """Return a file whose content is stored under a content key instead of the file's plain path."""
     return file(path, body, key=content_key(host, hashlib.md5(path.encode()).hexdigest()))
 
 

@@ -1,7 +1,7 @@
-"""Writers that are killed with SIGKILL while they write, and the writes that the store had acknowledged.
+"""Writers that are killed with SIGKILL while they write, and the writes that the store acknowledged to them.
 
 Run as a program, this file is the nursery: it imports the store once and forks a writer for each line on its input,
-so that twenty crashes take seconds. A writer prints every acknowledgement; the test reads them up to its death.
+so that twenty crashes take seconds. A writer prints every acknowledgement; the test reads them until the writer dies.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class CrashNursery:
     def __init__(self, database_url: str, log_folder: Path) -> None:
         self._url = database_url
         self._log_folder = log_folder
-        self._token: str | None = None  # everything before it was checked after an earlier crash
+        self._token: str | None = None  # lines before this token were checked after an earlier crash
         self._num_checked = 0
 
     def __enter__(self) -> Self:
@@ -52,7 +52,7 @@ class CrashNursery:
         self._process.stdout.close()
 
     def run_and_kill(self, round_number: int, *, after_s: float) -> tuple[set[str], int]:
-        """Kill a writer `after_s` after its first acknowledgements; return the jobs and lines it was told of."""
+        """Kill a writer `after_s` after its first acknowledgements; return the acknowledged jobs and line count."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         watchdog = threading.Timer(_WAIT_S, self._process.kill)
@@ -85,7 +85,7 @@ class CrashNursery:
             watchdog.cancel()
 
     async def check_logs(self, *, at_least: int) -> int:
-        """Assert that the log holds lines 0, 1, 2... without a hole, up to `at_least`; return how many it has."""
+        """Assert that the log holds lines 0, 1, 2... without a gap, `at_least` of them; return their number."""
         logs = LogStore(self._log_folder)
         try:
             while True:
@@ -109,7 +109,7 @@ def main() -> None:
     for line in sys.stdin:
         arguments = json.loads(line)
         for engine in open_engines(parse_url(arguments["url"]), num_readers=1):
-            engine.dispose()  # never connected: this loads the driver before the fork
+            engine.dispose()  # opens no connection: this loads the driver before the fork
         may_begin, begin = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -140,7 +140,7 @@ async def _write_for_ever(url: str, log_folder: str, round_number: int) -> None:
     async def log() -> None:
         sequence = await logs.next_sequence(STREAM)
         while True:
-            # Begins one line too early, as an agent does whose last acknowledgement was lost.
+            # Resends one line, as an agent does whose last acknowledgement was lost.
             first = max(0, sequence - 1)
             lines = [LogBlock(at_ms=1000 + number, text=str(number)) for number in range(first, sequence + 3)]
             sequence = await logs.append(STREAM, first, lines)

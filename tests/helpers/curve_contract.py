@@ -1,6 +1,6 @@
-"""Contract of curves of metrics for every database behind the store; run against SQLite and PostgreSQL.
+"""Contract of metric curves for every database of the store; run against SQLite and PostgreSQL.
 
-A test class inherits `CurveContract` beside `StoreContract`, which gives `store`.
+A test class inherits `CurveContract` and `StoreContract`, which provides `store`.
 """
 
 import math
@@ -17,9 +17,9 @@ from clary.control.store.store import Store
 
 
 class CurveContract:
-    """Tests of curves that need nothing but a store on an empty database."""
+    """Tests of curves that need only a store on an empty database."""
 
-    async def test_a_curve_is_thinned_out_and_keeps_its_spikes(self, store: Store) -> None:
+    async def test_a_downsampled_curve_keeps_its_spikes(self, store: Store) -> None:
         await store.create_job(make_job("j"), {})
         values = [math.sin(number / 50) for number in range(1000)]
         values[123], values[777] = 50.0, -50.0
@@ -48,20 +48,20 @@ class CurveContract:
         assert [(point.value, point.step) for point in whole] == [(value, i) for i, value in enumerate(values)]
         assert await store.curves.curves("nobody", names=None, num_points=100) == {}
 
-    async def test_a_thinned_curve_falls_as_its_values_do_and_ends_with_the_last(self, store: Store) -> None:
+    async def test_a_downsampled_curve_of_falling_values_falls_and_ends_with_the_last_value(self, store: Store) -> None:
         await store.create_job(make_job("j"), {})
         moments = (START + timedelta(seconds=number) for number in range(1000))
         falling = [FinalMetric(name="loss", value=1000.0 - number, at=at) for number, at in enumerate(moments)]
-        last = FinalMetric(name="loss", value=500.5, at=falling[-1].at)  # a jump at the end, and at the same moment
+        last = FinalMetric(name="loss", value=500.5, at=falling[-1].at)  # a jump, at the time of the value before
         await store.add_metrics("j", [*falling, last])
         for num_points in (2, 3, 50):
             points = (await store.curves.curves("j", names=["loss"], num_points=num_points))["loss"]
             assert len(points) <= num_points
             assert points[-1].value == 500.5
-        values = [point.value for point in points[2:-3]]  # the first stretch goes any way, the last has the jump
+        values = [point.value for point in points[2:-3]]  # the first stretch has any order, the last has the jump
         assert values == sorted(values, reverse=True)
 
-    async def test_a_curve_with_values_before_1970_has_as_many_points_as_it_may(self, store: Store) -> None:
+    async def test_a_curve_with_values_before_1970_keeps_to_the_number_of_points(self, store: Store) -> None:
         await store.create_job(make_job("j"), {})
         moments = [
             *(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=number) for number in range(-50, 50)),
@@ -74,10 +74,10 @@ class CurveContract:
             assert 2 <= len(points) <= num_points
             assert points[-1].value == 101.0
 
-    async def test_a_curve_that_grows_is_what_a_fresh_look_at_it_would_be(
+    async def test_a_cached_curve_of_growing_metrics_equals_a_freshly_read_one(
         self, store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Values come late, at the same moment, as not-a-number or far ahead; only new ones are read."""
+        """Values arrive late, with equal times or as not-a-number; only new values are read."""
         chance = random.Random(7)
         await store.create_job(make_job("j"), {})
         read, looks = metric_curves._read_stretches, []
@@ -107,12 +107,12 @@ class CurveContract:
             finally:
                 await other.close()
         own = [after for after in looks if after is not None]
-        assert len(own) >= 6  # the fresh looks have nothing to go on from
+        assert len(own) >= 6  # fresh reads have no `after_id`
         looks.clear()
         assert len((await store.curves.curves("j", names=None, num_points=100))["loss"]) >= 60
         assert looks == []
 
-    async def test_a_successor_has_none_of_the_curve_of_the_job_before_it(self, store: Store) -> None:
+    async def test_a_new_job_of_the_same_name_has_no_points_of_the_deleted_one(self, store: Store) -> None:
         moments = [START + timedelta(seconds=number) for number in range(200)]
         for value in (1.0, 2.0):
             await store.create_job(make_job("j"), {})
@@ -121,7 +121,7 @@ class CurveContract:
             assert {point.value for point in found["loss"]} == {value}
             await store.delete_job("j")
 
-    async def test_of_a_job_that_went_while_it_was_looked_at_nothing_is_kept(
+    async def test_a_job_deleted_during_a_read_leaves_no_curve_in_the_cache(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await store.create_job(make_job("j"), {})
@@ -134,12 +134,12 @@ class CurveContract:
             return seen
 
         monkeypatch.setattr(metric_curves, "_extents", look)
-        assert len((await store.curves.curves("j", names=None, num_points=200))["loss"]) == 200  # too few to be cut
+        assert len((await store.curves.curves("j", names=None, num_points=200))["loss"]) == 200  # too few to be thinned
         await store.delete_job("j")
         assert await store.curves.curves("j", names=None, num_points=20) == {"loss": []}
         assert store.curves._kept == {}
 
-    async def test_curves_that_nobody_asked_for_lately_are_let_go(
+    async def test_the_least_recently_read_curves_are_evicted_from_the_cache(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(metric_curves, "MAX_KEPT", 30)

@@ -1,6 +1,6 @@
-"""Damaged rows, on SQLite and PostgreSQL: each is set aside with a name and a reason, and everything else goes on.
+"""Damaged rows, on SQLite and PostgreSQL: each is quarantined with a name and a reason; other rows stay usable.
 
-A test class inherits `DamageContract` and gives a `database_url` fixture: a fresh, empty database.
+A test class inherits `DamageContract` and provides a `database_url` fixture: a fresh, empty database.
 """
 
 import base64
@@ -46,7 +46,7 @@ DAMAGES = {
 
 
 def execute(database_url: str, statement: str, **values: Any) -> None:
-    """Change the database behind the store's back."""
+    """Change the database without the store."""
     engine = create_engine(parse_url(database_url))
     with engine.begin() as connection:
         connection.execute(text(statement), values)
@@ -58,10 +58,10 @@ def damage(database_url: str, document: object, *, name: str = "damaged") -> Non
 
 
 class DamageContract:
-    """Tests that need nothing but the URL of an empty database."""
+    """Tests that need only the URL of an empty database."""
 
     @pytest.mark.parametrize("damaged", DAMAGES.values(), ids=DAMAGES.keys())
-    async def test_a_start_sets_aside_what_it_cannot_read_and_goes_on(self, database_url: str, damaged: str) -> None:
+    async def test_a_start_quarantines_unreadable_rows_and_continues(self, database_url: str, damaged: str) -> None:
         store = await Store.open(database_url)
         for name in ("before", "damaged", "later"):
             await store.create_job(make_job(name), {"of": name})
@@ -92,7 +92,7 @@ class DamageContract:
         finally:
             await store.close()
 
-    async def test_a_row_that_was_mended_meanwhile_is_not_set_aside(self, database_url: str) -> None:
+    async def test_a_row_that_was_repaired_meanwhile_is_not_quarantined(self, database_url: str) -> None:
         store = await Store.open(database_url)
         try:
             await store.create_job(make_job("damaged"), {})
@@ -102,20 +102,20 @@ class DamageContract:
         finally:
             await store.close()
 
-    async def test_a_terminal_job_is_set_aside_when_it_is_asked_for(self, database_url: str) -> None:
+    async def test_an_unreadable_terminal_job_is_quarantined_when_it_is_read(self, database_url: str) -> None:
         store = await Store.open(database_url)
         try:
             await store.create_job(completed(make_job("damaged")), {})
             damage(database_url, "{")
             with pytest.raises(JobUnreadable):
                 await store.get_job("damaged")
-            with pytest.raises(JobUnreadable):  # not looked at anew each time
+            with pytest.raises(JobUnreadable):  # a second read adds no second entry
                 await store.get_job("damaged")
             assert len(await store.quarantine.entries()) == 1
         finally:
             await store.close()
 
-    async def test_what_the_service_has_in_memory_mends_its_row(self, database_url: str) -> None:
+    async def test_an_update_from_memory_repairs_the_damaged_row(self, database_url: str) -> None:
         store = await Store.open(database_url)
         try:
             job = make_job("damaged")
@@ -130,7 +130,7 @@ class DamageContract:
         finally:
             await store.close()
 
-    async def test_a_mended_job_is_taken_back_and_a_bad_one_is_not(self, database_url: str) -> None:
+    async def test_only_a_repaired_job_is_released_from_quarantine(self, database_url: str) -> None:
         store = await Store.open(database_url)
         try:
             job = make_job("damaged")
@@ -152,7 +152,7 @@ class DamageContract:
         finally:
             await store.close()
 
-    async def test_a_job_that_is_given_up_leaves_its_name(self, database_url: str) -> None:
+    async def test_the_name_of_a_dropped_job_can_be_used_again(self, database_url: str) -> None:
         store = await Store.open(database_url)
         try:
             await store.create_job(make_job("damaged"), {})
@@ -165,7 +165,7 @@ class DamageContract:
         finally:
             await store.close()
 
-    async def test_damage_beside_jobs_costs_the_damaged_row_alone(self, database_url: str) -> None:
+    async def test_damage_in_other_tables_affects_only_the_damaged_row(self, database_url: str) -> None:
         store = await Store.open(database_url)
         try:
             await store.create_job(make_job("one"), {})
@@ -186,10 +186,10 @@ class DamageContract:
             assert (await store.experiments.get(Kind.EXPERIMENT, "bad")) is None
             assert [item.host for item in await store.training.progress_of("one", 1)] == ["algo-1"]
             cards = await store.cards.page(CardQuery(), now=datetime.now(UTC))
-            assert sorted(card.name for card in cards.cards) == ["one", "two"]  # made anew of its job
+            assert sorted(card.name for card in cards.cards) == ["one", "two"]  # rebuilt from its job
             entries = await store.quarantine.entries()
             assert sorted(entry.source for entry in entries) == ["tracked", "training_ends"]
-            for entry in entries:  # put back as it was, found again
+            for entry in entries:  # restored unchanged, and quarantined again
                 await store.quarantine.release(entry.id)
             assert (await store.experiments.get(Kind.EXPERIMENT, "bad")) is None
             assert [entry.source for entry in await store.quarantine.entries()] == ["tracked"]

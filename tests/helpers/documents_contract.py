@@ -1,6 +1,6 @@
-"""Contract of numbered documents for every database behind them; run against SQLite and PostgreSQL.
+"""Contract of numbered documents for every database of the store; run against SQLite and PostgreSQL.
 
-A test class inherits `DocumentsContract` and gives a `database_url` fixture: a fresh, empty database.
+A test class inherits `DocumentsContract` and provides a `database_url` fixture: a fresh, empty database.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from clary.control.store.store import Store
 
 
 class DocumentsContract:
-    """Tests that need nothing but the URL of an empty database."""
+    """Tests that need only the URL of an empty database."""
 
     @pytest.fixture
     async def store(self, database_url: str) -> AsyncIterator[Store]:
@@ -40,7 +40,9 @@ class DocumentsContract:
         assert await dumps.names("job", 3) == ["algo-1", "request"]
         assert await dumps.read_named("request") == [("job", 3, value)]
 
-    async def test_numbers_kinds_and_jobs_are_apart(self, store: Store, dumps: NumberedDocuments) -> None:
+    async def test_documents_of_different_numbers_kinds_and_jobs_are_separate(
+        self, store: Store, dumps: NumberedDocuments
+    ) -> None:
         await dumps.put("job", 3, {"request": 1})
         for documents, name, number in (
             (store.documents("profiles"), "job", 3),
@@ -59,7 +61,7 @@ class DocumentsContract:
         await dumps.remove("job")
         assert await dumps.numbers("job") == []
 
-    async def test_the_newest_numbers_stay_and_the_one_that_is_written(self, dumps: NumberedDocuments) -> None:
+    async def test_the_newest_numbers_and_the_number_being_written_are_kept(self, dumps: NumberedDocuments) -> None:
         for number in (5, 6, 7, 8):
             await dumps.put("job", number, {"request": number, "algo-1": number}, keep=3)
             await dumps.put("other", number, {"request": number})
@@ -68,7 +70,7 @@ class DocumentsContract:
         assert await dumps.numbers("job") == [8, 7, 6, 1]
         assert await dumps.numbers("other") == [8, 7, 6, 5]
 
-    async def test_documents_go_with_their_job_and_are_refused_without_it(
+    async def test_documents_are_deleted_with_their_job_and_refused_without_it(
         self, store: Store, dumps: NumberedDocuments
     ) -> None:
         for number in range(100):
@@ -84,12 +86,12 @@ class DocumentsContract:
         await asyncio.gather(*(dumps.put("job", 3, {host: host}) for host in hosts))
         assert await dumps.names("job", 3) == sorted(hosts)
 
-    async def test_all_documents_of_a_call_are_written_or_none(self, dumps: NumberedDocuments) -> None:
+    async def test_a_call_writes_all_its_documents_or_none(self, dumps: NumberedDocuments) -> None:
         with pytest.raises(TypeError):
             await dumps.put("job", 3, {"algo-1": 1, "algo-2": object()})
         assert await dumps.read("job", 3) == {}
 
-    async def test_a_damaged_row_is_set_aside_and_the_others_are_read(
+    async def test_a_damaged_row_is_quarantined_and_the_other_rows_are_read(
         self, store: Store, dumps: NumberedDocuments, database_url: str
     ) -> None:
         await dumps.put("job", 3, {"algo-1": 1, "algo-2": 2})

@@ -1,4 +1,4 @@
-"""Dumps of made-up gangs: ranks that compute, ranks that wait, and the ranks that they wait for."""
+"""Dumps of invented jobs: ranks that compute, ranks that wait, and the ranks that the waiting ones wait for."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def host(name, *processes, address="10.0.0.1", error=""):
 
 
 def gang(*processes):
-    """Two hosts, the ranks in turns."""
+    """Return dumps of two hosts, with the ranks alternately on one and the other."""
     return {
         "algo-1": host("algo-1", *processes[0::2]),
         "algo-2": host("algo-2", *processes[1::2], address="10.0.0.2"),
@@ -78,6 +78,6 @@ def suspects(dumps, num_ranks=4, weights=(Weight.SUSPECT,)):
 
 
 def waiting(*others):
-    """Ranks that wait in all_reduce, then others."""
+    """Return dumps of four ranks: ranks that wait in all_reduce, then these other ranks."""
     ranks = [process(rank, ALL_REDUCE) for rank in range(4 - len(others))]
     return gang(*ranks, *others)

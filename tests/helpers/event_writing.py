@@ -1,4 +1,4 @@
-"""A minimal writer of event files, written from the format's description and sharing nothing with the reader."""
+"""A minimal writer of event files, written from the format's description; it shares no code with the reader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 
 
 def crc32c(data: bytes) -> int:
-    """Bit by bit, unlike the reader's table."""
+    """Compute CRC-32C bit by bit; the reader uses a table."""
     value = 0xFFFFFFFF
     for byte in data:
         value ^= byte
@@ -77,5 +77,5 @@ FILE_VERSION = double(1, 1_700_000_000.0) + block(3, b"brain.Event:2")
 
 
 def png(width: int, height: int) -> bytes:
-    """Return the beginning of a PNG file, with its size; the readers here look at no more."""
+    """Return the beginning of a PNG file, up to its size; the readers under test parse no more."""
     return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0) + b"rest"

@@ -1,6 +1,6 @@
-"""Contract of experiments for every database behind them; run against SQLite and PostgreSQL.
+"""Contract of experiments for every database of the store; run against SQLite and PostgreSQL.
 
-A test class inherits `ExperimentsContract` and gives a `database_url` fixture: a fresh, empty database.
+A test class inherits `ExperimentsContract` and provides a `database_url` fixture: a fresh, empty database.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def thing(name: str, kind: Kind = Kind.EXPERIMENT, *, age_s: int = 0, parent: str = "", source: str = "") -> Tracked:
-    """Return a record that was made some seconds after the start."""
+    """Return a record created some seconds after `START`."""
     at = START + timedelta(seconds=age_s)
     arn = f"arn:{kind.value}/{name.lower()}"
     document = {"ArtifactType": "x"} if kind is Kind.ARTIFACT else {"When": at, "Deep": {"List": [at, 1]}}
@@ -58,7 +58,7 @@ def edge(source: str, destination: str, *, second: int = 0) -> Association:
 
 
 class ExperimentsContract:
-    """Tests that need nothing but the URL of an empty database."""
+    """Tests that need only the URL of an empty database."""
 
     @pytest.fixture
     async def store(self, database_url: str) -> AsyncIterator[Store]:
@@ -84,7 +84,7 @@ class ExperimentsContract:
             "arn:experiment/name": {"k": "v"}
         }
 
-    async def test_of_many_that_take_a_name_one_has_it(self, store: Store) -> None:
+    async def test_of_many_concurrent_creations_of_one_name_one_succeeds(self, store: Store) -> None:
         names = ["one", "One", "ONE", "oNe"]
         outcomes = await asyncio.gather(
             *(store.experiments.create(thing(name), {"who": name}) for name in names), return_exceptions=True
@@ -94,14 +94,14 @@ class ExperimentsContract:
         winner = names[outcomes.index(None)]
         assert await store.experiments.tags_of(["arn:experiment/one"]) == {"arn:experiment/one": {"who": winner}}
 
-    async def test_a_trial_needs_its_experiment_and_nothing_is_written_without(self, store: Store) -> None:
+    async def test_a_trial_without_its_experiment_is_refused_and_not_written(self, store: Store) -> None:
         with pytest.raises(TrackedNotFound):
             await store.experiments.create(thing("t", Kind.TRIAL, parent="none"), {})
         with pytest.raises(TrackedNotFound):
             await store.experiments.create(thing("c", Kind.COMPONENT), {}, trials=["none"])
         assert await store.experiments.get(Kind.COMPONENT, "c") is None
 
-    async def test_changes_that_come_at_once_are_all_kept(self, store: Store) -> None:
+    async def test_concurrent_changes_are_all_kept(self, store: Store) -> None:
         await store.experiments.create(replace(thing("e"), document={"count": 0}), {})
 
         def add_one(found: Tracked) -> Tracked:
@@ -140,7 +140,9 @@ class ExperimentsContract:
         with pytest.raises(BadToken):
             await store.experiments.page(replace(query, trial="t"), max_results=1, next_token=token)
 
-    async def test_what_others_hang_on_stays_and_what_goes_takes_all_of_its_own(self, store: Store) -> None:
+    async def test_a_record_in_use_is_not_removed_and_a_removed_one_loses_its_values_and_edges(
+        self, store: Store
+    ) -> None:
         await self._world(store)
         experiments = store.experiments
         for kind, name in ((Kind.EXPERIMENT, "e"), (Kind.TRIAL, "t"), (Kind.COMPONENT, "c0")):
@@ -156,7 +158,7 @@ class ExperimentsContract:
             await experiments.part("t", "c0")
         assert not await experiments.values.add("c0", [value(1.0)])
 
-    async def test_parents_are_told_for_many_components_at_once(self, store: Store) -> None:
+    async def test_parents_of_many_components_are_read_in_one_call(self, store: Store) -> None:
         await self._world(store)
         await store.experiments.join("u", "c0", at=START + timedelta(hours=1))
         await store.experiments.join("u", "c0", at=START + timedelta(hours=2))
@@ -164,7 +166,7 @@ class ExperimentsContract:
         trials = {key: [parent.trial for parent in parents] for key, parents in found.items()}
         assert trials == {"c0": ["t", "u"], "c2": ["t"], "c4": ["t"]}
 
-    async def test_summaries_of_jobs_and_components_stand_apart(self, store: Store) -> None:
+    async def test_summaries_of_a_job_and_a_component_of_one_name_are_separate(self, store: Store) -> None:
         await store.experiments.create(thing("same", Kind.COMPONENT), {})
         await store.create_job(make_job("same"), {})
         await store.experiments.values.add("SAME", [value(1.0), value(3.0, second=1), value(math.nan, second=2)])
@@ -178,7 +180,7 @@ class ExperimentsContract:
         assert (other.name, other.deviation) == ("other", 0.0)
         assert loss.last_at == START + timedelta(seconds=1)
 
-    async def test_values_that_are_huge_or_infinite_are_summed_up_too(self, store: Store) -> None:
+    async def test_huge_and_infinite_values_are_summarised_too(self, store: Store) -> None:
         await store.experiments.create(thing("c", Kind.COMPONENT), {})
         await store.experiments.values.add("c", [value(math.inf), value(1e300, second=1), value(-1e300, second=2)])
         (found,) = (await store.experiments.values.summaries([Owner(name="c")]))[Owner(name="c")]
@@ -201,7 +203,7 @@ class ExperimentsContract:
         assert [(begin - epoch, item.count) for begin, item in bounded] == [(0, 1), (60, 2)]
 
     @pytest.mark.parametrize("order", list(EdgeOrder))
-    async def test_pages_of_edges_hold_every_one_once(self, store: Store, order: EdgeOrder) -> None:
+    async def test_pages_of_edges_hold_every_edge_once(self, store: Store, order: EdgeOrder) -> None:
         edges = [edge(f"arn:{number % 3}", f"arn:{number}x", second=number // 2) for number in range(7)]
         for item in edges:
             assert await store.experiments.lineage.add(item)

@@ -1,4 +1,4 @@
-"""A store in memory that can fail, hang, lose bytes, and stop its host dead in the middle of anything."""
+"""A store in memory that can fail, hang, lose bytes, and kill its host in the middle of any request."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from clary.contract.object_store import ObjectInfo
 
 
 class HostDied(BaseException):
-    """The host is gone: nothing after this happens."""
+    """The host has died: no code after this runs."""
 
 
 class FakeCheckpointStore:
-    """Objects by key; `on_call` is told operation and key before each request and may raise or wait.
+    """Objects by key; `on_call` receives operation and key before each request and may raise or wait.
 
-    `shorten` says which uploads lose their last byte though the store says that all is well.
+    `shorten` selects the uploads that lose their last byte although the store reports success.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class FakeWriter:
 
 
 class FakeClock:
-    """Time that passes when the test says so."""
+    """A clock that advances only when the test sets it."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0

@@ -1,4 +1,4 @@
-"""A core whose operations end when a test says so."""
+"""A fake core of collectives whose operations end when a test ends them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clary.train._native.interface import Kind, Operation, ShortCalls
 
 
 class FakeCore(ShortCalls):
-    """Takes every call, remembers it, and hands out tickets for asynchronous ones."""
+    """Records every call, and returns tickets for asynchronous calls."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []
@@ -40,7 +40,7 @@ class FakeCore(ShortCalls):
 
     @property
     def open_tickets(self) -> set[int]:
-        """Tickets whose end nobody has taken."""
+        """Return the tickets whose completion the caller has not collected."""
         return set(self._open)
 
     def wait(self, ticket: int, limit_s: float | None) -> int | None:

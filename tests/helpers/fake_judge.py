@@ -1,4 +1,4 @@
-"""A fake judge of files: each one's writer has closed it, except where a test decides otherwise."""
+"""A fake judge of files: each file counts as closed by its writer, except where a test decides otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HELD = Decision(is_whole=False, reason="process 1 (writer) has it open for writi
 
 
 class FakeJudge:
-    """Decisions by path; CLOSED for all others."""
+    """Decisions by path; CLOSED for all other paths."""
 
     def __init__(self) -> None:
         self.decisions: dict[str, Decision] = {}

@@ -1,4 +1,4 @@
-"""Fakes of parts that the supervisor drives: a program whose processes obey the test, and steps that can be held."""
+"""Fakes of parts that the supervisor drives: a program whose processes the test controls, and steps that can block."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from clary.contract.agent_protocol import Clue, ProcessExit, StagedPart, UploadR
 
 
 class FakeProgram:
-    """Processes that end when the test, or a signal, says so.
+    """Processes that end when the test or a signal ends them.
 
     Args:
-        num_processes: ranks 0 to this less one.
-        ends_on_sigterm: whether SIGTERM ends a process, as it does unless a handler is set.
+        num_processes: number of ranks, counted from 0.
+        ends_on_sigterm: whether SIGTERM ends a process; false is a process with a handler.
     """
 
     init_pid = 4242
@@ -32,7 +32,7 @@ class FakeProgram:
         self.memory_note: str | None = None
         self.disk_note: str | None = None
         self.broken: ClaryError | None = None
-        self.num_orphans = 0  # processes started by processes, which outlive SIGTERM
+        self.num_orphans = 0  # children of processes, which survive SIGTERM
         self._log = log
         self._ends_on_sigterm = ends_on_sigterm
         self._changed = threading.Condition()
@@ -47,7 +47,7 @@ class FakeProgram:
         return {}
 
     def end(self, code: int, *, rank: int = 0) -> None:
-        """End one process; a negative code is a signal."""
+        """End one process; a negative code is the number of a signal."""
         with self._changed:
             self._live.discard(rank)
             self._ended.append(
@@ -64,7 +64,7 @@ class FakeProgram:
             self._changed.notify_all()
 
     def hear_from_outside(self) -> None:
-        """Have every process signalled by somebody else than the agent; all live on."""
+        """Mark every process as signalled from outside the agent; all stay alive."""
         with self._changed:
             self.was_signalled = True
             self._doomed |= self._live
@@ -105,12 +105,12 @@ class FakeProgram:
 
 
 class FakeSteps:
-    """Steps that do nothing, fail, or wait until they are let go or given up.
+    """Steps that return at once, fail, or wait until `let_go` or until they are cancelled.
 
     Args:
-        num_processes, ends_on_sigterm: of the program that they start.
+        num_processes, ends_on_sigterm: arguments of the program that the steps start.
         hold: names of steps that wait: tree, code, channel:NAME, environment, start, upload.
-        errors: what a step raises.
+        errors: name of a step -> the exception that it raises.
     """
 
     def __init__(
@@ -132,10 +132,10 @@ class FakeSteps:
         self.uploaded = Uploaded(uris=("s3://bucket/model.tar.gz",))
         self.program: FakeProgram | None = None
         self.checkpoints: object | None = None
-        self.ml_folder = Path("/nonexistent")  # a test that looks into it puts one in its place
+        self.ml_folder = Path("/nonexistent")  # a test that reads the folder assigns a real one
         self.failure_text: str | None = None
         self.records: tuple[Clue, ...] = ()
-        self.announced: list[tuple[str, float, list[int]]] = []  # reason, grace, signals that were sent before
+        self.announced: list[tuple[str, float, list[int]]] = []  # reason, grace, signals sent before
         self.is_closed = False
         self.given_up = threading.Event()
         self.on_step: Callable[[str], None] = lambda name: None

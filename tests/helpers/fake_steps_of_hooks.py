@@ -1,4 +1,4 @@
-"""Steps of a training without a model, as a hook sees them."""
+"""Training steps without a model, as a hook receives them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def some_tensors() -> list[tuple[TensorEntry, memoryview | None]]:
 
 
 class FakeStep:
-    """A step as the hook hands it over."""
+    """A step as the hook passes it on."""
 
     def __init__(self, step: int, **changes: Any) -> None:
         self.index = index(step, **({"written_at": time.time()} | changes))

@@ -1,4 +1,4 @@
-"""Ranks of one process that decide together by ballots, without a group between them."""
+"""Ranks inside one process that agree by ballots, without a process group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clary.train.horovod.requests import Description
 
 
 class DecidingRank:
-    """One rank: the tensors that it has submitted, and the verdicts that it has been told."""
+    """One rank: the tensors that it has submitted, and the verdicts that it has received."""
 
     def __init__(self, size: int, capacity: int) -> None:
         self.readiness = Readiness(size, capacity)
@@ -21,7 +21,7 @@ class DecidingRank:
         self.ran: list[tuple[str, str]] = []
 
     def news_and_mask(self) -> tuple[News, int]:
-        """Return this rank's news and the bits that it sets, as `engine` does."""
+        """Return the news that this rank announces and the mask of bits that it sets, as `engine` does."""
         mask, announced = 0, []
         for name, description in self.submitted.items():
             index = self.readiness.index_of(name, description)
@@ -38,7 +38,7 @@ class DecidingRank:
 
 
 def run_round(ranks: list[DecidingRank]) -> list[Verdict]:
-    """Run one round of all ranks over the bytes that would travel; every rank takes its verdict."""
+    """Run one round of all ranks on the bytes that would be sent; every rank applies the verdict."""
     told = [rank.news_and_mask() for rank in ranks]
     messages = [encode_news(news) if news else b"" for news, _ in told]
     ballots = [

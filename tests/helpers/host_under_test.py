@@ -1,4 +1,4 @@
-"""A supervisor that runs beside the test which looks at it."""
+"""A supervisor that runs in a separate thread while the test observes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = Limits(heartbeat_s=0.1, margin_s=0.2, after_stop_s=0.3, drain_s=2.0, la
 
 
 class HostUnderTest:
-    """One supervisor in a thread of its own."""
+    """One supervisor in its own thread."""
 
     def __init__(self, service: FakeService, steps: FakeSteps, *, limits: Limits = LIMITS, token: str = "") -> None:
         self.service = service

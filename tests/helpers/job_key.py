@@ -1,4 +1,4 @@
-"""A job and the rights of its key, for tests of the rules."""
+"""A job and the permissions of its access key, for tests of the access rules."""
 
 from datetime import UTC, datetime
 

@@ -37,7 +37,7 @@ def exit_of(code, *, seconds=50, signal=None, killed=False, rank=0):
 
 
 class Script:
-    """Drives one job; each call is one second later."""
+    """Drives one job; each call advances its clock by one second."""
 
     def __init__(self, hosts=("algo-1", "algo-2"), **changes):
         self.job = new_job(**changes)

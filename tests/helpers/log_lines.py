@@ -1,4 +1,4 @@
-"""Lines for the tests of the log store, and how clients read them."""
+"""Lines for the tests of the log store, and a reader that works like clients."""
 
 from datetime import UTC, datetime
 
@@ -36,7 +36,7 @@ def texts(events: tuple[LogEvent, ...]) -> list[str]:
 
 
 async def read_on(logs: LogStore, token: str | None, **query: int) -> tuple[list[str], str]:
-    """Read forward as clients do, until a page gives back the token that it was asked with."""
+    """Read forward as clients do, until a page returns the token of its request."""
     found: list[str] = []
     for _ in range(10_000):
         page = await logs.get_events(STREAM, from_head=True, token=token, **query)

@@ -1,4 +1,4 @@
-"""A mirror with its threads over a folder and a store in memory."""
+"""A mirror with its threads, between a folder and a store in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE_S = 20.0
 
 
 class MirrorUnderTest:
-    """A mirror of a folder, with its facts, lines and notes."""
+    """A mirror of a folder, and the facts, log lines and notes that it produces."""
 
     def __init__(self, tmp_path: Path, store: FakeCheckpointStore, *, settle_s: float = 0.05) -> None:
         self.host = MirroredFolder(tmp_path, store)

@@ -1,4 +1,4 @@
-"""One host's folder with its writer of sets, driven look by look; restores into folders of their own."""
+"""One host's checkpoint folder and its writer of sets, driven poll by poll; restores go to separate folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 class MirroredFolder:
-    """A host that has restored its folder and mirrors it when told."""
+    """A host that has restored its folder and mirrors it when the test calls `round`."""
 
     def __init__(
         self, parent: Path, store: FakeCheckpointStore, *, host: str = "algo-1", uri: str = URI, hosts=("algo-1",)
@@ -41,7 +41,7 @@ class MirroredFolder:
         self.judge = FakeJudge()
         self.looks = Looks(
             self.folder, self.judge, pace=PACE, min_rest_s=0.0
-        )  # the clock is a fake, files' times are not
+        )  # the clock is fake, but files have real times
         self.restored: Restored = restore(self.folder, self.prefix, store, host=host, first=hosts[0], others=hosts[1:])
         site = Writer(
             host=host,
@@ -67,14 +67,14 @@ class MirroredFolder:
         place.write_bytes(text.encode() if isinstance(text, str) else text)
 
     def round(self, *, settle_s: float = 0.0, publish: bool = True) -> bool:
-        """Look once and store a set of the files that may be taken; return whether there is a new set."""
+        """Poll the folder once and store a set of the eligible files; return whether there is a new set."""
         self.clock.seconds += 1
         look = self.looks.first if settle_s else self.looks.last
         choice = look(self.writer.taken, now_s=self.clock.monotonic())
         return self._take(choice, publish=publish)
 
     def pair_of_looks(self, between: Callable[[], object] = lambda: None) -> Choice:
-        """Look twice, with `between` in the middle, and store a set of the chosen files; return the choice."""
+        """Poll twice, call `between` in the middle, and store a set of the chosen files; return the choice."""
         self.clock.seconds += PACE.interval_s - PACE.settle_s
         self.looks.first(self.writer.taken, now_s=self.clock.monotonic())
         between()
@@ -100,7 +100,7 @@ class MirroredFolder:
 
 
 def content_of(path: Path) -> dict[str, str]:
-    """Return every file below a folder, and links as `-> target`."""
+    """Return the content of every file below a folder, and links as `-> target`."""
     found = {}
     for place in sorted(path.rglob("*")):
         name = place.relative_to(path).as_posix()

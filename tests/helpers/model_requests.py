@@ -1,4 +1,4 @@
-"""Requests that botocore's model allows, made from the model: member by member, or as hypothesis draws them."""
+"""Requests that botocore's model allows: built member by member, or drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clary.control.wire.models import Operation, Protocol, service
 from clary.control.wire.patterns import compile_pattern
 from clary.control.wire.validation import LENIENT_ENUMS
 
-# Sample values of string members, in order of preference; a member takes those that fit its pattern and length.
+# Sample values of string members, in order of preference; a member uses the values that fit its pattern and length.
 _ARN = "arn:aws:{}:us-west-2:000000000000:{}"
 TEXTS = (
     "s3://bucket/prefix",
@@ -55,7 +55,7 @@ def full_value(shape: Any) -> Any:
 
 
 def paths(shape: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the path and the shape of every member that structures inside of a shape have."""
+    """Yield the path and the shape of every member of the structures inside a shape."""
     if shape.type_name == "list":
         yield from paths(shape.member, (*prefix, "[]"))
     elif shape.type_name == "map":
@@ -67,7 +67,7 @@ def paths(shape: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def values(shape: Any) -> st.SearchStrategy[Any]:
-    """Draw values that the model allows: any optional members, short lists."""
+    """Draw values that the model allows, with any subset of optional members and short lists."""
     if shape.type_name == "structure":
         required = {name: values(shape.members[name]) for name in shape.required_members}
         optional = {name: values(member) for name, member in shape.members.items() if name not in required}

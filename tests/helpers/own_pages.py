@@ -1,4 +1,4 @@
-"""The service's own pages over a control plane, and over single parts of it."""
+"""The service's own pages, served by a control plane or by single parts of one."""
 
 from types import SimpleNamespace
 
@@ -38,7 +38,7 @@ async def no_store(*args, **options):
 
 
 class FewParts:
-    """The pages over those parts that a test gives; `handle` answers the owner's token `token`, or raises WireError."""
+    """The pages on parts that a test provides; `handle` serves requests with the owner's token, or raises WireError."""
 
     def __init__(self, services=None, *, sessions=None, metrics_page="token", admin_token="token", **given):
         parts = dict.fromkeys(Parts.__dataclass_fields__) | {
@@ -66,7 +66,7 @@ class FewParts:
 
 
 class OwnPages:
-    """Answers a request as the listener does: the gate first, then the handler."""
+    """Handles a request as the listener does: first the gate, then the handler."""
 
     def __init__(self, plane, folder, *, metrics_page="token", boxes=None):
         samples = SampleGateway(plane.store.series, plane.clock)
@@ -111,7 +111,7 @@ class OwnPages:
         self.handler = ClaryHandler(parts, authorizer, guesses)
 
     async def answer(self, request):
-        """Return the answer to one request, and how long it is held back."""
+        """Return the response to one request, and the seconds for which it is delayed."""
         verdict = self.handler.admit(request)
         if hasattr(verdict, "answer"):
             return verdict.answer, verdict.delay_s

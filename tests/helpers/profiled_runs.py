@@ -1,4 +1,4 @@
-"""Runs as a job's hosts would have measured them: good ones, and each with one thing wrong."""
+"""Measurements of runs as a job's hosts would take them: good runs, and runs with one defect each."""
 
 import random
 
@@ -48,7 +48,7 @@ def noisy(value, spread, seed=1):
 
 
 def steady_gpus(rows=3000, **changes):
-    """A good run: two hosts of two GPUs that always have work, steps of a quarter of a second."""
+    """Return a good run: two hosts of two GPUs that always have work, steps of a quarter of a second."""
     source = random.Random(7)
     columns = {
         "host/cpu_percent": lambda host, row: source.uniform(200, 420),
@@ -74,7 +74,7 @@ def steady_gpus(rows=3000, **changes):
 
 
 def run_with_pauses(rows=6000):
-    """A good run: a slow start, a checkpoint every ten minutes, an evaluation now and then, and steps that vary."""
+    """Return a good run: a slow start, a checkpoint every ten minutes, occasional evaluations, and steps that vary."""
     source = random.Random(11)
 
     def is_pause(row):
@@ -99,7 +99,7 @@ def run_with_pauses(rows=6000):
 
 
 def without_gpus(rows=3000):
-    """A good run on processors alone, all of them busy."""
+    """Return a good run without GPUs, on processors that are all busy."""
     columns = {
         "host/cpu_percent": noisy(95, 2),
         "machine/cpu_iowait_percent": lambda host, row: 1.0,

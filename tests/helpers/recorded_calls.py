@@ -1,4 +1,4 @@
-"""Records of made-up collective calls."""
+"""Records of invented collective calls."""
 
 from __future__ import annotations
 

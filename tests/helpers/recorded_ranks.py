@@ -1,4 +1,4 @@
-"""Ranks in processes of their own whose operations are recorded: for programs that run where torch is."""
+"""Ranks in separate processes whose operations are recorded; for programs that run with torch installed."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ RANK = """
 
 
 class Ranks:
-    """Ranks that run one script, in processes of their own."""
+    """Ranks that run one script, each in its own process."""
 
     def __init__(self, script, num_ranks, backend="gloo"):
         self.at = tempfile.TemporaryDirectory(prefix="clary-ranks-")
@@ -58,7 +58,7 @@ class Ranks:
             rank.wait()
 
     def calls(self, kind="gloo"):
-        """Return rank -> its calls in the group of all, the newest first."""
+        """Return rank -> its calls in the group of all ranks, newest first."""
         now_ns = time.monotonic_ns()
         records = {record.rank: groups_of(record, now_ns) for record in read_records(self.folder)}
         found = {}
@@ -76,7 +76,7 @@ class Ranks:
             time.sleep(0.05)
 
     def counted(self, is_over=False):
-        """Compare the ranks' records, as a dump of their host would hold them."""
+        """Compare the ranks' records, in the form that a dump of their host has."""
         records, now_ns = read_records(self.folder), time.monotonic_ns()
         facts = {"parent": 1, "command": "", "state": "S", "wait_channel": "", "cpu_s": 0.0, "num_waits": 0}
         facts |= {"cpu_used_s": 0.0, "bytes_moved": 0, "threads": (), "sockets": ()}
@@ -102,7 +102,7 @@ def has(number, state=None):
 
 
 def rows_of_process(folder):
-    """Return the rows of this process's group of all, the newest first."""
+    """Return the rows of this process for the group of all ranks, newest first."""
     (record,) = (record for record in read_records(folder) if record.process == os.getpid())
     return next(
         group.rows for group in record.groups if group.facts.kind == "gloo" and not group.facts.is_point_to_point
@@ -110,5 +110,5 @@ def rows_of_process(folder):
 
 
 def shown(row):
-    """Return operation, elements, type and state in words."""
+    """Return operation, number of elements, type and state as text."""
     return OPERATIONS[row.operation], row.num_elements, DTYPES[row.dtype], STATES[row.state]

@@ -1,4 +1,4 @@
-"""Runs as a rehearsal gathers them: the output and the records of a program, attempt by attempt."""
+"""Runs as a rehearsal collects them: the output and the records of a program, attempt by attempt."""
 
 import json
 
@@ -14,7 +14,7 @@ READER = make_reader([])
 
 
 def batch_of(step):
-    """Return the samples of a step of a program that restores its place in the data; steps count from 1."""
+    """Return the samples of a step of a program that restores its position in the data; steps count from 1."""
     begin = (step - 1) * BATCH % NUM_SAMPLES
     return list(range(begin, begin + BATCH))
 
@@ -24,7 +24,7 @@ def loss_of(step):
 
 
 def attempt(number, first, last, *, loss=loss_of, batch=batch_of, end="", restored=1, sets=3, skipped=0, every=1):
-    """Return an attempt that did the steps from `first` to `last`; `skipped` batches are drawn first for nothing."""
+    """Return an attempt that ran the steps `first` to `last`; `skipped` batches are drawn before and not used."""
     lines, events = [], [{"e": "begin", "rank": "0"}]
     events += [{"e": "batch", "i": batch(step)} for step in range(first - skipped, first)]
     for step in range(first, last + 1):

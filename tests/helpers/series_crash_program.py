@@ -1,7 +1,7 @@
-"""Sends rows of four hosts at once into a store until it is killed, and prints the store's acknowledgements.
+"""Program that sends rows of four hosts concurrently to a store until it is killed, and prints the acknowledgements.
 
-Run as a program with the URL of a database that has a job called `job`. It goes on where the store says that it is,
-and sends every batch with rows that are stored already, as agents do that have lost an answer.
+Run it with the URL of a database that has a job called `job`. It continues at the row that the store returns as next,
+and sends every batch with rows that are already stored, as agents do after a lost response.
 """
 
 import asyncio

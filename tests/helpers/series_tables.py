@@ -10,7 +10,7 @@ START_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 
 
 def rows(columns, *, start_ms=START_MS, step_ms=500):
-    """Return rows of named columns, None where nothing was measured."""
+    """Return rows of named columns; None is a missing measurement."""
     num_rows = len(next(iter(columns.values())))
     return SeriesTable(
         at_ms=array("q", (start_ms + step_ms * row for row in range(num_rows))),
@@ -22,7 +22,7 @@ def rows(columns, *, start_ms=START_MS, step_ms=500):
 
 
 def measured(num_rows, *, num_ranks=2, start_ms=START_MS, seed=1):
-    """Return rows like those of a host."""
+    """Return rows like those that a host measures."""
     chance = random.Random(seed)
     columns = {"host/cpu_percent": [round(chance.gauss(180, 8), 1) for _ in range(num_rows)]}
     columns["host/memory_bytes"] = [4096.0 * (760_000 + row // 3) for row in range(num_rows)]

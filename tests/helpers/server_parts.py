@@ -1,4 +1,4 @@
-"""Requests to the service's own pages, and a job with everything that they show."""
+"""Requests to the service's own pages, and a job with all data that the pages show."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Boxes that a test speaks for: their facts, their reports, and a scheduler that hears them."""
+"""Boxes played by a test: their facts, their reports, and a scheduler that receives them."""
 
 import hashlib
 
@@ -33,7 +33,7 @@ def order(num_hosts, tag=TAG, job="job-7", **changes):
 
 
 class SpokenBox:
-    """One box; it keeps its orders, and speaks as the test has it speak."""
+    """One box; it keeps its orders, and sends the reports that the test chooses."""
 
     def __init__(self, scheduler, name, **changes):
         self.scheduler, self.name, self.facts = scheduler, name, facts(name, **changes)
@@ -56,7 +56,7 @@ class SpokenBox:
         return await self.scheduler.desk.orders(self.name, self.report(**options), "10.0.0.9")
 
     async def obey(self):
-        """Carry out orders as the daemon does, until they ask for nothing more; return the last ones."""
+        """Carry out orders as the daemon does, until they require no further step; return the last orders."""
         for _ in range(6):
             orders = await self.ask()
             before = dict(self.leases)
@@ -78,18 +78,18 @@ class SpokenBox:
         return known
 
     def end(self, why="exit code 1"):
-        """Have everything on the box end by itself."""
+        """Mark every lease on the box as ended by itself."""
         self.leases = {name: LeaseReport(lease=name, phase=LeasePhase.GONE, why=why) for name in self.leases}
 
 
 class SpokenBoxes:
-    """A scheduler over a folder, and boxes that were added to it."""
+    """A scheduler on a folder, and the boxes added to it."""
 
     def __init__(self, folder, clock):
         self.folder, self.clock, self.boxes = folder, clock, {}
 
     async def open(self):
-        """Start a service on the stored records; the memory of the one before is gone."""
+        """Start a service on the stored records, without the memory of the previous service."""
         self.scheduler = BoxesScheduler(self.folder, self.clock, end_wait_s=0.0)
         await self.scheduler.start(BOOT)
         for box in self.boxes.values():

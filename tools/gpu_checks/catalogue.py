@@ -73,7 +73,7 @@ def all_checks() -> Sequence[Check]:
         *(
             _program(ranks, name, size)
             for size in (1, 2)
-            for name in ("test_collectives_of_tensors_of_a_gpu", "test_the_way_of_tensors_is_chosen")
+            for name in ("test_collectives_of_tensors_of_a_gpu", "test_the_path_of_tensors_is_chosen_by_placement")
         ),
         *(
             _program(ranks, name, 2)
