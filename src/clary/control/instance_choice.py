@@ -17,7 +17,7 @@ EXCLUSIVE = ("InstanceType", "InstanceGroups", "InstancePlacementConfig")
 
 
 def check(request: Mapping[str, Any]) -> None:
-    """Refuse preferences beside members that they exclude, repeated types, and a missing or doubled InstanceCount.
+    """Refuse preferences combined with excluded members, repeated types, and a missing or doubled InstanceCount.
 
     Raises: WireError(ValidationException).
     """

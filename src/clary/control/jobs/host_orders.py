@@ -1,7 +1,7 @@
 """The next order of each host of a job. Pure.
 
-Where: `transitions` calls it after every event; agents fetch the orders through the gateway. An order's number grows
-by one with every new order of a host, so that an agent which asks again does not carry out an order twice.
+Where: `transitions` calls it after every event; agents fetch the orders through the gateway. Each new order of a host
+increases the order's number by one, so that an agent which polls again does not execute an order twice.
 
 Results are written in two steps, because hosts share no file system: every host but the leader stages its tree in the
 object store, then the leader merges all trees into the final objects. The leader is the host with the lowest index.
@@ -44,8 +44,8 @@ def stop(job: TrainingJob, *, reason: str, grace_s: float) -> Mapping[str, HostR
 
     Args:
         job: whose hosts are to stop.
-        reason: as agents write it into their logs.
-        grace_s: for programs, from SIGTERM to SIGKILL.
+        reason: text that agents write into their logs.
+        grace_s: seconds that programs get between SIGTERM and SIGKILL.
     """
     return {
         name: _with_order(record, OrderKind.STOP, reason=reason, grace_s=grace_s)
@@ -56,7 +56,7 @@ def stop(job: TrainingJob, *, reason: str, grace_s: float) -> Mapping[str, HostR
 
 
 def release(job: TrainingJob, *, is_last: bool) -> Mapping[str, HostRecord]:
-    """Return the hosts with the order to leave the attempt, and with `is_last` also their pool, which ends with it."""
+    """Return the hosts with the order to leave the attempt; with `is_last` also their pool, which then ends."""
     arguments = {IS_LAST: is_last}
     return {name: _with_order(record, OrderKind.RELEASE, arguments=arguments) for name, record in job.hosts.items()}
 
@@ -67,12 +67,12 @@ def is_uploading(job: TrainingJob) -> bool:
 
 
 def is_stopping(job: TrainingJob) -> bool:
-    """Whether any host was ordered to stop and has no later order."""
+    """Whether the order to stop is the latest order of any host."""
     return any(record.order is not None and record.order.kind is OrderKind.STOP for record in job.hosts.values())
 
 
 def has_nothing_owed(job: TrainingJob) -> bool:
-    """Whether the job's end is known and every result that it owes is written or known to be lost."""
+    """Whether the cause of the job's end is known, and each of its results is written or known to be lost."""
     if job.end_cause is None or any(record.facts.phase.may_run for record in job.hosts.values()):
         return False
     if not _has_results(job):
@@ -128,7 +128,7 @@ def _upload(job: TrainingJob) -> Mapping[str, HostRecord]:
         staged = [to_plain(part) for facts in followers for part in facts.staged]
         arguments: dict[str, Any] = {"role": UploadRole.LEAD.value, "staged": staged}
         if job.end_cause is not EndCause.SUCCESS:
-            arguments[OMITS_EMPTY_MODEL] = True  # a job that has made no model must not show one
+            arguments[OMITS_EMPTY_MODEL] = True  # a job that did not succeed must not show an empty model
         hosts[leader] = _with_order(hosts[leader], OrderKind.UPLOAD, arguments=arguments)
     return hosts
 
@@ -141,7 +141,7 @@ def _with_order(
     grace_s: float = 0.0,
     arguments: Mapping[str, Any] | None = None,
 ) -> HostRecord:
-    """Give an order unless the host has one of that kind already, or can not receive it."""
+    """Return the host with a new order, unless its order is of this kind already or it can not receive orders."""
     if record.facts.phase in (HostPhase.LOST, HostPhase.RELEASED):
         return record
     if record.order is not None and record.order.kind is kind:

@@ -1,10 +1,10 @@
 """Grants of the key of a job's attempts, read from the job's request. Pure.
 
-Where: `server.job_keys` asks for it when a request comes that an attempt's key has signed.
+Where: `server.job_keys` calls `grants_of` when it receives a request signed with an attempt's key.
 
 The owner wrote the request, so every s3:// address in its hyperparameters, arguments and environment counts as named by
 the owner: functions sent by `@remote`, scripts with `--train s3://...` and the like read and write there. Members that
-the SDKs add to requests by themselves grant no more than necessary.
+the SDKs themselves add to requests grant no more than necessary.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.permissions.grants import Grants, Place
 
 COMPONENT_SUFFIX, TRIAL_SUFFIX = "-aws-training-job", "-aws-trial"
-RUN_GROUP = "default-run-group-{}"  # trial that `sagemaker.experiments.Run` keeps an experiment's runs in
-ARTIFACTS_FOLDER = "trial-component-artifacts"  # where Run stores files, below the default bucket
-RUN_ARGUMENT = "--run_in_context"  # of functions that `@remote` sends within a Run
-MAX_TEXT = 1 << 20  # length of text that is searched for addresses
+RUN_GROUP = "default-run-group-{}"  # trial to which `sagemaker.experiments.Run` adds an experiment's runs
+ARTIFACTS_FOLDER = "trial-component-artifacts"  # folder of the default bucket in which Run stores files
+RUN_ARGUMENT = "--run_in_context"  # argument of functions that `@remote` sends within a Run
+MAX_TEXT = 1 << 20  # characters of a text that are searched for addresses
 
 # An address up to the end of the text, a quote or a character that no address has, or a gap before the next address.
 _WHOLE = re.compile(
@@ -34,7 +34,7 @@ _WORD = re.compile(
     r"""s3[an]?://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:(/[^\s"'`\\<>|,;)\]}]*)|(?=[\s"'`\\<>|,;)\]}]|$))"""
 )
 _WILDCARD = re.compile(r"[*?\[{]")
-# Members beside OutputDataConfig below which a job has a folder of its own name.
+# Members with an S3 path below which each job has a folder of its own name.
 _OUTPUTS = ("OutputDataConfig", "DebugHookConfig", "TensorBoardOutputConfig", "ProfilerConfig")
 _RULES = ("DebugRuleConfigurations", "ProfilerRuleConfigurations")
 
@@ -43,8 +43,8 @@ def grants_of(job: TrainingJob, *, default_bucket: str) -> Grants:
     """Return the grants of a job.
 
     Args:
-        job: whose request names places.
-        default_bucket: of the SDKs, where runs of experiments store files.
+        job: the job whose request names places in S3.
+        default_bucket: default bucket of the SDKs, where runs of experiments store files.
     """
     request = JobRequest(job.request)
     config = job.request.get("ExperimentConfig") or {}
@@ -52,7 +52,7 @@ def grants_of(job: TrainingJob, *, default_bucket: str) -> Grants:
     components = {job.name + COMPONENT_SUFFIX, str(config.get("RunName") or "")}
     for experiment, run in _runs_around(request):
         experiments.add(experiment)
-        components |= {run, f"{experiment}-{run}"}  # the second is Run's name of its component
+        components |= {run, f"{experiment}-{run}"}  # the second is the name that Run gives its component
     artifacts = [Place(default_bucket, f"{ARTIFACTS_FOLDER}/{name}") for name in sorted(components) if name]
     trials = {job.name + TRIAL_SUFFIX, str(config.get("TrialName") or "")}
     trials |= {RUN_GROUP.format(experiment) for experiment in experiments if experiment}
@@ -69,7 +69,7 @@ def grants_of(job: TrainingJob, *, default_bucket: str) -> Grants:
 
 
 def output_buckets(request: JobRequest) -> tuple[str, ...]:
-    """Return the buckets that a job writes to by the members of its request, each once."""
+    """Return the buckets that members of a job's request name for output, each once."""
     return tuple(dict.fromkeys(place.bucket for place in _unique(_outputs(request))))
 
 
@@ -86,7 +86,7 @@ def places_in(text: str) -> Iterator[Place]:
 def _reads(request: JobRequest) -> Iterator[Place]:
     for channel in request.channels:
         if channel.s3_uri is not None:
-            # A channel delivers the objects whose keys begin with its text; a manifest is one object.
+            # A channel with a prefix delivers the objects whose keys begin with it; a manifest is one object.
             yield _place(channel.s3_uri, is_prefix=channel.s3_data_type == "S3Prefix")
     for value in _text_of(request.hyperparameters.get(hps.SUBMIT_DIRECTORY, "")):
         yield from places_in(value)
@@ -131,7 +131,7 @@ def _runs_around(request: JobRequest) -> Iterator[tuple[str, str]]:
 
 
 def _text_of(value: str) -> Iterator[str]:
-    """Yield the string that a value holds as JSON, as the SDKs write strings, or else the value itself."""
+    """Yield the string that a value encodes as JSON, as the SDKs write strings, or else the value itself."""
     parsed = hps.parse_value(value)
     yield parsed if isinstance(parsed, str) else value
 

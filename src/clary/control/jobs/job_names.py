@@ -1,6 +1,6 @@
 """Names of jobs and log streams: the stem of a kind, the name of the next job, the host of a stream. Pure.
 
-Where: estimates of the queue take jobs of a kind together; `clary rerun` names a new job after an old one.
+Where: estimates of the queue group jobs by the kind of their name; `clary rerun` names a new job after an old one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from datetime import datetime
 
 MAX_NAME = 63  # CreateTrainingJob, TrainingJobName
 # `train-2026-01-31-12-00-00-123`, `sweep-017-9f3ab2c1`, `run_12`
-_LAST_WORD = re.compile(r"[-_.]?([0-9a-f]{6,}|[0-9]+)$")  # one word: many ways to split a name take for ever
+_LAST_WORD = re.compile(r"[-_.]?([0-9a-f]{6,}|[0-9]+)$")  # one word at a time: a repeated group would backtrack
 _WORD = re.compile(r"(?<![^-_.])(?:[0-9a-f]{6,}|[0-9]+)(?![^-_.])")
 
 
@@ -33,6 +33,6 @@ def host_of_stream(stream: str) -> str:
 
 
 def next_name(name: str, now: datetime) -> str:
-    """Return a name as SDKs make it: the stem of the kind, and the time with milliseconds."""
+    """Return a new name as SDKs make it: the stem of `name`, and the time with milliseconds."""
     ending = f"-{now:%Y-%m-%d-%H-%M-%S}-{now.microsecond // 1000:03}"
     return stem(name)[: MAX_NAME - len(ending)].rstrip("-") + ending

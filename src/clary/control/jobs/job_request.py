@@ -80,7 +80,7 @@ class JobRequest:
 
     @property
     def num_hosts(self) -> int:
-        """Hosts of all groups."""
+        """Number of hosts in all groups."""
         return sum(group.instance_count for group in self.instance_groups)
 
     @property
@@ -90,7 +90,7 @@ class JobRequest:
 
     @property
     def command(self) -> tuple[str, ...] | None:
-        """ContainerEntrypoint and ContainerArguments, or None if the image's own entry point shall run."""
+        """ContainerEntrypoint and ContainerArguments, or None if the image's own entry point runs."""
         specification = self._section("AlgorithmSpecification")
         entrypoint: Sequence[str] = specification.get("ContainerEntrypoint") or ()
         arguments: Sequence[str] = specification.get("ContainerArguments") or ()

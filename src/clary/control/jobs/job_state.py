@@ -1,4 +1,4 @@
-"""State of a job in one of seven words, and its time in each state: the same for every page and command. Pure.
+"""State of a job, one of seven, and its time in each state; all pages and commands show these. Pure.
 
 Where: lists of jobs filter and count by it, `clary describe`, `clary jobs` and the console show it. AWS clients still
 see SecondaryStatus; a state is coarser, and a job that waits for hosts is always Queued.
@@ -41,7 +41,7 @@ _STATES = {status: state for state, statuses in SECONDARY_STATUSES.items() for s
 class JobTimes:
     """Seconds that a job has spent in each state, and the times of its start and end."""
 
-    queued_s: float  # all times without hosts together
+    queued_s: float  # total time without hosts
     starting_s: float
     running_s: float
     stopping_s: float
@@ -58,7 +58,7 @@ def state_of(status: str, secondary: str) -> JobState:
 
 
 def job_state(job: TrainingJob) -> JobState:
-    """Return the state of a job; a job for which no hosts were ever asked is queued from its creation on."""
+    """Return the state of a job; until hosts are requested for the first time, a job is queued."""
     if job.status is TrainingJobStatus.IN_PROGRESS and job.attempt == 0:
         return JobState.QUEUED
     return state_of(job.status, job.secondary_status)
@@ -80,7 +80,7 @@ def job_times(job: TrainingJob, *, now: datetime) -> JobTimes:
 
     Args:
         job: the record.
-        now: end of the time that is counted, for a job that has not ended.
+        now: end of the counted time of a job that has not ended.
     """
     spent = dict.fromkeys(JobState, timedelta())
     for index, row in enumerate(job.transitions):
@@ -104,7 +104,7 @@ def job_times(job: TrainingJob, *, now: datetime) -> JobTimes:
 
 
 def is_of_queue(job: TrainingJob, index: int) -> bool:
-    """Whether a row Starting belongs to a job for which no hosts had been asked yet."""
+    """Whether a row Starting belongs to a job for which no hosts had been requested yet."""
     if job.attempt == 0:
         return True
     return index + 1 < len(job.transitions) and job.transitions[index + 1].status is SecondaryStatus.PENDING

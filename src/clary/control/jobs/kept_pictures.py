@@ -1,4 +1,4 @@
-"""Choice of a job's histograms and images that are kept: the first, the last, and evenly spaced ones between. Pure.
+"""Selection of the histograms and images that a job keeps: the first, the last, and evenly spaced pictures. Pure.
 
 Where: `store.training_pictures` applies these rules after every batch with new histograms or images.
 """
@@ -13,10 +13,10 @@ from clary.contract.training_values import MAX_HISTOGRAM_TAGS, MAX_IMAGE_TAGS, F
 
 MOST_OF_TAG = {FindingKind.HISTOGRAM: 100, FindingKind.IMAGE: 50}
 MOST_TAGS = {FindingKind.HISTOGRAM: MAX_HISTOGRAM_TAGS, FindingKind.IMAGE: MAX_IMAGE_TAGS}
-MAX_JOB_BYTES = 128 * 1024 * 1024  # above it large tags keep fewer, at least the first and the last
+MAX_JOB_BYTES = 128 * 1024 * 1024  # above it large tags keep fewer pictures, at least the first and the last
 LEAST_OF_TAG = 2
-_SLACK = 4  # a tag is thinned when it has a quarter more than it may keep, so that not every batch does it
-AT_ONCE = 50  # tags that are thinned with one batch, while all writes wait; later batches thin the others
+_SLACK = 4  # a tag is thinned at a quarter more than its limit, so that not every batch thins it
+AT_ONCE = 50  # tags thinned per batch, while all writes wait; later batches thin the other tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +48,10 @@ def tags_to_thin(tags: Sequence[TagSize]) -> list[tuple[TagSize, int]]:
 
 
 def surplus(steps: Sequence[int], most: int) -> list[int]:
-    """Return the positions to drop, so that `most` stay: always the first and the last.
+    """Return the positions to drop so that `most` stay, among them the first and the last.
 
-    The next position to go is always the one whose removal leaves the smallest gap. If a series grows and is thinned
-    again and again, no gap becomes wider than about twice that of an even spacing.
+    Positions are dropped one by one, each time the position whose removal leaves the smallest gap. If a series grows
+    and is thinned repeatedly, no gap becomes wider than about twice the gap of even spacing.
 
     Args:
         steps: in ascending order. If all are equal (some programs report no step), gaps are counted in positions.

@@ -1,7 +1,7 @@
-"""Turns a notice that capacity ends into the event that ends the attempt on it. Pure.
+"""Turns a notice that capacity will end into the event that ends the attempt on that capacity. Pure.
 
 Where: `transitions` calls it when an agent reports a signal; the reconciler calls it when the engine reports first. The
-first notice ends the attempt, a later one changes nothing.
+first notice ends the attempt; later notices change nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def reclaimed(host: str, why: str, grace_left_s: float | None, stop_grace_s: flo
     """Return the event that ends an attempt because the capacity of one host is taken back.
 
     Args:
-        host: that loses its capacity.
+        host: the host that loses its capacity.
         why: reason in words, such as "Slurm job 4711 was preempted".
-        grace_left_s: from now to the end of the capacity; None if unknown.
+        grace_left_s: seconds from now to the end of the capacity; None if unknown.
         stop_grace_s: longest grace of programs.
     """
     words = "".join(character if character.isprintable() else " " for character in why)[:_MAX_WHY_CHARACTERS]
@@ -40,15 +40,15 @@ def of_report(
 ) -> events.Reclaimed:
     """Return the event for a notice that an agent reports.
 
-    The host's clock is not used: a node whose clock is behind would have no time left.
+    The host's clock is not used: with a clock that is behind, no time would seem to be left.
 
     Args:
-        host: that reports.
-        notice: that the host got.
-        age_s: from the notice to the report.
+        host: the host whose agent reports.
+        notice: the notice that the host received.
+        age_s: seconds from the notice to the report.
         stop_grace_s: longest grace of programs.
         now: by the job's clock.
     """
-    age_s = min(max(0.0, age_s), _MAX_AGE_S)  # in this order, NaN becomes 0
+    age_s = min(max(0.0, age_s), _MAX_AGE_S)  # in this order of arguments, NaN becomes 0
     left_s = None if notice.grace_s is None else notice.grace_s - age_s
     return replace(reclaimed(host, notice.why, left_s, stop_grace_s), noticed_at=now - timedelta(seconds=age_s))

@@ -1,10 +1,10 @@
 """Decides whether a job is retried after a failed attempt, and when. Pure.
 
-Where: `attempts` asks when no process of a failed attempt runs any more. SageMaker retries InternalServerError alone
-(RetryStrategy, "the number of times to retry the job when the job fails due to an InternalServerError"): a program that
-fails will fail again.
+Where: `attempts` calls `decide` when no process of a failed attempt runs any more. SageMaker retries
+InternalServerError alone (RetryStrategy, "the number of times to retry the job when the job fails due to an
+InternalServerError"): a program that fails will fail again.
 
-The pause before an attempt doubles with each attempt in a row that failed and stored no checkpoint: such a job is
+The pause before an attempt doubles with each consecutive attempt that failed and stored no checkpoint: such a job is
 likely to fail again. A job that has stored a checkpoint is retried at once, even if its hosts were lost often.
 """
 
@@ -17,7 +17,7 @@ from clary.base.errors import Fault
 from clary.contract.agent_protocol import HostFacts, HostPhase
 from clary.control.jobs.training_job import AttemptEnd, EndCause, TrainingJob
 
-FIRST_PAUSE_S = 1.0  # after the second failure in a row; none after the first, since most losses are single events
+FIRST_PAUSE_S = 1.0  # after the second consecutive failure; none after the first: most losses are single events
 LONGEST_PAUSE_S = 60.0
 
 
@@ -52,7 +52,7 @@ def decide(job: TrainingJob) -> RetryDecision:
 
 
 def why_wait(job: TrainingJob) -> str:
-    """Return why the verdict on an ended attempt has to wait for evidence, in words; empty if it is final.
+    """Return a sentence on why the verdict on an ended attempt has to wait for evidence; empty if the verdict is final.
 
     A rank that ends with an exit code, or reports a broken connection, may have reacted to the loss of a host or link,
     which is noticed seconds later. The verdict waits only if such a loss would be retried.
@@ -72,10 +72,10 @@ def _num_restarts(job: TrainingJob) -> int:
 
 
 def _pause_s(job: TrainingJob) -> float:
-    """Return the seconds before the next attempt, from the number of failures in a row without a checkpoint."""
+    """Return the seconds before the next attempt, by the number of consecutive failures without a checkpoint."""
     if _has_got_on(record.facts for record in job.hosts.values()):
         return 0.0
-    num_fruitless = 0  # before this one
+    num_fruitless = 0  # consecutive failed attempts before this one
     for attempt in reversed(job.past_attempts):
         if attempt.kind is AttemptEnd.RESTARTED:
             if _has_got_on(attempt.hosts.values()):
@@ -85,5 +85,5 @@ def _pause_s(job: TrainingJob) -> float:
 
 
 def _has_got_on(hosts: Iterable[HostFacts]) -> bool:
-    """Whether a host of an attempt has stored a set of checkpoints in it."""
+    """Whether a host of an attempt has stored a checkpoint set."""
     return any(facts.checkpoints is not None and facts.checkpoints.committed_at is not None for facts in hosts)

@@ -1,6 +1,6 @@
-"""Consistency check of a stored job: verifies the assumptions of later readers as soon as it is read. Pure.
+"""Consistency check of a stored job: verifies, when the job is read, the assumptions of all later code. Pure.
 
-Where: the store checks every job that it reads for a caller. A well-formed record can still be damaged: a missing
+Where: the store checks every job that it returns to a caller. A well-formed record can still be damaged: a missing
 member of the request, an impossible time, an unreadable plan.
 """
 
@@ -19,12 +19,12 @@ from clary.control.jobs.training_job import TrainingJob
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = datetime(2200, 1, 1, tzinfo=UTC)
 MAX_ATTEMPT = 2**31 - 1  # largest value of the database's column
-REQUIRED = ("TrainingJobName", "RoleArn", "OutputDataConfig")  # of every CreateTrainingJob
+REQUIRED = ("TrainingJobName", "RoleArn", "OutputDataConfig")  # members of every CreateTrainingJob
 _READINGS = tuple(name for name, member in vars(JobRequest).items() if isinstance(member, property))
 
 
 def complaint(job: TrainingJob) -> str:
-    """Return the fault of a job as it was read, or an empty text."""
+    """Return a sentence on the fault of a stored job, or an empty text."""
     if not 0 <= job.attempt <= MAX_ATTEMPT:
         return f"attempt is {job.attempt}, expected 0 to {MAX_ATTEMPT}"
     for name, moment in _times(job):
@@ -41,7 +41,7 @@ def complaint(job: TrainingJob) -> str:
             getattr(request, name)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ContractError) as error:
             return f"its request does not say {name}: {type(error).__name__}: {error}"
-    if job.plan is not None and not job.is_released:  # the plan of a job that ended long ago may be of an older release
+    if job.plan is not None and not job.is_released:  # a job that ended long ago may have an older release's plan
         try:
             from_plain(LaunchPlan, job.plan)
         except ContractError as error:

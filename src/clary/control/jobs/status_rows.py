@@ -51,12 +51,12 @@ def seconds_in(rows: Sequence[StatusTransition], status: SecondaryStatus, *, now
 
     Args:
         rows: transitions of a job.
-        status: may come several times.
+        status: a status that may occur in several rows.
         now: end of a transition that has not ended.
     """
     return sum(((row.ended_at or now) - row.started_at).total_seconds() for row in rows if row.status is status)
 
 
 def since(rows: Sequence[StatusTransition], status: SecondaryStatus) -> datetime | None:
-    """Return when a job entered a status last; None if it never has."""
+    """Return when a job last entered a status; None if it never did."""
     return next((row.started_at for row in reversed(rows) if row.status is status), None)

@@ -41,8 +41,8 @@ class RuleKind(StrEnum):
 class AttemptEnd(StrEnum):
     """Reason why an attempt ends early though its job continues."""
 
-    RECLAIMED = "reclaimed"  # the capacity of a host was taken back: spot capacity, or by the engine
-    RESTARTED = "restarted"  # it failed, and a retry can help
+    RECLAIMED = "reclaimed"  # the capacity of a host was taken back, by the spot market or the engine
+    RESTARTED = "restarted"  # the attempt failed, and a retry can help
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,8 @@ class HostRecord:
     facts: HostFacts
     report_number: int = 0
     order: Order | None = None
-    lost_why: str = ""  # why a host was lost, or is blamed though it delivers its results
-    last_sign_at: datetime | None = None  # of such a host: when it last worked for certain
+    lost_why: str = ""  # why a host was lost, or counts as the cause although it still delivers its results
+    last_sign_at: datetime | None = None  # last time when such a host certainly worked
     is_cut_off: bool = False  # whether its link is cut
 
 
@@ -74,7 +74,7 @@ class FinalMetric:
     name: str
     value: float
     at: datetime
-    step: int | None = None  # of the training, if known
+    step: int | None = None  # training step, if known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +93,15 @@ class JobFailure:
     """The first cause of a failed job."""
 
     fault: str
-    message: str  # without prefix
+    message: str  # without the prefix of FailureReason
     host: str | None = None
     rank: int | None = None
     exit_code: int | None = None
-    is_own_words: bool = False  # whether the message is the program's failure file
-    verdict: str = ""  # value of verdicts.Verdict; empty for jobs that failed before there were verdicts
-    is_of_launch: bool = False  # whether hosts could not be supplied: no later report of theirs is a cause
+    is_own_words: bool = False  # whether the message is the content of the program's failure file
+    verdict: str = ""  # value of verdicts.Verdict; empty for a job that failed under a release without verdicts
+    is_of_launch: bool = False  # whether hosts could not be supplied: their later reports are no causes
     is_retryable: bool = False  # whether the same job can succeed later without a change
-    # whether it may be a rank's reaction to the loss of a host that has not been reported yet
+    # whether the failure may be a rank's reaction to the loss of a host that has not been reported yet
     may_be_answer: bool = False
 
     @property
@@ -120,7 +120,7 @@ class AttemptEnding:
     kind: AttemptEnd
     reason: str  # in words, for people
     asked_at: datetime
-    failure: JobFailure | None = None  # of an attempt that failed
+    failure: JobFailure | None = None  # failure of a failed attempt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,18 +131,18 @@ class PastAttempt:
     kind: AttemptEnd
     reason: str
     asked_at: datetime  # when its end was decided
-    ended_at: datetime  # when its hosts had been taken back
+    ended_at: datetime  # when the engine had ended its hosts
     failure: JobFailure | None = None
-    hosts: Mapping[str, HostFacts] = field(default_factory=dict)  # values at the attempt's end; empty for old attempts
-    planned_hosts: tuple[Mapping[str, Any], ...] = ()  # their members in its plan; only for the newest attempt
+    hosts: Mapping[str, HostFacts] = field(default_factory=dict)  # facts at the attempt's end; empty for old attempts
+    planned_hosts: tuple[Mapping[str, Any], ...] = ()  # selected members of its hosts in the plan; newest attempt only
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartRule:
     """Maximum number of retries of a failed job, and the failures that allow one."""
 
-    max_restarts: int = 0  # without a limit for attempts that were reclaimed
-    includes_programs: bool = False  # whether failures of the program that the verdict calls retryable count
+    max_restarts: int = 0  # reclaimed attempts are retried without a limit
+    includes_programs: bool = False  # whether program failures with a retryable verdict are retried, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +151,8 @@ class WarmPool:
 
     status: WarmPoolStatus
     available_at: datetime | None = None  # when the hosts began to wait
-    left_at: datetime | None = None  # when they stopped waiting: taken by a job, or ended
-    reused_by: str = ""  # job
+    left_at: datetime | None = None  # when the hosts stopped waiting: taken by a job, or ended
+    reused_by: str = ""  # the job that took the hosts
     reason: str = ""  # why the pool has ended, in words
     is_parked: bool = False  # whether the job has left the hosts, so that a matching job can take them
 
@@ -166,14 +166,14 @@ class WarmPool:
 def _begins_with_host(message: str, host: str) -> bool:
     """Whether a message begins by naming its host, as in `algo-1 was lost` and `the agent of algo-1 did not report`.
 
-    A host's name anywhere else is that of a peer, of a path, or the beginning of another name: algo-1 of algo-10.
+    Elsewhere in a message the name may be that of a peer or in a path, or a part of another name: algo-1 of algo-10.
     """
     return re.match(rf"(?:the agent of )?{re.escape(host)}(?![\w.-])", message) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """One training job from its creation to its end; replaced, never changed."""
+    """One training job from its creation to its end; each change creates a new object."""
 
     name: str
     arn: str
@@ -183,18 +183,18 @@ class TrainingJob:
     transitions: tuple[StatusTransition, ...]
     created_at: datetime
     modified_at: datetime
-    tuning_job_arn: str = ""  # of the tuning job whose trial it is
-    # the anchor that its times are counted from; None for an ended job of an older release
+    tuning_job_arn: str = ""  # ARN of the tuning job whose trial it is
+    # anchor of the job's clock; None for an ended job of an older release
     anchor: ClockAnchor | None = None
     training_started_at: datetime | None = None  # when the first host began to download
     training_ended_at: datetime | None = None
-    attempt: int = 0  # 0 until hosts are first asked for
+    attempt: int = 0  # 0 until hosts are first requested
     hosts: Mapping[str, HostRecord] = field(default_factory=dict)  # of the current attempt
-    plan: Mapping[str, Any] | None = None  # the current attempt's LaunchPlan in plain form, with secrets
-    log_streams: tuple[str, ...] = ()  # <job>/algo-1-<epoch>, one a host; the same for all attempts
+    plan: Mapping[str, Any] | None = None  # the current attempt's LaunchPlan as plain data, with secrets
+    log_streams: tuple[str, ...] = ()  # <job>/algo-1-<epoch>, one per host; the same for all attempts
     log_bases: Mapping[str, int] = field(default_factory=dict)  # stream -> lines in it before the current attempt
-    failed_at: datetime | None = None  # when the service first heard of a failure of the current attempt
-    has_all_evidence: bool = False  # whether no more evidence on that failure can arrive
+    failed_at: datetime | None = None  # when the service received the first report of a failure of the current attempt
+    has_all_evidence: bool = False  # whether the wait for evidence on that failure has ended
     ending: AttemptEnding | None = None  # why the current attempt, not the job, ends
     past_attempts: tuple[PastAttempt, ...] = ()  # attempts that ended early, oldest first
     not_before: datetime | None = None  # earliest time of a retry
@@ -203,19 +203,19 @@ class TrainingJob:
     stop_ordered_at: datetime | None = None
     failure: JobFailure | None = None
     final_metrics: tuple[FinalMetric, ...] = ()
-    metric_units: Mapping[str, str] = field(default_factory=dict)  # of metrics that scripts have put: CloudWatch's Unit
+    metric_units: Mapping[str, str] = field(default_factory=dict)  # metric that scripts have put -> CloudWatch's Unit
     rule_evaluations: tuple[RuleEvaluation, ...] = ()  # reports on rules; `rule_evaluations.evaluations_of` reads them
     warnings: tuple[str, ...] = ()  # shown by describe and in the first log lines
-    emulation: tuple[str, ...] = ()  # likewise, under a heading of its own: differences of this machine from AWS's
-    pending_reason: str = ""  # reason for a wait, in words
-    model_artifacts_uri: str | None = None  # set when uploaded
+    emulation: tuple[str, ...] = ()  # shown likewise, under its own heading: differences between this machine and AWS
+    pending_reason: str = ""  # sentence on why the job waits
+    model_artifacts_uri: str | None = None  # set when the model is uploaded
     is_released: bool = True  # false while an attempt's hosts may still exist, hosts of a warm pool included
-    pool: str = ""  # warm pool that the job holds; empty once another job holds it, or it has ended
+    pool: str = ""  # pool that the job holds; empty once another job holds the pool, or the pool has ended
     pool_gpus: tuple[int, ...] = ()  # GPUs of the machine that stay with the pool between two attempts
-    warm_pool: WarmPool | None = None  # None for a job that never ran on a warm pool
+    warm_pool: WarmPool | None = None  # None for a job that never ran on a warm pool shown by the API
 
     def now(self, clock: Clock) -> datetime:
-        """Return the present by the job's clock, which no step of the wall clock changes."""
+        """Return the current time by the job's clock, which is immune to steps of the wall clock."""
         return clock.now() if self.anchor is None else self.anchor.now(clock)
 
     @property
@@ -225,7 +225,7 @@ class TrainingJob:
 
     @property
     def held_gpus(self) -> tuple[int, ...]:
-        """GPUs of the machine that no other job may have: those of the attempt's hosts, or of the pool that waits."""
+        """GPUs of the machine that no other job may use: the GPUs of the attempt's hosts, or of the waiting pool."""
         if self.plan is None:
             return self.pool_gpus
         hosts = self.plan.get("hosts", ())

@@ -1,4 +1,4 @@
-"""Progress of a training: reading a program's own report, choosing among reports, and showing one to clients. Pure.
+"""Progress of a training: parses a program's own report, chooses among reports, and converts one for clients. Pure.
 
 Source: ProgressInfo of DescribeTrainingJob (sagemaker.train of SDK v3 counts epochs from 1 and steps within one);
 `trainerStatus` of docs/user-guides/trainjob-progress.md (kubeflow/trainer), as transformers' KubeflowCallback sends it.
@@ -15,11 +15,11 @@ from typing import Any
 from clary.contract.training_values import MAX_NAME_CHARACTERS, TrainingProgress
 
 KUBEFLOW = "kubeflow"
-MAX_METRICS = 100  # of one status
+MAX_METRICS = 100  # read from one status
 FRESH_MS = 60_000  # time for which the program's own report takes precedence over its log
 _MOST_STEPS = 10**15
 _MOST_SECONDS = 10 * 365 * 86400
-_SURE_EPOCH = 0.2  # of a first epoch: before that, its two digits are too coarse for the number of epochs
+_SURE_EPOCH = 0.2  # epochs; below it, a reported epoch's two digits are too coarse for the number of epochs
 _MS_PER_S = 1000
 
 
@@ -33,11 +33,11 @@ class Status:
 
 
 def read_status(document: Any, last: TrainingProgress | None, *, at_ms: int) -> Status | None:
-    """Return the status in a request, or None if it holds no status.
+    """Return the status in a request, or None if it contains no status.
 
     Args:
-        document: the body.
-        last: the program's previous progress; it supplies the steps that a status at the end leaves out.
+        document: parsed body of the request.
+        last: the program's previous progress; it supplies the steps that the final status omits.
         at_ms: time of the request.
     """
     said = document.get("trainerStatus") if isinstance(document, Mapping) else None
@@ -58,7 +58,7 @@ def read_status(document: Any, last: TrainingProgress | None, *, at_ms: int) -> 
     if progress is not None:
         known_eta = eta_s if eta_s is not None and 0 <= eta_s <= _MOST_SECONDS else None
         if epoch is None and last is not None and last.max_epoch and progress.total:
-            epoch = last.max_epoch * progress.done / progress.total  # the report at the end counts no epochs
+            epoch = last.max_epoch * progress.done / progress.total  # the final report has no epoch
         progress = in_epochs(replace(progress, eta_s=known_eta), epoch)
     counted = progress if progress is not None and progress.unit == "steps" else last
     return Status(progress=progress, metrics=numbers, step=None if counted is None else int(counted.done))
@@ -68,7 +68,7 @@ def in_epochs(progress: TrainingProgress, epoch: float | None) -> TrainingProgre
     """Return progress with its current epoch and the number of epochs, computed from the part that is done.
 
     Args:
-        epoch: epochs done so far, as a fraction (1.5: in the midst of the second); None if unknown.
+        epoch: epochs completed so far, as a fraction (1.5: half of the second epoch is done); None if unknown.
     Returns: `progress` itself if the number of epochs cannot be computed.
     """
     if epoch is None or not math.isfinite(epoch) or epoch < _SURE_EPOCH or not progress.total or not progress.done:
@@ -90,7 +90,7 @@ def in_epochs(progress: TrainingProgress, epoch: float | None) -> TrainingProgre
 def standing(new: TrainingProgress | None, stood: TrainingProgress | None) -> TrainingProgress | None:
     """Return the report to use, of two from the same host.
 
-    It is the newer one, unless that was read from the log and the program's own report is less than FRESH_MS older.
+    It is the newer report, unless that was read from the log and the program's own report is less than FRESH_MS older.
     """
     if new is None or stood is None:
         return new or stood
@@ -99,7 +99,7 @@ def standing(new: TrainingProgress | None, stood: TrainingProgress | None) -> Tr
 
 
 def of_hosts(said: Mapping[str, TrainingProgress], hosts: Sequence[str]) -> TrainingProgress | None:
-    """Return the progress of a job: the first report by a program itself, else the first host's that has one."""
+    """Return the progress of a job: the first report by a program itself, else the first report of any host."""
     in_order = [said[host] for host in hosts if host in said] or list(said.values())
     return next((one for one in in_order if one.source == KUBEFLOW), in_order[0] if in_order else None)
 
@@ -109,7 +109,7 @@ def progress_facts(progress: TrainingProgress | None, *, now: datetime, is_over:
 
     Args:
         progress: as last reported.
-        now: start of the remaining time.
+        now: time from which the remaining time counts.
         is_over: whether the job has ended and so has no remaining time.
     """
     if progress is None:
@@ -142,7 +142,7 @@ def progress_info(progress: TrainingProgress | None) -> dict[str, int] | None:
             "CurrentStep": max(0, progress.step_in_epoch or 0),
             "TotalStepCountPerEpoch": progress.steps_per_epoch,
         }
-    # A program that counts no epochs, or only epochs, is shown in its only epoch.
+    # Without an epoch and steps per epoch, the whole training is shown as one epoch.
     return {
         "CurrentEpoch": 1,
         "MaxEpoch": 1,

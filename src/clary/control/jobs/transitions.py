@@ -26,8 +26,8 @@ from clary.control.jobs.status_rows import MESSAGES, PREPARING_HOSTS_MESSAGE, en
 from clary.control.jobs.training_job import EndCause, HostRecord, JobFailure, TrainingJob
 from clary.control.jobs.verdicts import judge
 
-CLOCK_SLACK_S = 60.0  # by which a host's clock may be behind
-MAX_REASON_CHARACTERS = 800  # of a rule's finding in a status message
+CLOCK_SLACK_S = 60.0  # seconds by which a host's clock may be behind
+MAX_REASON_CHARACTERS = 800  # of a rule's finding that appear in a status message
 
 _PHASE_ORDER = {phase: index for index, phase in enumerate(HostPhase)}
 _STOP_CAUSES = {
@@ -150,7 +150,7 @@ def _host_lost(job: TrainingJob, event: events.HostLost, now: datetime) -> Train
     record = job.hosts.get(event.host)
     if record is None or record.facts.phase in (HostPhase.LOST, HostPhase.RELEASED):
         return job
-    # The loss of a host that had done its part, or whose job has ended, is no cause of a failure.
+    # The loss of a host that is DONE, or whose job has ended, is no cause of a failure.
     is_cause = not job.is_terminal and record.facts.phase is not HostPhase.DONE
     lost = replace(
         _with_phase(record, HostPhase.LOST, now),
@@ -177,7 +177,7 @@ def _no_more_evidence(job: TrainingJob, event: events.NoMoreEvidence, now: datet
 
 def _stop_wanted(job: TrainingJob, event: events.StopWanted, now: datetime) -> TrainingJob:
     if not job.is_terminal and attempts.will_be_retried(job):
-        # Its hosts still stop after a failure; without this it would be retried although a stop was ordered.
+        # The hosts are still stopping after a failure; without this the job would be retried despite the stop.
         job = replace(job, end_cause=None, failure=None, failed_at=None, has_all_evidence=False)
     if job.is_terminal or job.end_cause is not None:
         return job
@@ -188,7 +188,7 @@ def _stop(job: TrainingJob, cause: EndCause, grace_s: float, message: str, now: 
     job = replace(job, end_cause=cause, stop_ordered_at=now)
     if not job.hosts:
         return _finish(job, now)
-    if not job.is_leaving:  # else the job ends when the attempt has ended
+    if not job.is_leaving:  # a leaving job ends when its attempt has ended
         job = replace(job, ending=None)
     job = replace(
         job,
@@ -280,7 +280,7 @@ def _advance(job: TrainingJob, now: datetime) -> TrainingJob:
         job = attempts.retry(job, now)
     if job.ending is not None:
         job = attempts.follow(job)
-        # A rule's finding while an attempt ends prevents the next attempt, which would only be stopped.
+        # A rule's finding while an attempt ends prevents the next attempt, which the rule would stop.
         if job.is_leaving and job.end_cause is None and (reason := reason_to_stop(job)):
             job = _stop_by_rule(job, reason, now)
         if job.ending is not None:
@@ -305,7 +305,7 @@ def _stop_by_rule(job: TrainingJob, reason: str, now: datetime) -> TrainingJob:
 
 
 def _find_failure(job: TrainingJob, now: datetime) -> TrainingJob:
-    """Update the first cause: the host that failed first may report last."""
+    """Update the first cause, because the host that failed first may report last."""
     if job.end_cause not in (None, EndCause.SUCCESS, EndCause.FAILURE):
         return job
     first = find_first_cause(job.hosts) or health.failure_of(job)
@@ -315,7 +315,7 @@ def _find_failure(job: TrainingJob, now: datetime) -> TrainingJob:
 
 
 def _is_before_exit(job: TrainingJob) -> bool:
-    """Whether there is training to stop; a rule's later finding does not change an ended training."""
+    """Whether any host's program can still be stopped; a rule's finding does not change an ended training."""
     return any(_PHASE_ORDER[record.facts.phase] < _PHASE_ORDER[HostPhase.EXITED] for record in job.hosts.values())
 
 

@@ -48,7 +48,7 @@ def check(request: Mapping[str, Any], site: Site) -> None:
 
 
 def warnings(request: Mapping[str, Any], site: Site) -> tuple[str, ...]:
-    """Return warnings about members that have another effect than the user may think.
+    """Return warnings about members whose effect may differ from the user's expectation.
 
     They are shown in the first log lines and in describe.
     """
@@ -147,7 +147,7 @@ def _check_stopping(request: Mapping[str, Any]) -> None:
 
 
 def _check_places(request: Mapping[str, Any]) -> None:
-    """Refuse addresses and folders that could otherwise fail only at the end of a long job."""
+    """Refuse addresses and folders that would otherwise fail only at the end of a long job."""
     places = {
         "OutputDataConfig.S3OutputPath": request["OutputDataConfig"].get("S3OutputPath"),
         "CheckpointConfig.S3Uri": (request.get("CheckpointConfig") or {}).get("S3Uri"),

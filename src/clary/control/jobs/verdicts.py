@@ -1,11 +1,11 @@
-"""Kind of a failure by its words, and whether a retry can help. Pure.
+"""Verdict on a failure, by its text: where to look first, and whether a retry can help. Pure.
 
-Where: `first_cause` asks it about the cause that it has found. A verdict is for people and for retry policies; the
+Where: `first_cause` calls `judge` for the first cause. A verdict is for people and for retry policies; the
 prefix of FailureReason follows from the fault, not from the verdict.
 
-A retry helps against passing faults: of hosts, of links, a process that was killed from outside. A failure that the
-same code repeats with the same data - a missing module, a bad value, too little memory - is never called retryable, and
-neither is the lack of a program on the machine.
+A retry helps against transient faults: of hosts, of links, or a process that was killed from outside. A failure that
+the same code repeats with the same data - a missing module, a bad value, too little memory - is never called retryable,
+and neither is the lack of a program on the machine.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Verdict(StrEnum):
     """Place where a person should look first."""
 
     USER = "user"  # the training program
-    DATA = "data"  # data that it reads
+    DATA = "data"  # data that the program reads
     MEMORY = "memory"
     DISK = "disk"
     NETWORK = "network"
-    HOST = "host"  # lost, or a process was killed from outside the job
+    HOST = "host"  # the host was lost, or a process was killed from outside the job
     LAUNCHER = "launcher"  # the program could not be started
     INTERNAL = "internal"  # a defect of Clary
 
@@ -51,7 +51,8 @@ _NETWORK = (
     r"gaierror|timeouterror|endpointconnectionerror|network is unreachable|no route to host|failure in name resolution"
     r"|connection(?:reset|refused|aborted)error|connection (?:reset by peer|refused|timed out)|brokenpipeerror"
 )
-# Ranks that wait for each other in vain are more often out of step than cut off: no retry is advised.
+# Timeouts of ranks that wait for each other come more often from mismatched collectives than from a cut link: no retry
+# is advised.
 _LOST_STEP = (
     r"timed out waiting \d+ms for (?:recv|send) operation|diststoreerror: wait timeout|monitoredbarrier"
     r"|watchdog caught collective operation timeout|collectivetimeout"
@@ -65,7 +66,7 @@ def _table(*rows: tuple[str, Verdict, bool]) -> tuple[tuple[re.Pattern[str], Jud
     )
 
 
-# The first pattern that matches decides: certain patterns stand before general ones.
+# The first matching pattern decides: specific patterns precede general ones.
 _OF_PROGRAMS = _table(
     (_MEMORY, Verdict.MEMORY, False),
     (_DISK, Verdict.DISK, False),
@@ -75,7 +76,7 @@ _OF_PROGRAMS = _table(
     (r"\bnosuch(?:bucket|key)\b", Verdict.DATA, False),
 )
 _OF_CONNECTIONS = _table((_LOST_STEP, Verdict.NETWORK, False), (_NETWORK, Verdict.NETWORK, True))
-# Messages of Clary itself: in them a channel is one of the request.
+# Messages of Clary itself, in which `channel` means an input channel of the request.
 _OF_HOSTS = _table(
     (_MEMORY, Verdict.MEMORY, False),
     (_DISK, Verdict.DISK, False),
@@ -83,11 +84,12 @@ _OF_HOSTS = _table(
     (rf"{_NETWORK}|timed out|object store|no answer from", Verdict.NETWORK, True),
     (r"\bchannel\b|bucket|\bs3://", Verdict.DATA, False),
 )
-# Programs of the machine that are not installed (`agent.environments`): every attempt would fail so within a second.
+# Programs of the machine that are not installed (`agent.environments`): every attempt would fail like this within a
+# second.
 _NOT_INSTALLED = re.compile(
     r"neither beside the agent's interpreter nor in PATH|interpreter .+ cannot be used: there is no such file"
 )
-# A process that one of these has ended was killed from outside; by any other signal it ended itself.
+# A process ended by one of these signals was killed from outside; any other signal comes from the process itself.
 _FROM_OUTSIDE = re.compile(r"was ended by signal (\d+)")
 _VICTIMS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 _MPIRUN_SIGNAL = re.compile(r"exited on signal (\d+)")
@@ -97,9 +99,9 @@ def judge(fault: Fault, words: str, *, may_retry: bool = False) -> Judgement:
     """Return the verdict on a failure.
 
     Args:
-        fault: party to blame.
+        fault: the party that caused the failure.
         words: the cause as in FailureReason.
-        may_retry: whether the error was raised as retryable; used unless the words decide.
+        may_retry: whether the error was raised as retryable; used for faults of the user.
     """
     if fault is Fault.ALGORITHM:
         return _of_a_program(words)

@@ -1,7 +1,7 @@
 """Warm pools: jobs whose hosts stay, the time for which they stay, and the jobs that may take them. Pure.
 
-Every attempt runs on the hosts of a pool. Most pools end with it. The pool of a job that is retried keeps living hosts,
-which the API does not show; the pool of a job with a keep-alive period waits for other jobs.
+Every attempt runs on the hosts of a pool. Most pools end with their attempt. The pool of a job that is retried keeps
+its living hosts, and the API does not show it; the pool of a job with a keep-alive period waits for other jobs.
 
 Where: `transitions` moves a job's `warm_pool`; the reconciler asks which pool fits a waiting job and which pool is due
 to end. One job at a time holds a pool: the job that runs on it, or the last job that ran on it.
@@ -23,7 +23,7 @@ from clary.contract.statuses import WarmPoolStatus
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import EndCause, TrainingJob, WarmPool
 
-COMING_S = 15.0  # hosts that are not ready by then have a fault, and no job waits for them
+COMING_S = 15.0  # seconds after a job's end; hosts that are not ready by then are faulty, and no job waits for them
 _MATCHING_MEMBERS = (
     ("RoleArn",),
     ("ResourceConfig", "VolumeSizeInGB"),
@@ -58,7 +58,7 @@ def on_finish(job: TrainingJob, now: datetime) -> TrainingJob:
     if not job.pool:
         if job.warm_pool is None or job.warm_pool.status is not WarmPoolStatus.IN_USE:
             return job
-        reason = "the job had given its hosts back"  # it waited to be retried
+        reason = "the job had given its hosts back"  # the job waited to be retried
         return replace(job, warm_pool=replace(job.warm_pool, status=WarmPoolStatus.TERMINATED, reason=reason))
     job = replace(job, is_released=False)
     if job.warm_pool is None:
@@ -106,14 +106,14 @@ def hand_over(job: TrainingJob, *, by: str, now: datetime) -> TrainingJob:
 
 
 def begin_to_end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob:
-    """Return a job whose waiting hosts no job can take any more, before they are taken back.
+    """Return a job whose waiting hosts no job can take any more, because the service is about to end them.
 
     Args:
         job: the last holder, or a job that waits with its own hosts.
-        reason: for people.
+        reason: why the pool ends, for people.
         now: by the job's clock.
     """
-    if not job.is_terminal:  # it waits with its hosts, which have ended already
+    if not job.is_terminal:  # it waits for its next attempt
         return replace(job, pool="", pool_gpus=()) if not job.hosts else job
     if job.warm_pool is None or not is_available(job):
         return job
@@ -147,7 +147,7 @@ def can_be_updated(job: TrainingJob) -> bool:
 
 
 def is_available(job: TrainingJob) -> bool:
-    """Whether the hosts of an ended job shall wait for another job."""
+    """Whether the pool of an ended job is Available: its hosts are to wait for another job."""
     return job.warm_pool is not None and job.warm_pool.status is WarmPoolStatus.AVAILABLE
 
 
@@ -157,7 +157,7 @@ def is_parked(job: TrainingJob) -> bool:
 
 
 def is_becoming_available(job: TrainingJob, *, now: datetime) -> bool:
-    """Whether the job has just ended and its hosts will wait, but it is still being removed from them."""
+    """Whether the job has just ended and its hosts will wait for another job, but are still being cleaned of it."""
     pool = job.warm_pool
     if not job.is_terminal or not job.pool or pool is None or not is_available(job):
         return False
@@ -172,9 +172,9 @@ def coming_for(
     A job that has hosts of its own waits for no others.
 
     Args:
-        job: that waits.
-        others: that have hosts.
-        now_of: the present, as a job counts its times.
+        job: the waiting job.
+        others: jobs that have hosts.
+        now_of: returns the current time by a job's own clock.
     """
     if job.pool:
         return None
@@ -183,7 +183,7 @@ def coming_for(
 
 
 def why_over(job: TrainingJob, *, now: datetime) -> str:
-    """Return why a pool that waits is due to end; empty while it may stay."""
+    """Return why a waiting pool is due to end; empty while it may stay."""
     assert job.warm_pool is not None
     keep_alive_s = JobRequest(job.request).keep_alive_s
     if job.warm_pool.retained_s(now) < keep_alive_s:

@@ -1,8 +1,8 @@
 """Treatment of each member of CreateTrainingJob.
 
-Where: `judging` applies the rules, `docs/api.md` is written from the table. A member of a newer model that has no row
-here fails a test; decide on it here: honoured, accepted with a warning, or refused. Rules on several members together
-(InstanceGroups beside InstanceType, MaxWaitTimeInSeconds without spot capacity) stand in `jobs.validation`.
+Where: `judging` applies the rules, `docs/api.md` is generated from the table. A test fails for a member of a newer
+service model without a row here; add a row: honoured, accepted with a warning, or refused. Rules on several members
+together (InstanceGroups beside InstanceType, MaxWaitTimeInSeconds without spot capacity) stand in `jobs.validation`.
 Source: CreateTrainingJob (AWS API reference).
 """
 

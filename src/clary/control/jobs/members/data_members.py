@@ -11,7 +11,7 @@ CHANNEL = 1  # index of the channel in `Use.around`
 
 
 def with_modes(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a request whose channels name the mode that they are read in: their own, or TrainingInputMode."""
+    """Return a request whose channels all name their input mode: their own, or TrainingInputMode."""
     default = (request.get("AlgorithmSpecification") or {}).get("TrainingInputMode")
     channels = request.get("InputDataConfig")
     if default is None or not channels:
@@ -20,12 +20,12 @@ def with_modes(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_in(mode: str, use: Use) -> bool:
-    """Whether the channel around a member is read in a mode."""
+    """Whether the channel that contains a member has an input mode."""
     return bool(use.around[CHANNEL].get("InputMode", "File") == mode)
 
 
 def _is_shuffled_for_nothing(use: Use) -> bool:
-    """Whether a shuffle changes neither the order of a pipe nor the share of a host."""
+    """Whether a shuffle has no effect: it changes neither the order of a pipe nor the share of a host."""
     source = (use.holder.get("DataSource") or {}).get("S3DataSource") or {}
     return not _is_in("Pipe", use) and source.get("S3DataDistributionType") != "ShardedByS3Key"
 

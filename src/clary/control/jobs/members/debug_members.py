@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clary.control.jobs.members.member import Member, Use, honoured, not_here, warned, without_effect
 
-# Images that both SDKs name by themselves for rules that come with Debugger; their rules are Clary's own here.
+# Images that both SDKs name without being asked, for Debugger's built-in rules; Clary runs its own rules instead.
 RULE_IMAGES = ("sagemaker-debugger-rules", "sagemaker-debugger-rule-evaluator", "detailed-profiler-processing")
 PROFILES = frozenset(
     (

@@ -43,7 +43,7 @@ def judge(operation: str, request: Mapping[str, Any], site: Site) -> Judgement:
 
     Args:
         operation: one of `TABLES`.
-        request: as the client sent it, checked by its shape.
+        request: the client's request, valid by the service model.
         site: facts of this service.
     """
     request = with_modes(request)
@@ -79,7 +79,7 @@ def _paths(operation: str) -> frozenset[str]:
 
 
 def _uses(steps: tuple[_Step, ...], request: Mapping[str, Any], site: Site) -> Iterator[Use]:
-    """Yield each value that a path leads to, with the structures on the way."""
+    """Yield each value at a path, with the structures that contain it."""
     if request.get(steps[0][0]) is None:
         return
     places: list[tuple[Any, tuple[Any, ...], str]] = [(request, (), "")]

@@ -26,8 +26,8 @@ class Site:
     """Facts of this service that rules need."""
 
     account_id: str = "000000000000"
-    machine_is_trusted: bool = False  # setting of that name: a request for encryption gets a warning, no refusal
-    free_disk_bytes: int | None = None  # of the disk that hosts write to; None if unknown
+    machine_is_trusted: bool = False  # setting of that name: if true, encryption is warned of, not refused
+    free_disk_bytes: int | None = None  # free space of the disk that hosts write to; None if unknown
     place: Place = HERE
     has_host_networks: bool = True  # whether each job has a network of its own, which its programs can not leave
 
@@ -38,8 +38,8 @@ class Use:
 
     path: str  # of the member, as in the table
     value: Any
-    around: tuple[Any, ...]  # from the request to the structure that has the member
-    item: str  # name of the channel, rule or group that it belongs to; empty outside of lists
+    around: tuple[Any, ...]  # enclosing structures: the request first, the structure with the member last
+    item: str  # name of the channel, rule or group that contains the member; empty outside of lists
     site: Site
 
     @property
@@ -49,7 +49,7 @@ class Use:
 
     @property
     def holder(self) -> Any:
-        """The structure that has the member."""
+        """The structure that contains the member."""
         return self.around[-1]
 
 
@@ -66,7 +66,7 @@ class Rule:
     """Condition under which a member is not honoured, and the sentence about it."""
 
     outcome: Outcome
-    sentence: str  # may hold {path}, {value}, {item} and {place.disk}; equal sentences appear once
+    sentence: str  # template with {path}, {value}, {item} and {place.disk}; equal sentences appear once
     when: str = ""  # the condition in words; empty: wherever the member is set
     holds: Condition = is_set
 
@@ -80,7 +80,7 @@ class Member:
     """Treatment of one member, or of a structure with all its members."""
 
     path: str  # dotted, [] for items of a list
-    says: str = ""  # effect of a value to which no rule applies; empty without effect
+    says: str = ""  # effect of a value to which no rule applies; empty if the member has no effect
     rules: tuple[Rule, ...] = ()
 
     @property

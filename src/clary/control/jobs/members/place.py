@@ -1,4 +1,4 @@
-"""Place of the hosts, in words for sentences on members of a request."""
+"""Phrases about the place where hosts run, for sentences on members of a request."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Parts of sentences about the place of the hosts."""
+    """Phrases about the place where hosts run."""
 
-    network: str  # between hosts of one job
-    disk: str  # on which hosts write
+    network: str  # network between hosts of one job
+    disk: str  # disk that hosts write to
     trusted: str  # condition under which unencrypted traffic is acceptable
-    shared: str  # owner of the network that hosts share if they have none of their own
+    shared: str  # owner of the network that hosts share if they have no network of their own
 
 
 HERE = Place(

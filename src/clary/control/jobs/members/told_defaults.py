@@ -35,7 +35,7 @@ TOLD: Mapping[str, Any] = {
 
 _FILLED_ON_HOSTS = "the real service tells it as it was sent; the file below /opt/ml/input/config has it"
 _NO_FILES = "the real service tells it as it was sent; rules write no files here"
-# Documented defaults that are not filled in that way, with the reason.
+# Documented defaults that are not filled in, or filled in elsewhere, with the reason.
 TOLD_OTHERWISE: Mapping[str, str] = {
     "CheckpointConfig.LocalPath": _FILLED_ON_HOSTS,
     "DebugHookConfig.LocalPath": _FILLED_ON_HOSTS,
@@ -51,7 +51,7 @@ TOLD_OTHERWISE: Mapping[str, str] = {
 def with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a request with the defaults of the members that it leaves out.
 
-    The request already fits the service model. Members of an absent structure get no defaults, unless the structure is
+    The request is valid by the service model. Members of an absent structure get no defaults, unless the structure is
     one of ALWAYS_TOLD.
     """
     told = {name: {} for name in ALWAYS_TOLD} | dict(request)
@@ -61,9 +61,9 @@ def with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill(holder: dict[str, Any], steps: tuple[str, ...], default: Any) -> None:
-    """Set a member if it is absent, in every structure that its path leads to.
+    """Set a member if it is absent, in every structure to which its path leads.
 
-    Structures on the way are copied; absent ones are not created.
+    Structures along the path are copied; absent structures are not created.
     """
     step, *rest = steps
     if not rest:

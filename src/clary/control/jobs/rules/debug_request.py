@@ -26,7 +26,7 @@ _NOT_OF_THE_RULE = ("rule_to_invoke", "source_s3_uri", "action_json")
 
 
 def check(request: Mapping[str, Any]) -> None:
-    """Refuse members that no hook and no rule could use. Raises: WireError(ValidationException)."""
+    """Refuse members that hooks and rules could not use. Raises: WireError(ValidationException)."""
     for member in DEBUG_MEMBERS:
         config = request.get(member)
         uri = None if config is None else config["S3OutputPath"]
@@ -69,7 +69,7 @@ def _check_hook(config: Mapping[str, Any]) -> None:
 
 
 def warnings(request: Mapping[str, Any], *, job_name: str, num_hosts: int) -> list[str]:
-    """Return warnings about rules and actions whose effect will differ from the words of the request.
+    """Return warnings about rules and actions whose effect will differ from the request.
 
     Args:
         request: a CreateTrainingJob request that was not refused.
@@ -104,7 +104,7 @@ def warnings(request: Mapping[str, Any], *, job_name: str, num_hosts: int) -> li
 
 
 def rule_plans(request: Mapping[str, Any]) -> tuple[RulePlan, ...]:
-    """Return the rules to run beside the program."""
+    """Return the plans of the rules that run while the program runs."""
     return tuple(_plan(item) for item in request.get("DebugRuleConfigurations") or ())
 
 
@@ -124,7 +124,7 @@ def mirror_plans(request: Mapping[str, Any], documents: Mapping[str, Any], *, jo
     """Return the folders that reach S3 while the program runs.
 
     Args:
-        documents: by stem, as programs find them below /opt/ml/input/config; they hold LocalPath.
+        documents: file stem -> document, as programs find them below /opt/ml/input/config; they contain LocalPath.
     """
     plans = []
     for member, folder in DEBUG_MEMBERS.items():

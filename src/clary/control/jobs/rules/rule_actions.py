@@ -1,7 +1,7 @@
 r"""Actions that follow when a rule of a job has found an issue. Pure.
 
-Where: `transitions` stops the job, `debug_request` warns of actions that can not be done, `reconcile.rule_notices`
-sends notices.
+Where: `transitions` stops the job, `debug_request` warns of actions that Clary can not perform,
+`reconcile.rule_notices` sends notices.
 Source: smdebug_rulesconfig 1.0.1 `actions`: `action_json` of RuleParameters is one object or a list of them, with every
 quotation mark behind a backslash:
 
@@ -21,7 +21,7 @@ from clary.control.jobs.training_job import RuleEvaluation, RuleKind, TrainingJo
 
 STOP_TRAINING = "stoptraining"
 UNSENDABLE = ("email", "sms")  # actions that need Amazon SNS
-STALLED_RULE = "StalledTrainingRule"  # has a parameter of its own for this action
+STALLED_RULE = "StalledTrainingRule"  # this rule has a parameter of its own for this action
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +29,11 @@ class Action:
     """One action of a rule."""
 
     name: str  # stoptraining, email, sms
-    job_prefix: str = ""  # of stoptraining: prefix of the names of jobs to stop
+    job_prefix: str = ""  # for stoptraining: prefix of the names of jobs to stop
 
 
 def actions_of(parameters: Mapping[str, str]) -> tuple[Action, ...]:
-    """Return the actions that RuleParameters ask for.
+    """Return the actions in RuleParameters.
 
     Raises: ValueError naming the problem of `action_json`.
     """
@@ -97,7 +97,7 @@ def newly_found(before: TrainingJob, after: TrainingJob) -> tuple[RuleEvaluation
 
 
 def notice_of(job: TrainingJob, item: RuleEvaluation) -> dict[str, Any]:
-    """Return the notice of a finding, ready for JSON; it does not carry the request."""
+    """Return the notice of a finding as plain data for JSON, without the job's request."""
     return {
         "event": "RuleIssuesFound",
         "training_job_name": job.name,

@@ -1,8 +1,8 @@
 """State of each rule of a job: DebugRuleEvaluationStatuses, ProfilerRuleEvaluationStatuses. Pure.
 
 Where: `transitions` keeps reports on rules in the job's record (`RuleEvaluationChanged`; agents' reports);
-`descriptions`, the command line and the console show `rows_of`. Rules without a report have a row too: the request
-names them.
+`descriptions`, the command line and the console show `rows_of`. Rules without a report have a row too, because rows
+follow the request.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from clary.control.jobs.training_job import EndCause, RuleEvaluation, RuleKind, 
 
 NOT_STARTED_DETAILS = "the job ended before the rule was started"
 _REQUEST_MEMBERS = {RuleKind.DEBUG: "DebugRuleConfigurations", RuleKind.PROFILER: "ProfilerRuleConfigurations"}
-_PART_OF_ARN = 24  # characters of the job's and the rule's name in a processing job's name, which has 63 at most
+_PART_OF_ARN = 24  # characters of each name, the job's and the rule's, in a processing job's name of at most 63
 _LIVE = (RuleStatus.IN_PROGRESS, RuleStatus.STOPPING)
-_OF_ATTEMPT = (RuleStatus.NO_ISSUES_FOUND, RuleStatus.STOPPED)  # final for one attempt; the next one evaluates anew
+_OF_ATTEMPT = (RuleStatus.NO_ISSUES_FOUND, RuleStatus.STOPPED)  # final for one attempt; the next attempt evaluates anew
 
 __all__ = [
     "RuleEvaluation",
@@ -49,14 +49,14 @@ def evaluation_of(job: TrainingJob, kind: RuleKind, name: str) -> RuleEvaluation
 
     Args:
         job: the record.
-        kind: rules of profiler and debugger may have one name.
+        kind: kind of the rule, because a profiler rule and a debugger rule may have the same name.
         name: RuleConfigurationName.
     """
     return next((item for item in job.rule_evaluations if item.kind is kind and item.name == name), None)
 
 
 def with_evaluation(job: TrainingJob, told: RuleEvaluation) -> tuple[RuleEvaluation, ...]:
-    """Return the job's evaluations with `told` replacing the known evaluation of that rule.
+    """Return the job's evaluations, with `told` in place of the known evaluation of the same rule.
 
     A rule that has found an issue keeps that status for the attempt at least: after IssuesFound only another finding
     changes the evaluation, and a repeated report keeps its time.
@@ -78,7 +78,7 @@ def with_facts(job: TrainingJob, facts: HostFacts, now: datetime) -> tuple[RuleE
 
     Args:
         job: the record.
-        facts: of one host; details are cut at `MAX_DETAILS_CHARACTERS`.
+        facts: facts of one host; details are cut at `MAX_DETAILS_CHARACTERS`.
         now: by the job's clock.
     """
     asked = {config["RuleConfigurationName"] for config in configurations_of(job, RuleKind.DEBUG)}
@@ -99,7 +99,7 @@ def evaluations_of(job: TrainingJob, kind: RuleKind) -> tuple[RuleEvaluation, ..
     """Return the state of each rule of the request, in the request's order.
 
     A rule without a report is in progress as long as the job is; a rule that was in progress when the job ended,
-    without a later report, was stopped. A rule that has only seen the end of an attempt is in progress too.
+    without a later report, was stopped. A rule whose report covers only an ended attempt is in progress too.
     """
     return tuple(
         _as_it_stands(job, evaluation_of(job, kind, config["RuleConfigurationName"]), kind, config)
@@ -165,7 +165,7 @@ def _goes_on(job: TrainingJob, known: RuleEvaluation) -> bool:
     if job.is_terminal or known.status not in _OF_ATTEMPT:
         return False
     if job.end_cause is EndCause.FAILURE:
-        return not is_uploading(job)  # until then the job may be retried
+        return not is_uploading(job)  # until uploads begin, the job may be retried
     is_of_past = bool(job.past_attempts) and known.changed_at <= job.past_attempts[-1].ended_at
     return job.end_cause is None and (job.ending is not None or is_of_past)
 
