@@ -1,4 +1,4 @@
-"""Records of programs, read back: batches, steps, lines in their order."""
+"""Parsing of the records that programs write: batches, steps, and lines in their order."""
 
 import json
 from dataclasses import replace
@@ -27,33 +27,33 @@ def test_batches_belong_to_the_step_that_follows_them():
     assert record.drawn == (((1, 2),), ((3,), (4,)))
 
 
-def test_gradient_accumulation_takes_as_many_batches_as_most_steps_do():
+def test_gradient_accumulation_assigns_the_usual_number_of_batches_to_a_step():
     pair = (batch(1), batch(2), STEP)
     record = read_record(text_of(*pair, *pair, batch(9), *pair), READER)
     assert batches_a_step(record) == 2
     assert samples_of(record.drawn[2], 2) == (1, 2), "what was drawn before is nobody's"
 
 
-def test_of_several_optimizers_the_busiest_counts():
+def test_of_several_optimizers_the_one_with_most_steps_counts():
     other = {"e": "step", "o": 1}
     record = read_record(text_of(batch(1), STEP, other, batch(2), other), READER)
     assert record.num_steps == 2
 
 
-def test_without_an_optimizer_of_torch_each_batch_is_a_step():
+def test_without_a_torch_optimizer_each_batch_is_a_step():
     record = read_record(text_of(batch(1), {"e": "line", "s": "step 1"}, batch(2)), READER)
     assert (record.num_steps, record.has_steps) == (2, False)
     assert [(reading.step, done) for reading, done in record.printed] == [(1, 1)]
 
 
-def test_what_is_no_record_and_what_nobody_trained_with_is_left_out():
+def test_broken_lines_and_records_without_training_are_ignored():
     assert read_record("", READER) is None
     assert read_record(text_of({"e": "begin", "rank": "0"}), READER) is None
     broken = text_of(batch(1), STEP) + '\n[1]\nnull\n{"e": "batch", "i": [2'
     assert read_record(broken, READER).num_steps == 1
 
 
-def test_samples_without_numbers_are_not_seen():
+def test_samples_without_indices_are_not_recorded():
     record = read_record(text_of({"e": "batch", "i": None}, STEP), READER)
     assert not record.has_samples
 
@@ -63,7 +63,7 @@ def test_a_record_that_is_full_is_not_compared():
     assert not record.is_whole
 
 
-def test_a_program_that_prints_steps_anew_in_each_epoch_is_placed_by_epoch_and_step():
+def test_a_program_whose_steps_restart_in_each_epoch_is_placed_by_epoch_and_step():
     def lines(first, last):
         return [f"epoch {step // 10} step {step % 10} loss {1 / (step + 1):.5f}" for step in range(first, last)]
 
@@ -79,7 +79,7 @@ def _with(item, lines):
     return replace(item, readings=tuple(READER.read_all(lines)), records=())
 
 
-def test_offsets_are_what_the_printed_steps_agree_on():
+def test_step_offsets_are_those_on_which_the_printed_steps_agree():
     first = twin().attempts[0]
     history = make_history([attempt(1, 1, 9), attempt(2, 6, 24)], scale_of(first.readings), first)
     assert history.samples.offsets == {1: 0, 2: 5}

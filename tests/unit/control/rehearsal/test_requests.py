@@ -1,4 +1,4 @@
-"""Twin and rehearsal never touch the job's own places."""
+"""Requests of twin and rehearsal never write to the paths of the original job."""
 
 import json
 
@@ -30,7 +30,7 @@ def make(request=REQUEST, **options):
     return rehearsal_requests(request, suffix="ab12", **{"num_faults": 1, "needs_spot": False, **options})
 
 
-def test_names_and_every_place_that_is_written_to_are_new():
+def test_names_and_every_output_path_are_new():
     made = make()
     assert made.twin["TrainingJobName"] == "fit-twin-ab12"
     assert made.rehearsal["TrainingJobName"] == "fit-rehearsal-ab12"
@@ -41,7 +41,7 @@ def test_names_and_every_place_that_is_written_to_are_new():
     assert made.twin["CheckpointConfig"]["S3Uri"] != made.rehearsal["CheckpointConfig"]["S3Uri"]
 
 
-def test_values_that_name_a_place_of_the_job_follow_and_code_stays_where_it_is():
+def test_values_that_name_a_path_of_the_job_are_replaced_and_code_paths_are_kept():
     made = make()
     parameters = made.twin["HyperParameters"]
     place = "s3://team/out/clary-rehearsals/fit-twin-ab12"
@@ -58,20 +58,20 @@ def test_values_that_name_a_place_of_the_job_follow_and_code_stays_where_it_is()
     assert any(note.startswith("resume_from names a place of the job") for note in made.notes)
 
 
-def test_no_trace_of_the_own_checkpoint_prefix_is_left_in_either_request():
+def test_the_job_s_own_checkpoint_prefix_is_in_neither_request():
     made = make()
     for request in (made.twin, made.rehearsal):
         assert "s3://team/ck/fit/" not in json.dumps(request)
         assert '"s3://team/ck/fit"' not in json.dumps(request)
 
 
-def test_the_request_that_was_given_stays_as_it_was():
+def test_the_original_request_is_not_changed():
     before = json.dumps(REQUEST)
     make()
     assert json.dumps(REQUEST) == before
 
 
-def test_the_rehearsal_may_restart_and_the_twin_is_as_asked():
+def test_the_rehearsal_may_restart_and_the_twin_keeps_its_retry_strategy():
     made = make(num_faults=3)
     assert made.rehearsal["RetryStrategy"] == {"MaximumRetryAttempts": 5}
     assert "RetryStrategy" not in made.twin
@@ -81,7 +81,7 @@ def test_the_rehearsal_may_restart_and_the_twin_is_as_asked():
     ] == {"MaximumRetryAttempts": 30}
 
 
-def test_disks_of_their_own_are_the_same_in_both_and_those_of_an_earlier_rehearsal_are_forgotten():
+def test_twin_and_rehearsal_get_equal_disks_and_no_disks_of_an_earlier_rehearsal():
     request = {**REQUEST, "Environment": {"CLARY_REHEARSAL_DISKS": "1 algo-1"}}
     for made in _both_of(make(request)):
         assert made["Environment"] == {"CLARY_REHEARSAL": "1"}
@@ -109,13 +109,13 @@ def test_a_reclaim_needs_spot_capacity_and_a_time_to_wait_for_it():
     assert "the rehearsal runs on spot capacity, so that it can be reclaimed" in made.notes
 
 
-def test_a_request_without_checkpoints_is_told_that_nothing_is_restored():
+def test_a_request_without_checkpoints_gets_a_note_that_nothing_is_restored():
     request = {name: value for name, value in REQUEST.items() if name != "CheckpointConfig"}
     assert any("nothing is restored" in note for note in make(request).notes)
     assert "CheckpointConfig" not in make(request).rehearsal
 
 
-def test_long_names_are_cut_to_what_the_api_takes():
+def test_long_names_are_shortened_to_the_limit_of_the_api():
     names = {request["TrainingJobName"] for request in _both_of(make({**REQUEST, "TrainingJobName": "n" * 63}))}
     assert {len(name) for name in names} == {63}
     assert len(names) == 2

@@ -50,7 +50,7 @@ def test_catalogue_holds_every_type_of_the_api_and_is_up_to_date():
     maker = importlib.util.module_from_spec(spec)
     import sys
 
-    sys.modules["make_instance_types"] = maker  # dataclasses look their module up
+    sys.modules["make_instance_types"] = maker  # dataclasses look their module up in sys.modules
     try:
         spec.loader.exec_module(maker)
         assert maker.missing_types() == []

@@ -1,4 +1,4 @@
-"""Fractions of hosts: resources of a job, and never more than a whole given out."""
+"""Fractions of hosts: the resources of a job, and no more than a whole host or GPU given out in total."""
 
 import pytest
 from hypothesis import given
@@ -42,12 +42,12 @@ def mapping_of(kind, share, *, machine, num_hosts=1):
         ("ml.m5.large", 0.5, 0, 1.0),
     ],
 )
-def test_a_fraction_has_whole_gpus_as_long_as_there_is_one(kind, share, num_gpus, of_gpu):
+def test_a_fraction_has_whole_gpus_as_long_as_it_has_at_least_one(kind, share, num_gpus, of_gpu):
     shared = share_shape(lookup(kind, {}, machine=EIGHT_GPUS), share)
     assert (shared.shape.num_gpus, shared.of_gpu) == (num_gpus, of_gpu)
 
 
-def test_cpus_and_memory_are_divided_and_the_note_says_what_no_limit_divides():
+def test_cpus_and_memory_are_divided_and_a_note_names_the_undivided_gpu():
     whole, quarter = (mapping_of("ml.g5.2xlarge", share, machine=ONE_GPU).hosts[0] for share in (1.0, 0.25))
     assert quarter.resources.num_cpus == whole.resources.num_cpus / 4 == 2.0
     assert quarter.resources.memory_bytes == whole.resources.memory_bytes // 4
@@ -60,7 +60,7 @@ def test_cpus_and_memory_are_divided_and_the_note_says_what_no_limit_divides():
     assert note_of(lookup("ml.g5.2xlarge", {}, machine=ONE_GPU), 1.0) == ""
 
 
-def test_four_quarters_share_a_gpu_and_a_host_and_the_fifth_waits_with_numbers():
+def test_four_quarters_share_a_gpu_and_a_host_and_the_fifth_waits_with_a_reason():
     capacity = Capacity(max_hosts=1, num_gpus=1, memory_per_host_bytes=60 * GIB, memory_bytes=60 * GIB)
     need = Need.of("next", mapping_of("ml.g5.2xlarge", 0.25, machine=ONE_GPU))
     running = []
@@ -82,7 +82,7 @@ def test_four_quarters_share_a_gpu_and_a_host_and_the_fifth_waits_with_numbers()
     assert decision.reason.startswith("Needs 0.25 hosts; 0 of 1 host are free: trial-0 holds 0.25, ")
 
 
-def test_a_job_is_too_large_by_the_hosts_that_it_takes_up_and_not_by_their_number():
+def test_a_job_is_too_large_by_the_sum_of_its_shares_and_not_by_its_number_of_hosts():
     capacity = Capacity(max_hosts=2, num_gpus=8, memory_per_host_bytes=GIB, memory_bytes=2000 * GIB)
     fits, too_large = (
         Need.of("job", mapping_of("ml.m5.large", 0.25, machine=EIGHT_GPUS, num_hosts=number)) for number in (8, 9)
@@ -98,7 +98,7 @@ def test_hosts_of_one_job_that_share_a_gpu_hold_it_together(num_hosts, of_gpu):
     assert mapping_of("ml.g5.2xlarge", 0.25, machine=ONE_GPU, num_hosts=num_hosts).of_gpu == of_gpu
 
 
-def test_a_whole_gpu_is_not_one_that_somebody_has_a_part_of_and_parts_go_together():
+def test_a_partly_held_gpu_is_given_to_other_parts_and_not_to_a_whole_need():
     capacity = Capacity(max_hosts=8, num_gpus=2, memory_per_host_bytes=GIB, memory_bytes=100 * GIB)
     part = Holding(job_name="part", num_hosts=1, gpu_indices=(1,), share=0.5, of_gpu=0.5)
     whole = Need(job_name="whole", instance_type="ml.g5.xlarge", gpus_per_host=(1,), num_gpus=1)
@@ -118,7 +118,7 @@ def test_a_whole_gpu_is_not_one_that_somebody_has_a_part_of_and_parts_go_togethe
     ),
     st.lists(st.integers(min_value=0, max_value=39), max_size=40),
 )
-def test_never_more_than_a_whole_of_anything_is_given_out(jobs, ends):
+def test_no_more_than_a_whole_host_or_gpu_is_given_out(jobs, ends):
     capacity = Capacity(max_hosts=4, num_gpus=8, memory_per_host_bytes=900 * GIB, memory_bytes=2000 * GIB)
     running = []
     for number, (share, kind) in enumerate(jobs):

@@ -1,4 +1,4 @@
-"""Memory of hosts on machines of all sizes, jobs that wait for it, and the advice on it."""
+"""Memory of hosts on machines of all sizes, jobs that wait for memory, and the advice on memory."""
 
 import itertools
 
@@ -47,10 +47,10 @@ def gib_of(mapping):
         (SMALL, [("ml.c5.xlarge", 4)], [5.4, 5.4, 5.4, 5.4]),
     ],
 )
-def test_hosts_get_what_their_types_promise_as_far_as_the_machine_has_it(machine, groups, expected):
+def test_hosts_get_the_memory_of_their_types_as_far_as_the_machine_has_it(machine, groups, expected):
     mapping = mapping_of(*groups, machine=machine)
     assert gib_of(mapping) == expected
-    # Whatever a job asks for, it runs when it is alone.
+    # Every job fits when no other job runs.
     assert isinstance(decide(Need.of("j", mapping), [], capacity=capacity_of(machine, Settings())), Place)
 
 
@@ -77,7 +77,7 @@ def test_jobs_start_while_the_sum_of_their_memory_fits(machine, instance_type, o
     assert "of memory" in decide(need, running, capacity=capacity).reason
 
 
-def test_job_that_waits_for_memory_is_told_who_holds_it_and_what_to_do():
+def test_a_job_that_waits_for_memory_gets_the_holders_and_advice():
     need = Need.of("b", mapping_of(("ml.m5.xlarge", 1), machine=SMALL))
     running = [Holding(job_name="a", num_hosts=2, memory_bytes=16 * GIB)]
     assert decide(need, running, capacity=capacity_of(SMALL, Settings())) == Wait(
@@ -108,7 +108,7 @@ def test_job_that_waits_for_memory_is_told_who_holds_it_and_what_to_do():
         ("ml.m5.large", 1, {"memory_per_host_bytes": GIB}, "(setting memory_per_host_bytes)", "raise it, up to 21.6"),
         ("ml.m5.large", 1, {"instance_types": {"ml.m5.large": {"memory_gib": 2}}}, "", "as does memory_gib in"),
         ("local", 1, {}, "local has 24 GiB of memory; here a host may use 21.6 GiB", "no instance type changes"),
-        # What a larger type would give is bounded by the setting and by the other hosts of the job.
+        # The memory of a larger type is limited by the setting and by the other hosts of the job.
         (
             "ml.m5.large",
             1,
@@ -140,7 +140,7 @@ def test_job_that_waits_for_memory_is_told_who_holds_it_and_what_to_do():
         ),
     ],
 )
-def test_note_and_advice_name_what_helps_on_this_machine(instance_type, num_hosts, settings, note, advice):
+def test_note_and_advice_name_the_settings_that_help_on_this_machine(instance_type, num_hosts, settings, note, advice):
     mapping = mapping_of((instance_type, num_hosts), machine=SMALL, settings=Settings(**settings))
     assert note in " ".join(mapping.notes)
     assert advice in mapping.hosts[0].resources.memory_advice
@@ -148,23 +148,25 @@ def test_note_and_advice_name_what_helps_on_this_machine(instance_type, num_host
         assert "instance type with more" not in mapping.hosts[0].resources.memory_advice
 
 
-def test_a_larger_type_for_one_group_is_promised_what_the_other_groups_leave():
+def test_a_larger_type_for_one_group_gets_the_memory_left_by_the_other_groups():
     mapping = mapping_of(("ml.m5.large", 1), ("ml.t3.medium", 2), machine=SMALL)
     advice = {host.instance_type: host.resources.memory_advice for host in mapping.hosts}
-    assert "gives it up to 13.6 GiB" in advice["ml.m5.large"]  # two others keep 4 each
-    assert "gives it up to 7.2 GiB" in advice["ml.t3.medium"]  # a third each, less than the first asks for
+    assert "gives it up to 13.6 GiB" in advice["ml.m5.large"]  # the two other hosts keep 4 GiB each
+    assert "gives it up to 7.2 GiB" in advice["ml.t3.medium"]  # a third for each host, less than the first one requests
 
 
 SETTINGS_OF_MEMORY = st.fixed_dictionaries(
     {
-        "memory_per_host_bytes": st.sampled_from([size * GIB // 2 for size in range(49)]),  # 0 is unset
+        "memory_per_host_bytes": st.sampled_from(
+            [size * GIB // 2 for size in range(49)]
+        ),  # 0 means that the setting is unset
         "memory_overcommit": st.sampled_from([1.0, 1.3, 4.0]),
     }
 )
 
 
 @given(st.sampled_from(["ml.t3.medium", "ml.m5.large", "ml.m5.xlarge", "local"]), st.integers(1, 9), SETTINGS_OF_MEMORY)
-def test_a_larger_type_is_advised_exactly_where_it_gives_more(instance_type, num_hosts, settings):
+def test_a_larger_type_is_advised_exactly_if_it_gives_more(instance_type, num_hosts, settings):
     larger = {**settings, "instance_types": {instance_type: {"memory_gib": 4000}}}
     here, there = (
         mapping_of((instance_type, num_hosts), machine=SMALL, settings=Settings(**chosen)).hosts[0].resources
@@ -177,7 +179,7 @@ def test_a_larger_type_is_advised_exactly_where_it_gives_more(instance_type, num
 
 
 @given(st.sampled_from(["ml.t3.medium", "ml.m5.large", "local"]), st.integers(1, 9), SETTINGS_OF_MEMORY)
-def test_raising_the_setting_is_advised_only_where_it_gives_more(instance_type, num_hosts, settings):
+def test_raising_the_setting_is_advised_only_if_it_gives_more(instance_type, num_hosts, settings):
     unset = {**settings, "memory_per_host_bytes": 0, "instance_types": {instance_type: {"memory_gib": 4000}}}
     here, there = (
         mapping_of((instance_type, num_hosts), machine=SMALL, settings=Settings(**chosen)).hosts[0].resources
@@ -188,7 +190,7 @@ def test_raising_the_setting_is_advised_only_where_it_gives_more(instance_type, 
         assert f"up to {memory.gib(there.memory_bytes)}" in here.memory_advice
 
 
-def test_what_runs_under_older_settings_holds_others_back_only_while_it_runs():
+def test_a_job_with_more_memory_than_the_machine_blocks_others_only_while_it_runs():
     capacity = capacity_of(SMALL, Settings())
     need = Need.of("b", mapping_of(("ml.t3.medium", 1), machine=SMALL))
     assert isinstance(
@@ -205,7 +207,7 @@ def test_machine_keeps_a_reserve_for_the_system(machine_gib, reserve_gib):
 
 
 @given(st.lists(st.integers(1, 2000 * GIB), min_size=1, max_size=20), st.integers(0, 1200 * GIB))
-def test_shares_never_exceed_the_wish_or_the_machine_and_nobody_smaller_gets_less(wanted, total):
+def test_shares_never_exceed_wish_or_machine_and_a_larger_wish_never_gets_less(wanted, total):
     shares = fair_shares(wanted, total)
     assert sum(shares) <= total
     assert all(share <= wish for share, wish in zip(shares, wanted, strict=True))
@@ -215,5 +217,5 @@ def test_shares_never_exceed_the_wish_or_the_machine_and_nobody_smaller_gets_les
         assert shares == wanted
 
 
-def test_sizes_are_written_in_three_digits():
+def test_sizes_are_formatted_with_three_digits():
     assert [memory.gib(size) for size in (GIB // 2, 21.6 * GIB, 1136 * GIB)] == ["0.5 GiB", "21.6 GiB", "1136 GiB"]

@@ -28,7 +28,7 @@ def mapping_of(*groups, machine=SMALL, settings=None):
     return map_hosts(requested, shapes, machine=machine, settings=settings)
 
 
-def test_processes_are_clamped_to_cpus_and_the_note_says_so():
+def test_processes_are_clamped_to_cpus_and_a_note_states_it():
     mapping = mapping_of(("homogeneous", "ml.p4d.24xlarge", 2))
     assert [host.processes_per_host for host in mapping.hosts] == [2, 2]
     assert (
@@ -37,7 +37,7 @@ def test_processes_are_clamped_to_cpus_and_the_note_says_so():
     ) in mapping.notes
 
 
-def test_without_clamping_the_type_decides_and_the_note_says_so():
+def test_without_clamping_the_type_decides_and_a_note_states_it():
     mapping = mapping_of(("g", "ml.p4d.24xlarge", 1), settings=Settings(clamp_processes=False))
     assert mapping.hosts[0].processes_per_host == 8
     assert any("8 processes per host all the same" in note for note in mapping.notes)
@@ -84,13 +84,13 @@ def test_hosts_share_gpus_when_there_are_fewer_gpus_than_hosts():
     assert decide(Need.of("j", mapping), [], capacity=capacity_of(machine, Settings())) == Place(gpus=((0,), (0,)))
 
 
-def test_link_comes_from_settings():
+def test_the_link_is_taken_from_the_settings():
     settings = Settings(instance_types={"ml.c5.xlarge": {"rate_mbit_s": 100, "delay_ms": 2.5, "loss_percent": 1}})
     link = mapping_of(("g", "ml.c5.xlarge", 1), settings=settings).hosts[0].resources.link
     assert (link.rate_mbit_s, link.delay_ms, link.loss_percent) == (100, 2.5, 1)
 
 
-def test_wait_says_who_holds_what():
+def test_the_reason_of_a_wait_names_the_holders():
     capacity = Capacity(max_hosts=4, num_gpus=0, memory_per_host_bytes=GIB, memory_bytes=4 * GIB)
     running = [Holding(job_name="a", num_hosts=2), Holding(job_name="b", num_hosts=1)]
     need = Need(job_name="c", instance_type="ml.c5.xlarge", gpus_per_host=(0, 0), num_gpus=0)
@@ -99,7 +99,7 @@ def test_wait_says_who_holds_what():
     )
 
 
-def test_what_can_never_fit_is_refused_in_the_words_of_the_service():
+def test_a_job_that_can_never_fit_is_refused_with_the_message_of_sagemaker():
     capacity = Capacity(max_hosts=4, num_gpus=0, memory_per_host_bytes=GIB, memory_bytes=4 * GIB)
     need = Need(job_name="c", instance_type="ml.p3.2xlarge", gpus_per_host=(0,) * 5, num_gpus=0)
     decision = decide(need, [Holding(job_name="a", num_hosts=2)], capacity=capacity)
@@ -149,7 +149,7 @@ def test_queue_is_first_come_first_served_and_never_over_capacity(scenario):
     order = [need.job_name for need in waiting]
     for position in ends:
         while waiting:
-            # A younger job may never start while an older one waits, whatever is free.
+            # A younger job never starts while an older job waits, whatever is free.
             for index in range(1, len(waiting)):
                 younger = decide(waiting[index], running, capacity=capacity, queue_ahead=waiting[:index])
                 assert isinstance(younger, Wait)

@@ -24,7 +24,7 @@ def parsed(**members):
     return parse_prices(json.dumps({"types": {}, **members}).encode(), source="own.json", default_spot_fraction=0.3)
 
 
-def test_every_type_of_the_catalogue_has_a_price_or_is_said_to_have_none():
+def test_every_type_of_the_catalogue_has_a_price_or_is_listed_as_without_price():
     prices = load_prices()
     assert sorted([*prices.types, *prices.without_price]) == list(known_types())
     assert not set(prices.types) & set(prices.without_price)
@@ -43,7 +43,7 @@ def test_prices_grow_with_the_size_of_a_type():
     assert all(0.1 <= price.spot_fraction <= 0.9 for price in prices.values())
 
 
-def test_a_job_costs_what_all_its_hosts_cost_and_says_where_the_figures_come_from():
+def test_a_job_costs_the_sum_of_its_hosts_and_names_the_source_of_the_prices():
     price = load_prices().of_job(request("ml.p3.2xlarge", 4))
     assert price.usd_per_hour == pytest.approx(4 * 3.825, rel=0.01)
     assert price.spot_fraction == 0.3
@@ -51,7 +51,7 @@ def test_a_job_costs_what_all_its_hosts_cost_and_says_where_the_figures_come_fro
     assert price.notes == ()
 
 
-def test_groups_are_added_up_and_their_spot_prices_weighed_by_money():
+def test_groups_are_added_up_and_their_spot_fractions_weighted_by_price():
     prices = parsed(
         types={
             "ml.a": {"usd_per_hour": 1.0, "spot_fraction": 0.5},
@@ -64,19 +64,19 @@ def test_groups_are_added_up_and_their_spot_prices_weighed_by_money():
     assert price.notes == ("the price of ml.b is an estimate",)
 
 
-def test_a_type_without_a_price_leaves_the_job_without_one_and_is_named():
+def test_a_type_without_a_price_leaves_the_job_without_a_price_and_is_named():
     price = load_prices().of_job(request(groups=[("ml.c5.xlarge", 2), ("local", 1)]))
     assert price.usd_per_hour is None
     assert price.spot_fraction == 0.3
     assert price.notes == ("no price is known for local: name one in a file of setting prices_file",)
 
 
-def test_a_group_of_no_hosts_costs_nothing_and_divides_by_nothing():
+def test_a_group_of_no_hosts_costs_nothing_and_causes_no_division_by_zero():
     price = load_prices().of_job(request("ml.c5.xlarge", 0))
     assert (price.usd_per_hour, price.spot_fraction) == (0, 0.3)
 
 
-def test_a_users_own_file_wins_type_by_type(tmp_path):
+def test_a_user_s_own_file_overrides_prices_type_by_type(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(
         json.dumps(
@@ -134,7 +134,7 @@ def test_a_file_that_can_not_be_read_is_named_with_its_setting(tmp_path):
         pytest.param('{"types": ' + "[" * 100_000, "not valid JSON", id="deep"),
     ],
 )
-def test_a_wrong_file_is_refused_with_line_or_member_and_what_was_expected(tmp_path, text, says):
+def test_an_invalid_file_is_refused_with_line_or_member_and_the_expected_value(tmp_path, text, says):
     path = tmp_path / "own.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ContractError) as refused:

@@ -1,4 +1,4 @@
-"""When waiting jobs may start: from how long jobs like those ahead ran, from their limits, or honestly unknown."""
+"""Start times of waiting jobs: estimated from past jobs similar to the jobs ahead, from limits, or unknown."""
 
 import pytest
 
@@ -39,37 +39,37 @@ def starts(running, queue):
         ((), 30, (70, LIMIT)),
         ((10, 50, 20), 0, (20, PAST)),
         ((10, 50, 20), 5, (15, PAST)),
-        ((10, 50, 20), 25, (75, LIMIT)),  # longer than those like it: it may go on to its limit
-        ((900,), 0, (100, PAST)),  # nobody outlasts the limit
+        ((10, 50, 20), 25, (75, LIMIT)),  # longer than all similar past jobs: it may run to its limit
+        ((900,), 0, (100, PAST)),  # no job outlasts its limit
         ((900,), 100, (0, PAST)),
         ((), 500, (0, LIMIT)),
     ],
 )
-def test_a_job_lasts_as_those_like_it_did_or_to_its_limit(past, elapsed, expected):
+def test_a_job_is_expected_to_last_as_long_as_similar_jobs_or_to_its_limit(past, elapsed, expected):
     found = lasting(past, max_runtime_s=100, elapsed_s=elapsed)
     assert (found.seconds, found.basis) == expected
 
 
-def test_a_job_starts_when_enough_hosts_have_come_free_and_nobody_overtakes():
+def test_a_job_starts_when_enough_hosts_are_free_and_no_younger_job_overtakes():
     queue = [waits("large", 3, 50), waits("small", 1, 5), waits("last", 1, 5)]
     assert starts([runs("a", 2, 10), runs("b", 2, 40)], queue) == {
         "large": (40, PAST),
         "small": (40, PAST),
-        "last": (45, PAST),  # small ends first, after large has begun
+        "last": (45, PAST),  # small ends first, after large has started
     }
 
 
-def test_an_estimate_that_rests_on_one_limit_says_so_from_there_on():
+def test_estimates_that_follow_from_a_limit_are_marked_as_limits():
     queue = [waits("first", 4, 5), waits("second", 4, 5)]
     assert starts([runs("a", 4, 10)], queue) == {"first": (10, PAST), "second": (15, PAST)}
     assert starts([runs("a", 4, 3600, LIMIT)], queue) == {"first": (3600, LIMIT), "second": (3605, LIMIT)}
 
 
-def test_gpus_are_waited_for_as_hosts_are():
+def test_gpus_are_waited_for_like_hosts():
     assert starts([runs("a", 1, 10, gpus=(0, 1))], [waits("b", 1, 5, gpus=1)]) == {"b": (10, PAST)}
 
 
-def test_what_cannot_be_told_is_called_unknown():
+def test_a_start_that_can_not_be_estimated_is_unknown():
     assert starts([], [waits("too-large", 9, 5), waits("behind", 1, 5)]) == {
         "too-large": (None, Basis.UNKNOWN),
         "behind": (None, Basis.UNKNOWN),

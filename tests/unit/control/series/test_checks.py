@@ -1,4 +1,4 @@
-"""Batches that no host can have measured are refused in words."""
+"""Batches that no host can have measured are refused with a message."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def names(count):
         SampleBatch(first_row=0, at_ms=(NOW_MS,), names=names(MAX_COLUMNS), columns=((1.0,),) * MAX_COLUMNS),
     ],
 )
-def test_a_batch_of_a_host_is_fine(batch):
+def test_a_valid_batch_gives_no_complaint(batch):
     assert complaint(batch, now_ms=NOW_MS) == ""
 
 
@@ -54,5 +54,5 @@ def test_a_batch_of_a_host_is_fine(batch):
         ({"names": names(MAX_COLUMNS + 1)}, f"at most {MAX_COLUMNS} series, got {MAX_COLUMNS + 1}"),
     ],
 )
-def test_a_batch_that_no_host_can_have_measured_is_refused_in_words(changes, words):
+def test_a_batch_that_no_host_can_have_measured_is_refused_with_a_message(changes, words):
     assert words in complaint(replace(GOOD, **changes), now_ms=NOW_MS)

@@ -23,7 +23,7 @@ FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=False)
     seeds=st.lists(FLOATS, min_size=1, max_size=6),
     num_columns=st.integers(0, 5),
 )
-def test_a_table_comes_back_as_it_was_packed(gaps, seeds, num_columns):
+def test_a_packed_table_is_unpacked_unchanged(gaps, seeds, num_columns):
     at_ms = array("q")
     for gap in gaps:
         at_ms.append((at_ms[-1] if at_ms else START_MS) + gap)
@@ -36,7 +36,7 @@ def test_a_table_comes_back_as_it_was_packed(gaps, seeds, num_columns):
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 10, 5000])
-def test_rows_and_roll_ups_of_any_length_come_back(num_rows):
+def test_rows_and_roll_ups_of_any_length_are_unpacked_unchanged(num_rows):
     for table in (measured(num_rows), fold(measured(num_rows), 10_000)):
         assert plain(unpack(pack(table))) == plain(table)
 
@@ -46,7 +46,7 @@ def test_values_that_were_not_measured_stay_missing():
     assert plain(unpack(pack(table)))[1] == {"host/x": [[1.5, None, 0.0, None]], "host/y": [[None] * 4]}
 
 
-def test_one_series_is_read_out_of_a_large_block_without_inflating_the_others(monkeypatch):
+def test_one_series_is_read_from_a_large_block_without_inflating_the_others(monkeypatch):
     table = measured(5000, num_ranks=6)
     data = pack(table)
     inflated = []
@@ -54,18 +54,18 @@ def test_one_series_is_read_out_of_a_large_block_without_inflating_the_others(mo
     monkeypatch.setattr(codec, "_inflated", lambda raw, most: inflated.append(len(raw)) or inflate(raw, most))
     found = unpack(data, wanted=lambda name: name == "rank-3/cpu_percent")
     assert plain(found)[1] == {"rank-3/cpu_percent": plain(table)[1]["rank-3/cpu_percent"]}
-    assert len(inflated) == 2  # the head and one column
+    assert len(inflated) == 2  # the header and one column
 
 
 @pytest.mark.parametrize("place", range(0, 400, 7))
-def test_a_block_with_one_wrong_bit_says_that_it_is_damaged(place):
+def test_a_block_with_one_wrong_bit_is_reported_as_damaged(place):
     data = bytearray(pack(measured(100)))
     data[place * len(data) // 400] ^= 0x10
     with pytest.raises(SeriesDamaged, match="block 7 of host algo-1 of series is damaged"):
         unpack(bytes(data), place="block 7 of host algo-1")
 
 
-def test_blocks_that_were_cut_or_made_up_say_that_they_are_damaged():
+def test_truncated_and_forged_blocks_are_reported_as_damaged():
     data = pack(measured(50))
     chance = random.Random(3)
     for bad in (b"", b"x", data[:10], data[:-1], b"CLS1" + chance.randbytes(200), data + b"x"):
@@ -73,7 +73,7 @@ def test_blocks_that_were_cut_or_made_up_say_that_they_are_damaged():
             unpack(bad)
 
 
-def test_a_block_that_inflates_to_more_than_its_rows_is_not_inflated():
+def test_a_block_that_inflates_to_more_than_its_rows_is_rejected():
     data = pack(rows({"host/x": [1.0]}))
     length = codec._HEAD.size + codec._HEAD.unpack_from(data)[-1]
     bomb = zlib.compress(bytes(1_000_000))
@@ -92,7 +92,7 @@ def test_the_names_of_a_block_are_listed():
     assert names_in(pack(measured(3, num_ranks=1))) == ["host/cpu_percent", "host/memory_bytes", "rank-0/cpu_percent"]
 
 
-def test_joined_tables_are_in_order_of_time_and_have_all_columns():
+def test_joined_tables_are_sorted_by_time_and_have_all_columns():
     first = rows({"host/x": [1.0, 2.0]})
     late = rows({"host/x": [5.0], "host/y": [6.0]}, start_ms=START_MS + 5_000)
     set_back = rows({"host/y": [3.0]}, start_ms=START_MS + 2_000)
@@ -101,13 +101,13 @@ def test_joined_tables_are_in_order_of_time_and_have_all_columns():
     assert plain(whole)[1] == {"host/x": [[1.0, 2.0, None, 5.0]], "host/y": [[None, None, 3.0, 6.0]]}
 
 
-def test_what_no_float_holds_is_kept_as_missing():
+def test_nan_is_stored_as_missing():
     assert all(math.isnan(value) for value in unpack(pack(rows({"host/x": [math.nan]}))).columns["host/x"][0])
 
 
 @given(num_rows=st.integers(0, 12), num_columns=st.integers(0, 12), seed=st.integers(0, 2**32))
 def test_bytes_are_set_apart_the_same_way_whether_rows_or_columns_are_more(num_rows, num_columns, seed):
-    """Blocks of earlier releases are read by this one: each column has its first bytes first, then the second ones."""
+    """Blocks of earlier releases can be read: a column has the first bytes of all values, then the second bytes ..."""
     chance = random.Random(seed)
     columns = [array("f", [chance.uniform(-1e6, 1e6) for _ in range(num_rows)]) for _ in range(num_columns)]
     expected = b"".join(column.tobytes()[place::4] for column in columns for place in range(4))
@@ -119,7 +119,7 @@ def test_bytes_are_set_apart_the_same_way_whether_rows_or_columns_are_more(num_r
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 40])
-def test_some_series_are_read_out_of_a_small_block_of_many(num_rows):
+def test_some_series_are_read_from_a_small_block_of_many(num_rows):
     table = measured(num_rows, num_ranks=30)
     found = unpack(pack(table), wanted=lambda name: name.startswith("rank-2"))
     expected = {name: values for name, values in plain(table)[1].items() if name.startswith("rank-2")}

@@ -1,4 +1,4 @@
-"""The text that Prometheus reads, read by Prometheus' own parser."""
+"""The text format for Prometheus, parsed by Prometheus' own parser."""
 
 import math
 
@@ -13,7 +13,7 @@ def parsed(*families):
     return {family.name: family for family in text_string_to_metric_families(text_of(families))}
 
 
-def test_names_labels_and_values_are_read_as_they_were_meant():
+def test_names_labels_and_values_survive_the_parser():
     family = Family(name="clary_x", help="What it is.")
     family.add(1.25, job="demo", host="algo-1")
     family.add(3e300, job="demo", host="algo-2")
@@ -25,7 +25,7 @@ def test_names_labels_and_values_are_read_as_they_were_meant():
     ]
 
 
-def test_counters_are_counters():
+def test_counters_are_exposed_as_counters():
     family = Family(name="clary_restarts_total", help="h", kind=COUNTER)
     family.add(3)
     found = parsed(family)["clary_restarts"]
@@ -41,12 +41,12 @@ def test_any_label_and_any_value_survive(text, value):
     assert sample.value == value or (math.isnan(sample.value) and math.isnan(value))
 
 
-def test_series_of_hosts_gpus_and_ranks_have_names_of_their_own():
+def test_series_of_hosts_gpus_and_ranks_have_different_names():
     assert exposed_name("host/cpu_percent") == ("clary_host_cpu_percent", {})
     assert exposed_name("gpu-0/power_w") == ("clary_gpu_power_w", {"gpu": "0"})
     assert exposed_name("rank-12/cpu_percent") == ("clary_rank_cpu_percent", {"rank": "12"})
 
 
-def test_a_series_of_an_unknown_scope_can_not_take_another_name():
+def test_a_series_of_an_unknown_scope_gets_the_generic_name():
     for series in ("jobs/waiting", "job-1/restarts_total", "step/forward_ms", "rank/x", "host-1/x"):
         assert exposed_name(series) == ("clary_series", {"series": series})

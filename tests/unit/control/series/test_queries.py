@@ -1,4 +1,4 @@
-"""Which blocks answer a question, and the points that come of them."""
+"""The blocks that a query reads, and the points that result from them."""
 
 import pytest
 from series_tables import START_MS, measured, rows
@@ -61,7 +61,7 @@ def test_the_coarsest_step_that_is_fine_enough_is_read(step_ms, level_ms):
     assert ask(step_ms=step_ms).level_ms == level_ms
 
 
-def test_a_coarse_question_reads_roll_ups_and_rows_that_are_in_none_yet():
+def test_a_coarse_query_reads_roll_ups_and_rows_that_are_not_rolled_up_yet():
     blocks = [
         block(1, ROWS_MS, 0, 29, is_rolled=True),
         block(2, FINE_MS, 0, 29),
@@ -71,7 +71,7 @@ def test_a_coarse_question_reads_roll_ups_and_rows_that_are_in_none_yet():
     assert chosen(blocks, ask(step_ms=300_000)) == {2: 60, 3: 60}
 
 
-def test_a_fine_question_reads_rows_and_roll_ups_of_the_time_before_them():
+def test_a_fine_query_reads_rows_and_roll_ups_for_the_time_before_them():
     blocks = [
         block(1, COARSE_MS, 0, 50, is_rolled=True),
         block(2, FINE_MS, 20, 50, is_rolled=True),
@@ -82,7 +82,7 @@ def test_a_fine_question_reads_rows_and_roll_ups_of_the_time_before_them():
     assert chosen(blocks, ask(step_ms=300_000)) == {1: 60}
 
 
-def test_each_host_and_attempt_is_looked_at_by_itself():
+def test_blocks_are_chosen_for_each_host_and_attempt_separately():
     blocks = [
         block(1, FINE_MS, 0, 10, is_rolled=True),
         block(2, ROWS_MS, 5, 10, is_rolled=True, host="algo-2"),
@@ -105,7 +105,7 @@ def test_each_host_and_attempt_is_looked_at_by_itself():
         ({"names": "a" * 201}, "characters"),
     ],
 )
-def test_questions_without_a_bounded_answer_are_refused(changes, words):
+def test_queries_without_a_bounded_result_are_refused(changes, words):
     with pytest.raises(ContractError, match=words):
         ask(**changes)
 
@@ -116,7 +116,7 @@ def test_names_are_patterns_separated_by_commas():
     assert [name for name in [*wanted, "host/cpu_percent", "rank-0/memory_bytes"] if query.wants(name)] == wanted
 
 
-def test_points_say_least_greatest_mean_number_and_last():
+def test_points_have_minimum_maximum_mean_count_and_last_value():
     gatherer = PointGatherer(ask(step_ms=2_000, names="host/x"))
     gatherer.add("algo-1", rows({"host/x": [1.0, 5.0, None, 3.0, 9.0]}), until_ms=2**60)
     (series,) = gatherer.result()
@@ -126,7 +126,7 @@ def test_points_say_least_greatest_mean_number_and_last():
     assert (second.at_ms - START_MS, second.mean, second.count) == (2_000, 9, 1)
 
 
-def test_a_step_that_lies_in_two_blocks_is_one_point():
+def test_a_step_that_spans_two_blocks_gives_one_point():
     gatherer = PointGatherer(ask(names="host/x"))
     gatherer.add("algo-1", fold(rows({"host/x": [1.0] * 30}), FINE_MS), until_ms=2**60)
     gatherer.add("algo-1", rows({"host/x": [4.0] * 15}, start_ms=START_MS + 15_000), until_ms=2**60)
@@ -135,7 +135,7 @@ def test_a_step_that_lies_in_two_blocks_is_one_point():
     assert (point.least, point.greatest, point.mean, point.count, point.last) == (1, 4, 2, 45, 4)
 
 
-def test_an_answer_that_grows_too_long_is_refused():
+def test_a_result_that_grows_too_long_is_refused():
     gatherer = PointGatherer(ask(step_ms=500, end_ms=START_MS + 40_000_000))
     for host in range(3):
         gatherer.add(f"algo-{host}", measured(7_200), until_ms=2**60)
@@ -143,7 +143,7 @@ def test_an_answer_that_grows_too_long_is_refused():
         gatherer.add("algo-3", measured(7_200), until_ms=2**60)
 
 
-def test_hosts_and_ranks_come_in_the_order_of_their_numbers():
+def test_hosts_and_ranks_are_sorted_by_their_numbers():
     gatherer = PointGatherer(ask())
     for host in ("algo-10", "algo-2"):
         gatherer.add(host, rows({"rank-11/x": [1.0], "rank-2/x": [1.0]}), until_ms=2**60)

@@ -1,4 +1,4 @@
-"""Roll-ups: least, greatest, mean, number and last of spans of time, of rows and of roll-ups."""
+"""Roll-ups: minimum, maximum, mean, count and last value of spans of time, computed from rows and from roll-ups."""
 
 import math
 import random
@@ -13,7 +13,7 @@ from clary.control.series.rollups import fold
 from clary.control.series.tables import SeriesTable, between, joined
 
 
-def test_each_span_says_what_was_in_it():
+def test_each_span_summarises_its_rows():
     table = rows({"host/x": [3.0, 1.0, 2.0, 10.0], "host/y": [None, 4.0, None, None]}, step_ms=4_000)
     folded = fold(table, 10_000)
     assert list(folded.at_ms) == [START_MS, START_MS + 10_000]
@@ -30,7 +30,7 @@ def test_spans_without_rows_are_left_out():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_roll_ups_of_roll_ups_are_those_of_the_rows(seed):
-    """Values are missing at random, and the rows are cut at a random place before they are folded."""
+    """Values are missing at random, and the rows are cut at a random time before they are folded."""
     chance = random.Random(seed)
     values = [None if chance.random() < 0.3 else chance.uniform(-5, 5) for _ in range(900)]
     table = rows({"host/x": values}, start_ms=START_MS + chance.randrange(10_000), step_ms=700)
@@ -44,7 +44,7 @@ def test_roll_ups_of_roll_ups_are_those_of_the_rows(seed):
         assert part == pytest.approx(expected_part, abs=1e-5)
 
 
-def test_what_is_folded_is_what_python_computes():
+def test_folded_values_equal_those_that_python_computes():
     table = measured(500)
     folded = fold(table, 60_000)
     values = list(table.columns["host/cpu_percent"][0])[:120]
@@ -54,7 +54,7 @@ def test_what_is_folded_is_what_python_computes():
 
 
 def _straightforward(at_ms, values, step_ms):
-    """Return start -> least, greatest, mean, number and last, as the words say it."""
+    """Return start -> minimum, maximum, mean, count and last value, computed straightforwardly from the definition."""
     found = {}
     for moment in dict.fromkeys(moment // step_ms * step_ms for moment in at_ms):
         own = [
@@ -72,7 +72,7 @@ def _straightforward(at_ms, values, step_ms):
     values=st.lists(st.one_of(st.floats(width=32, allow_infinity=False), st.sampled_from([0.0, 7.5])), min_size=1),
     is_level=st.booleans(),
 )
-def test_columns_with_gaps_level_ones_and_all_others_are_folded_as_the_words_say(gaps, values, is_level):
+def test_columns_with_gaps_constant_columns_and_others_are_folded_by_the_definition(gaps, values, is_level):
     at_ms = array("q")
     for gap in gaps:
         at_ms.append((at_ms[-1] if at_ms else START_MS) + gap)
@@ -86,7 +86,7 @@ def test_columns_with_gaps_level_ones_and_all_others_are_folded_as_the_words_say
     assert mean == pytest.approx(list(wanted[2]), rel=1e-6, abs=1e-30)
 
 
-def test_a_series_that_some_blocks_lack_is_folded_with_what_is_there():
+def test_a_series_that_is_missing_in_some_blocks_is_folded_from_the_others():
     first = fold(rows({"host/x": [1.0, 3.0], "host/y": [5.0, 6.0]}), 1_000)
     second = fold(rows({"host/x": [7.0]}, start_ms=START_MS + 1_000), 1_000)
     _, columns, _ = plain(fold(joined([first, second]), 10_000))

@@ -1,4 +1,4 @@
-"""Tables: the rows of a batch that are kept, and the joining of tables."""
+"""Tables: the rows of a batch that are stored, and the joining of tables."""
 
 import math
 
@@ -14,7 +14,7 @@ VALUES = st.one_of(st.none(), st.floats(), st.floats(width=32), st.sampled_from(
 
 
 @given(column=st.lists(VALUES, max_size=8))
-def test_what_no_float_of_32_bits_holds_is_kept_as_missing(column):
+def test_a_value_that_no_32_bit_float_holds_is_stored_as_missing(column):
     batch = SampleBatch(
         first_row=0,
         at_ms=tuple(range(START_MS, START_MS + len(column))),
@@ -37,7 +37,7 @@ def test_what_no_float_of_32_bits_holds_is_kept_as_missing(column):
         max_size=6,
     )
 )
-def test_joined_tables_have_each_value_at_its_moment_whatever_columns_and_clocks_do(tables):
+def test_joined_tables_keep_each_value_at_its_time_whatever_columns_and_clocks(tables):
     made, expected, number = [], [], 0.0
     for num_rows, shift, names in tables:
         start_ms = START_MS + 2_000 * (len(made) + shift)

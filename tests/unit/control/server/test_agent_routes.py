@@ -1,4 +1,4 @@
-"""HTTP for agents: paths, tokens, numbers and bodies, for all input of agents and strangers."""
+"""HTTP routes of agents: paths, tokens, numbers and bodies, for all input of agents and strangers."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ AGENT = "/clary/v1/agents/job-1/1/algo-1"
 
 
 class FakeGateway:
-    """Opens to the token of job-1, attempt 1, and remembers its calls."""
+    """Accepts the token of job-1, attempt 1, and records its calls."""
 
     def __init__(self):
         self.told = []
@@ -71,7 +71,7 @@ def posted(path, message):
 
 
 async def turns_beside(work):
-    """Run `work`; returns how often the event loop came round to somebody else meanwhile."""
+    """Run `work`; return the number of turns of the event loop that other tasks got meanwhile."""
     task = asyncio.ensure_future(work)
     turns = 0
     while not task.done():
@@ -81,20 +81,20 @@ async def turns_beside(work):
     return turns
 
 
-async def test_a_large_body_of_an_agent_leaves_the_event_loop_to_others(gateway):
+async def test_a_large_body_of_an_agent_does_not_block_the_event_loop(gateway):
     lines = tuple(LogBlock(at_ms=number, text=f"loss {number}", rank=1) for number in range(60_000))
     batch = LogBatch(first_sequence=0, blocks=lines)
     turns = await turns_beside(FewParts(agents=gateway).handle(posted(f"{AGENT}/logs", batch)))
     assert gateway.told[-1] == ("algo-1", batch)
-    assert turns > 10  # read on the loop, a body leaves two or three
+    assert turns > 10  # parsed on the event loop, a body leaves two or three turns
 
 
-async def test_a_small_body_is_read_where_it_comes(gateway):
+async def test_a_small_body_is_parsed_on_the_event_loop(gateway):
     batch = LogBatch(first_sequence=0, blocks=(LogBlock(at_ms=1, text="loss", rank=1),))
     assert await turns_beside(FewParts(agents=gateway).handle(posted(f"{AGENT}/logs", batch))) < 5
 
 
-async def test_numbers_of_metrics_beyond_reason_are_refused(gateway):
+async def test_numbers_of_metrics_beyond_the_limits_are_refused(gateway):
     batch = SampleBatch(first_row=0, at_ms=(0,), names=("a",), columns=(tuple(map(float, range(140_000))),))
     refused = await refusal(gateway, f"{AGENT}/samples", method="POST", body=json.dumps(to_plain(batch)).encode())
     assert refused.message == "the body has more than 131072 values"
@@ -105,7 +105,7 @@ async def test_the_assignment_is_the_whole_plan(gateway):
     assert answer == running_job().plan
 
 
-async def test_reports_and_lines_reach_the_gateway_as_they_were_sent(gateway):
+async def test_reports_and_lines_reach_the_gateway_unchanged(gateway):
     report = Report(number=4, facts=HostFacts(phase=HostPhase.RUNNING, phase_started_at=START))
     answer = document(await FewParts(agents=gateway).handle(posted(f"{AGENT}/reports", report)))
     expected = {"accepted": True, "order_number": 4, "dump_number": 0, "dump_reason": "", "profile": None}
@@ -116,7 +116,7 @@ async def test_reports_and_lines_reach_the_gateway_as_they_were_sent(gateway):
     assert [told for told in gateway.told if len(told) == 2] == [("algo-1", report), ("algo-1", batch)]
 
 
-async def test_an_order_is_waited_for_no_longer_than_the_service_allows(gateway):
+async def test_the_poll_for_an_order_takes_no_longer_than_the_service_allows(gateway):
     answer = document(await FewParts(agents=gateway).handle(request(f"{AGENT}/orders", query="after=3&wait_s=1e9")))
     assert (answer["number"], answer["kind"]) == (4, "run")
     assert gateway.told[-1] == ("algo-1", 3, MAX_WAIT_S)
@@ -125,7 +125,7 @@ async def test_an_order_is_waited_for_no_longer_than_the_service_allows(gateway)
 @pytest.mark.parametrize(
     "query", ["after=x", "after=1.5", "wait_s=soon", "wait_s=nan", "wait_s=-inf", "after=" + "9" * 5000]
 )
-async def test_numbers_that_are_none_are_refused(gateway, query):
+async def test_invalid_numbers_are_refused(gateway, query):
     refused = await refusal(gateway, f"{AGENT}/orders", query=query)
     assert (refused.code, refused.http_status) == ("ValidationException", 400)
 
@@ -149,7 +149,7 @@ async def test_a_stranger_is_refused(gateway, token):
         "",
     ],
 )
-async def test_a_path_of_another_form_is_not_found_and_opens_nothing(gateway, path):
+async def test_a_malformed_path_gives_404_and_reaches_no_gateway(gateway, path):
     refused = await refusal(gateway, f"/clary/v1/agents/{path}")
     assert (refused.code, refused.http_status) == ("NotFound", 404)
     assert gateway.told == []
@@ -158,7 +158,7 @@ async def test_a_path_of_another_form_is_not_found_and_opens_nothing(gateway, pa
 @pytest.mark.parametrize(
     ("method", "action"), [("POST", "assignment"), ("GET", "reports"), ("DELETE", "logs"), ("GET", "x")]
 )
-async def test_a_request_of_another_kind_is_not_found(gateway, method, action):
+async def test_a_request_with_another_method_gives_404(gateway, method, action):
     assert (await refusal(gateway, f"{AGENT}/{action}", method=method)).http_status == 404
 
 
@@ -173,7 +173,7 @@ async def test_a_body_that_is_no_message_is_refused(gateway, body):
         assert refused.code in ("ValidationException", "SerializationException")
 
 
-async def test_the_handler_turns_refusals_into_answers_of_the_aws_form(gateway):
+async def test_the_handler_turns_refusals_into_responses_in_the_form_of_aws(gateway):
     handler = FewParts(agents=gateway).handler
     answer = await handler.handle(request(f"{AGENT}/assignment", token="wrong"))
     assert (answer.status, document(answer)) == (403, {"__type": "AccessDenied", "message": "wrong token"})

@@ -1,4 +1,4 @@
-"""The doors that other machines reach: enrolment and bundle, for boots, strangers and a service without nodes."""
+"""Routes for other machines: enrolment and bundle, for boots, strangers and a service without nodes."""
 
 import json
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ BODY = json.dumps(to_plain(Enrolment(claim="a" * 32, proof="p", report=REPORT)))
 
 
 class FakeEnrolments:
-    """Gives one answer, and remembers the questions."""
+    """Returns one answer, and records the requests."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -40,7 +40,7 @@ def posted(path=f"/clary/v1/allocations/{TAG}/1", body=BODY):
     return request(path, token=None, method="POST", body=body)
 
 
-async def test_a_boot_is_told_to_wait_and_then_gets_its_tokens():
+async def test_a_boot_is_told_to_wait_and_then_receives_its_tokens():
     waiting, asked = parts(Standby(bundle="d" * 64))
     answer = await waiting.handle(posted())
     assert (answer.status, document(answer)["bundle"]) == (202, "d" * 64)
@@ -61,7 +61,7 @@ async def test_a_body_that_is_no_enrolment_is_refused(body):
 
 
 @pytest.mark.parametrize("path", [f"{TAG}/x", f"{TAG}/123456", "other/1", f"{TAG}/1/more", f"{TAG}"])
-async def test_a_path_of_another_form_opens_nothing(path):
+async def test_a_malformed_path_reaches_no_enrolment(path):
     waiting, asked = parts(Standby(bundle="d" * 64))
     with pytest.raises(WireError) as refused:
         await waiting.handle(posted(f"/clary/v1/allocations/{path}"))
@@ -69,7 +69,7 @@ async def test_a_path_of_another_form_opens_nothing(path):
     assert asked.asked == []
 
 
-async def test_the_bundle_is_given_by_its_digest_alone():
+async def test_the_bundle_is_served_by_its_digest_only():
     own, _ = parts(None)
     answer = await own.handle(request("/clary/v1/agent/" + "d" * 64, token=None))
     assert (answer.status, answer.body) == (200, b"zip")
@@ -79,7 +79,7 @@ async def test_the_bundle_is_given_by_its_digest_alone():
         assert refused.value.http_status == 404
 
 
-async def test_a_service_whose_hosts_are_its_own_wants_no_boots():
+async def test_a_service_with_hosts_on_its_own_machine_refuses_boots():
     with pytest.raises(WireError, match="engine is local") as refused:
         await FewParts(sessions=NO_SESSIONS).handle(posted())
     assert refused.value.http_status == 410

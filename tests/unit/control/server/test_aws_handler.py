@@ -1,4 +1,4 @@
-"""One AWS request from bytes to bytes: real routing, signatures, parsing and answers, without a socket."""
+"""One AWS request from bytes to bytes: real routing, signatures, parsing and responses, without a socket."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ def json_call(target, body, **options):
     return signed(body, service="sagemaker", headers=headers, **options)
 
 
-async def test_a_good_request_is_answered_in_the_callers_protocol(handler):
+async def test_a_good_request_is_answered_in_the_caller_s_protocol(handler):
     body = b"Action=GetCallerIdentity&Version=2011-06-15"
     headers = {"content-type": "application/x-www-form-urlencoded"}
     answer = await handler.handle(signed(body, service="sts", headers=headers))
@@ -70,7 +70,7 @@ WRONG_KEYS = Credentials(access_key_id="AKID", secret_access_key="wrong")
     ids=["missing member", "no JSON", "unknown operation", "not offered", "wrong key"],
 )
 async def test_a_bad_request_is_an_error_in_the_form_of_aws_with_a_request_id(handler, operation, body, keys, code):
-    request_ = json_call(f"SageMaker.{operation}", body, credentials=keys)  # now: a signature ages
+    request_ = json_call(f"SageMaker.{operation}", body, credentials=keys)  # signed now, because a signature expires
     answer = await handler.handle(request_)
     assert 400 <= answer.status < 500
     assert code in json.loads(answer.body)["__type"]
@@ -90,7 +90,7 @@ async def test_a_bad_request_is_an_error_in_the_form_of_aws_with_a_request_id(ha
         ("DeleteTrainingJob", {"TrainingJobName": "j", "Twice": True}, "Twice: "),
     ],
 )
-async def test_members_that_nobody_knows_are_refused_where_no_warning_could_be_read(handler, operation, body, named):
+async def test_unknown_members_are_refused_where_no_warning_could_be_read(handler, operation, body, named):
     answer = await handler.handle(json_call(f"SageMaker.{operation}", json.dumps(body).encode()))
     error = json.loads(answer.body)
     assert (answer.status, error["__type"]) == (400, "ValidationException")
@@ -119,7 +119,7 @@ TUNING = {"Strategy": "Random", "ResourceLimits": {"MaxParallelTrainingJobs": 1,
         ("DescribeTrainingJob", {"TrainingJobName": "j", "Cooling": "water"}, ()),
     ],
 )
-async def test_members_that_nobody_knows_reach_the_handlers_that_warn_of_them(monkeypatch, operation, body, unknown):
+async def test_unknown_members_reach_the_handlers_that_warn_of_them(monkeypatch, operation, body, unknown):
     told = []
 
     async def dispatch(service, name, call):
@@ -133,7 +133,7 @@ async def test_members_that_nobody_knows_reach_the_handlers_that_warn_of_them(mo
     assert told == [(operation, unknown)], answer.body
 
 
-async def test_an_anonymous_request_is_refused_in_the_protocol_that_it_speaks(handler):
+async def test_an_anonymous_request_is_refused_in_its_own_protocol(handler):
     headers = [("Content-Type", "application/x-www-form-urlencoded")]
     answer = await handler.handle(HttpRequest("POST", "/", "", headers, b"Action=GetCallerIdentity&Version=2011-06-15"))
     assert answer.status == 403
@@ -141,7 +141,7 @@ async def test_an_anonymous_request_is_refused_in_the_protocol_that_it_speaks(ha
 
 
 async def test_calls_of_one_jobs_key_leave_the_service_to_others(monkeypatch):
-    """Each search in logs takes a thread: calls of a job's key wait for each other."""
+    """Each search in logs takes a thread, so calls of a job's key wait for each other."""
     goes_on, under_way = asyncio.Event(), []
 
     async def slow_dispatch(service, operation, call):
@@ -158,7 +158,7 @@ async def test_calls_of_one_jobs_key_leave_the_service_to_others(monkeypatch):
     handler = AwsHandler(services, verifier, find_grants=grants.get)
     calls = []
     for number, key in enumerate(["one"] * 5 + ["two", "owner"]):
-        # No two of them are equal: a second one would be taken for the first, sent again.
+        # All calls differ: an equal second call would count as a repetition of the first.
         headers = {"content-type": "application/x-www-form-urlencoded", "x-number": str(number)}
         body = b"Action=GetCallerIdentity&Version=2011-06-15"
         keys = Credentials(access_key_id=key, secret_access_key="secret")

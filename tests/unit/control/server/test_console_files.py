@@ -1,4 +1,4 @@
-"""The console's files: the right type, safe headers, nothing from outside the folder; which requests reach them."""
+"""The console's files: the right type, safe headers, only files of the folder; the requests that reach them."""
 
 import os
 from types import SimpleNamespace
@@ -43,13 +43,13 @@ async def get(files, path, *headers, method="GET"):
         "/console/jobs/%3Cimg%20src=x%3E",
     ],
 )
-async def test_every_address_of_a_page_is_answered_with_the_index(files, path):
+async def test_every_address_of_a_page_returns_the_index(files, path):
     answer = await get(files, path)
     assert (answer.status, answer.body) == (200, b"<!doctype html>index")
     assert answer.header("content-type") == "text/html; charset=utf-8"
 
 
-async def test_files_have_their_type_and_every_answer_has_the_safety_headers(files):
+async def test_files_have_their_type_and_every_response_has_the_safety_headers(files):
     script, style = await get(files, "/console/app.js"), await get(files, "/console/styles/base.css")
     assert (script.body, script.header("content-type")) == (b"let a = 1;", "text/javascript; charset=utf-8")
     assert (style.body, style.header("content-type")) == (b"body {}", "text/css; charset=utf-8")
@@ -79,7 +79,7 @@ async def test_files_have_their_type_and_every_answer_has_the_safety_headers(fil
         "/console/%ff.js",
     ],
 )
-async def test_nothing_outside_the_folder_is_ever_given_out(files, path):
+async def test_no_file_outside_the_folder_is_served(files, path):
     answer = await get(files, path)
     assert b"secret" not in answer.body
     assert answer.status in (200, 404)
@@ -96,7 +96,7 @@ async def test_an_unchanged_file_is_not_sent_again_and_a_changed_one_is(files, t
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE", "OPTIONS", "PUT"])
-async def test_files_are_only_read(files, method):
+async def test_files_accept_only_read_methods(files, method):
     assert (await get(files, "/", method=method)).status == 405
 
 
@@ -114,7 +114,7 @@ def test_every_file_of_the_package_has_a_known_type():
         ("GET", "/?x=1", {"Accept": "text/html"}, True),
         ("GET", "/console/jobs/a", {}, True),
         ("GET", "/console", {}, True),
-        ("GET", "/", {}, False),  # ListBuckets without a signature, which S3 refuses in its own words
+        ("GET", "/", {}, False),  # ListBuckets without a signature, which S3 refuses with its own error
         ("GET", "/", {"Accept": "*/*"}, False),
         ("POST", "/", {"Accept": "text/html"}, False),
         ("GET", "/?Action=GetCallerIdentity&Version=2011-06-15", {"Accept": "text/html"}, False),
@@ -125,5 +125,5 @@ def test_every_file_of_the_package_has_a_known_type():
         ("GET", "/bucket/console", {"Accept": "text/html"}, False),
     ],
 )
-def test_browsers_reach_the_console_and_clients_of_aws_do_not(method, path, headers, is_console):
+def test_browsers_reach_the_console_and_aws_clients_do_not(method, path, headers, is_console):
     assert matching.is_console(SimpleNamespace(method=method, raw_path=path, headers=headers)) is is_console

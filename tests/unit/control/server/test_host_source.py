@@ -1,4 +1,4 @@
-"""A service does not begin with another engine while jobs hold hosts of the last one's."""
+"""A service does not start with another engine while jobs hold hosts of the last engine."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_the_engine_is_noted_and_may_change_while_nobody_holds_hosts(folder):
+def test_the_engine_is_recorded_and_may_change_while_no_job_holds_hosts(folder):
     assert folder.read_engine() == "local"
     require_same_engine(folder, "slurm", [])
     assert folder.read_engine() == "slurm"
@@ -22,7 +22,7 @@ def test_the_engine_is_noted_and_may_change_while_nobody_holds_hosts(folder):
     assert folder.read_engine() == "boxes"
 
 
-def test_jobs_with_hosts_keep_their_engine(folder):
+def test_another_engine_is_refused_while_jobs_hold_hosts(folder):
     require_same_engine(folder, "slurm", [])
     require_same_engine(folder, "slurm", ["job-1"])
     with pytest.raises(EngineError, match=r"jobs hold hosts of engine slurm.*job-1, job-2.*clary up --engine slurm"):
@@ -30,7 +30,7 @@ def test_jobs_with_hosts_keep_their_engine(folder):
     assert folder.read_engine() == "slurm"
 
 
-def test_a_folder_of_an_older_release_had_hosts_of_its_own_machine(folder):
+def test_a_folder_of_an_older_release_counts_as_engine_local(folder):
     require_same_engine(folder, "local", ["job-1"])
     (folder.root / "run" / "engine").unlink()
     with pytest.raises(EngineError, match="hosts of engine local"):

@@ -1,4 +1,4 @@
-"""One service a state folder, one service a database."""
+"""One service per state folder, one service per database."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ async def store(tmp_path):
     await store.close()
 
 
-def test_a_second_service_of_a_folder_is_refused_until_the_first_is_gone(folder):
+def test_a_second_service_of_a_folder_is_refused_until_the_first_has_ended(folder):
     with sole_owner(folder):
         with pytest.raises(EngineError, match=r"another service runs for .*clary down") as refused, sole_owner(folder):
             pass
@@ -34,13 +34,13 @@ def test_a_second_service_of_a_folder_is_refused_until_the_first_is_gone(folder)
         pass
 
 
-async def test_the_lease_is_held_and_given_back(store, folder):
+async def test_the_lease_is_held_and_released(store, folder):
     async with database_lease(store, folder, asyncio.Event()):
         assert await store.acquire_lease(LEASE_NAME, "stranger", 1.0) is None
     assert await store.acquire_lease(LEASE_NAME, "stranger", 1.0) is not None
 
 
-async def test_a_database_that_another_service_keeps_is_refused_at_the_deadline(store, folder, monkeypatch):
+async def test_a_database_whose_lease_another_service_keeps_is_refused_at_the_deadline(store, folder, monkeypatch):
     monkeypatch.setattr(ownership, "LEASE_TTL_S", 0.0)
     monkeypatch.setattr(ownership, "LEASE_RENEWAL_S", -1.0)
     assert await store.acquire_lease(LEASE_NAME, "stranger", 60.0) is not None
@@ -49,7 +49,7 @@ async def test_a_database_that_another_service_keeps_is_refused_at_the_deadline(
             pass
 
 
-async def test_a_service_that_loses_the_lease_leaves(store, folder, monkeypatch):
+async def test_a_service_that_loses_the_lease_shuts_down(store, folder, monkeypatch):
     monkeypatch.setattr(ownership, "LEASE_RENEWAL_S", 0.01)
     monkeypatch.setattr(ownership, "LEASE_TTL_S", 0.0)
     leave = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Which ports the service takes: as set, as before, or free ones."""
+"""The ports that the service binds: those of the settings, those of the last run, or free ones."""
 
 import socket
 
@@ -48,13 +48,13 @@ def test_without_tls_there_is_no_proxy():
     assert (ports.tls, ports.proxy) == (None, None)
 
 
-def test_the_ports_of_a_service_that_was_killed_are_taken_again(free_port):
+def test_the_ports_of_a_killed_service_are_used_again(free_port):
     earlier = choose_ports(Settings(port=0, tls_port=free_port), None)
     record = left(earlier.api, earlier.proxy)
     assert choose_ports(Settings(port=0, tls_port=free_port), record) == earlier
 
 
-def test_an_earlier_port_that_somebody_else_has_now_is_left_to_them(taken_port):
+def test_an_earlier_port_that_another_process_uses_now_is_not_chosen(taken_port):
     assert choose_ports(Settings(port=0, tls_port=0), left(taken_port)).api != taken_port
 
 
@@ -63,7 +63,7 @@ def test_a_set_port_wins_over_the_earlier_one(free_port):
 
 
 @pytest.mark.parametrize("name", ["port", "tls_port"])
-def test_a_set_port_that_is_taken_is_refused_with_what_to_do(taken_port, name):
+def test_a_set_port_that_is_in_use_is_refused_with_advice(taken_port, name):
     with pytest.raises(
         EngineError, match=rf"can not listen on 127\.0\.0\.1:{taken_port}: .*in use; .*tls_port"
     ) as error:

@@ -1,4 +1,4 @@
-"""Every route of the service's own pages, asked by every caller."""
+"""Every route of the service's own pages, requested by every kind of caller."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ PAGES = [
     "records",
 ]
 ACTS = ["dump", "profile", "reclaim", "rerun", "stop", "strike", "rehearsals"]
-# Who may ask, and what: method and path.
+# The caller that a route is for, the method and the path.
 ROUTES = [
     *(("agent", "GET", f"{AGENT}/{page}") for page in ("assignment", "orders")),
     *(
@@ -77,7 +77,7 @@ WRONG = {
 
 
 class World:
-    """Two jobs that run, one of them in a pool, and everybody's token."""
+    """Two jobs that run, one of them in a pool, and a token of every kind."""
 
     def __init__(self, plane, folder, pool, desk, tokens):
         self.plane, self.folder, self.pool = plane, folder, pool
@@ -98,14 +98,14 @@ class World:
         self.num_asked = 0
 
     def request(self, method, path, token=None, *headers, body=b"{}"):
-        self.num_asked += 1  # each from an address of its own: wrong tokens are counted by address
+        self.num_asked += 1  # each request from another address: wrong tokens are counted by address
         pairs = [("Host", "h"), *headers, *([] if token is None else [("Authorization", f"Bearer {token}")])]
         return HttpRequest(
             method, path.replace("{pool}", self.pool), "", pairs, body, remote=f"10.0.0.{self.num_asked}"
         )
 
     async def ask(self, *args, **options):
-        """Return status, code and words of a refusal; of an answer its status and its document."""
+        """Return status, code and message of a refusal, or status, "" and document of a success."""
         answer, _ = await self.pages.answer(self.request(*args, **options))
         if answer.header("content-type") != "application/json":
             return answer.status, "", ""
@@ -135,7 +135,7 @@ async def world(tmp_path):
 
 
 def opens(who, token_of):
-    """Whether a token opens the routes of `who`."""
+    """Whether a token of the kind `token_of` may use the routes of `who`."""
     return token_of == who or (who, token_of) == ("token", "owner")
 
 
@@ -155,7 +155,7 @@ def row_of(method, path):
     return match(TABLE, method, path.replace("{pool}", "pool_0123456789ab"))[0]
 
 
-def test_every_row_of_the_table_is_asked_here_as_what_it_is():
+def test_every_row_of_the_table_is_requested_here_with_its_kind_of_caller():
     for who, method, path in ROUTES:
         assert row_of(method, path).who is WHO[who], (method, path)
     asked = [(method, path) for _, method, path in ROUTES] + [(method, path) for method, path, *_ in ODD + OF_THE_OWNER]
@@ -165,7 +165,7 @@ def test_every_row_of_the_table_is_asked_here_as_what_it_is():
     assert {row.path for row in TABLE if row.who is Who.ANYBODY} == {f"{V1}/{page}" for page in open_to_all}
 
 
-async def test_no_route_is_open_to_the_tokens_of_others(world):
+async def test_no_route_accepts_the_tokens_of_other_callers(world):
     for who, method, path in ROUTES:
         for token_of, token in world.tokens.items():
             if opens(who, token_of):
@@ -181,7 +181,7 @@ async def test_no_route_is_open_without_a_token(world):
         assert refused == (NOT_SIGNED_IN if who == "owner" else NO_TOKEN), (method, path)
 
 
-async def test_no_route_but_the_owners_is_open_to_a_session_and_none_to_a_change_without_its_value(world):
+async def test_only_owner_routes_accept_a_session_and_changes_need_the_csrf_value(world):
     session, cookie = world.pages.sessions.begin()
     headers = [
         ("Cookie", f"{world.pages.sessions.cookie_name(is_secure=False)}={cookie}"),
@@ -202,7 +202,7 @@ async def test_no_route_but_the_owners_is_open_to_a_session_and_none_to_a_change
             assert status not in (401, 403) or path.endswith("/records"), (method, path)
 
 
-async def test_every_route_is_open_to_whom_it_is_for(world):
+async def test_every_route_accepts_the_callers_that_it_is_for(world):
     for who, method, path in ROUTES:
         for token_of, token in world.tokens.items():
             if opens(who, token_of):
@@ -211,14 +211,14 @@ async def test_every_route_is_open_to_whom_it_is_for(world):
                 assert (status == 404) <= ("dump" in path or "profile" in path or "plan" in path or "no" in words)
 
 
-async def test_guesses_at_any_route_become_slow_and_the_right_token_passes(world):
+async def test_wrong_tokens_at_any_route_are_slowed_down_and_the_right_token_passes(world):
     for _who, method, path in ROUTES:
         request = world.request(method, path, "wrong")
         answers = [await world.pages.answer(request) for _ in range(MAX_WRONG + 1)]
         assert [answer.status for answer, _ in answers] == [403] * MAX_WRONG + [429], (method, path)
 
 
-async def test_an_attempt_that_is_over_is_gone_for_its_agent(world):
+async def test_an_agent_of_an_ended_attempt_gets_410(world):
     token = world.tokens["agent"]
     gone = await world.ask("GET", "/clary/v1/agents/job/2/algo-1/orders", token)
     assert gone == (410, "AttemptOver", "attempt 2 of job is over")
@@ -250,7 +250,7 @@ ODD = [
 
 
 @pytest.mark.parametrize(("method", "path", "status", "words"), ODD)
-async def test_paths_that_open_nothing_say_so_to_everybody(world, method, path, status, words):
+async def test_unknown_paths_give_the_same_error_without_a_valid_token(world, method, path, status, words):
     for token in (None, "wrong"):
         answered = await world.ask(method, path, token)
         assert (answered[0], answered[2]) == (status, words)
@@ -271,13 +271,13 @@ OF_THE_OWNER = [
 
 
 @pytest.mark.parametrize(("method", "path", "status", "words"), OF_THE_OWNER)
-async def test_paths_that_are_not_there_say_so_to_the_owner(world, method, path, status, words):
+async def test_unknown_paths_give_an_error_to_the_owner(world, method, path, status, words):
     answered = await world.ask(method, path, OWNER)
     assert (answered[0], answered[2]) == (status, words)
 
 
 @pytest.mark.parametrize("page", ["nothing", "stop", "rerun", "strike", "reclaim", "a/b"])
-async def test_pages_that_a_job_lacks_name_those_that_there_are(world, page):
+async def test_an_unknown_page_of_a_job_gives_the_list_of_pages(world, page):
     status, code, words = await world.ask("GET", f"{JOB}/{page}", OWNER)
     assert (status, code) == (404, "NotFound")
     assert words == (
@@ -287,7 +287,7 @@ async def test_pages_that_a_job_lacks_name_those_that_there_are(world, page):
     )
 
 
-async def test_what_is_merely_absent_is_quiet_for_those_who_ask_so(world):
+async def test_a_quiet_request_gets_200_with_the_error_status_in_a_header(world):
     quiet = ("X-Clary-Quiet", "1")
     for method, path, token, told in [
         ("GET", f"{V1}/session", None, "401"),
@@ -302,7 +302,7 @@ async def test_what_is_merely_absent_is_quiet_for_those_who_ask_so(world):
 
 
 @pytest.mark.parametrize(("setting", "status"), [("open", 200), ("off", 404)])
-async def test_the_setting_opens_the_metrics_to_everybody_or_closes_them(world, setting, status):
+async def test_the_setting_opens_the_metrics_to_all_callers_or_closes_them(world, setting, status):
     world.pages = OwnPages(world.plane, world.folder, metrics_page=setting)
     for token in (None, "wrong", SCRAPER):
         assert (await world.ask("GET", "/metrics", token))[0] == status
@@ -311,7 +311,7 @@ async def test_the_setting_opens_the_metrics_to_everybody_or_closes_them(world, 
 MOST = {"agent": 1 << 23, "pool": 8192, "program": 64 * 1024, "owner": 256 * 1024, "box": 256 * 1024}
 
 
-async def test_a_body_is_as_long_as_its_route_allows_and_paid_for_by_its_sender(world):
+async def test_the_size_of_a_body_is_limited_by_its_route_and_charged_to_its_sender(world):
     clients = {
         "agent": "agent of algo-1 of job",
         "pool": f"agent of algo-1 of {world.pool}",
@@ -325,7 +325,7 @@ async def test_a_body_is_as_long_as_its_route_allows_and_paid_for_by_its_sender(
             assert (admitted.client, admitted.max_body_bytes, admitted.is_known) == (clients[who], MOST[who], True)
 
 
-async def test_boxes_are_nowhere_where_hosts_come_from_elsewhere(world):
+async def test_routes_of_boxes_give_a_conflict_under_another_engine(world):
     world.pages = OwnPages(world.plane, world.folder)
     told = 409, "Conflict", "this service gets its hosts from local; start it with: clary up --engine boxes"
     asked = [(who, method, path) for who, method, path in ROUTES if "box" in path or "join" in path]
@@ -334,7 +334,7 @@ async def test_boxes_are_nowhere_where_hosts_come_from_elsewhere(world):
         assert await world.ask(method, path, world.tokens[who]) == told, (method, path)
 
 
-async def test_a_box_that_is_not_known_is_gone(world):
+async def test_an_unknown_box_gives_410(world):
     gone = await world.ask("POST", f"{V1}/boxes/box9/leases", world.tokens["box"])
     assert gone == (410, "BoxUnknown", "there is no box 'box9': it was removed")
     nowhere = await world.ask("POST", f"{V1}/boxes/-x/leases", OWNER)

@@ -10,28 +10,28 @@ MODULES = sorted(path for path in FOLDER.rglob("*.js") if path.name != "theme.js
 STYLES = sorted(FOLDER.rglob("*.css"))
 INDEX = (FOLDER / "index.html").read_text()
 IMPORT = re.compile(r'^(?:import|export) .*? from "([^"]+)";$', re.MULTILINE)
-# What turns text into markup or code. Names, logs and metrics of jobs are hostile: pages make nodes, and text nodes.
+# Calls that turn text into markup or code. Names, logs and metrics of jobs are hostile: pages make text nodes.
 MARKUP = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|srcdoc|DOMParser|\beval\(|new Function")
 ADDRESS = re.compile(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}")
-NAMESPACE = "http://www.w3.org/2000/svg"  # is compared and never asked for
+NAMESPACE = "http://www.w3.org/2000/svg"  # is compared and never requested
 
 
 def address_of(path):
     return f"/console/{path.relative_to(FOLDER).as_posix()}"
 
 
-def test_the_index_asks_for_every_module_and_style_at_once_and_for_nothing_else():
+def test_the_index_loads_every_module_and_style_at_once_and_no_other_file():
     asked = set(re.findall(r'(?:href|src)="(/[^"]+)"', INDEX))
     there = {address_of(path) for path in (*MODULES, *STYLES, FOLDER / "theme.js", FOLDER / "mark.svg")}
     assert asked == there
 
 
-def test_the_index_has_no_script_or_style_of_its_own():
+def test_the_index_has_no_inline_script_or_style():
     assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son[a-z]+=", INDEX)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
-def test_a_module_imports_what_there_is_and_writes_no_markup(path):
+def test_a_module_imports_existing_files_and_writes_no_markup(path):
     text = path.read_text()
     for name in IMPORT.findall(text):
         assert (path.parent / name).resolve().is_file(), f"{path.name} imports {name}, which is not there"
@@ -43,5 +43,5 @@ def test_no_file_names_another_host(path):
     assert not ADDRESS.search(path.read_text().replace(NAMESPACE, ""))
 
 
-def test_every_file_has_a_type_that_is_served():
+def test_every_file_has_a_known_media_type():
     assert {path.suffix for path in FOLDER.rglob("*") if path.is_file()} <= set(MEDIA_TYPES)

@@ -40,7 +40,7 @@ async def logs(tmp_path):
 
 
 class FakeSamples:
-    """Values that hosts measured last."""
+    """The last values that hosts measured."""
 
     def __init__(self, *values):
         self._values = values
@@ -73,7 +73,7 @@ async def refusal(routes, path, query="", **options):
     return refused.value
 
 
-async def test_the_list_shows_what_is_known_of_each_job_newest_first(store):
+async def test_the_list_has_the_facts_of_each_job_newest_first(store):
     done = replace(
         running_job(name="done"),
         arn="arn:done",
@@ -106,7 +106,7 @@ async def test_the_list_shows_what_is_known_of_each_job_newest_first(store):
     assert second["metrics"] == [{"name": "loss", "value": None}]
 
 
-async def test_jobs_far_back_in_the_queue_are_told_how_far_without_looking_at_all_ahead(store):
+async def test_jobs_far_back_in_the_queue_get_their_position_without_a_check_of_all_jobs_ahead(store):
     waiting = [
         running_job(name=f"w{number:03}", arn=f"arn:{number}", plan=None, hosts={}, pending_reason="looked at")
         for number in range(60)
@@ -119,7 +119,7 @@ async def test_jobs_far_back_in_the_queue_are_told_how_far_without_looking_at_al
     assert reasons[59] == "First come, first served: 59 older jobs wait for hosts."
 
 
-async def test_a_search_finds_jobs_by_their_state_and_by_what_they_wait_for(store):
+async def test_a_search_finds_jobs_by_their_state_and_by_the_reason_of_their_wait(store):
     statuses = {"secondary_status": SecondaryStatus.PENDING, "attempt": 0, "plan": None, "hosts": {}}
     waiting = [
         running_job(name=f"w{number:03}", arn=f"arn:{number}", pending_reason="2 of 4 hosts are free", **statuses)
@@ -141,7 +141,7 @@ async def test_a_search_finds_jobs_by_their_state_and_by_what_they_wait_for(stor
     assert [job["state"] for job in found["jobs"]] == ["Queued"] * 30 + ["Running"]
 
 
-async def test_the_list_goes_on_behind_its_next_and_counts_stay_whole(store):
+async def test_the_next_page_of_the_list_continues_and_counts_stay_whole(store):
     for number in range(5):
         await store.create_job(running_job(name=f"j{number}", arn=f"arn:{number}"), {})
     routes, names, query = console(services_of(store)), [], "sort=name&limit=2&search=J"
@@ -153,7 +153,7 @@ async def test_the_list_goes_on_behind_its_next_and_counts_stay_whole(store):
     assert (names, found["next"]) == ([f"j{number}" for number in range(5)], None)
 
 
-async def test_who_looks_far_skips_what_is_between(store):
+async def test_a_skip_leaves_out_jobs_between_two_pages(store):
     for number in range(9):
         await store.create_job(running_job(name=f"j{number}", arn=f"arn:{number}"), {})
     routes = console(services_of(store))
@@ -183,19 +183,19 @@ async def test_who_looks_far_skips_what_is_between(store):
         "skip=1000000",
     ],
 )
-async def test_a_question_that_makes_no_sense_is_refused_with_what_would(store, query):
+async def test_an_invalid_query_is_refused_with_valid_values(store, query):
     refused = await refusal(console(services_of(store)), "/clary/v1/jobs", query)
     assert (refused.code, refused.http_status) == ("ValidationException", 400)
 
 
 @pytest.mark.parametrize("search", ["%00", "%25", "'%20OR%201=1--", "%ff", "<script>", "%5C", "job%0A"])
-async def test_a_hostile_search_finds_nothing_or_what_it_says(store, search):
+async def test_a_hostile_search_text_is_taken_literally(store, search):
     await store.create_job(running_job(), {})
     found = await page(console(services_of(store)), "/clary/v1/jobs", f"search={search}")
     assert [job["name"] for job in found["jobs"]] in ([], ["job-1"])
 
 
-async def test_pages_of_many_jobs_need_the_token_and_are_only_read(store):
+async def test_pages_of_many_jobs_need_the_token_and_accept_only_get(store):
     routes = console(services_of(store))
     for path in ("/clary/v1/jobs", "/clary/v1/hosts", "/clary/v1/compare"):
         assert (await refusal(routes, path, token="wrong")).http_status == 403
@@ -213,7 +213,7 @@ async def log_of(logs, *, num_lines=10):
         await logs.append(f"job-1/{host}-1", 0, blocks)
 
 
-async def test_log_lines_come_newest_first_and_pages_join_without_a_gap(logs):
+async def test_log_lines_are_newest_first_and_pages_join_without_a_gap(logs):
     await log_of(logs)
     routes = people(services_of(live=[running_job()], logs=logs))
     whole = await page(routes, f"{JOB}/log-lines", "limit=100")
@@ -246,7 +246,7 @@ async def test_log_lines_come_newest_first_and_pages_join_without_a_gap(logs):
     older = await page(routes, f"{JOB}/log-lines", f"limit=100&before={middle}")
     newer = await page(routes, f"{JOB}/log-lines", f"limit=100&after={middle}")
     assert (newer["lines"], older["lines"]) == (found[:8], found[9:])
-    # Both ways from a page, nothing is lost and nothing comes twice but that line itself.
+    # In both directions from a page, no line is lost and only the page's own boundary line is repeated.
     back = await page(routes, f"{JOB}/log-lines", f"limit=100&after={older['previous']}")
     forth = await page(routes, f"{JOB}/log-lines", f"limit=100&before={newer['next']}")
     assert (back["lines"], forth["lines"]) == (found[:9], found[8:])
@@ -264,7 +264,7 @@ async def test_log_lines_are_searched_by_text_host_and_rank_and_followed(logs):
     assert again["lines"] == []
 
 
-async def test_a_line_that_its_host_brings_late_is_not_missed_by_who_follows(logs):
+async def test_a_line_that_arrives_late_is_not_missed_by_a_client_that_follows(logs):
     await log_of(logs)
     job = running_job()
     routes = people(services_of(live=[job], logs=logs))
@@ -278,7 +278,7 @@ async def test_a_line_that_its_host_brings_late_is_not_missed_by_who_follows(log
     fifth = await page(routes, f"{JOB}/log-lines", f"limit=2&after={fourth['previous']}")
     texts = [[line["text"] for line in one["lines"]] for one in (second, third, fourth, fifth)]
     assert texts == [["early"], ["late 1", "late 0"], ["late 2"], []]
-    # Of one host alone, then of all; and a host that the job gets later.
+    # Lines of one host, then of all hosts, and of a host that the job gets later.
     of_one = await page(routes, f"{JOB}/log-lines", "host=algo-1")
     await logs.append("job-1/algo-1-1", 13, [LogBlock(at_ms=START_MS + 13, text="later", rank=0)])
     of_all = await page(routes, f"{JOB}/log-lines", f"after={of_one['previous']}")
@@ -296,7 +296,7 @@ async def test_a_job_without_hosts_has_no_lines_and_no_cursor(logs):
     assert (found["lines"], found["next"], found["previous"]) == ([], None, None)
 
 
-async def test_hostile_lines_come_as_they_are_in_json_that_no_browser_takes_for_a_page(logs):
+async def test_hostile_lines_are_returned_unchanged_in_json_that_no_browser_renders(logs):
     hostile = "<img src=x onerror=alert(1)></script>\x1b[31m\u2028"
     await logs.create_stream("job-1/algo-1-1", START)
     await logs.append("job-1/algo-1-1", 0, [LogBlock(at_ms=START_MS, text=hostile)])
@@ -324,7 +324,7 @@ async def test_hostile_lines_come_as_they_are_in_json_that_no_browser_takes_for_
         f"search={'x' * 501}",
     ],
 )
-async def test_a_place_that_no_page_gave_out_is_refused(logs, query):
+async def test_an_invalid_cursor_is_refused(logs, query):
     await log_of(logs)
     refused = await refusal(people(services_of(live=[running_job()], logs=logs)), f"{JOB}/log-lines", query)
     assert refused.http_status == 400
@@ -333,7 +333,7 @@ async def test_a_place_that_no_page_gave_out_is_refused(logs, query):
     ).code == ("NotFound")
 
 
-async def test_metrics_come_as_curves_with_null_for_what_json_does_not_hold(store):
+async def test_metrics_are_returned_as_curves_with_null_for_nan_and_infinity(store):
     await store.create_job(running_job(), {})
     values = (1.0, math.nan, math.inf)
     named = [FinalMetric(name="a,b", value=value, at=START + timedelta(seconds=i)) for i, value in enumerate(values)]
@@ -350,7 +350,7 @@ async def test_metrics_come_as_curves_with_null_for_what_json_does_not_hold(stor
         assert (await refusal(routes, f"{JOB}/metric-values", query)).http_status == 400
 
 
-async def test_hosts_show_where_they_are_what_they_measured_and_who_is_sick():
+async def test_hosts_show_their_job_their_measurements_and_their_health():
     measured = SimpleNamespace(
         job_name="job-1", host="algo-1", values={"host/cpu_percent": 93.5, "host/memory_bytes": math.nan}
     )
@@ -361,7 +361,7 @@ async def test_hosts_show_where_they_are_what_they_measured_and_who_is_sick():
     assert found["pools"] == []
 
 
-async def test_a_comparison_shows_what_differs_and_who_does_not_exist():
+async def test_a_comparison_shows_differences_and_missing_jobs():
     def job(name, lr, **environment):
         sent = {"TrainingJobName": name, "HyperParameters": {"lr": lr, "same": "1"}, "Environment": environment}
         return running_job(name=name, arn=f"arn:{name}", request=sent)
@@ -378,7 +378,7 @@ async def test_a_comparison_shows_what_differs_and_who_does_not_exist():
         assert (await refusal(console(services), "/clary/v1/compare", query)).http_status == 400
 
 
-def test_differences_tell_a_missing_member_from_an_empty_one():
+def test_differences_distinguish_a_missing_member_from_an_empty_one():
     assert differences([{"A": {}}, {"A": {"B": "1"}}, {}]) == [
         {"key": "A", "values": ["{}", None, None]},
         {"key": "A.B", "values": [None, "1", None]},
@@ -386,7 +386,7 @@ def test_differences_tell_a_missing_member_from_an_empty_one():
     assert differences([{"A": [1, {"B": 2}]}, {"A": [1, {"B": 2}]}]) == []
 
 
-async def test_stop_asks_the_job_to_end_and_refuses_one_that_is_over():
+async def test_stop_ends_a_job_and_is_refused_for_an_ended_job():
     applied = []
 
     async def apply(name, event):
@@ -399,13 +399,13 @@ async def test_stop_asks_the_job_to_end_and_refuses_one_that_is_over():
     found = await page(people(services), f"{JOB}/stop", method="POST")
     assert applied == [("job-1", EndCause.STOP_REQUESTED, 7.0)]
     assert (found["status"], found["grace_s"]) == ("Stopping", 7.0)
-    assert (await refusal(people(services), f"{JOB}/stop")).http_status == 404  # a look never stops anything
+    assert (await refusal(people(services), f"{JOB}/stop")).http_status == 404  # a GET never stops a job
     over = running_job(status=TrainingJobStatus.COMPLETED, secondary_status=SecondaryStatus.COMPLETED)
     refused = await refusal(people(services_of(live=[over])), f"{JOB}/stop", method="POST")
     assert "is over: it is Completed" in refused.message
 
 
-async def test_a_browser_is_shown_the_request_without_secrets_and_the_owner_whole(tmp_path):
+async def test_a_browser_gets_the_request_without_secrets_and_the_owner_s_token_gets_all(tmp_path):
     job = running_job(request={"Environment": {"HF_TOKEN": "hf_abc", "MODE": "x"}})
     sessions = Sessions(b"key", tmp_path / "revoked", FakeClock(START))
     routes = FewParts(services_of(live=[job]), sessions=sessions)
@@ -422,15 +422,18 @@ async def test_a_browser_is_shown_the_request_without_secrets_and_the_owner_whol
     [
         ("search=a%00b", {"search": "ab"}),
         ("sea%00rch=ab", {"search": "ab"}),
-        ("search=a%0%000b", {"search": "a%00b"}),  # a text of five characters, and not what its middle hides
+        (
+            "search=a%0%000b",
+            {"search": "a%00b"},
+        ),  # the result is a text of five characters, without a NUL from its middle
         ("search=a\0b&status=", {"search": "ab", "status": ""}),
     ],
 )
-def test_no_nul_comes_out_of_a_query_however_it_is_written(query, found):
+def test_a_query_gives_no_nul_however_it_is_encoded(query, found):
     assert query_of(request("/clary/v1/jobs", query=query)) == found
 
 
-def test_numbers_that_no_browser_reads_become_null_and_texts_stay():
+def test_numbers_that_json_does_not_have_become_null_and_texts_are_kept():
     answer = finite_answer(json_answer({"a": [math.nan, math.inf, -math.inf, 1.5], "b": "NaN, Infinity"}))
     assert json.loads(answer.body) == {"a": [None, None, None, 1.5], "b": "NaN, Infinity"}
     plain = json_answer({"a": 1})

@@ -1,4 +1,4 @@
-"""Warm pools on the page of hosts: pools in use, pools being cleared, pools that wait, and for how long."""
+"""Warm pools on the page of hosts: pools in use, pools being cleared, pools that wait, and their remaining time."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -29,7 +29,7 @@ async def pools_of(*jobs):
     return document(await routes.handle(request("/clary/v1/hosts")))["pools"]
 
 
-async def test_a_pool_in_use_says_how_long_it_will_be_kept_and_one_that_waits_how_long_it_still_is():
+async def test_a_pool_in_use_has_its_keep_alive_period_and_a_waiting_pool_its_remaining_time():
     over = {"status": TrainingJobStatus.COMPLETED, "secondary_status": SecondaryStatus.COMPLETED}
     # Twelve seconds have passed since START.
     waits = WarmPool(status=WarmPoolStatus.AVAILABLE, available_at=START + timedelta(seconds=2), is_parked=True)
@@ -49,5 +49,5 @@ async def test_a_pool_in_use_says_how_long_it_will_be_kept_and_one_that_waits_ho
 
 
 @pytest.mark.parametrize("status", [WarmPoolStatus.TERMINATED, WarmPoolStatus.REUSED])
-async def test_pools_that_are_no_more_are_not_shown(status):
+async def test_ended_pools_are_not_shown(status):
     assert await pools_of(job_of("gone", WarmPool(status=status)), running_job()) == []

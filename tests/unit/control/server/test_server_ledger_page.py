@@ -1,4 +1,4 @@
-"""The page of a job tells where its time went and its price on AWS."""
+"""The page of a job: how its time was spent, and its price on AWS."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -37,7 +37,7 @@ async def facts_of(job):
     return document(await FewParts(FakeServices([job])).handle(request("/clary/v1/jobs/job-1")))
 
 
-async def test_time_of_each_host_adds_up_to_the_jobs_and_the_bill_counts_up_to_now():
+async def test_the_time_of_each_host_adds_up_to_the_job_s_and_the_bill_is_up_to_date():
     facts = await facts_of(spot_job("ml.p3.2xlarge"))
     book = facts["ledger"]
     assert book["wall_s"] == 12, "what the clock says"
@@ -65,7 +65,7 @@ async def test_describe_prints_the_section_time_and_money():
     assert "prices.json, us-east-1" in section
 
 
-async def test_time_until_hosts_have_found_each_other_stands_on_the_page_and_is_not_goodput():
+async def test_the_time_until_hosts_have_connected_is_shown_and_is_not_goodput():
     job = spot_job("ml.p3.2xlarge")
     hosts = {
         name: replace(record, facts=replace(record.facts, exits=(), rendezvous_at=START + timedelta(seconds=second)))
@@ -82,7 +82,7 @@ async def test_time_until_hosts_have_found_each_other_stands_on_the_page_and_is_
     assert ["rendezvous", "8.0", "s", "33.3", "%", "4.0", "s", "4.0", "s"] in lines
 
 
-async def test_a_type_without_a_price_has_time_and_says_what_is_missing():
+async def test_a_type_without_a_price_has_a_ledger_and_a_note_on_the_price():
     facts = await facts_of(spot_job("ml.nobody.knows"))
     assert facts["ledger"]["bill"]["on_demand_usd"] is None
     assert facts["ledger"]["bill"]["notes"] == [
@@ -90,7 +90,7 @@ async def test_a_type_without_a_price_has_time_and_says_what_is_missing():
     ]
 
 
-async def test_a_job_that_waits_has_a_ledger_without_a_bill():
+async def test_a_waiting_job_has_a_ledger_without_a_bill():
     job = running_job(plan=None, hosts={}, log_streams=(), attempt=0, transitions=(row(SecondaryStatus.STARTING, 0),))
     facts = await facts_of(job)
     assert facts["ledger"]["seconds"] == {"queued": 12}

@@ -1,4 +1,4 @@
-"""`python -m clary.control.server`: its words and its end when it can not start."""
+"""`python -m clary.control.server`: its message and its exit code when it cannot start."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from clary.control.server import __main__ as server
         ),
     ],
 )
-def test_a_service_that_can_not_start_says_why_in_one_line(tmp_path, monkeypatch, capsys, variables, says):
+def test_a_service_that_can_not_start_gives_the_reason_in_one_line(tmp_path, monkeypatch, capsys, variables, says):
     for name, value in {"CLARY_HOME": str(tmp_path), "CLARY_PORT": "0", "CLARY_TLS_PORT": "0", **variables}.items():
         monkeypatch.setenv(name, value)
     assert server.main() == 1
@@ -28,10 +28,12 @@ def test_a_service_that_can_not_start_says_why_in_one_line(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("flags", [[], ["--new-keys"]])
-def test_a_service_without_its_keys_starts_only_with_new_ones(tmp_path, monkeypatch, capsys, flags):
+def test_a_service_without_its_keys_starts_only_with_the_flag_for_new_keys(tmp_path, monkeypatch, capsys, flags):
     for name, value in {"CLARY_HOME": str(tmp_path), "CLARY_PORT": "0", "CLARY_TLS_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("CLARY_S3_ENDPOINT_URL", "http://127.0.0.1:1")  # where such a service ends next
+    monkeypatch.setenv(
+        "CLARY_S3_ENDPOINT_URL", "http://127.0.0.1:1"
+    )  # with its keys, the service fails at this address instead
     monkeypatch.setattr("sys.argv", ["server", *flags])
     (tmp_path / "clary.db").touch()
     assert server.main() == 1

@@ -1,4 +1,4 @@
-"""Slow steps of the start: the log's words meanwhile, and the exit of a service that is stopped during one."""
+"""Slow steps of the start: the log lines during a step, and the exit of a service that is stopped during a step."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ async def run_noted(step, *, leave_after_s=None):
     return await noted(step, what="the object store", leave=leave, interval_s=0.02)
 
 
-async def test_a_long_step_is_said_again_and_again_until_it_is_done(caplog):
+async def test_a_long_step_is_logged_repeatedly_until_it_has_ended(caplog):
     async def long_step():
         await asyncio.sleep(0.2)
         return "served"
@@ -28,20 +28,20 @@ async def test_a_long_step_is_said_again_and_again_until_it_is_done(caplog):
     assert all(line.startswith("the start waits for the object store, for ") for line in said)
 
 
-async def test_a_short_step_is_not_worth_a_word(caplog):
+async def test_a_short_step_is_not_logged(caplog):
     with caplog.at_level(logging.INFO):
         assert await run_noted(asyncio.sleep(0, "served")) == "served"
     assert not caplog.records
 
 
-async def test_a_service_that_shall_leave_leaves_the_step_behind_only_when_that_has_ended():
+async def test_a_service_that_is_stopped_waits_for_the_end_of_the_cancelled_step():
     ended = []
 
     async def step():
         try:
             await asyncio.sleep(30)
         finally:
-            await asyncio.sleep(0.02)  # as the store's process takes its time to end
+            await asyncio.sleep(0.02)  # the store's process takes some time to end, too
             ended.append(True)
 
     with pytest.raises(ClaryError, match="told to stop while it waited for the object store"):
@@ -49,7 +49,7 @@ async def test_a_service_that_shall_leave_leaves_the_step_behind_only_when_that_
     assert ended
 
 
-async def test_what_a_step_raises_is_raised():
+async def test_an_exception_of_a_step_is_raised():
     async def step():
         raise ClaryError("no program 'weed'")
 

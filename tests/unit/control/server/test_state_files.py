@@ -1,4 +1,4 @@
-"""Files by which others find the service: made again from the service's knowledge after all kinds of damage."""
+"""Files by which clients find the service: the service writes them again after all kinds of damage."""
 
 import os
 
@@ -49,7 +49,7 @@ def test_what_is_damaged_under_the_service_is_written_again(folder, ruin):
         assert folder.read_secrets() == secrets
 
 
-def test_whole_keys_that_somebody_put_there_stay(folder, tmp_path):
+def test_whole_keys_that_a_user_put_into_the_folder_are_kept(folder, tmp_path):
     other = StateFolder(tmp_path / "other")
     other.create()
     put = other.load_secrets()

@@ -1,4 +1,4 @@
-"""PutMetricData: a training script's values are kept with its job, read back by its own name, and never another's."""
+"""PutMetricData: a script's values are stored with its job and read back by their own names, never by another job."""
 
 from datetime import timedelta
 
@@ -60,7 +60,7 @@ async def refusal(plane, *data, **options):
     return error.value.code, error.value.message
 
 
-async def test_values_of_a_script_are_kept_with_its_job_and_shown_beside_the_others(plane):
+async def test_values_of_a_script_are_stored_with_its_job_and_shown_with_the_other_metrics(plane):
     await put(plane, {"Value": 2.0}, {"Value": 5.0, "Dimensions": PHASE})
     await put(plane, {"Values": [1.0, 3.0], "Counts": [3, 1], "MetricName": "time"})
     assert (await means(plane), await means(plane, dimensions=PHASE)) == ([2.0], [5.0])
@@ -78,7 +78,7 @@ async def test_the_owner_names_the_job_by_its_dimension(plane):
     assert "no training job gone" in (await refusal(plane, {"Value": 1.0, "Dimensions": gone}, grants=None))[1]
 
 
-async def test_a_job_reads_and_lists_no_metrics_of_another(plane):
+async def test_a_job_reads_and_lists_no_metrics_of_another_job(plane):
     others = [{"Name": "TrainingJobName", "Value": "other"}]
     await put(plane, {"Value": 7.0, "Dimensions": others}, grants=None)
     for dimensions in (others, [{"Name": "Host", "Value": "other/algo-1"}]):
@@ -87,7 +87,7 @@ async def test_a_job_reads_and_lists_no_metrics_of_another(plane):
         assert listed == {"Metrics": []}
 
 
-async def test_metrics_that_were_put_are_listed_with_their_dimensions(plane):
+async def test_stored_metrics_are_listed_with_their_dimensions(plane):
     await put(plane, {"Value": 2.0, "Dimensions": PHASE}, {"Value": 1.0, "MetricName": "time"})
     listed = await call(plane, "ListMetrics", Namespace="My/App", MetricName="loss")
     assert listed["Metrics"] == [{"Namespace": "My/App", "MetricName": "loss", "Dimensions": [*JOB, *PHASE]}]
@@ -119,23 +119,23 @@ async def test_metrics_that_were_put_are_listed_with_their_dimensions(plane):
         ),
     ],
 )
-async def test_data_that_can_not_be_kept_are_refused_and_nothing_is(plane, datum, code):
+async def test_data_that_can_not_be_stored_are_refused_as_a_whole(plane, datum, code):
     assert (await refusal(plane, {"Value": 1.0}, datum))[0] == code
     assert await means(plane) == []
 
 
-async def test_a_sum_of_the_same_values_counts_each(plane):
+async def test_a_statistic_set_of_equal_values_counts_each_value(plane):
     same = {"StatisticValues": {"SampleCount": 3.0, "Sum": 0.3, "Minimum": 0.1, "Maximum": 0.1}}
     await put(plane, same, {"Value": 0.5})
     assert await means(plane) == [pytest.approx(0.2)]
 
 
 @pytest.mark.parametrize("namespace", ["AWS/EC2", "/aws/sagemaker/TrainingJobs"])
-async def test_namespaces_of_the_platform_are_not_written_to(plane, namespace):
+async def test_namespaces_of_the_platform_can_not_be_written(plane, namespace):
     assert "reserved" in (await refusal(plane, {"Value": 1.0}, namespace=namespace))[1]
 
 
-async def test_units_are_kept_with_the_job_and_told_again(plane):
+async def test_units_are_stored_with_the_job_and_returned(plane):
     await put(plane, {"Value": 2.0, "Unit": "Seconds"}, {"Value": 3.0, "Dimensions": PHASE, "Unit": "Count"})
     asked = {
         "Namespace": "My/App",
@@ -160,7 +160,7 @@ async def test_units_are_kept_with_the_job_and_told_again(plane):
     assert (await plane.job()).metric_units["My/App/loss"] == "None", "the last one counts"
 
 
-async def test_units_have_a_bound_that_is_told(plane, monkeypatch):
+async def test_units_beyond_the_limit_are_dropped_with_a_warning(plane, monkeypatch):
     monkeypatch.setattr(custom_metrics, "MAX_UNITS", 1)
     await put(plane, {"Value": 2.0, "Unit": "Seconds"}, {"Value": 2.0, "Unit": "Bytes", "MetricName": "other"})
     job = await plane.job()
@@ -168,12 +168,12 @@ async def test_units_have_a_bound_that_is_told(plane, monkeypatch):
     assert any("units of the first" in sentence for sentence in job.warnings)
 
 
-async def test_a_resolution_is_one_of_two_and_values_keep_their_times(plane):
+async def test_a_resolution_is_1_or_60_and_values_keep_their_times(plane):
     await put(plane, {"Value": 1.0, "StorageResolution": 1}, {"Value": 2.0, "StorageResolution": 60})
     assert "must be 1 or 60" in (await refusal(plane, {"Value": 1.0, "StorageResolution": 30}))[1]
 
 
-async def test_dimensions_of_what_was_put_are_filters_of_the_list(plane):
+async def test_dimensions_of_stored_metrics_are_filters_of_the_list(plane):
     await put(plane, {"Value": 2.0, "Dimensions": PHASE}, {"Value": 1.0})
 
     async def count(**params):
@@ -185,7 +185,7 @@ async def test_dimensions_of_what_was_put_are_filters_of_the_list(plane):
     assert await count(grants=None) == 2, "the owner sees those of all jobs"
 
 
-async def test_more_metrics_than_one_answer_of_curves_has_are_listed(plane):
+async def test_more_metrics_than_one_response_of_curves_has_are_listed(plane):
     await put(plane, *({"MetricName": f"m{number}", "Value": 1.0} for number in range(150)))
     await put(plane, {"Value": 1.0}, namespace="MyXApp")
     assert len((await call(plane, "ListMetrics", Namespace="My/App"))["Metrics"]) == 150

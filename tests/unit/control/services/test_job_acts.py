@@ -1,4 +1,4 @@
-"""Acts behind both the AWS API and the service's own pages."""
+"""Actions behind both the AWS API and the service's own pages."""
 
 from types import SimpleNamespace
 
@@ -16,13 +16,13 @@ async def plane(tmp_path):
         yield plane
 
 
-async def test_a_job_is_stopped_once_and_not_when_it_is_over(plane):
+async def test_a_job_is_stopped_once_and_not_after_its_end(plane):
     stopped = await stop_job(plane.services, await plane.job())
     assert stopped.status is TrainingJobStatus.STOPPED, "it had no hosts yet"
     assert await stop_job(plane.services, stopped) is None
 
 
-async def test_whoever_forgets_a_job_forgets_all_its_files():
+async def test_all_files_of_a_deleted_job_are_deleted():
     forgotten = []
 
     async def forget(name):

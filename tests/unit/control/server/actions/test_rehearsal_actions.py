@@ -1,4 +1,4 @@
-"""Striking jobs over HTTP: rehearsals only, hosts that they have, and only while they train."""
+"""Injection of faults over HTTP: into rehearsals only, into hosts that exist, and only while they train."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ REHEARSAL = {"Environment": {"CLARY_REHEARSAL": "1"}, "AlgorithmSpecification": 
 
 
 class FakeFaults:
-    """Writes down the faults that it is asked for."""
+    """Records the faults that it is asked to inject."""
 
     def __init__(self, refusals=None, error=None):
         self.done, self._refusals, self._error = [], refusals or {}, error
@@ -93,14 +93,14 @@ async def refused(faults, body, **options):
         ({"kind": "slow", "hosts": ["algo-1"], "rate_mbit_s": 2.5, "is_over": True}, ("rate", "algo-1", None)),
     ],
 )
-async def test_a_rehearsal_that_trains_is_struck(body, done):
+async def test_a_fault_is_injected_into_a_training_rehearsal(body, done):
     faults = FakeFaults()
     answer = document(await strike(faults, body))
     assert answer["name"] == "job-1"
     assert faults.done == [done]
 
 
-async def test_a_job_that_is_no_rehearsal_is_never_struck_and_has_no_records():
+async def test_a_job_that_is_no_rehearsal_gets_no_faults_and_has_no_records():
     faults = FakeFaults()
     error = await refused(faults, {"kind": "kill", "hosts": ["algo-1"]}, request=running_job().request)
     assert (error.code, error.http_status) == ("AccessDenied", 403)
@@ -109,7 +109,7 @@ async def test_a_job_that_is_no_rehearsal_is_never_struck_and_has_no_records():
         await people(faults, request=running_job().request).handle(request(f"{JOB}/records"))
 
 
-async def test_a_wrong_token_strikes_nothing_and_learns_nothing():
+async def test_a_wrong_token_injects_no_fault_and_reads_nothing():
     faults = FakeFaults()
     assert (await refused(faults, {"kind": "kill", "hosts": ["algo-1"]}, token="other")).http_status == 403
     with pytest.raises(WireError, match="does not open"):
@@ -132,11 +132,11 @@ async def test_a_wrong_token_strikes_nothing_and_learns_nothing():
         ({"kind": "slow", "hosts": ["algo-1"], "rate_mbit_s": -1}, "rate_mbit_s must be a number"),
     ],
 )
-async def test_what_makes_no_sense_is_refused(body, words):
+async def test_an_invalid_fault_is_refused(body, words):
     assert words in (await refused(FakeFaults(), body)).message
 
 
-async def test_a_job_between_two_attempts_is_not_struck():
+async def test_a_job_between_two_attempts_gets_no_faults():
     job = running_job()
     prepared = {
         name: replace(record, facts=replace(record.facts, phase=HostPhase.PREPARING))
@@ -146,7 +146,7 @@ async def test_a_job_between_two_attempts_is_not_struck():
     assert "job-1 trains nothing now; it is Training" in error.message
 
 
-async def test_what_can_not_be_had_here_is_said_beforehand_and_refused():
+async def test_a_fault_that_is_not_possible_here_is_listed_beforehand_and_refused():
     faults = FakeFaults(refusals={"partition": "no network of its own"})
     answer = document(await people(faults).handle(request(PATH)))
     assert answer == {"refusals": {"partition": "no network of its own"}, "largest_disk_bytes": 1 << 30}
@@ -154,17 +154,17 @@ async def test_what_can_not_be_had_here_is_said_beforehand_and_refused():
     assert error.message == "partition: no network of its own"
 
 
-async def test_a_fault_that_could_not_be_done_says_why():
+async def test_a_fault_that_could_not_be_injected_gives_the_reason():
     error = await refused(FakeFaults(error=EngineError("its anchor is gone")), {"kind": "kill", "hosts": ["algo-1"]})
     assert (error.http_status, error.message) == (400, "its anchor is gone")
 
 
-async def test_records_are_those_of_the_attempt_that_is_asked_for():
+async def test_records_belong_to_the_requested_attempt():
     answer = document(await people(FakeFaults(), attempt=2).handle(request(f"{JOB}/records", query="attempt=1")))
     assert [record["name"] for record in answer["records"]] == ["0-1.jsonl"]
     with pytest.raises(WireError, match="has no attempt 3"):
         await people(FakeFaults(), attempt=2).handle(request(f"{JOB}/records", query="attempt=3"))
 
 
-async def test_the_request_of_any_job_can_be_had_to_make_others_of_it():
+async def test_the_request_of_any_job_can_be_read():
     assert document(await people(FakeFaults()).handle(request(f"{JOB}/request"))) == {"request": REHEARSAL}

@@ -1,4 +1,4 @@
-"""A job created once more from its page: its changes, refusals, and notes on shared parts."""
+"""The action that runs a job again from its page: changes, refusals, and notes on shared resources."""
 
 import json
 
@@ -32,7 +32,7 @@ async def rerun(plane, body, name="fit-001"):
     return json.loads((await routes.handle(asked)).body)
 
 
-async def test_a_job_is_created_again_with_what_is_different(plane):
+async def test_a_job_is_created_again_with_the_changes(plane):
     made = await rerun(plane, {"name": "again", "hyperparameters": {"lr": "0.5"}, "instance_count": 2})
     assert made == {"name": "again", "notes": ["it goes on from the checkpoints of the job before, at s3://bucket/c"]}
     job = await plane.job("again")
@@ -40,7 +40,7 @@ async def test_a_job_is_created_again_with_what_is_different(plane):
     assert job.request["ResourceConfig"]["InstanceCount"] == 2
 
 
-async def test_a_name_is_made_where_none_is_given(plane):
+async def test_a_name_is_generated_if_none_is_given(plane):
     made = await rerun(plane, {})
     assert made["name"].startswith("fit-20")
     assert await plane.store.get_job(made["name"]) is not None
@@ -59,6 +59,6 @@ async def test_a_name_is_made_where_none_is_given(plane):
         ({"name": "fit-001"}, "already exists"),
     ],
 )
-async def test_what_no_job_can_be_is_refused_in_words(plane, body, words):
+async def test_an_impossible_change_is_refused_with_a_message(plane, body, words):
     with pytest.raises(WireError, match=words):
         await rerun(plane, body)

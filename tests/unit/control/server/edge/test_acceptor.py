@@ -8,7 +8,7 @@ import time
 from clary.control.server.edge.acceptor import Acceptor
 
 
-async def test_a_connection_waits_while_no_descriptor_is_left_and_the_loop_stays_idle():
+async def test_a_connection_waits_for_a_free_descriptor_and_the_loop_stays_idle():
     async def greet(reader, writer):
         writer.write(b"hello")
         writer.close()

@@ -21,7 +21,7 @@ DEADLINE_S = 5
 
 
 class EchoServer:
-    """Answers with its name and the client's words, when the client has said all of them."""
+    """Answers with its name and the client's bytes, once the client has sent all of them."""
 
     def __init__(self, name):
         self.name = name
@@ -37,9 +37,9 @@ class EchoServer:
             writer.write(self.name + b":" + await reader.read(-1))
             await writer.drain()
         except OSError:
-            pass  # the client has gone: nobody to answer
+            pass  # the client has closed the connection
         finally:
-            writer.close()  # also where the end of the test cancels this
+            writer.close()  # also if the end of the test cancels this coroutine
 
     async def close(self):
         await self._acceptor.close()
@@ -62,7 +62,7 @@ async def elsewhere():
 
 @pytest.fixture
 async def start(tls_port):
-    """Return a function that starts proxies to `entries` beside the internet; all their tasks end with the test."""
+    """Return a function that starts proxies for the internet and these entries; all tasks end with the test."""
     proxies = []
 
     async def start(*entries, has_internet=True, **options):
@@ -90,7 +90,7 @@ async def connection(port, source="127.0.0.1"):
 
 
 async def ask(port, head):
-    """Send a head, then say and end; return status and all that came back."""
+    """Send a head, then the given bytes; return the status and all bytes received after it."""
     async with connection(port) as (reader, writer):
         writer.write(head)
         status = await reader.readline()
@@ -137,14 +137,16 @@ async def test_names_that_the_certificate_covers_reach_the_tls_port(start, name,
     ],
 )
 async def test_other_names_of_aws_are_refused(start, monkeypatch, name):
-    monkeypatch.setattr(connect_proxy, "CONNECT_TIMEOUT_S", 0.0)  # were it not refused, nothing would leave either
+    monkeypatch.setattr(
+        connect_proxy, "CONNECT_TIMEOUT_S", 0.0
+    )  # without a refusal, the timeout would keep the request here, too
     status, body = await ask(await start(), connect(name))
     assert status == 403
     assert b"nothing meant for AWS leaves this machine" in body
 
 
 @pytest.mark.parametrize("has_internet", [True, False])
-async def test_what_the_owner_names_is_connected_and_nothing_beside_it(start, elsewhere, has_internet):
+async def test_a_listed_address_is_connected_and_no_other(start, elsewhere, has_internet):
     place = f"127.0.0.1:{elsewhere.port}"
     assert await ask(await start(place, has_internet=has_internet), connect(place)) == (200, b"elsewhere:hello")
     status, body = await ask(await start("127.0.0.1:1", has_internet=has_internet), connect(place))
@@ -153,7 +155,7 @@ async def test_what_the_owner_names_is_connected_and_nothing_beside_it(start, el
     assert elsewhere.num_connections == 1
 
 
-async def test_the_services_own_ports_are_shut_whatever_is_named(start, tls_port):
+async def test_the_service_s_own_ports_are_refused_even_if_they_are_listed(start, tls_port):
     port = await start(f"127.0.0.1:{tls_port}")
     status, _ = await ask(port, connect(f"127.0.0.1:{tls_port}"))
     assert status == 403
@@ -161,13 +163,13 @@ async def test_the_services_own_ports_are_shut_whatever_is_named(start, tls_port
     assert status == 403
 
 
-async def test_names_that_only_look_like_ours_are_not(start, elsewhere):
+async def test_names_that_only_look_like_names_of_the_service_are_refused(start, elsewhere):
     status, body = await ask(await start(has_internet=False), connect("sts.eu-west-1.amazonaws.com.evil.example:443"))
     assert status == 403
     assert b"setting internet" in body
 
 
-async def test_what_does_not_answer_is_a_bad_gateway(start, elsewhere):
+async def test_an_unreachable_target_is_a_bad_gateway(start, elsewhere):
     await elsewhere.close()
     place = f"127.0.0.1:{elsewhere.port}"
     status, body = await ask(await start(place), connect(place))
@@ -176,7 +178,7 @@ async def test_what_does_not_answer_is_a_bad_gateway(start, elsewhere):
     await elsewhere.start()
 
 
-async def test_what_hangs_is_a_bad_gateway_at_the_deadline(start, monkeypatch):
+async def test_a_hanging_target_is_a_bad_gateway_at_the_deadline(start, monkeypatch):
     async def hang(*args, **options):
         await asyncio.sleep(60)
 
@@ -188,7 +190,7 @@ async def test_what_hangs_is_a_bad_gateway_at_the_deadline(start, monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "::ffff:169.254.169.254", "fe80::1%eth0", "10.0.0.1"])
-async def test_every_address_of_a_name_is_judged_before_anything_is_connected(start, monkeypatch, address):
+async def test_every_address_of_a_name_is_checked_before_any_connection(start, monkeypatch, address):
     async def resolve(self, name, port, **_):
         return ["93.184.216.34", address]
 
@@ -202,8 +204,8 @@ async def test_every_address_of_a_name_is_judged_before_anything_is_connected(st
         assert b" 403 " in await reader.readline()
 
 
-async def test_a_name_is_looked_up_once_and_connected_where_it_was_judged(start, elsewhere, monkeypatch):
-    answers = [["127.0.0.1"], ["10.0.0.1"]]  # what it moves to must never be seen
+async def test_a_name_is_resolved_once_and_the_checked_address_is_connected(start, elsewhere, monkeypatch):
+    answers = [["127.0.0.1"], ["10.0.0.1"]]  # the second address must never be used
 
     async def resolve(self, name, port, **_):
         return answers.pop(0)
@@ -218,10 +220,10 @@ async def test_a_name_is_looked_up_once_and_connected_where_it_was_judged(start,
     "name", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "127.1", "2130706433"]
 )
 async def test_open_and_closed_ports_of_this_machine_are_refused_alike(start, elsewhere, name):
-    """The very same words, and nothing has been connected that could have made a difference in time."""
+    """The responses are identical, and no connection is made, so their durations do not differ either."""
     proxy = await start()
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # and does not listen
+        closed.bind(("127.0.0.1", 0))  # not listening
         ports = [elsewhere.port, closed.getsockname()[1]]
         answers = [await ask(proxy, connect(f"{name}:{port}")) for port in ports]
     assert [status for status, _ in answers] == [403, 403]
@@ -229,7 +231,7 @@ async def test_open_and_closed_ports_of_this_machine_are_refused_alike(start, el
     assert elsewhere.num_connections == 0
 
 
-async def test_a_client_of_another_machine_gets_names_of_ours_alone(start, elsewhere, monkeypatch):
+async def test_a_client_of_another_machine_reaches_only_names_of_the_service(start, elsewhere, monkeypatch):
     monkeypatch.setattr(connect_proxy, "_is_from_here", lambda writer: False)
     port = await start(f"127.0.0.1:{elsewhere.port}")
     status, body = await ask(port, connect(f"127.0.0.1:{elsewhere.port}"))
@@ -260,7 +262,7 @@ async def test_a_client_of_another_machine_gets_names_of_ours_alone(start, elsew
         b"\x16\x03\x01\x00\xa5\r\n\r\n",
     ],
 )
-async def test_hostile_heads_are_answered_and_the_proxy_goes_on(start, head):
+async def test_hostile_heads_get_a_response_and_the_proxy_continues(start, head):
     port = await start()
     status, body = await ask(port, head)
     assert status == 405
@@ -269,14 +271,14 @@ async def test_hostile_heads_are_answered_and_the_proxy_goes_on(start, head):
 
 
 @pytest.mark.parametrize("name", ["a..b:443", ".:443", "a" * 64 + ".example:443", "[::zz]:443", "999.1.1.1:443"])
-async def test_names_that_can_not_be_looked_up_do_no_harm(start, name):
+async def test_names_that_can_not_be_resolved_do_no_harm(start, name):
     port = await start()
     status, _ = await ask(port, connect(name))
     assert status in (403, 405, 502)
     assert await ask(port, connect("sts.amazonaws.com:443")) == (200, b"tls:hello")
 
 
-async def test_a_head_without_end_is_cut_off(start):
+async def test_an_endless_head_is_cut_off(start):
     async with connection(await start()) as (reader, writer):
         with contextlib.suppress(OSError):
             writer.write(b"CONNECT x:1 HTTP/1.1\r\n" + b"X: y\r\n" * 20_000)
@@ -292,7 +294,7 @@ async def test_a_client_that_never_finishes_its_head_is_dropped(start, monkeypat
 
 
 async def test_each_direction_ends_by_itself(start):
-    """The far side ends first: the client's later words arrive, and the other way round."""
+    """The target ends its direction first: the client's later bytes still arrive, and vice versa."""
     said = asyncio.get_running_loop().create_future()
 
     async def speak_first(reader, writer):
@@ -323,7 +325,7 @@ async def test_a_megabyte_passes_unchanged_both_ways(start):
         assert await reader.read(-1) == b"tls:" + content
 
 
-async def test_a_tunnel_through_which_nothing_passes_ends(start, monkeypatch):
+async def test_an_idle_tunnel_ends(start, monkeypatch):
     monkeypatch.setattr(connect_proxy, "IDLE_TIMEOUT_S", 0.1)
     async with connection(await start()) as (reader, writer):
         writer.write(connect("sts.amazonaws.com:443"))
@@ -332,7 +334,7 @@ async def test_a_tunnel_through_which_nothing_passes_ends(start, monkeypatch):
             assert await reader.read(-1) == b""
 
 
-async def test_too_many_connections_are_told_so_at_once(start, monkeypatch):
+async def test_connections_beyond_the_limit_are_refused_at_once(start, monkeypatch):
     monkeypatch.setattr(connect_proxy, "MAX_CONNECTIONS", 1)
     port = await start()
     async with connection(port) as (reader, writer):
@@ -344,10 +346,10 @@ async def test_too_many_connections_are_told_so_at_once(start, monkeypatch):
     await asyncio.sleep(0)
 
 
-JOB = "127.64.0.9"  # an address as relays of jobs come from
+JOB = "127.64.0.9"  # an address from which relays of jobs connect
 
 
-async def test_a_job_that_comes_through_the_proxy_does_not_pass_for_the_owner(start):
+async def test_a_job_that_connects_through_the_proxy_does_not_pass_for_the_owner(start):
     peers = asyncio.Queue()
 
     async def serve(_, writer):
@@ -365,7 +367,7 @@ async def test_a_job_that_comes_through_the_proxy_does_not_pass_for_the_owner(st
         await service.close()
 
 
-async def test_connections_of_one_job_leave_places_to_others(start, monkeypatch):
+async def test_connections_of_one_job_leave_room_for_others(start, monkeypatch):
     monkeypatch.setattr(connect_proxy, "MAX_CONNECTIONS", 8)
     port = await start()
     async with contextlib.AsyncExitStack() as stack:
@@ -379,7 +381,7 @@ async def test_connections_of_one_job_leave_places_to_others(start, monkeypatch)
         assert [await tunnel(source) for source in ("127.64.0.10", "127.0.0.1", "127.0.0.1")] == [b"200"] * 3
 
 
-async def test_tunnels_of_another_user_give_way_to_those_of_the_services_own(start, monkeypatch):
+async def test_tunnels_of_another_user_are_closed_for_tunnels_of_the_service_s_own_user(start, monkeypatch):
     monkeypatch.setattr(connect_proxy, "MAX_CONNECTIONS", 8)
     users = iter([4711, 4711, 0, os.geteuid(), 0, 0, 4711])
     monkeypatch.setattr(local_users, "user_of", lambda client, end: next(users))
@@ -393,14 +395,14 @@ async def test_tunnels_of_another_user_give_way_to_those_of_the_services_own(sta
 
         tunnels = [await tunnel() for _ in range(6)]
         assert [status for _, status in tunnels] == [b"200"] * 6
-        for reader, _ in tunnels[:2]:  # of the stranger
+        for reader, _ in tunnels[:2]:  # tunnels of the other user
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
         assert (await tunnel())[1] == b"503"
         assert not any(reader.at_eof() for reader, _ in tunnels[2:])
 
 
-async def test_close_breaks_off_what_is_connected(tls_port):
+async def test_close_ends_all_connections(tls_port):
     proxy = ConnectProxy("127.0.0.1", tls_port=tls_port, own_names=service_names("eu-west-1"), has_internet=True)
     port = await proxy.start()
     async with connection(port) as (reader, writer):
@@ -412,7 +414,7 @@ async def test_close_breaks_off_what_is_connected(tls_port):
         await asyncio.open_connection("127.0.0.1", port)
 
 
-async def test_a_port_that_is_taken_is_said(start, tls_port):
+async def test_a_port_that_is_in_use_is_an_error(start, tls_port):
     proxy = ConnectProxy("127.0.0.1", tls_port=1, own_names=frozenset(), has_internet=False)
     with pytest.raises(EngineError, match=f"can not listen on 127.0.0.1:{tls_port}"):
         await proxy.start(tls_port)
@@ -426,7 +428,7 @@ async def test_a_connection_that_is_just_being_accepted_is_closed_with_the_proxy
         for _ in range(num_turns):
             await asyncio.sleep(0)
         await proxy.close()
-        gc.collect()  # a transport that was forgotten would warn
+        gc.collect()  # a transport that was not closed would warn here
         client.settimeout(DEADLINE_S)
         with contextlib.suppress(ConnectionResetError):
             assert client.recv(1) == b""

@@ -1,4 +1,4 @@
-"""Clients that have a place among the connections, and clients that give way."""
+"""Clients that keep a slot in the table of connections, and clients that are evicted."""
 
 from clary.control.server.edge.connection_table import ConnectionTable, counted_address
 
@@ -14,7 +14,7 @@ def filled(table, peer, count, *, is_settled=False):
     return keys
 
 
-def test_a_slow_stranger_gives_way_to_the_next_client():
+def test_a_slow_stranger_is_evicted_for_the_next_client():
     table = ConnectionTable(16)
     slow = filled(table, OWN, 8)
     arrival = table.arrive("new", OWN)
@@ -22,7 +22,7 @@ def test_a_slow_stranger_gives_way_to_the_next_client():
     assert len(table) == 8
 
 
-def test_a_known_client_that_is_served_gives_way_to_nobody():
+def test_a_known_client_that_is_being_served_is_not_evicted():
     table = ConnectionTable(16)
     known = filled(table, OWN, 8, is_settled=True)
     refused = table.arrive("new", OWN)
@@ -32,7 +32,7 @@ def test_a_known_client_that_is_served_gives_way_to_nobody():
     assert table.arrive("new", OWN).evicted == known[3]
 
 
-def test_jobs_and_strangers_leave_this_machines_own_places_free():
+def test_jobs_and_strangers_leave_the_slots_of_this_machine_free():
     table = ConnectionTable(16)
     for number in range(20):
         table.settle("held") if table.arrive("held", f"127.80.0.{number}").is_accepted else None
@@ -41,14 +41,14 @@ def test_jobs_and_strangers_leave_this_machines_own_places_free():
     filled(table, OWN, 8, is_settled=True)
 
 
-def test_one_job_has_a_quarter_at_most():
+def test_one_job_has_at_most_a_quarter_of_the_slots():
     table = ConnectionTable(16)
     filled(table, JOB, 4, is_settled=True)
     assert not table.arrive("more", JOB).is_accepted
     assert table.arrive("other", OTHER).is_accepted
 
 
-def test_of_many_strangers_the_greediest_gives_way():
+def test_of_many_strangers_the_one_with_most_connections_is_evicted():
     table = ConnectionTable(16)
     greedy = filled(table, OTHER, 4)
     for number in range(4):
@@ -56,7 +56,7 @@ def test_of_many_strangers_the_greediest_gives_way():
     assert table.arrive("new", JOB).evicted == greedy[0]
 
 
-def test_what_has_left_leaves_nothing_behind():
+def test_a_closed_connection_leaves_no_entry():
     table = ConnectionTable(16)
     for key in filled(table, JOB, 4):
         table.leave(key)
@@ -67,7 +67,7 @@ def test_what_has_left_leaves_nothing_behind():
     filled(table, JOB, 4)
 
 
-def test_a_client_on_this_machine_is_the_owners_whichever_address_of_it_it_comes_to():
+def test_a_client_on_this_machine_is_the_owner_s_whichever_local_address_it_uses():
     assert counted_address(("192.0.2.2", 4000), ("192.0.2.2", 8080)) == OWN
     assert counted_address(("2001:db8::1", 4000, 0, 0), ("2001:db8::1", 8080, 0, 0)) == OWN
     assert counted_address(("127.0.0.1", 4000), ("127.0.0.1", 8080)) == OWN

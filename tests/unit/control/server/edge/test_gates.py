@@ -1,4 +1,4 @@
-"""Bodies that heads let come: those of known clients, and next to nothing of anybody else."""
+"""Sizes of bodies that a request head is allowed: large for known clients, very small for all others."""
 
 from datetime import UTC, datetime
 
@@ -37,7 +37,7 @@ def signed(clock, *, body=b"{}", key=KEY, with_hash=True, **changed):
     digest = sigv4.payload_hash(body)
     options = {"credentials": key, "region": "us-west-2", "service": "sagemaker", "now": clock.now()}
     headers |= sigv4.sign("POST", "/", "", headers, digest, **options)
-    if not with_hash:  # as most clients sign
+    if not with_hash:  # most clients sign without the hash of the body
         del headers["x-amz-content-sha256"]
         names = tuple(sorted(headers.keys() - {"authorization"}))
         text = sigv4.canonical_request(
@@ -58,12 +58,12 @@ def signed(clock, *, body=b"{}", key=KEY, with_hash=True, **changed):
     return HttpRequest("POST", "/", "", list((headers | changed).items()), remote="127.0.0.1")
 
 
-def test_a_head_with_the_bodys_hash_proves_who_asks(aws, clock):
+def test_a_head_with_the_hash_of_its_body_identifies_its_client(aws, clock):
     verdict = aws.admit(signed(clock))
     assert verdict == Admission(client="key AKID", max_body_bytes=MOST, is_known=True)
 
 
-def test_a_head_without_it_proves_nothing_and_its_address_pays(aws, clock):
+def test_a_head_without_the_hash_counts_against_its_address(aws, clock):
     verdict = aws.admit(signed(clock, with_hash=False))
     assert verdict == Admission(client="somebody at 127.0.0.1", max_body_bytes=MOST, is_known=False)
 
@@ -79,19 +79,19 @@ def test_a_head_without_it_proves_nothing_and_its_address_pays(aws, clock):
         ({"x-amz-date": "20200101T000000Z"}, b"InvalidSignatureException"),
     ],
 )
-def test_a_head_with_which_no_body_could_pass_is_refused_without_one(aws, clock, changes, code):
+def test_a_head_that_can_not_be_valid_with_any_body_is_refused_before_the_body(aws, clock, changes, code):
     verdict = aws.admit(signed(clock, **changes))
     assert isinstance(verdict, Refusal)
     assert code in verdict.answer.body
 
 
-def test_a_signature_that_is_over_is_refused_without_its_body(aws, clock):
+def test_an_expired_signature_is_refused_before_the_body(aws, clock):
     head = signed(clock)
     clock.advance(301)
     assert isinstance(aws.admit(head), Refusal)
 
 
-def test_nobody_is_refused_without_a_body(aws):
+def test_a_head_without_a_signature_is_refused_before_the_body(aws):
     head = HttpRequest("POST", "/", "", [("X-Amz-Target", "SageMaker.ListTrainingJobs")])
     assert aws.admit(head).answer.status == 403
 
@@ -106,7 +106,7 @@ def head_of(path, token=None, method="POST"):
     return HttpRequest(method, path, "", headers, remote="127.80.0.1")
 
 
-def test_the_door_for_signing_in_takes_a_few_kilobytes(own_pages):
+def test_the_sign_in_page_accepts_a_few_kilobytes(own_pages):
     for head in (head_of("/clary/v1/session"), head_of("/clary/v1/session-code", "token")):
         verdict = own_pages.admit(head)
         assert (verdict.max_body_bytes, verdict.is_known) == (STRANGER_BODY_BYTES, False)
@@ -114,13 +114,13 @@ def test_the_door_for_signing_in_takes_a_few_kilobytes(own_pages):
 
 
 @pytest.mark.parametrize("path", ["/clary/v1/jobs/x/stop", "/clary/v1/spot", "/clary/v1/nothing"])
-def test_the_owners_pages_take_a_body_of_the_owner_alone(own_pages, path):
+def test_the_owner_s_pages_accept_a_body_from_the_owner_only(own_pages, path):
     assert own_pages.admit(head_of(path, "token")).client == "owner"
     assert own_pages.admit(head_of(path)).answer.status == 401
     assert own_pages.admit(head_of(path, "wrong")).answer.status == 403
 
 
-def test_guesses_of_the_admin_token_become_slow_and_the_right_one_passes(own_pages):
+def test_guesses_of_the_admin_token_are_slowed_down_and_the_right_token_passes(own_pages):
     head = head_of("/clary/v1/jobs/x", "guess")
     verdicts = [own_pages.admit(head) for _ in range(MAX_WRONG + 2)]
     assert [verdict.answer.status for verdict in verdicts] == [403] * MAX_WRONG + [429] * 2
@@ -128,7 +128,7 @@ def test_guesses_of_the_admin_token_become_slow_and_the_right_one_passes(own_pag
     assert own_pages.admit(head_of("/clary/v1/jobs/x", "token")).is_known
 
 
-def test_lists_of_keys_to_delete_are_bounded_by_key():
+def test_lists_of_keys_to_delete_are_bounded_by_access_key():
     limit = DeletionLimit()
     held = [limit.entered("job") for _ in range(MOST_OF_A_KEY)]
     for one in held:

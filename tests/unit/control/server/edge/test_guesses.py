@@ -1,4 +1,4 @@
-"""Wrong tokens are answered slower and slower, from one address, in bounded memory."""
+"""Wrong tokens from one address are answered slower and slower, in bounded memory."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from clary.control.server.edge.guesses import MAX_ADDRESSES, MAX_DELAY_S, MAX_WR
 from clary.testing.fake_clock import FakeClock
 
 
-def test_the_guesser_is_slowed_and_forgiven_after_a_while():
+def test_a_guesser_is_slowed_down_and_forgiven_after_a_while():
     clock = FakeClock()
     limiter = GuessLimiter(clock)
     first = [limiter.note_wrong("a") for _ in range(MAX_WRONG)]

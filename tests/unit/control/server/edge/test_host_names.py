@@ -49,7 +49,7 @@ def test_the_service_answers_under_its_own_names(host):
         "0x7f.1",
     ],
 )
-def test_a_name_of_somebody_elses_is_refused_with_the_setting_that_adds_it(host):
+def test_a_foreign_name_is_refused_with_the_setting_that_adds_it(host):
     reason = NAMES.why_refused(host)
     assert "host_names" in reason
     assert reason.isascii()
@@ -67,5 +67,5 @@ def test_a_name_of_somebody_elses_is_refused_with_the_setting_that_adds_it(host)
         ("evil.example", None),
     ],
 )
-def test_a_bucket_stands_in_front_of_the_services_own_names_alone(host, bucket):
+def test_a_bucket_is_accepted_only_in_front_of_the_service_s_own_names(host, bucket):
     assert NAMES.bucket_of(host) == bucket

@@ -1,4 +1,4 @@
-"""Plain http:// through the proxy over real sockets: whole bodies both ways, one request a connection."""
+"""Plain HTTP through the proxy over real sockets: whole bodies in both directions, one request per connection."""
 
 import asyncio
 import contextlib
@@ -12,11 +12,11 @@ from clary.control.server.edge import connect_proxy
 from clary.control.server.edge.connect_proxy import ConnectProxy
 
 DEADLINE_S = 5
-MORE_S = 0.05  # for what must not come after a body
+MORE_S = 0.05  # time in which no further bytes may arrive after a body
 
 
 class FakeRegistry:
-    """Keeps the request that it got, and answers with given bytes."""
+    """Keeps the request that it received, and answers with given bytes."""
 
     def __init__(self, answer, body_end):
         self.answer = answer
@@ -38,7 +38,7 @@ class FakeRegistry:
 
 @pytest.fixture
 async def through(monkeypatch):
-    """Return a function that sends bytes to a proxy of a registry; it returns the answer and the registry's request."""
+    """Return a function that sends bytes through a proxy to a registry; it returns response and received request."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def through(
@@ -64,7 +64,7 @@ async def through(monkeypatch):
         yield through
 
 
-async def test_a_request_goes_on_in_origin_form_without_what_was_said_to_the_proxy(through):
+async def test_a_request_is_forwarded_in_origin_form_without_the_headers_for_the_proxy(through):
     request = (
         b"GET http://PLACE/simple/?a=b HTTP/1.1\r\nHost: other\r\nProxy-Authorization: secret\r\nX-Hop: 1\r\n"
         b"Connection: keep-alive, X-Hop\r\nAccept: */*\r\n\r\n"
@@ -75,21 +75,21 @@ async def test_a_request_goes_on_in_origin_form_without_what_was_said_to_the_pro
 
 
 async def test_the_second_request_of_a_connection_is_never_sent_on(through):
-    """It may be meant for another target, which nobody has judged."""
+    """The second request may be meant for another target, which has not been checked."""
     one = b"GET http://PLACE/ HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
     answered, got = await through(one + b"GET http://169.254.169.254/ HTTP/1.1\r\n\r\n", body_end=b"abc")
     assert got.endswith(b"\r\n\r\nabc")
     assert answered.endswith(b"ok")
 
 
-async def test_a_body_in_chunks_passes_as_it_came_and_ends_where_it_ends(through):
+async def test_a_chunked_body_passes_unchanged_up_to_its_end(through):
     body = b"5;x=y\r\nhello\r\n0\r\nTrailer: t\r\n\r\n"
     request = b"PUT http://PLACE/x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + body
     _, got = await through(request + b"GET more", body_end=b"t\r\n\r\n")
     assert got.endswith(b"\r\n\r\n" + body)
 
 
-async def test_an_answer_of_a_megabyte_and_one_that_says_wait_pass_whole(through):
+async def test_a_large_response_and_an_interim_response_pass_whole(through):
     answer = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 200 OK\r\nKeep-Alive: 5\r\n\r\n" + b"x" * 1_000_000
     answered, _ = await through(
         b"PUT http://PLACE HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 0\r\n\r\n", answer
@@ -109,14 +109,14 @@ async def test_an_answer_of_a_megabyte_and_one_that_says_wait_pass_whole(through
         b" folded\r\n",
     ],
 )
-async def test_bodies_that_two_servers_could_read_differently_are_refused(through, framing):
+async def test_bodies_that_two_servers_could_parse_differently_are_refused(through, framing):
     answered, got = await through(b"POST http://PLACE/ HTTP/1.1\r\n" + framing + b"\r\nab")
     assert answered.startswith(b"HTTP/1.1 405 ")
     assert got == b""
 
 
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH\r\n\r\n\r\n", b"HTTP/1.1 101 Switching Protocols\r\n\r\n"])
-async def test_what_does_not_answer_in_http_is_a_bad_gateway(through, answer):
+async def test_a_target_that_does_not_answer_in_http_is_a_bad_gateway(through, answer):
     answered, _ = await through(b"GET http://PLACE/ HTTP/1.1\r\n\r\n", answer)
     assert answered.startswith(b"HTTP/1.1 502 ")
 
@@ -124,20 +124,20 @@ async def test_what_does_not_answer_in_http_is_a_bad_gateway(through, answer):
 @pytest.mark.parametrize(
     "target", [b"PLACE", b"169.254.169.254", b"localhost", b"example.com", b"sts.amazonaws.com", b"[::1]:1"]
 )
-async def test_plain_http_is_for_what_the_owner_names_alone(through, target):
+async def test_plain_http_reaches_only_addresses_that_the_owner_lists(through, target):
     answered, got = await through(b"GET http://" + target + b"/ HTTP/1.1\r\n\r\n", entries=["10.1.0.0/16:9"])
     assert answered.startswith(b"HTTP/1.1 403 ")
     assert got == b""
 
 
-async def test_a_target_that_says_nothing_is_given_up(through, monkeypatch):
+async def test_a_silent_target_is_given_up(through, monkeypatch):
     monkeypatch.setattr(connect_proxy, "IDLE_TIMEOUT_S", 0.1)
     with contextlib.suppress(ConnectionResetError):
         answered, _ = await through(b"GET http://PLACE/ HTTP/1.1\r\nContent-Length: 5\r\n\r\n", b"")
         assert answered == b""
 
 
-async def test_a_line_between_chunks_without_end_breaks_the_request_off(through):
+async def test_an_endless_line_between_chunks_ends_the_request(through):
     request = b"PUT http://PLACE/x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;"
     with contextlib.suppress(ConnectionResetError):
         answered, got = await through(request + b"x" * forwarding.MAX_CHUNK_LINE_BYTES + b"\r\n", b"")

@@ -1,4 +1,4 @@
-"""Sessions of the console: signed, ending, revocable; signing in by token and code; the right to change things."""
+"""Sessions of the console: signed, expiring, revocable; sign-in by token and code; the right to change data."""
 
 import asyncio
 import hmac
@@ -49,11 +49,11 @@ def asked(method="GET", *headers, body=None, path="/clary/v1/session", cookie=No
     return HttpRequest(method, path, "", pairs, b"" if body is None else json.dumps(body).encode(), **options)
 
 
-SLEPT = []  # seconds for which answers were held back
+SLEPT = []  # seconds for which responses were delayed
 
 
 def done(answer):
-    """Return an answer, waited for if it has to be."""
+    """Return a response; if it is a coroutine, run it first."""
     return asyncio.run(answer) if asyncio.iscoroutine(answer) else answer
 
 
@@ -63,7 +63,7 @@ def refusal(call, *args):
     return refused.value.http_status
 
 
-def test_a_cookie_is_read_back_until_its_end(sessions, clock):
+def test_a_cookie_is_valid_until_it_expires(sessions, clock):
     session, cookie = sessions.begin()
     assert sessions.read(cookie) == session
     assert (session.user, session.is_admin) == ("owner", True)
@@ -73,7 +73,7 @@ def test_a_cookie_is_read_back_until_its_end(sessions, clock):
     assert sessions.read(cookie) is None
 
 
-def test_a_cookie_that_is_forged_or_damaged_opens_nothing(sessions, tmp_path, clock):
+def test_a_forged_or_damaged_cookie_is_rejected(sessions, tmp_path, clock):
     _session, cookie = sessions.begin()
     left, _, right = cookie.partition(".")
     other = Sessions(b"another key", tmp_path / "x.json", clock).begin()[1]
@@ -96,7 +96,7 @@ def test_a_cookie_that_is_forged_or_damaged_opens_nothing(sessions, tmp_path, cl
     assert [sessions.read(one) for one in damaged] == [None] * len(damaged)
 
 
-def test_a_revoked_session_stays_over_when_the_service_starts_again(sessions, tmp_path, clock, monkeypatch):
+def test_a_revoked_session_stays_revoked_after_a_restart_of_the_service(sessions, tmp_path, clock, monkeypatch):
     session, cookie = sessions.begin()
     kept = sessions.begin()
     sessions.revoke(session)
@@ -110,7 +110,7 @@ def test_a_revoked_session_stays_over_when_the_service_starts_again(sessions, tm
 
 
 @pytest.mark.parametrize("step_s", [60, 3600, 86_400, -60, -3600, -86_400])
-def test_a_clock_that_is_set_ends_no_session_and_brings_none_back(tmp_path, clock, sessions, step_s):
+def test_a_step_of_the_clock_ends_no_session_and_restores_none(tmp_path, clock, sessions, step_s):
     session, cookie = sessions.begin()
     revoked, given_up = sessions.begin()
     sessions.revoke(revoked)
@@ -128,7 +128,7 @@ def test_a_clock_that_is_set_ends_no_session_and_brings_none_back(tmp_path, cloc
     assert sessions.read(cookie) is None
 
 
-def test_a_session_of_another_boot_ends_by_the_time_of_day(clock, sessions, monkeypatch):
+def test_a_session_of_another_boot_expires_by_the_wall_clock(clock, sessions, monkeypatch):
     session, cookie = sessions.begin()
     monkeypatch.setattr(sessions_module, "boot_id", lambda: "another")
     assert sessions.read(cookie) == session
@@ -137,14 +137,14 @@ def test_a_session_of_another_boot_ends_by_the_time_of_day(clock, sessions, monk
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": "b"}', "null"])
-def test_a_damaged_file_of_revoked_sessions_is_no_reason_not_to_start(tmp_path, clock, text):
+def test_a_damaged_file_of_revoked_sessions_does_not_prevent_the_start(tmp_path, clock, text):
     (tmp_path / "revoked.json").write_text(text)
     sessions = Sessions(b"key", tmp_path / "revoked.json", clock)
     session, cookie = sessions.begin()
     assert sessions.read(cookie) == session
 
 
-def test_a_code_opens_one_session_and_only_for_a_while(sessions, clock):
+def test_a_code_opens_one_session_and_expires(sessions, clock):
     code, late = sessions.new_code(), sessions.new_code()
     assert sessions.redeem(code)
     assert not sessions.redeem(code)
@@ -153,12 +153,12 @@ def test_a_code_opens_one_session_and_only_for_a_while(sessions, clock):
     assert not sessions.redeem("")
 
 
-def test_the_oldest_of_too_many_codes_is_forgotten(sessions):
+def test_the_oldest_of_too_many_codes_is_evicted(sessions):
     codes = [sessions.new_code() for _ in range(MAX_CODES + 1)]
     assert [sessions.redeem(code) for code in codes] == [False] + [True] * MAX_CODES
 
 
-def test_signing_in_answers_with_a_strict_cookie_and_the_csrf_value(signing_in, sessions):
+def test_a_sign_in_returns_a_strict_cookie_and_the_csrf_value(signing_in, sessions):
     answer = done(signing_in.begin(asked("POST", body={"token": " right\n"})))
     facts, cookie = document(answer), answer.header("set-cookie")
     assert cookie.endswith(f"; HttpOnly; SameSite=Strict; Path=/; Max-Age={SESSION_S}")
@@ -175,7 +175,7 @@ def test_signing_in_answers_with_a_strict_cookie_and_the_csrf_value(signing_in, 
     assert secure.header("set-cookie").endswith("; Secure")
 
 
-def test_signing_out_ends_the_session_and_takes_the_cookie_away(signing_in, sessions):
+def test_a_sign_out_ends_the_session_and_deletes_the_cookie(signing_in, sessions):
     session, cookie = sessions.begin()
     answer = done(signing_in.end(asked("DELETE"), session))
     assert answer.header("set-cookie").startswith(f"{COOKIE}=; ")
@@ -185,12 +185,12 @@ def test_signing_out_ends_the_session_and_takes_the_cookie_away(signing_in, sess
 
 
 @pytest.mark.parametrize("body", [{}, {"token": ""}, {"token": 1}, {"code": None}, [], "right", {"token": "x" * 5000}])
-def test_what_is_no_token_is_refused_without_being_counted_as_wrong(signing_in, body):
+def test_a_body_without_a_token_is_refused_and_not_counted_as_a_wrong_token(signing_in, body):
     for _ in range(MAX_WRONG + 1):
         assert refusal(signing_in.begin, asked("POST", body=body)) == 400
 
 
-def test_a_right_token_passes_however_many_wrong_ones_came_from_its_address(signing_in, clock):
+def test_the_right_token_passes_after_any_number_of_wrong_ones_from_its_address(signing_in, clock):
     wrong = asked("POST", body={"token": "wrong"}, remote="10.0.0.1")
     right = asked("POST", body={"token": "right"}, remote="10.0.0.1")
     statuses = [refusal(signing_in.begin, wrong) for _ in range(MAX_WRONG + 3)]
@@ -202,23 +202,23 @@ def test_a_right_token_passes_however_many_wrong_ones_came_from_its_address(sign
     assert refusal(signing_in.begin, wrong) == 403
 
 
-def test_wrong_codes_count_as_wrong_tokens_do(signing_in):
+def test_wrong_codes_count_like_wrong_tokens(signing_in):
     wrong = asked("POST", body={"code": "guess"}, remote="a")
     statuses = [refusal(signing_in.begin, wrong) for _ in range(MAX_WRONG + 1)]
     assert statuses == [403] * MAX_WRONG + [429]
 
 
-def test_a_link_of_the_owner_signs_in_however_many_tokens_others_guess(signing_in, sessions):
+def test_a_sign_in_link_works_however_many_tokens_others_guess(signing_in, sessions):
     wrong = asked("POST", body={"token": "guess"}, remote="a")
     for _ in range(MAX_WRONG):
         refusal(signing_in.begin, wrong)
     by_link = asked("POST", body={"code": sessions.new_code()}, remote="a")
     assert done(signing_in.begin(by_link)).status == 200
-    assert refusal(signing_in.begin, by_link) == 429  # a code that was used is a wrong one
+    assert refusal(signing_in.begin, by_link) == 429  # a used code counts as a wrong code
     assert done(signing_in.begin(asked("POST", body={"token": "right"}, remote="a"))).status == 200
 
 
-def test_a_code_is_given_out_by_the_token_alone(signing_in, sessions):
+def test_a_code_is_created_only_with_the_token(signing_in, sessions):
     _session, cookie = sessions.begin()
     pages, path = FewParts(sessions=sessions, sign_in=signing_in, admin_token="right"), "/clary/v1/session-code"
     right = ("Authorization", "Bearer right")
@@ -231,14 +231,14 @@ def test_a_code_is_given_out_by_the_token_alone(signing_in, sessions):
     assert document(answer)["user"] == "owner"
 
 
-def test_wrong_tokens_for_a_code_count_as_those_for_a_session_do(sessions, signing_in):
+def test_wrong_tokens_for_a_code_count_like_those_for_a_session(sessions, signing_in):
     pages = FewParts(sessions=sessions, sign_in=signing_in, admin_token="right").handler
     wrong = asked("POST", ("Authorization", "Bearer wrong"), path="/clary/v1/session-code")
     refused = [pages.admit(wrong) for _ in range(MAX_WRONG + 1)]
     assert [one.answer.status for one in refused] == [403] * MAX_WRONG + [429]
 
 
-def test_nobody_is_told_of_a_session_that_is_not_there(sessions, signing_in):
+def test_a_request_without_a_session_is_refused(sessions, signing_in):
     pages = FewParts(sessions=sessions, sign_in=signing_in)
     assert refusal(pages.handle, asked()) == 401
     assert refusal(pages.handle, asked("OPTIONS")) == 405
@@ -249,26 +249,26 @@ def test_nobody_is_told_of_a_session_that_is_not_there(sessions, signing_in):
     [
         ("clary_session_1=a", "a"),
         ("x=1; clary_session_1=a.b_-; y", "a.b_-"),
-        ("clary_session_1=a; clary_session_1=b", None),  # whose is it? somebody else may have set one
-        ("clary_session_1=a; clary_session_2=b", "a"),  # a neighbour on another port
+        ("clary_session_1=a; clary_session_1=b", None),  # ambiguous: another party may have set one of them
+        ("clary_session_1=a; clary_session_2=b", "a"),  # the second cookie is of a service on another port
         ("xclary_session_1=a", None),
         ("__Host-clary_session_1=a", None),
         ("clary_session_1", ""),
         ("", None),
     ],
 )
-def test_the_cookie_is_found_among_others_if_there_is_one(header, found):
+def test_the_cookie_is_found_among_others_if_it_is_unambiguous(header, found):
     assert cookie_of(HttpRequest("GET", "/", "", [("Cookie", header)]), "clary_session_1") == found
 
 
-def test_two_services_of_one_host_have_cookies_of_two_names(tmp_path, clock):
+def test_two_services_of_one_host_use_two_cookie_names(tmp_path, clock):
     one, other = (Sessions(key, tmp_path / "x", clock) for key in (b"key", b"another"))
     assert one.cookie_name(is_secure=False) == COOKIE
     assert other.cookie_name(is_secure=False) != COOKIE
     assert one.cookie_name(is_secure=True) == f"__Host-{COOKIE}"
 
 
-def test_over_tls_no_cookie_counts_that_came_without_it(access, sessions):
+def test_over_tls_only_a_cookie_that_was_set_over_tls_counts(access, sessions):
     session, cookie = sessions.begin()
     assert refusal(access.let_in, asked(cookie=cookie, is_secure=True)) == 401
     over_tls = asked("GET", ("Cookie", f"__Host-{COOKIE}={cookie}"), is_secure=True)
@@ -280,19 +280,19 @@ def access(sessions):
     return Access(sessions, admin_token="right")
 
 
-def test_a_cookie_lets_a_request_in_with_its_session(access, sessions):
+def test_a_valid_cookie_gives_a_request_its_session(access, sessions):
     session, cookie = sessions.begin()
     assert access.let_in(asked(cookie=cookie)) == session
 
 
-def test_a_token_decides_where_a_cookie_comes_with_it(access, sessions):
+def test_a_token_takes_precedence_over_a_cookie(access, sessions):
     _session, cookie = sessions.begin()
     assert access.let_in(asked("POST", ("Authorization", "Bearer right"), cookie=cookie)) is None
     assert refusal(access.let_in, asked("GET", ("Authorization", "Bearer something"), cookie=cookie)) == 403
 
 
 @pytest.mark.parametrize("cookie", [None, "", "forged.cookie", "x" * 2000])
-def test_nobody_comes_in_without_a_valid_cookie(access, cookie):
+def test_a_request_without_a_valid_cookie_is_refused(access, cookie):
     assert refusal(access.let_in, asked(cookie=cookie)) == 401
 
 
@@ -329,17 +329,17 @@ def test_a_change_by_cookie_needs_the_csrf_value_and_our_own_origin(access, sess
         assert refusal(access.let_in, request) == status
 
 
-def test_the_csrf_value_of_one_session_is_worth_nothing_in_another(access, sessions):
+def test_the_csrf_value_of_one_session_is_invalid_in_another(access, sessions):
     mine, theirs = sessions.begin(), sessions.begin()
     request = asked("POST", ORIGIN, ("X-Clary-Csrf", theirs[0].csrf), cookie=mine[1])
     assert refusal(access.let_in, request) == 403
 
 
-def test_a_page_of_another_origin_can_not_sign_anybody_in(access):
+def test_a_page_of_another_origin_can_not_sign_in(access):
     assert refusal(access.session_of, asked("POST", ("Origin", "http://evil.example"))) == 403
     assert access.session_of(asked("POST", ORIGIN)) is None
-    assert access.session_of(asked("POST")) is None  # a program without a browser has no origin
+    assert access.session_of(asked("POST")) is None  # a program without a browser sends no origin
 
 
-def test_a_cookie_has_room_below_the_limit_on_cookies(sessions):
+def test_a_cookie_is_well_below_the_limit_on_cookies(sessions):
     assert len(sessions.begin()[1]) < sessions_module.MAX_COOKIE_LENGTH / 2

@@ -40,7 +40,7 @@ def test_keys_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "tls").stat().st_mode) == 0o700
 
 
-def test_certificates_are_kept_as_long_as_they_fit(tmp_path: Path) -> None:
+def test_certificates_are_reused_while_names_and_dates_fit(tmp_path: Path) -> None:
     files = make(tmp_path)
     before = files.certificate.read_bytes(), files.authority.read_bytes()
     assert make(tmp_path, now=NOW + timedelta(days=100)) == files
@@ -48,7 +48,7 @@ def test_certificates_are_kept_as_long_as_they_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"region": "eu-west-1"}, {"now": NOW + timedelta(days=800)}])
-def test_other_names_or_a_late_day_renew_the_certificate_but_not_its_authority(
+def test_other_names_or_a_near_expiry_renew_the_certificate_but_not_its_authority(
     tmp_path: Path, changes: dict[str, object]
 ) -> None:
     files = make(tmp_path)
@@ -59,7 +59,7 @@ def test_other_names_or_a_late_day_renew_the_certificate_but_not_its_authority(
 
 
 @pytest.mark.parametrize("damaged", ["ca.pem", "ca.key", "server.pem", "server.key"])
-def test_damaged_file_is_made_again_and_the_chain_verifies(tmp_path: Path, damaged: str) -> None:
+def test_a_damaged_file_is_created_again_and_the_chain_verifies(tmp_path: Path, damaged: str) -> None:
     make(tmp_path)
     (tmp_path / damaged).write_text("not a pem file")
     files = make(tmp_path)

@@ -1,4 +1,4 @@
-"""Pages of checkpoints: the choice of sets, the page of a job without them, and verifications in the background."""
+"""Pages of checkpoints: the choice of sets, the page of a job without sets, and verifications in the background."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ def test_the_newest_set_of_each_host_is_chosen_in_the_order_of_hosts():
     )
 
 
-def test_one_host_and_one_number_can_be_asked_for():
+def test_one_host_and_one_set_number_can_be_requested():
     assert chosen(host="algo-2") == (SetTarget(host="algo-2", number=9, follows=True),)
     assert [(target.host, target.follows) for target in chosen(number="8")] == [("algo-1", False), ("algo-2", False)]
     assert chosen(number="00000008", host="algo-2") == (SetTarget(host="algo-2", number=8, follows=False),)
@@ -60,14 +60,14 @@ def test_one_host_and_one_number_can_be_asked_for():
         ({"number": "9" * 9}, "ValidationException", "set must be the number of a set"),
     ],
 )
-def test_what_there_is_not_is_refused_with_what_there_is(wanted, code, words):
+def test_a_missing_host_or_set_is_refused_with_the_existing_ones(wanted, code, words):
     with pytest.raises(WireError) as refused:
         chosen(**wanted)
     assert refused.value.code == code
     assert words in refused.value.message
 
 
-def test_without_any_set_there_is_nothing_to_verify():
+def test_a_verification_without_any_set_is_refused():
     with pytest.raises(WireError, match="no set of checkpoints of job-1 has been committed yet"):
         choose({}, job="job-1", host=None, number=None)
 
@@ -80,13 +80,13 @@ async def refusal(job, client=None, query=""):
 
 
 @pytest.mark.parametrize("query", ["", "verify=1"])
-async def test_a_job_without_checkpoint_config_says_so(query):
+async def test_a_job_without_checkpoint_config_gets_a_not_found_error(query):
     refused = await refusal(running_job(), query=query)
     assert (refused.code, refused.http_status) == ("NotFound", 404)
     assert refused.message.startswith("job-1 has no CheckpointConfig: nothing of it is mirrored to S3")
 
 
-async def test_a_uri_that_names_no_bucket_is_the_users():
+async def test_a_uri_without_a_bucket_is_an_error_of_the_user():
     refused = await refusal(running_job(request={"CheckpointConfig": {"S3Uri": "s3:///x"}}))
     assert (refused.code, refused.http_status) == ("ValidationException", 400)
 
@@ -99,7 +99,7 @@ class FakeStoreAway:
 
 
 @pytest.mark.parametrize("query", ["", "verify=1"])
-async def test_a_store_that_is_away_is_said_with_503(query):
+async def test_an_unreachable_store_gives_503(query):
     refused = await refusal(running_job(request=CONFIG), FakeStoreAway(), query)
     assert (refused.code, refused.http_status, refused.message) == ("ServiceUnavailable", 503, "the store is away")
 
@@ -122,7 +122,7 @@ def facts(number=None):
     return FactsWithCheckpoints(phase=HostPhase.RUNNING, phase_started_at=START, checkpoints=mirrored)
 
 
-async def test_what_hosts_say_of_their_mirroring_is_plain_data_and_on_the_jobs_own_page_too():
+async def test_checkpoint_facts_of_hosts_are_plain_data_and_shown_on_the_job_s_page_too():
     job = running_job(
         hosts={name: HostRecord(facts=facts(number)) for name, number in (("algo-1", 3), ("algo-2", None))}
     )
@@ -132,7 +132,7 @@ async def test_what_hosts_say_of_their_mirroring_is_plain_data_and_on_the_jobs_o
     assert document(await people.handle(request("/clary/v1/jobs/job-1")))["checkpoints"] == expected
 
 
-def test_a_job_that_waits_to_be_tried_again_shows_what_its_last_attempt_said():
+def test_a_job_that_waits_for_its_restart_shows_the_facts_of_its_last_attempt():
     past = [
         PastAttempt(
             number=number,
@@ -162,7 +162,7 @@ async def stand_still(report):
     await asyncio.Event().wait()
 
 
-async def test_a_run_answers_with_what_is_known_until_it_has_ended(runs):
+async def test_a_verification_returns_intermediate_results_until_it_has_ended(runs):
     go_on = asyncio.Event()
 
     async def work(report):
@@ -178,14 +178,14 @@ async def test_a_run_answers_with_what_is_known_until_it_has_ended(runs):
     assert run.report.is_whole
 
 
-async def test_a_run_belongs_to_one_job(runs):
+async def test_a_verification_belongs_to_one_job(runs):
     run = runs.start("job-1", stand_still)
     for owner, number in (("job-2", run.number), ("job-1", "nope")):
         with pytest.raises(WireError, match="there is no verification"):
             runs.find(owner, number)
 
 
-async def test_more_runs_than_fit_are_refused_until_one_has_ended(runs, monkeypatch):
+async def test_verifications_beyond_the_limit_are_refused_until_one_has_ended(runs, monkeypatch):
     monkeypatch.setattr(verification_runs, "MAX_RUNS", 2)
     first, _ = runs.start("a", stand_still), runs.start("b", stand_still)
     with pytest.raises(WireError, match="2 verifications of checkpoints are at work") as refused:
@@ -196,7 +196,7 @@ async def test_more_runs_than_fit_are_refused_until_one_has_ended(runs, monkeypa
     assert runs.start("c", stand_still)
 
 
-async def test_a_run_that_nobody_asks_about_ends_and_is_forgotten():
+async def test_a_verification_that_no_client_polls_ends_and_is_deleted():
     runs = VerificationRuns(forget_after_s=0.05)
     run = runs.start("job-1", stand_still)
     async with asyncio.timeout(30):
@@ -215,7 +215,7 @@ async def test_closing_ends_every_run():
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_defect_in_a_run_is_raised_where_it_is_asked_about(runs):
+async def test_an_exception_in_a_verification_is_raised_to_the_client_that_polls(runs):
     async def fail(report):
         raise KeyError("defect")
 
@@ -223,7 +223,7 @@ async def test_a_defect_in_a_run_is_raised_where_it_is_asked_about(runs):
         await runs.wait(runs.start("job-1", fail), timeout_s=60)
 
 
-async def test_a_page_that_verifies_answers_in_parts(monkeypatch):
+async def test_a_running_verification_is_polled_by_its_number(monkeypatch):
     async def find(client, place):
         assert (place.bucket, place.prefix) == ("b-1", "ckpt/demo/")
         return FOUND

@@ -1,4 +1,4 @@
-"""Links to a job's results: their list, their validity, and that a browser saves the files behind them."""
+"""Links to a job's results: their list and their validity; a browser saves the linked files and does not open them."""
 
 from dataclasses import replace
 from urllib.parse import parse_qs, urlsplit
@@ -24,7 +24,7 @@ REQUEST = {
 
 @pytest.fixture
 def listing(monkeypatch):
-    """Have listings find these keys."""
+    """Make listings of the object store return these keys."""
 
     def put(*keys):
         async def fake_pages(client, bucket, prefix):
@@ -42,7 +42,7 @@ async def page(job_request=REQUEST):
     return await made.page(running_job(request=job_request), asked)
 
 
-async def test_what_there_is_is_listed_and_what_is_clarys_own_is_not(listing):
+async def test_results_are_listed_and_clary_s_own_objects_are_not(listing):
     listing(
         "out/job-1/output/model.tar.gz",
         "out/job-1/output/model.tar.gz.other",
@@ -60,7 +60,7 @@ async def test_what_there_is_is_listed_and_what_is_clarys_own_is_not(listing):
     assert (found["num_files"], found["is_counted"]) == (3, True)
 
 
-async def test_a_link_is_signed_for_this_service_and_has_browsers_save_the_file(listing):
+async def test_a_link_is_signed_for_this_service_and_makes_browsers_save_the_file(listing):
     listing("ckpt/evil.html")
     (file,) = (await page())["files"]
     parts = urlsplit(file["url"])
@@ -72,14 +72,14 @@ async def test_a_link_is_signed_for_this_service_and_has_browsers_save_the_file(
     assert query["X-Amz-Signature"]
 
 
-async def test_a_name_ends_no_header(listing):
+async def test_a_file_name_can_not_end_a_header(listing):
     listing('ckpt/a"; x\r\n\u20ac.pt')
     (file,) = (await page())["files"]
     query = parse_qs(urlsplit(file["url"]).query)
     assert query["response-content-disposition"][0] == 'attachment; filename="a\'; x___.pt"'
 
 
-async def test_of_many_files_the_first_are_listed_and_all_are_counted(listing, monkeypatch):
+async def test_of_many_files_the_first_are_listed_and_all_are_counted_up_to_a_limit(listing, monkeypatch):
     listing(*[f"ckpt/{number:04}" for number in range(MOST_FILES + 50)])
     found = await page()
     assert (len(found["files"]), found["num_files"], found["is_counted"]) == (MOST_FILES, MOST_FILES + 50, True)
@@ -88,12 +88,12 @@ async def test_of_many_files_the_first_are_listed_and_all_are_counted(listing, m
     assert (len(found["files"]), found["num_files"], found["is_counted"]) == (MOST_FILES, MOST_FILES + 20, False)
 
 
-async def test_a_job_without_anything_has_no_files(listing):
+async def test_a_job_without_results_has_no_files(listing):
     listing()
     assert (await page({"TrainingJobName": "job-1"}))["files"] == []
 
 
-async def test_a_store_that_does_not_answer_is_said(monkeypatch):
+async def test_an_error_of_the_store_gives_503(monkeypatch):
     async def failing(client, bucket, prefix):
         raise ObjectStoreError("no answer")
         yield

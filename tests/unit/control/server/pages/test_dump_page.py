@@ -1,4 +1,4 @@
-"""The page `dump` of a job: asked for by POST, shown by GET, refused where nothing runs."""
+"""The page `dump` of a job: requested by POST, shown by GET, refused while no program runs."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def dump_of(host, number):
     )
 
 
-async def test_what_hosts_have_sent_is_shown_with_who_is_missing(services):
+async def test_received_dumps_are_shown_with_the_missing_hosts(services):
     job = running_job()
     number = document(await answer_to(services, "POST"))["number"]
     await services.dumps.take(job, "algo-1", dump_of("algo-1", number))
@@ -55,19 +55,19 @@ async def test_what_hosts_have_sent_is_shown_with_who_is_missing(services):
 
 
 @pytest.mark.parametrize("query", ["number=1", "number=x", "number=../../etc", "number=" + "9" * 30])
-async def test_a_dump_that_is_not_there_is_not_found(services, query):
+async def test_a_missing_dump_gives_404(services, query):
     await services.dumps.ask(running_job(), "")
     with pytest.raises(WireError, match=r"job-1 has no dump .*; there are ") as refused:
         await answer_to(services, query=query)
     assert refused.value.http_status == 404
 
 
-async def test_a_job_that_was_never_looked_at_has_none(services):
+async def test_a_job_without_any_dump_gives_404(services):
     with pytest.raises(WireError, match="job-1 has no dump; none was taken"):
         await answer_to(services)
 
 
-async def test_a_job_whose_program_does_not_run_is_not_asked(services):
+async def test_a_job_whose_program_does_not_run_gets_no_dump_request(services):
     job = running_job()
     hosts = {
         name: replace(record, facts=replace(record.facts, phase=HostPhase.PREPARING))

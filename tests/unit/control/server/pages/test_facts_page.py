@@ -1,4 +1,4 @@
-"""The pages of the command line: opened by the admin token alone, without secrets, logs page by page."""
+"""The pages of the command line: accessible with the admin token only, without secrets, logs page by page."""
 
 import json
 import math
@@ -29,19 +29,19 @@ async def refusal(people, *args, **options):
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "token2", "toke", "t\udcffken", "tök"])
-async def test_nothing_is_shown_without_the_right_token(token):
+async def test_every_page_is_refused_without_the_right_token(token):
     refused = await refusal(routes(running_job()), JOB, token=token)
     assert (refused.code, refused.http_status) == ("AccessDenied", 403)
 
 
 @pytest.mark.parametrize("name", ["nope", "a%00b", "%2e%2e", "x" * 5000, "job-1%2Fplan", "%ff"])
-async def test_a_job_that_is_not_there_is_not_found_whatever_its_name(name):
+async def test_a_missing_job_gives_404_whatever_its_name(name):
     refused = await refusal(routes(running_job()), f"/clary/v1/jobs/{name}")
     assert (refused.code, refused.http_status) == ("NotFound", 404)
     assert "there is no training job" in refused.message
 
 
-async def test_a_page_that_is_not_there_is_not_found():
+async def test_a_missing_page_gives_404():
     refused = await refusal(routes(running_job()), f"{JOB}/secrets")
     assert (refused.code, refused.http_status) == ("NotFound", 404)
 
@@ -60,7 +60,7 @@ async def test_facts_of_a_live_job_name_hosts_times_exits_and_notes():
     assert [row["ended_at"] is None for row in facts["transitions"]] == [False, True]
 
 
-async def test_facts_of_a_stored_job_say_how_it_failed_and_its_last_metrics():
+async def test_facts_of_a_stored_job_have_its_failure_reason_and_last_metrics():
     job = running_job(
         status=TrainingJobStatus.FAILED,
         secondary_status=SecondaryStatus.FAILED,
@@ -72,7 +72,7 @@ async def test_facts_of_a_stored_job_say_how_it_failed_and_its_last_metrics():
     assert facts["metrics"][0]["value"] == 0.5
 
 
-async def test_the_state_of_a_job_is_a_page_of_its_own_for_who_asks_often():
+async def test_the_state_of_a_job_is_a_separate_page_for_clients_that_poll():
     assert document(await routes(running_job()).handle(request(f"{JOB}/state"))) == {
         "name": "job-1",
         "status": "InProgress",
@@ -84,7 +84,7 @@ async def test_the_state_of_a_job_is_a_page_of_its_own_for_who_asks_often():
     assert document(await routes(came).handle(request(f"{JOB}/state")))["state"] == "Queued"
 
 
-async def test_a_job_that_waits_has_facts_with_its_reason_and_no_plan():
+async def test_facts_of_a_waiting_job_have_the_reason_of_its_wait_and_no_plan():
     job = running_job(plan=None, hosts={}, log_streams=(), pending_reason="2 of 4 hosts free")
     facts = document(await routes(job).handle(request(JOB)))
     assert (facts["pending_reason"], facts["hosts"], facts["environment"]) == ("2 of 4 hosts free", [], "")
@@ -117,7 +117,7 @@ def lines(*numbers, rank=0, text="line"):
 
 
 async def read_all(people, query=""):
-    """Read pages as the command line does, until there is no more; return every page."""
+    """Read pages like the command line, until the last page; return every page."""
     pages, tokens = [], {}
     while True:
         after = "&".join([query, *(f"after.{stream}={token}" for stream, token in tokens.items())])
@@ -127,7 +127,7 @@ async def read_all(people, query=""):
             return pages
 
 
-async def test_lines_of_both_hosts_come_in_the_order_of_their_times(logs):
+async def test_lines_of_both_hosts_are_sorted_by_time(logs):
     await logs.append("job-1/algo-1-1", 0, lines(1, 3))
     await logs.append("job-1/algo-2-1", 0, lines(2, 4, rank=1))
     people = routes(running_job(), logs=logs)
@@ -145,7 +145,7 @@ async def test_lines_of_both_hosts_come_in_the_order_of_their_times(logs):
     assert [line["text"] for line in of_rank["lines"]] == ["line 1", "line 3"]
 
 
-async def test_lines_of_a_rank_behind_many_of_others_are_reached(logs, monkeypatch):
+async def test_lines_of_one_rank_are_found_behind_many_lines_of_others(logs, monkeypatch):
     monkeypatch.setattr(logs_page, "LOG_PAGE", 5)
     await logs.append("job-1/algo-1-1", 0, [*lines(*range(12)), *lines(12, rank=7)])
     pages = await read_all(routes(running_job(), logs=logs), "rank=7")
@@ -153,7 +153,7 @@ async def test_lines_of_a_rank_behind_many_of_others_are_reached(logs, monkeypat
     assert [page["sure_until_ms"] for page in pages] == [START_MS + 4, START_MS + 9, None]
 
 
-async def test_a_page_says_up_to_when_no_line_is_missing(logs, monkeypatch):
+async def test_a_page_has_the_time_up_to_which_no_line_is_missing(logs, monkeypatch):
     monkeypatch.setattr(logs_page, "LOG_PAGE", 2)
     await logs.append("job-1/algo-1-1", 0, lines(1, 2, 3))
     await logs.append("job-1/algo-2-1", 0, lines(9))
@@ -161,32 +161,32 @@ async def test_a_page_says_up_to_when_no_line_is_missing(logs, monkeypatch):
     assert [page["sure_until_ms"] for page in pages] == [START_MS + 2, None]
 
 
-async def test_long_lines_that_fill_a_page_early_do_not_end_the_log(logs):
+async def test_a_page_that_long_lines_fill_early_does_not_end_the_log(logs):
     await logs.append("job-1/algo-1-1", 0, lines(*range(10), text="x" * 200_000))
     pages = await read_all(routes(running_job(), logs=logs))
     assert len(pages) > 1
     assert sum(len(page["lines"]) for page in pages) == 10
 
 
-async def test_the_last_page_of_a_job_that_has_ended_says_so(logs):
+async def test_the_last_page_of_an_ended_job_is_marked(logs):
     job = running_job(status=TrainingJobStatus.COMPLETED, secondary_status=SecondaryStatus.COMPLETED)
     (page,) = await read_all(routes(stored=[job], logs=logs))
     assert page["is_over"] is True
 
 
-async def test_a_host_that_the_job_does_not_have_is_not_found(logs):
+async def test_an_unknown_host_gives_404(logs):
     refused = await refusal(routes(running_job(), logs=logs), f"{JOB}/logs", query="host=algo-9")
     assert (refused.code, refused.http_status) == ("NotFound", 404)
     assert refused.message == "job-1 has no host 'algo-9'; it has algo-1, algo-2"
 
 
-async def test_a_token_that_is_none_of_ours_is_refused(logs):
+async def test_an_invalid_page_token_is_refused(logs):
     people = routes(running_job(), logs=logs)
     refused = await refusal(people, f"{JOB}/logs", query="after.job-1/algo-1-1=f%2Fnonsense")
     assert (refused.code, refused.http_status) == ("ValidationException", 400)
 
 
-async def test_lines_of_a_stretch_of_time_come_alone_and_page_by_page(logs, monkeypatch):
+async def test_lines_of_a_time_range_are_returned_page_by_page(logs, monkeypatch):
     monkeypatch.setattr(logs_page, "LOG_PAGE", 2)
     await logs.append("job-1/algo-1-1", 0, lines(*range(10)))
     await logs.append("job-1/algo-2-1", 0, lines(4, 20, rank=1))
@@ -209,7 +209,7 @@ async def test_a_time_that_is_no_number_is_refused(logs, value):
     assert refused.message.startswith("since_ms must be milliseconds since 1970")
 
 
-async def test_the_attempts_that_there_are_can_be_asked_for_and_others_name_them(logs):
+async def test_an_existing_attempt_can_be_requested_and_an_unknown_one_lists_them(logs):
     await logs.append("job-1/algo-1-1", 0, lines(1))
     (page,) = await read_all(routes(running_job(), logs=logs), "attempt=1")
     assert len(page["lines"]) == 1
@@ -221,14 +221,14 @@ async def test_the_attempts_that_there_are_can_be_asked_for_and_others_name_them
     assert refused.message == "job-1 has no attempt 1; no hosts were asked for yet"
 
 
-async def test_a_stream_that_was_deleted_has_no_lines(logs):
+async def test_a_deleted_stream_has_no_lines(logs):
     await logs.append("job-1/algo-2-1", 0, lines(1))
     await logs.delete_streams("job-1/algo-1-1")
     (page,) = await read_all(routes(running_job(), logs=logs))
     assert [line["host"] for line in page["lines"]] == ["algo-2"]
 
 
-async def test_numbers_that_no_json_has_are_null_for_those_with_a_token_too():
+async def test_numbers_that_json_does_not_have_become_null_for_token_clients_too():
     job = running_job(final_metrics=(FinalMetric(name="loss", value=math.nan, at=START),))
     answer = await routes(job).handler.handle(request(JOB))
 

@@ -21,7 +21,7 @@ def with_finding(job, **changes):
     return replace(job, hosts={**job.hosts, "algo-1": replace(record, facts=facts)})
 
 
-async def test_findings_stand_by_host_with_who_is_sick():
+async def test_findings_are_grouped_by_host_with_the_list_of_sick_hosts():
     page = await page_of(with_finding(running_job(), words="full", cause="the disk is full"))
     assert page["state"] == "Running"
     assert page["hosts"]["algo-1"][0]["words"] == "full"
@@ -29,7 +29,7 @@ async def test_findings_stand_by_host_with_who_is_sick():
     assert page["sick"] == [{"host": "algo-1", "peer": None, "reason": "disk: full (the disk is full)"}]
 
 
-async def test_a_job_without_checks_says_so():
+async def test_a_job_without_health_checks_is_marked_as_unchecked():
     job = running_job()
     page = await page_of(replace(job, plan={**job.plan, "health_checks": False}))
     assert page["is_checked"] is False

@@ -22,7 +22,7 @@ def tick(root, idle, busy):
     (root / "proc/stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 2 3\n")
 
 
-def test_what_jobs_hold_is_counted_and_shared_gpus_once(tmp_path):
+def test_resources_of_jobs_are_added_up_and_a_shared_gpu_counts_once(tmp_path):
     holdings = [
         Holding(job_name="a", num_hosts=2, gpu_indices=(0,), memory_bytes=100),
         Holding(job_name="b", num_hosts=1, gpu_indices=(0,), memory_bytes=50),
@@ -34,7 +34,7 @@ def test_what_jobs_hold_is_counted_and_shared_gpus_once(tmp_path):
     assert 0 < facts["disk_free_bytes"] <= facts["disk_bytes"]
 
 
-def test_free_processors_are_those_of_the_time_since_the_last_look(tmp_path):
+def test_free_processors_are_measured_since_the_last_request(tmp_path):
     page = page_of(tmp_path)
     tick(tmp_path, idle=100, busy=900)
     assert page.facts()["cpu_free_percent"] is None
@@ -43,7 +43,7 @@ def test_free_processors_are_those_of_the_time_since_the_last_look(tmp_path):
     assert page.facts()["cpu_free_percent"] is None, "no time has passed"
 
 
-def test_a_kernel_that_tells_nothing_is_no_error(tmp_path):
+def test_unreadable_proc_stat_gives_no_value(tmp_path):
     assert page_of(tmp_path).facts()["cpu_free_percent"] is None
     (tmp_path / "proc/stat").write_text("nonsense")
     assert page_of(tmp_path).facts()["cpu_free_percent"] is None

@@ -1,4 +1,4 @@
-"""/metrics: the right to read it, its values, and that the dashboard asks for nothing else."""
+"""/metrics: the right to read it, its values, and that the dashboard queries no other metrics."""
 
 import json
 import re
@@ -38,7 +38,7 @@ NAMES = (
 
 
 class FakeSeries:
-    """Takes every row."""
+    """Accepts every row."""
 
     async def append(self, job_name, attempt, host, table, *, first_row, num_dropped=0):
         return first_row + table.num_rows
@@ -61,7 +61,7 @@ def job_with_past(**changes):
 
 
 class Page:
-    """The page over one job that runs and one that waits, with samples of a host."""
+    """The page for a running job and a waiting job, with samples of a host."""
 
     def __init__(self, access="token"):
         self.clock = FakeClock(NOW)
@@ -94,11 +94,11 @@ class Page:
         ("off", "token", 404),
     ],
 )
-async def test_the_setting_says_who_may_read_it(access, token, status):
+async def test_the_setting_decides_which_tokens_may_read_the_metrics(access, token, status):
     assert (await Page(access).page.handle(request("/metrics", token=token))).status == status
 
 
-async def test_values_that_a_host_measured_last_have_its_job_host_gpu_and_rank():
+async def test_the_last_values_of_a_host_are_labelled_with_job_host_gpu_and_rank():
     page = Page()
     await page.measure()
     await page.measure(first_row=1, value=7.0)
@@ -110,7 +110,7 @@ async def test_values_that_a_host_measured_last_have_its_job_host_gpu_and_rank()
     assert await page.samples_of("clary_sample_rows") == [({}, 2.0)]
 
 
-async def test_a_host_that_is_silent_or_gone_has_no_values():
+async def test_a_silent_host_and_a_host_of_an_older_attempt_have_no_values():
     page = Page()
     await page.measure()
     page.clock.advance(FRESH_S + 1)
@@ -120,7 +120,7 @@ async def test_a_host_that_is_silent_or_gone_has_no_values():
     assert "clary_host_cpu_percent" not in await page.read()
 
 
-async def test_jobs_queue_restarts_and_checkpoints_are_told():
+async def test_jobs_queue_restarts_and_checkpoints_are_exposed():
     page = Page()
     assert await page.samples_of("clary_jobs") == [({"secondary_status": "Training"}, 2.0)]
     assert await page.samples_of("clary_jobs_waiting") == [({}, 1.0)]
@@ -136,20 +136,22 @@ async def test_jobs_queue_restarts_and_checkpoints_are_told():
     assert await page.samples_of("clary_job_hosts") == [({"training_job": "job-1", "phase": "running"}, 2.0)]
 
 
-async def test_every_metric_that_the_dashboard_names_is_there():
+async def test_every_metric_that_the_dashboard_names_exists():
     page = Page()
     await page.measure()
     there = {sample.name for family in (await page.read()).values() for sample in family.samples}
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked += [variable["query"]["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
-    assert not any(re.search(r"[{,( ]job[=,)]", expression) for expression in asked)  # that is Prometheus' own
+    assert not any(
+        re.search(r"[{,( ]job[=,)]", expression) for expression in asked
+    )  # the label `job` belongs to Prometheus
     named = {name for expression in asked for name in re.findall(r"clary_[a-z0-9_]+", expression)}
     assert len(named) > 15
     assert named <= there
 
 
-def test_the_dashboard_has_panels_with_numbers_of_their_own():
+def test_the_panels_of_the_dashboard_have_unique_ids_and_positions():
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]

@@ -1,4 +1,4 @@
-"""The page `profile` of a job: asked for by POST, shown by GET, its files handed out, refused where nothing runs."""
+"""The page `profile` of a job: requested by POST, shown by GET, its files served, refused while no program runs."""
 
 import json
 from dataclasses import replace
@@ -36,7 +36,7 @@ async def answer_to(services, method="GET", query="", body=None):
     return await FewParts(services).handle(sent)
 
 
-async def test_a_profile_is_asked_for_followed_and_shown(services):
+async def test_a_profile_is_requested_followed_and_shown(services):
     job = running_job()
     number = document(await answer_to(services, "POST", body={"steps": 3, "ranks": [1, 0]}))["number"]
     rank = RankProfile(rank=0, state=RankState.RECORDING, step=41)
@@ -60,14 +60,14 @@ async def test_a_profile_is_asked_for_followed_and_shown(services):
 @pytest.mark.parametrize(
     "name", ["../request.json", "request.json", "algo-1.json", "", "rank-1.trace.json.gz", "/etc/passwd"]
 )
-async def test_no_other_file_is_handed_out(services, name):
+async def test_no_other_file_is_served(services, name):
     number = document(await answer_to(services, "POST", body={"steps": 3}))["number"]
     with pytest.raises(WireError, match="the profile has no file"):
         await answer_to(services, query=f"number={number}&file={name}")
 
 
 @pytest.mark.parametrize("query", ["number=1", "number=x", "number=../../etc", "number=" + "9" * 30])
-async def test_a_profile_that_is_not_there_is_not_found(services, query):
+async def test_a_missing_profile_gives_404(services, query):
     with pytest.raises(WireError, match=r"job-1 has no profile .*; none was taken") as refused:
         await answer_to(services, query=query)
     assert refused.value.http_status == 404
@@ -93,12 +93,12 @@ async def test_a_profile_that_is_not_there_is_not_found(services, query):
         ({"cancel": True}, "no profile of job-1 is being taken"),
     ],
 )
-async def test_what_cannot_be_asked_for_is_refused_in_words(services, body, why):
+async def test_an_impossible_request_is_refused_with_a_message(services, body, why):
     with pytest.raises(WireError, match=why):
         await answer_to(services, "POST", body=body)
 
 
-async def test_a_step_that_is_a_whole_number_with_a_point_reaches_agents_as_one_that_they_read(services):
+async def test_a_whole_number_with_a_decimal_point_reaches_agents_as_an_integer(services):
     await answer_to(services, "POST", body={"steps": 3.0, "start_step": 5.0})
     asked = services.profiles.wanted(running_job(), "algo-1")
     assert from_plain(ProfileRequest, json.loads(json.dumps(to_plain(asked)))).start_step == 5
@@ -115,7 +115,7 @@ async def test_a_job_whose_program_does_not_run_is_not_profiled(services):
         await answer_to(services, "POST", body={"steps": 1})
 
 
-async def test_all_profiles_that_are_kept_are_listed_the_newest_first(services):
+async def test_all_kept_profiles_are_listed_newest_first(services):
     first = document(await answer_to(services, "POST", body={"steps": 3}))["number"]
     await services.profiles.keep_summary("job-1", first, {"ranks": []})
     services.profiles.close_request("job-1", first)

@@ -1,4 +1,4 @@
-"""The page `profiler-report` of a job: HTML that can do nothing, or JSON, for jobs with rules and without."""
+"""The page `profiler-report` of a job: sandboxed HTML, or JSON, for jobs with and without rules."""
 
 import pytest
 from own_pages import FewParts
@@ -45,7 +45,7 @@ async def answer_to(plane, query=""):
     return await routes.handle(request("/clary/v1/jobs/job/profiler-report", query=query))
 
 
-async def test_the_page_is_html_that_may_do_nothing(plane):
+async def test_the_page_is_sandboxed_html(plane):
     answer = await answer_to(plane)
     assert answer.status == 200
     assert answer.body.startswith(b"<!DOCTYPE html>")
@@ -55,7 +55,7 @@ async def test_the_page_is_html_that_may_do_nothing(plane):
     assert "default-src 'none'" in answer.header("content-security-policy")
 
 
-async def test_json_has_what_every_rule_says_with_the_parameters_that_the_job_asks_for(plane):
+async def test_json_has_the_result_of_every_rule_with_the_job_s_parameters(plane):
     page = document(await answer_to(plane, "format=json"))
     rules = {item["rule"]: item for item in page["rules"]}
     assert set(rules) == set(RULES)

@@ -28,7 +28,7 @@ KILL = {"faults": [{"kind": "kill", "text": "algo-2@step:7"}], "confirm": "job-1
 
 
 class FakeDesk:
-    """Keeps rehearsals that nobody carries out."""
+    """Keeps rehearsals without running them."""
 
     def __init__(self, shelf, *kept):
         self.shelf, self._kept, self.orders, self.cancelled = shelf, list(kept), [], []
@@ -86,7 +86,7 @@ async def post(desk, body, **options):
     return document(await people(desk, **options).handle(sent))
 
 
-async def test_a_job_that_was_never_rehearsed_says_so_and_what_could_be_had(shelf):
+async def test_a_job_without_rehearsals_gets_an_empty_list_and_the_possible_options(shelf):
     desk = FakeDesk(shelf)
     assert await page(desk) == {"job": "job-1", "rehearsals": [], "rehearsal": None}
     options = await page(desk, "options=1", refusals={"slow": "no network"})
@@ -98,7 +98,7 @@ async def test_a_job_that_was_never_rehearsed_says_so_and_what_could_be_had(shel
     assert (options["has_checkpoints"], options["largest_disk_bytes"]) == (False, 1 << 34)
 
 
-async def test_an_order_with_the_name_of_the_job_begins_a_rehearsal(shelf):
+async def test_an_order_with_the_name_of_the_job_starts_a_rehearsal(shelf):
     desk = FakeDesk(shelf)
     assert await post(desk, KILL) == {"number": 9}
     (order,) = desk.orders
@@ -118,7 +118,7 @@ async def test_an_order_with_the_name_of_the_job_begins_a_rehearsal(shelf):
         ({"cancel": True}, "cancel names a rehearsal by its number"),
     ],
 )
-async def test_what_can_not_be_had_is_refused_in_words_and_begins_nothing(shelf, body, why):
+async def test_an_impossible_order_is_refused_with_a_message_and_starts_no_rehearsal(shelf, body, why):
     desk = FakeDesk(shelf)
     with pytest.raises(WireError, match=why) as refused:
         await post(desk, body, refusals={"slow": "no network"})
@@ -132,7 +132,7 @@ async def test_a_rehearsal_is_cancelled_by_its_number(shelf):
     assert desk.cancelled == [("job-1", 1)]
 
 
-async def test_the_one_that_runs_is_shown_with_its_jobs_as_they_stand(shelf):
+async def test_the_running_rehearsal_is_shown_with_the_current_state_of_its_jobs(shelf):
     desk = FakeDesk(shelf, kept_rehearsal())
     place = shelf.place("job-1", 1)
     place.mkdir(parents=True)
@@ -153,7 +153,7 @@ async def test_the_one_that_runs_is_shown_with_its_jobs_as_they_stand(shelf):
     assert (await page(desk, "options=1"))["under_way"] == 1
 
 
-async def test_those_that_are_over_are_found_by_number_with_their_certificates(shelf):
+async def test_ended_rehearsals_are_found_by_number_with_their_certificates(shelf):
     over = kept_rehearsal(state=RehearsalState.CERTIFIED, verdict="FAIL", reason="the loss parts", ended_at=START)
     desk = FakeDesk(shelf, over, kept_rehearsal(number=2, state=RehearsalState.CANCELLED, why="it was cancelled"))
     shelf.place("job-1", 1).mkdir(parents=True)
@@ -167,13 +167,13 @@ async def test_those_that_are_over_are_found_by_number_with_their_certificates(s
 
 
 @pytest.mark.parametrize("number", ["3", "x", "../1", "9" * 40])
-async def test_one_that_there_is_not_is_not_found(shelf, number):
+async def test_a_missing_rehearsal_gives_404(shelf, number):
     with pytest.raises(WireError, match=r"job-1 has no rehearsal .*; there are 1") as refused:
         await page(FakeDesk(shelf, kept_rehearsal()), f"number={number}")
     assert refused.value.http_status == 404
 
 
-async def test_the_page_of_a_job_names_its_rehearsals_and_what_it_was_made_for(shelf):
+async def test_the_page_of_a_job_names_its_rehearsals_or_the_job_that_it_rehearses(shelf):
     desk = FakeDesk(shelf, kept_rehearsal())
     twin = running_job(name="job-1-twin-ab")
     facts = document(await people(desk, twin).handle(request(JOB)))
@@ -184,7 +184,7 @@ async def test_the_page_of_a_job_names_its_rehearsals_and_what_it_was_made_for(s
     assert of_twin["rehearsals"] == []
 
 
-async def test_nobody_without_the_token_begins_anything(shelf):
+async def test_a_wrong_token_starts_no_rehearsal(shelf):
     desk = FakeDesk(shelf)
     sent = request(f"{JOB}/rehearsals", method="POST", body=json.dumps(KILL).encode(), token="another")
     with pytest.raises(WireError) as refused:

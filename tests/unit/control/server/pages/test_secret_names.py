@@ -1,4 +1,4 @@
-"""Values that a browser is not shown: their names, flags or addresses look like secrets."""
+"""Values that are hidden from a browser because their name, flag or address looks like a secret."""
 
 import pytest
 
@@ -21,7 +21,7 @@ from clary.control.server.pages.secret_names import hide_secrets, is_secret
         "my.secret.name",
     ],
 )
-def test_names_that_look_secret_are(name):
+def test_names_that_look_secret_are_recognised(name):
     assert is_secret(name, "abc123xyz")
 
 
@@ -40,12 +40,12 @@ def test_names_that_look_secret_are(name):
         ("token", ""),
     ],
 )
-def test_what_models_are_made_of_is_not_taken_for_a_secret(name, value):
+def test_ordinary_hyperparameters_are_not_mistaken_for_secrets(name, value):
     assert not is_secret(name, value)
 
 
 @pytest.mark.parametrize("name", ["password", "my_secret", "credential"])
-def test_numbers_are_no_excuse_for_a_password(name):
+def test_a_numeric_password_is_a_secret_too(name):
     assert is_secret(name, "1234")
 
 
@@ -86,11 +86,11 @@ def test_secrets_of_a_request_are_hidden_and_everything_else_stays():
     assert sent["HyperParameters"]["api_key"] == "abc"
 
 
-def test_a_flag_before_another_flag_hides_nothing():
+def test_a_flag_before_another_flag_hides_no_value():
     assert hide_secrets(["--use-token", "--lr", "0.1"]) == ["--use-token", "--lr", "0.1"]
 
 
-def test_the_command_line_of_a_dumped_process_has_no_secrets_either():
+def test_secrets_in_the_command_line_of_a_dumped_process_are_hidden():
     dump = {"dumps": {"algo-1": {"processes": [{"command": "python train.py --api_key abc --lr 0.1  --password=x y"}]}}}
     shown = hide_secrets(dump)["dumps"]["algo-1"]["processes"][0]["command"]
     assert shown == "python train.py --api_key (hidden) --lr 0.1  --password=(hidden) y"

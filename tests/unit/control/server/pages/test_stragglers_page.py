@@ -31,7 +31,7 @@ def series_of(rank, host, *, step_s=0.5, number=12, **changes):
 
 
 class FakeSeries:
-    """Answers each question with the same series and keeps the questions."""
+    """Answers each query with the same series and records the queries."""
 
     def __init__(self, series):
         self.series = series
@@ -62,7 +62,7 @@ async def test_ranks_and_the_verdict_are_shown():
     assert len(services.store.series.queries) == 1
 
 
-async def test_what_is_known_of_a_job_has_the_verdict_and_a_warning_while_it_lasts():
+async def test_facts_of_a_job_have_the_verdict_and_a_warning_while_the_job_runs():
     pages = StragglerPages(services_with(SLOW))
     facts = await pages.facts(running_job(), {"warnings": ["a word"]})
     assert facts["stragglers"]["is_found"] is True
@@ -73,21 +73,21 @@ async def test_what_is_known_of_a_job_has_the_verdict_and_a_warning_while_it_las
     assert facts["stragglers"]["is_found"] is True, "it was so in the end"
 
 
-async def test_a_job_without_hosts_is_not_looked_at():
+async def test_a_job_without_hosts_causes_no_query():
     services = services_with(SLOW)
     facts = await StragglerPages(services).facts(replace(running_job(), hosts={}), {"warnings": []})
     assert facts == {"warnings": [], "stragglers": None}
     assert services.store.series.queries == []
 
 
-async def test_a_job_in_which_nobody_is_slow_gets_no_warning():
+async def test_a_job_without_slow_ranks_gets_no_warning():
     even = [*series_of(0, "algo-1"), *series_of(1, "algo-2")]
     facts = await StragglerPages(services_with(even)).facts(running_job(), {"warnings": []})
     assert facts["warnings"] == []
     assert facts["stragglers"]["kind"] == "nobody"
 
 
-async def test_an_answer_is_kept_for_a_moment_and_made_anew_then():
+async def test_a_result_is_cached_for_a_moment_and_then_computed_again():
     services = services_with(SLOW)
     pages = StragglerPages(services)
     await pages.page(running_job())
@@ -98,7 +98,7 @@ async def test_an_answer_is_kept_for_a_moment_and_made_anew_then():
     assert len(services.store.series.queries) == 2
 
 
-async def test_long_steps_are_looked_at_over_a_longer_time():
+async def test_long_steps_are_read_over_a_longer_time():
     services = services_with([*series_of(0, "algo-1", number=2), *series_of(1, "algo-2", number=2)])
     page = await StragglerPages(services).page(running_job())
     short, long = services.store.series.queries
@@ -106,14 +106,14 @@ async def test_long_steps_are_looked_at_over_a_longer_time():
     assert page["verdict"]["kind"] == "unknown"
 
 
-async def test_a_job_that_is_over_is_looked_at_up_to_its_end():
+async def test_an_ended_job_is_read_up_to_its_end():
     services = services_with(SLOW)
     job = replace(running_job(), training_ended_at=START + timedelta(seconds=60))
     await StragglerPages(services).page(job)
     assert services.store.series.queries[0].end_ms == START_MS + 60_001
 
 
-def test_only_the_newest_moments_count_and_moments_without_a_step_are_none():
+def test_only_the_newest_steps_count_and_times_without_a_step_are_ignored():
     one = [
         Series(host="algo-1", name="rank-0/step_s", points=points(0.5, number=MOST_MOMENTS + 6)),
         Series(host="algo-1", name="rank-0/forward_s", points=points(0.1, number=3)),

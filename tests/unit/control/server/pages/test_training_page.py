@@ -64,7 +64,7 @@ async def test_the_page_has_every_metric_with_its_extremes_and_the_progress(plan
     json.dumps(page, allow_nan=False)
 
 
-async def test_points_of_one_metric_are_the_newest_oldest_first(plane, services, job):
+async def test_points_of_one_metric_are_the_newest_points_in_order_of_time(plane, services, job):
     await put(plane, value(1), value(2, math.nan), value(3, 0.25))
     page = await training_page(services, job, {"name": "loss", "limit": "2"})
     assert [point[1:] for point in page["points"]] == [[2, None], [3, 0.25]]
@@ -73,7 +73,7 @@ async def test_points_of_one_metric_are_the_newest_oldest_first(plane, services,
             await training_page(services, job, {"name": "loss", "limit": limit})
 
 
-async def test_tags_pictures_and_their_bytes(plane, services, job):
+async def test_tags_pictures_and_their_bytes_are_served(plane, services, job):
     await put(plane, picture("image", PNG), picture("histogram", b"[[0.0, 1.0, 2.0]]"))
     tags = json.loads((await tensorboard_page(services, job, {})).body)["tags"]
     assert [(tag["kind"], tag["tag"], tag["num_values"]) for tag in tags] == [("histogram", "t", 1), ("image", "t", 1)]
@@ -90,7 +90,7 @@ async def test_tags_pictures_and_their_bytes(plane, services, job):
     assert shown["buckets"] == [[0.0, 1.0, 2.0]]
 
 
-async def test_what_is_no_picture_is_not_handed_out_as_one(plane, services, job):
+async def test_bytes_that_are_no_picture_are_not_served_as_one(plane, services, job):
     others = [
         b"<script>alert(1)</script>",
         b"\x89PNG\r\n\x1a\n<script>",
@@ -109,7 +109,7 @@ async def test_what_is_no_picture_is_not_handed_out_as_one(plane, services, job)
     assert refusal.value.http_status == 400
 
 
-async def test_a_status_is_taken_at_its_path_with_its_token_and_nowhere_else(plane, job):
+async def test_a_status_is_accepted_only_at_its_path_with_its_token(plane, job):
     routes = FewParts(training=TrainingGateway(plane.hub, plane.store.training, plane.store, plane.clock))
     token = status_token(job.plan["agent_token"], job="job", attempt=1, host="algo-1")
     body = json.dumps({"trainerStatus": {"progressPercentage": 40}}).encode()

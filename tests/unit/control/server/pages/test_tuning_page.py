@@ -1,4 +1,4 @@
-"""Pages of tuning jobs: the list, one with its trials, and facts that are kept between two questions."""
+"""Pages of tuning jobs: the list, one tuning job with its trials, and facts that are cached between two requests."""
 
 import asyncio
 from dataclasses import replace
@@ -30,7 +30,7 @@ async def store(tmp_path):
 
 
 async def add(store, job, trials=()):
-    """Store a tuning job with trials; their training jobs are those of the trials' names."""
+    """Store a tuning job with trials; each trial gets a training job with the trial's name."""
     await store.tuning.create(replace(job, status=TuningStatus.IN_PROGRESS), {})
     for one in trials:
         own = running_job(name=one.job_name, arn=one.job_arn, tuning_job_arn=job.arn)
@@ -48,7 +48,7 @@ async def page(people, path="tuning/tuned"):
     return document(await people.handle(request(f"{V1}/{path}")))
 
 
-async def test_the_list_has_the_newest_first_with_their_best_trials(store):
+async def test_the_list_has_the_newest_tuning_jobs_first_with_their_best_trials(store):
     await add(store, tuning_job("older"), [trial(1, 0.4, tuning_job="older"), trial(2, 0.6, tuning_job="older")])
     await add(store, tuning_job("newer", created_at=BEGIN + timedelta(hours=1), **RUNS))
     rows = (await page(pages(store), "tuning"))["tuning_jobs"]
@@ -57,7 +57,7 @@ async def test_the_list_has_the_newest_first_with_their_best_trials(store):
     assert (rows[1]["best"]["value"], rows[1]["best"]["job"]) == (0.6, "older-002-0000abcd")
 
 
-async def test_the_list_ends_after_a_hundred(store):
+async def test_the_list_ends_after_a_hundred_tuning_jobs(store):
     for number in range(MAX_LISTED + 2):
         await add(store, tuning_job(f"tuned-{number:03}", created_at=BEGIN + timedelta(seconds=number)))
     rows = (await page(pages(store), "tuning"))["tuning_jobs"]
@@ -65,7 +65,7 @@ async def test_the_list_ends_after_a_hundred(store):
     assert len(rows) == MAX_LISTED
 
 
-async def test_one_shows_its_trials_the_best_so_far_and_what_matters(store):
+async def test_the_page_of_a_tuning_job_has_trials_best_so_far_and_importance(store):
     await add(store, tuning_job(), many_trials(24))
     found = await page(pages(store))
     assert [one["number"] for one in found["trials"]] == list(range(1, 25))
@@ -85,7 +85,7 @@ async def test_a_trial_that_completed_before_its_stop_was_not_ended_early(store)
     assert (found["status"], found["stop_reason"]) == ("Completed", "")
 
 
-async def test_a_trial_that_runs_has_its_jobs_state_and_the_values_that_it_has_told(store):
+async def test_a_running_trial_has_the_state_and_the_metrics_of_its_job(store):
     trials = [trial(1), trial(2, outcome=None), trial(3, outcome=None)]
     await add(store, tuning_job(**RUNS), trials)
     runs = running_job(
@@ -120,13 +120,13 @@ async def test_a_long_curve_is_thinned_out(store):
 
 
 @pytest.mark.parametrize("name", ["nobody", "a%00b", "%2e%2e", "x" * 500, "tuned%2F..", "%ff"])
-async def test_a_tuning_job_that_is_not_there_is_not_found_whatever_its_name(store, name):
+async def test_a_missing_tuning_job_gives_404_whatever_its_name(store, name):
     with pytest.raises(WireError, match="there is no tuning job") as refused:
         await pages(store).handle(request(f"{V1}/tuning/{name}"))
     assert (refused.value.code, refused.value.http_status) == ("NotFound", 404)
 
 
-async def test_shares_are_worked_out_again_when_another_trial_has_ended_and_not_before(store, monkeypatch):
+async def test_importance_is_computed_again_only_after_another_trial_has_ended(store, monkeypatch):
     asked = []
     real = tuning_page.importance_of
     monkeypatch.setattr(tuning_page, "importance_of", lambda *given: asked.append(len(given[1])) or real(*given))
@@ -141,7 +141,7 @@ async def test_shares_are_worked_out_again_when_another_trial_has_ended_and_not_
     assert len(asked) == 2
 
 
-async def test_rows_of_those_that_have_ended_are_kept_and_another_of_the_name_has_its_own(store):
+async def test_rows_of_ended_tuning_jobs_are_cached_but_not_for_a_new_job_of_the_name(store):
     await add(store, tuning_job(), [trial(1, 0.4)])
     people, asked = pages(store), []
     trials = store.tuning.trials
@@ -160,7 +160,7 @@ async def test_rows_of_those_that_have_ended_are_kept_and_another_of_the_name_ha
     assert (row["status"], row["best"]) == ("InProgress", None)
 
 
-async def test_no_more_is_kept_than_there_is_room_for(store, monkeypatch):
+async def test_the_cache_is_bounded(store, monkeypatch):
     monkeypatch.setattr(tuning_page, "MAX_KEPT", 2)
     answers = TuningPages(SimpleNamespace(store=store, hub=SimpleNamespace(live_job=lambda name: None)))
     for number in range(4):
@@ -170,11 +170,11 @@ async def test_no_more_is_kept_than_there_is_room_for(store, monkeypatch):
     assert (len(answers._rows), len(answers._importance)) == (2, 2)
 
 
-async def test_the_service_answers_others_while_shares_are_worked_out(store, monkeypatch):
+async def test_importance_is_computed_outside_the_event_loop(store, monkeypatch):
     loops = []
 
     def slow(definitions, trials):
-        with pytest.raises(RuntimeError):  # of this thread, which has none
+        with pytest.raises(RuntimeError):  # this thread has no event loop
             loops.append(asyncio.get_running_loop())
         return tuning_page.Importance(shares=None, why="so")
 
@@ -197,7 +197,7 @@ def pages_that_stop(store, woken):
     return people
 
 
-async def test_one_that_goes_on_is_stopped_and_its_keeper_told(store):
+async def test_a_running_tuning_job_is_stopped_and_its_loop_is_woken(store):
     await add(store, tuning_job("tuned", **RUNS))
     woken = []
     asked = request(f"{V1}/tuning/tuned/stop", method="POST", body=b"{}")
@@ -209,7 +209,7 @@ async def test_one_that_goes_on_is_stopped_and_its_keeper_told(store):
 
 
 @pytest.mark.parametrize(("name", "words"), [("tuned", "is in status Completed"), ("other", "no tuning job 'other'")])
-async def test_what_is_over_or_not_there_is_not_stopped(store, name, words):
+async def test_an_ended_or_missing_tuning_job_can_not_be_stopped(store, name, words):
     await add(store, tuning_job("tuned"))
     woken = []
     with pytest.raises(WireError, match=words):

@@ -1,4 +1,4 @@
-"""The page that says why a job failed."""
+"""The page that explains why a job failed."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ async def why(job, logs=None):
     return document(await FewParts(FakeServices([job], (), logs)).handle(request(WHY)))
 
 
-async def test_a_failure_is_told_with_the_last_words_of_its_rank_and_a_hint(logs):
+async def test_a_failure_is_explained_with_the_last_lines_of_its_rank_and_a_hint(logs):
     message = "rank 1: ModuleNotFoundError: No module named 'tokenizer_kit'"
     failure = JobFailure(fault="algorithm", message=message, host="algo-2", rank=1, exit_code=1, verdict="user")
     job = replace(running_job(), failure=failure)
@@ -46,7 +46,7 @@ async def test_a_failure_is_told_with_the_last_words_of_its_rank_and_a_hint(logs
     assert "add tokenizer_kit to requirements.txt" in found["hint"]
 
 
-async def test_a_failure_before_any_line_has_none(logs):
+async def test_a_failure_before_any_line_has_no_lines(logs):
     job = replace(running_job(), log_streams=(), failure=JobFailure(fault="capacity", message="no hosts"))
     found = await why(job, logs)
     assert (found["traceback"], found["last_lines"], found["lines_of"]) == ([], [], "")
