@@ -1,13 +1,13 @@
-"""Detection of the program's captures of GPU work as graphs, and a gate that delays new captures.
+"""Detection of CUDA graph captures in the program, and a gate that delays new captures.
 
-Where: the debugger's writer and the profiler's recorder use it before they wait for a GPU, on threads of their own.
+Where: the debugger's writer and the profiler's recorder pass the gate before their own threads wait for a GPU.
 
 [Note: other threads]
 While a thread captures in CUDA's usual mode, `global`, no other thread of the process may wait for an event or for the
-device: the call fails, and so may the capture, in the program. Torch does not show whether another thread captures, so
-the two calls that begin and end captures, of either class of graphs, are watched from the first call of `watch` on.
-Source: CUDA Runtime API, cudaThreadExchangeStreamCaptureMode; torch.cuda.CUDAGraph.capture_begin, and that of
-torch.accelerator.Graph, in newer releases.
+device: that call fails, and the program's capture may fail too. Torch does not show whether another thread captures, so
+`watch` wraps `capture_begin` and `capture_end` of both graph classes.
+Source: CUDA Runtime API, cudaThreadExchangeStreamCaptureMode; torch.cuda.CUDAGraph.capture_begin, and in newer
+releases torch.accelerator.Graph.capture_begin.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-BEGIN_LIMIT_S = 10.0  # a capture's longest wait for threads that wait for a GPU, which may hang
+BEGIN_LIMIT_S = 10.0  # longest delay of a capture by threads that wait for a GPU: the GPU may hang
 _KINDS = (("torch.cuda.graphs", "CUDAGraph"), ("torch.accelerator.graphs", "Graph"))
 _MARK = "_clary_captures"
 
 
 class CaptureGate:
-    """Lets captures and waits of other threads take turns."""
+    """Keeps captures and GPU waits of other threads from overlapping."""
 
     def __init__(self) -> None:
         self._turn = threading.Condition()
@@ -33,20 +33,20 @@ class CaptureGate:
         self._num_waits = 0
 
     def begin_capture(self) -> None:
-        """Record a capture, once no thread waits for a GPU any more."""
+        """Wait until no thread waits for a GPU, at most `BEGIN_LIMIT_S`, then count a capture."""
         with self._turn:
             self._turn.wait_for(lambda: not self._num_waits, BEGIN_LIMIT_S)
             self._num_captures += 1
 
     def end_capture(self) -> None:
-        """Record the end of a capture."""
+        """Count the end of a capture."""
         with self._turn:
             self._num_captures = max(0, self._num_captures - 1)
             self._turn.notify_all()
 
     @contextmanager
     def between(self, limit_s: float) -> Iterator[bool]:
-        """Block new captures; yields whether all running ones ended within the limit. Not for a capturing thread."""
+        """Wait for captures to end, then block new ones; yield False after the limit. Not for a capturing thread."""
         with self._turn:
             is_free = self._turn.wait_for(lambda: not self._num_captures, limit_s)
             self._num_waits += is_free
@@ -62,7 +62,7 @@ gate = CaptureGate()
 
 
 def watch() -> None:
-    """Let the gate see captures from now on; repeated, or without torch or a GPU, it does nothing."""
+    """Report captures to the gate from now on. A second call does nothing, nor does a call without torch or a GPU."""
     for module, name in _KINDS:
         kind: Any = getattr(sys.modules.get(module), name, None)
         begin, end = getattr(kind, "capture_begin", None), getattr(kind, "capture_end", None)

@@ -1,11 +1,11 @@
-"""The record of this process's last collectives: one small file of memory, for the agent of its host.
+"""The record of this process's last collectives: one small memory-mapped file, which the host's agent reads.
 
 Where: `steps.collective_hooks` writes the operations of torch's groups, `collective.cores` has the compiled core write
-its own operations. The file is made with the first group, so that processes without one leave none.
+its own operations. The file is made with the first group, so a process without a group leaves no file.
 
-The file is mapped, because a write to memory costs a small part of a system call; and it is in `/dev/shm` if the host
-has its own, because a store to a page that a disk is writing may wait for milliseconds. Its pages are allocated before
-it is mapped: a page that could not be allocated later would cause a signal.
+The file is mapped, because a write to memory is much faster than a system call. It lies in `/dev/shm` if the host has
+its own, because a write to a page that is being flushed to a disk may block for milliseconds. Its pages are allocated
+before it is mapped: a failed allocation at a later write would raise a signal.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 class OperationRecord:
-    """The file of this process.
+    """The record file of this process.
 
     Args:
-        folder: made by the agent.
-        rank: of this process.
-        is_in_memory: whether it is to lie in `/dev/shm`, which vanishes with the host, if there is room.
+        folder: existing folder, made by the agent.
+        rank: rank of this process.
+        is_in_memory: whether to put the file in `/dev/shm`, which vanishes with the host, if there is room.
 
     Raises: OSError, for example for a full disk; ValueError.
     """
@@ -52,7 +52,8 @@ class OperationRecord:
         self._lock = threading.Lock()
         self._num_groups = 0
         path = os.path.join(folder, f"{rank}-{self.process}{ENDING}")
-        # Made aside and renamed: it appears whole, and replaces that of an earlier process with this pid.
+        # Written under another name and renamed: it appears whole, and replaces the file of an earlier process with
+        # this pid.
         draft = f"{path}.new"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(draft)
@@ -68,7 +69,7 @@ class OperationRecord:
         os.replace(draft, path)
 
     def begin_group(self, facts: GroupFacts) -> int | None:
-        """Describe a new group of this process; return the offset of its rows, None if there is no room."""
+        """Describe a new group of this process; return the offset of its rows, or None if all slots are used."""
         with self._lock:
             index = self._num_groups
             self._num_groups += 1
@@ -77,14 +78,14 @@ class OperationRecord:
                 return None
         offset = slot_offset(index)
         packed = pack_group(facts, index + 1)
-        # The generation is first in the slot and written last, since it makes the slot valid.
+        # The generation is first in the slot but written last, since it makes the slot valid.
         self.memory[offset + NUMBER.size : offset + GROUP_BYTES] = packed[NUMBER.size :]
         self.memory[offset : offset + NUMBER.size] = packed[: NUMBER.size]
         return offset + GROUP_BYTES
 
 
 def _mapped(path: str, header: bytes) -> mmap.mmap:
-    """Make a file, and return its mapped memory. Raises: OSError; no file is left then."""
+    """Make a file, and return its mapped memory. Raises: OSError, and leaves no file."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         os.posix_fallocate(descriptor, 0, FILE_BYTES)
@@ -98,18 +99,18 @@ def _mapped(path: str, header: bytes) -> mmap.mmap:
 
 
 class _OfProcess:
-    """The record of the running process, made at its first use."""
+    """Holder of this process's record, which is made at its first use."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.record: OperationRecord | None = None
         self.has_failed = False
         self.is_watching_forks = False
-        # Records of parents stay mapped: unmapping closes a descriptor, which may be another file by now.
+        # Records of parents stay mapped: unmapping closes a descriptor number that may belong to another file by now.
         self.kept: list[OperationRecord] = []
 
     def begin_anew(self) -> None:
-        """Reset, in a forked process: the file is the parent's."""
+        """Drop the parent's record, in a forked process."""
         self.lock = threading.Lock()
         self.has_failed = False
         if self.record is not None:
@@ -121,7 +122,7 @@ _own = _OfProcess()
 
 
 def is_wanted() -> bool:
-    """Whether this job's operations are to be recorded."""
+    """Return whether this job's operations are to be recorded."""
     switches = (os.environ.get(SWITCH_VARIABLE), os.environ.get(STEPS_SWITCH))
     return bool(os.environ.get(FOLDER_VARIABLE)) and "0" not in switches
 
@@ -130,7 +131,7 @@ def record_of_process(rank: int) -> OperationRecord | None:
     """Return the record of this process, or None if it is not wanted or cannot be made.
 
     Args:
-        rank: of this process, if no launcher has set it.
+        rank: rank of this process, used if no launcher variable has it.
     """
     if not is_wanted():
         return None
@@ -143,7 +144,7 @@ def record_of_process(rank: int) -> OperationRecord | None:
                 folder = os.environ[FOLDER_VARIABLE]
                 _own.record = OperationRecord(folder, _rank(rank), is_in_memory=folder == FOLDER_IN_NAMESPACES)
             except (OSError, ValueError):
-                _own.has_failed = True  # no second attempt: training matters more than its record
+                _own.has_failed = True  # not retried: training matters more than its record
         return _own.record
 
 

@@ -15,13 +15,13 @@ _FIELDS = ("save_interval", "start_step", "end_step", "save_steps")
 
 @dataclass(kw_only=True)
 class SaveConfigMode:
-    """Steps of one phase.
+    """Steps of one phase at which tensors are saved.
 
     Args:
-        save_interval: each step that it divides is saved,
-        start_step: from this one on,
-        end_step: up to, not including, this one; None for no end.
-        save_steps: saved as well, regardless of the other parameters.
+        save_interval: steps that are multiples of it are saved,
+        start_step: from this step on,
+        end_step: up to this step, exclusive; None for no end.
+        save_steps: further steps to save, regardless of the other parameters.
 
     Raises: ConfigurationError.
     """
@@ -38,15 +38,15 @@ class SaveConfigMode:
         self.save_steps = sorted({_whole("save_steps", step, 0) for step in self.save_steps or ()})
 
     def should_save_step(self, step_num: int) -> bool:
-        """Whether a step is saved."""
+        """Return whether a step is saved."""
         is_between = step_num >= self.start_step and (self.end_step is None or step_num < self.end_step)
         return (is_between and step_num % self.save_interval == 0) or step_num in (self.save_steps or ())
 
 
 class SaveConfig:
-    """Steps of all phases: the same for each, or a `SaveConfigMode` for some of them.
+    """Steps of all phases: the same steps for each phase, or a `SaveConfigMode` for some phases.
 
-    `save_interval`, `start_step`, `end_step` and `save_steps` may be set later, for all phases at once.
+    `save_interval`, `start_step`, `end_step` and `save_steps` may be assigned later, for all phases at once.
 
     Raises: ConfigurationError.
     """
@@ -59,7 +59,7 @@ class SaveConfig:
         end_step: int | None = None,
         save_steps: Iterable[int] | None = None,
     ) -> None:
-        # None stands for the default; SaveConfigMode reads it so.
+        # SaveConfigMode replaces None by the default.
         given: dict[str, Any] = {"save_interval": save_interval, "start_step": start_step, "end_step": end_step}
         steps = list(save_steps or ())
         for mode, config in (mode_save_configs or {}).items():
@@ -85,16 +85,16 @@ class SaveConfig:
     __hash__ = None  # type: ignore[assignment]  # it can change
 
     def should_save_step(self, mode: ModeKeys, step_num: int) -> bool:
-        """Whether a phase's step is saved; `step_num` counts the phase's own steps."""
+        """Return whether a phase's step is saved; `step_num` counts the phase's own steps."""
         return self.mode_save_configs[mode].should_save_step(step_num)
 
     def get_save_config(self, mode: ModeKeys) -> SaveConfigMode:
-        """Return a phase's steps."""
+        """Return the steps of a phase."""
         return self.mode_save_configs[mode]
 
     @classmethod
     def parse(cls, given: Any) -> SaveConfig:
-        """Return the given value as a SaveConfig: from None, a SaveConfig, a SaveConfigMode or one for each phase.
+        """Convert None, a SaveConfig, a SaveConfigMode or a dict with one for each phase to a SaveConfig.
 
         Raises: ConfigurationError.
         """
@@ -109,7 +109,7 @@ class SaveConfig:
         raise ConfigurationError(f"save_config is a {type(given).__name__}; expected a SaveConfig")
 
     def changed_by(self, parameters: Mapping[str, Any]) -> SaveConfig:
-        """Return a copy with parameters as a job's configuration has them: `save_interval`, `eval.save_interval`...
+        """Return a copy changed by a job's parameters: `save_interval`, `eval.save_interval`...
 
         Raises: ConfigurationError.
         """

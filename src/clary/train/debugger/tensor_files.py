@@ -1,4 +1,4 @@
-"""One worker's tensors of one step: a file with an index, which shows whether the file is whole.
+"""Files that hold one worker's tensors of one step, with an index that shows whether the file is whole.
 
     0    8 bytes   CLARYTEN
     8    u32       format, 1
@@ -8,9 +8,9 @@
     32   the index, JSON: step, mode, worker, tensors; then zeros up to a multiple of 64
          the values, each at a multiple of 64
 
-Numbers are little-endian. The index is at the beginning so that one read is enough where each read is a request;
-offsets in it count from where values begin. A file appears by renaming, its length is in it, and index and values carry
-checksums: a file that a crash or a full disk has left is never taken for a whole one.
+Numbers are little-endian. The index is at the beginning, so that one read fetches it from a store where each read is a
+request. Its offsets count from the start of the values. A file is renamed into place, records its own length, and has
+checksums of index and values: so a reader detects a file that a crash or a full disk cut short.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ ITEM_BYTES: Mapping[str, int] = {
 }
 _MAGIC = b"CLARYTEN"
 _HEAD = struct.Struct("<8sIIQQ")
-_FIRST_READ = 64 * 1024  # bytes; the index of a few hundred tensors
-_MAX_INDEX = 64 * 1024**2  # bytes; of half a million tensors
+_FIRST_READ = 64 * 1024  # bytes; enough for the index of a few hundred tensors
+_MAX_INDEX = 64 * 1024**2  # bytes; enough for half a million tensors
 _MAX_NAME, _MAX_DIMENSIONS = 1024, 64
-_WRITE_BYTES = 32 * 1024**2  # of one call
+_WRITE_BYTES = 32 * 1024**2  # at most, in one call
 _INDEX_KEYS = {"step", "mode", "mode_step", "worker", "num_workers", "written_at", "tensors"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorEntry:
-    """A file's entry of one tensor."""
+    """The entry of one tensor in a file's index."""
 
     name: str
     dtype: str = "float32"
     shape: tuple[int, ...] | None = None
-    start: int | None = None  # place of its values; None if they were not saved
+    start: int | None = None  # offset of its values; None if they were not saved
     checksum: int = 0
     reductions: Mapping[str, float] = field(default_factory=dict)
-    alias: str = ""  # another name that expressions match: `1_output_0` of a ReLU is `1.relu_output_0` too
+    alias: str = ""  # second name that regular expressions match: `1_output_0` of a ReLU is also `1.relu_output_0`
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensor's values."""
+        """Number of bytes of the tensor's values."""
         return math.prod(self.shape or ()) * ITEM_BYTES[self.dtype]
 
 
@@ -76,18 +76,18 @@ class StepIndex:
     num_workers: int  # number of workers that save
     written_at: float  # seconds since 1970
     tensors: Mapping[str, TensorEntry] = field(default_factory=dict)
-    values_at: int = 0  # where values begin
+    values_at: int = 0  # offset in the file of the first value
 
 
 def write_step(path: Path, index: StepIndex, tensors: Sequence[tuple[TensorEntry, memoryview | None]]) -> int:
     """Write a step's file, whole or not at all, and return its length in bytes.
 
-    It is not synced: after a power failure it may be missing or refused, which a debugger can tolerate.
+    The file is not synced: after a power failure it may be missing or damaged, which a debugger can tolerate.
 
     Args:
-        tensors: without places; the values as bytes, None where none are saved.
+        tensors: entries without `start`, each with its values as bytes, or None if its values are not saved.
 
-    Raises: OSError; nothing is left then.
+    Raises: OSError; no file is left then.
     """
     described: list[dict[str, Any]] = []
     pieces: list[memoryview] = []
@@ -121,9 +121,9 @@ def write_step(path: Path, index: StepIndex, tensors: Sequence[tuple[TensorEntry
 
 
 def write_whole(path: Path, pieces: Sequence[memoryview]) -> None:
-    """Write a file beside its place and rename it.
+    """Write a temporary file in the same folder and rename it to `path`.
 
-    Raises: OSError; nothing is left then.
+    Raises: OSError; no file is left then.
     """
     beside = path.with_name(f".{path.name}.part")
     try:
@@ -140,7 +140,7 @@ def write_whole(path: Path, pieces: Sequence[memoryview]) -> None:
 def read_index(files: Files, name: str) -> StepIndex:
     """Read the index of a file, without values.
 
-    Raises: TensorFileError for another kind of file, or one that is not whole; OSError.
+    Raises: TensorFileError for a file of another kind or an incomplete file; OSError.
     """
     size = files.size(name)
     first = files.read(name, 0, min(size, _FIRST_READ))
@@ -169,10 +169,10 @@ def read_values(files: Files, name: str, index: StepIndex, entry: TensorEntry) -
     """Read a tensor's values.
 
     Args:
-        files: that have it.
-        name: of the file.
-        index: of that file, as `read_index` returned it.
-        entry: of that index.
+        files: the store with the file.
+        name: name of the file.
+        index: the file's index, from `read_index`.
+        entry: the tensor's entry in the index.
     Raises: TensorFileError if the values are damaged; OSError; ValueError if none were saved.
     """
     if entry.start is None:

@@ -1,4 +1,4 @@
-"""Adasum: adds two gradients less the part that both have in common, pair by pair.
+"""Adasum: adds gradients pair by pair, each reduced by the part that both have in common.
 
     adasum(a, b) = (1 - a.b / 2|a|^2) a  +  (1 - a.b / 2|b|^2) b
 
@@ -21,12 +21,12 @@ _NUMPY_NAMES = {Dtype.FLOAT32: "float32", Dtype.FLOAT64: "float64", Dtype.FLOAT1
 
 
 def reduce_adasum(group: Communicator, memory: Buffer) -> None:
-    """Replace the tensor of each rank by the Adasum of all.
+    """Replace the tensor of each rank by the Adasum of all ranks' tensors.
 
     Args:
-        memory: of a floating type, of one length on all ranks; computed in float64.
+        memory: floating-point values, the same number on all ranks; computed in float64.
 
-    Raises: HorovodInternalError for another type or number of ranks; CollectiveError.
+    Raises: HorovodInternalError for another type, or if the number of ranks is no power of two; CollectiveError.
     """
     if group.size & (group.size - 1):
         raise HorovodInternalError(f"Adasum needs a power of two as number of ranks; this group has {group.size}")
@@ -46,7 +46,7 @@ def reduce_adasum(group: Communicator, memory: Buffer) -> None:
 
 
 def combine(a: Any, b: Any) -> Any:
-    """Return the Adasum of two arrays of float64 and one shape; a gradient of zeros leaves the other as it is."""
+    """Return the Adasum of two float64 arrays of one shape; if one is all zeros, the result is the other array."""
     dot = float((a * b).sum())
     norm_a, norm_b = float((a * a).sum()), float((b * b).sum())
     part_a = 1.0 - dot / (2.0 * norm_a) if norm_a else 1.0

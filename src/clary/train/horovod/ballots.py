@@ -1,4 +1,4 @@
-"""The bytes that all ranks combine in one round, and the messages of ranks with news.
+"""Ballots, which all ranks combine in one round, and messages with the news of a rank.
 
 One all-reduce by bitwise AND shows all ranks whether any rank has news, whether all have the same news, and which known
 tensors every rank has submitted. Messages follow only if the news differ.
@@ -29,8 +29,8 @@ class News:
 
     Args:
         has_joined: whether this rank has no more data.
-        announced: names, whether each is nameless, and descriptions, in the order of submission.
-        overdue: names of known tensors that this rank has waited for too long; for the warning alone.
+        announced: (name, whether it is nameless, description) of each tensor, in the order of submission.
+        overdue: names of tensors that this rank has waited for too long; used for the warning alone.
     """
 
     has_joined: bool = False
@@ -47,7 +47,7 @@ class Outcome:
 
     Args:
         has_news: whether any rank has news.
-        is_same: whether the news of all ranks are equal.
+        is_same: whether all ranks have equal news.
         ready_mask: bits of the known tensors that all ranks have submitted.
     """
 
@@ -78,7 +78,7 @@ def encode_news(news: News) -> bytes:
 
 
 def decode_news(message: bytes) -> News:
-    """Read a message. Raises: ValueError for anything else than `encode_news` writes."""
+    """Parse a message. Raises: ValueError, TypeError for bytes that `encode_news` does not write."""
     has_joined, rows, overdue = json.loads(message)
     announced = tuple(
         (
@@ -102,7 +102,7 @@ def decode_news(message: bytes) -> News:
 
 
 def ballot_bytes(num_known: int) -> int:
-    """Return the length of a ballot for so many known tensors."""
+    """Return the length in bytes of a ballot for `num_known` tensors."""
     return _HEADER_BYTES + (num_known + 7) // 8
 
 
@@ -110,9 +110,9 @@ def write_ballot(message: bytes, mask: int, num_known: int) -> bytearray:
     """Return this rank's ballot.
 
     Args:
-        message: its news as `encode_news` writes them; empty for none.
+        message: this rank's news, from `encode_news`; empty without news.
         mask: bit i is set if this rank has submitted the known tensor i.
-        num_known: known tensors, equal on all ranks.
+        num_known: number of known tensors, equal on all ranks.
     """
     digest = hashlib.blake2b(message, digest_size=_DIGEST_BYTES).digest()
     ballot = bytearray(ballot_bytes(num_known))
@@ -123,7 +123,7 @@ def write_ballot(message: bytes, mask: int, num_known: int) -> bytearray:
 
 
 def read_ballot(combined: Sequence[int]) -> Outcome:
-    """Read the bitwise AND of all ranks' ballots."""
+    """Parse the bitwise AND of all ranks' ballots."""
     combined = bytes(combined)
     digest = int.from_bytes(combined[1 : 1 + _DIGEST_BYTES], "little")
     complement = int.from_bytes(combined[1 + _DIGEST_BYTES : _HEADER_BYTES], "little")

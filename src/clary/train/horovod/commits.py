@@ -1,15 +1,15 @@
 """Commits of elastic programs that outlive their processes.
 
-In a job a lost host ends the attempt, and the next one starts new processes: commits in memory would be lost. So rank 0
-also writes each commit into the job's folder of checkpoints, which the next attempt finds, on whichever hosts it runs.
-A write replaces the one before in one step. A commit that is made while another is being written waits; only the newest
-waiting commit is written. Without that folder commits live in memory alone.
+In a job, a lost host ends the attempt, and the next attempt starts new processes: commits in memory would be lost. So
+rank 0 also writes commits into the job's checkpoint folder, which the next attempt reads on any host. A write replaces
+the earlier commit atomically. A commit made during a write waits; only the newest waiting commit is written. Without a
+checkpoint folder, commits live in memory alone.
 
     file    MAGIC (8), bytes of the content (8), SHA-256 of the content (32), content
 
-The content is a pickle, which runs code as it is read. So only a whole regular file is unpickled: no link, no pipe, no
-torn file, and no file of another program by that name. A writer of the folder can still make a whole file: see
-docs/horovod.md.
+The content is a pickle, and unpickling can run code. So only a complete regular file is unpickled: no link, no pipe, no
+truncated file, and no file of another program with the same name. A process that may write to the folder can still
+forge a complete file: see docs/horovod.md.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from clary.base.beneath import FILE_MODE, Folder
 from clary.train.horovod.errors import CommitError
 
 FILE_NAME = "horovod-elastic.commit"
-FOLDER_VARIABLE = "CLARY_HOROVOD_COMMITS"  # a folder; "" keeps commits in memory
+FOLDER_VARIABLE = "CLARY_HOROVOD_COMMITS"  # path of a folder; "" keeps commits in memory
 _JOB_VARIABLE = "SM_CURRENT_HOST"  # set in every job
-_TREE_VARIABLE = "SAGEMAKER_BASE_DIR"  # set where jobs share this machine's files: each has a tree of its own
+_TREE_VARIABLE = "SAGEMAKER_BASE_DIR"  # set if jobs share this machine's file system: root of the job's own tree
 _TREE = "/opt/ml"
 _CLOSE_LIMIT_S = 300.0
 _MAGIC = b"CLARYHC1"
@@ -47,7 +47,7 @@ def commit_folder(environ: Mapping[str, str]) -> str | None:
 
 
 def read_commit(folder: str) -> bytes | None:
-    """Return the content of the newest commit, or None before the first; it follows no link and waits for no pipe.
+    """Return the content of the newest commit, or None before the first; follow no link, block on no pipe.
 
     Raises: CommitError naming the file and its defect.
     """
@@ -60,7 +60,7 @@ def read_commit(folder: str) -> bytes | None:
             if magic != _MAGIC:
                 raise _no_commit(folder, f"it begins with {magic!r}, not with {_MAGIC!r}")
             there = os.fstat(file.fileno()).st_size - _HEADER.size
-            if there != length:  # checked before reading: a length may be wrong
+            if there != length:  # checked before reading, so that a wrong length allocates no memory
                 raise _no_commit(folder, f"it holds {there} bytes of {length}")
             content = file.read(length)
     except FileNotFoundError:
@@ -83,7 +83,7 @@ class CommitWriter:
     """Writes commits in a thread of its own.
 
     Args:
-        folder: that exists.
+        folder: an existing folder.
     """
 
     def __init__(self, folder: str) -> None:
@@ -98,8 +98,8 @@ class CommitWriter:
         """Queue a commit to be written.
 
         Args:
-            pack: returns its bytes; called in the writer's thread, so it must not read objects that the program
-                changes.
+            pack: returns the commit's bytes; called in the writer's thread, so it must not read objects that the
+                program changes.
         """
         with self._changed:
             self._next = pack
@@ -109,7 +109,7 @@ class CommitWriter:
             self._changed.notify_all()
 
     def close(self) -> bool:
-        """Wait until the newest commit is written; return whether that took at most five minutes."""
+        """Wait until the newest commit is written; return False if it is not within five minutes."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -138,7 +138,7 @@ class CommitWriter:
         header = _HEADER.pack(_MAGIC, len(content), hashlib.sha256(content).digest())
         new = f"{FILE_NAME}.new"
         with Folder.at(self._folder) as place:
-            place.remove(new, missing_ok=True)  # left by a killed process; of a link, only the link is removed
+            place.remove(new, missing_ok=True)  # left by a killed process; a link is removed, not its target
             try:
                 with open(os.open(new, _NEW_FLAGS, FILE_MODE, dir_fd=place.fileno()), "wb") as file:
                     file.write(header)

@@ -1,10 +1,10 @@
-"""One process set: takes requests from any thread, agrees with the other ranks on the ready ones, and runs them.
+"""One process set: takes requests from any thread, agrees with the other ranks on the ready requests, and runs them.
 
-Work is done in *rounds* that all ranks take part in. A round is one small all-reduce of ballots (`ballots`), messages
-where ranks have different news, the decision (`readiness`), and the operations that are ready (`operations`).
-A rank enters a round as soon as it has submitted a request, and now and then without one, so that no rank waits for an
-idle rank longer than `IDLE_ROUND_S`. A thread that waits for a result drives the rounds itself if no other thread does:
-that saves two switches of threads. Otherwise a thread of the engine drives them.
+All ranks take part in *rounds*. A round is one small all-reduce of ballots (`ballots`), messages if ranks have
+different news, the decision (`readiness`), and the operations that are ready (`operations`). A rank enters a round as
+soon as it has submitted a request. An idle rank enters one every `IDLE_ROUND_S`, so that no rank waits longer for it. A
+thread that waits for a result drives the rounds itself if no other thread does, which saves two thread switches.
+Otherwise a thread of the engine drives them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from clary.train.horovod.requests import Description, Handle, Request, Verb
 from clary.train.horovod.settings import HorovodSettings
 from clary.train.horovod.timeline import Timeline
 
-IDLE_ROUND_S = 2.0  # a rank that has submitted nothing joins a round this often
-_MAX_PAUSE_S = 0.02  # between rounds in which nothing was ready
-_SINGLE_HOST_BYTES = 32 << 10  # copying a larger tensor does not pay if ranks share memory
+IDLE_ROUND_S = 2.0  # interval at which an idle rank joins a round
+_MAX_PAUSE_S = 0.02  # longest pause between rounds in which no tensor was ready
+_SINGLE_HOST_BYTES = 32 << 10  # larger tensors are not fused if ranks share memory: the copy costs more than it saves
 _SEVERAL_HOSTS_BYTES = 4 << 20
 _CLOSE_LIMIT_S = 10.0
-_MAX_NEWS_BYTES = 64 << 20  # of one rank in one round; a tensor that is new takes some 100
-_TURN_S = 0.05  # between checks whether another thread drives
+_MAX_NEWS_BYTES = 64 << 20  # news of one rank in one round; a new tensor takes some 100 bytes
+_TURN_S = 0.05  # interval of checks whether another thread drives
 _SPECIAL_VERBS = (Verb.ADD_PROCESS_SET, Verb.REMOVE_PROCESS_SET)
 _LOG = logging.getLogger("horovod")
 
@@ -44,19 +44,18 @@ class _Entry:
 
     request: Request
     since: float
-    is_announced: bool = False  # in `Readiness` of all ranks, until it runs
+    is_announced: bool = False  # whether it is in `Readiness` on all ranks
 
 
 class Engine:
     """The requests of one process set on one of its ranks.
 
     Args:
-        group: its ranks; the engine owns it from here on.
+        group: group of the set's ranks; the engine owns it from here on.
         ranks: global ranks, in the order of `group`.
         is_single_host: whether all ranks share a host.
-        on_special: runs verbs other than operations on tensors (process sets are added or removed), on all ranks at
-        once.
-        starts_thread: False for tests that drive rounds themselves.
+        on_special: runs the verbs that add or remove process sets, on all ranks at once.
+        starts_thread: False in tests that drive rounds themselves.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Engine:
         self._changed = threading.Condition()
         self._driving = threading.Lock()
         self._pause_s = settings.cycle_s
-        self._round_at_s = time.monotonic()  # of the last round
+        self._round_at_s = time.monotonic()  # end of the last round
         self._warned_at = 0.0
         self._cause: Exception | None = None
         self._is_closed = False
@@ -104,14 +103,14 @@ class Engine:
         return f"{verb}.noname.{number}"
 
     def submit(self, requests: Sequence[Request], *, wakes_thread: bool = True) -> None:
-        """Take requests; one round announces all requests of a call.
+        """Add requests; one round announces all requests of a call.
 
         Args:
-            wakes_thread: False if the caller waits for them at once, and so drives the rounds itself.
+            wakes_thread: False if the caller waits for the requests at once, and so drives the rounds itself.
 
         Raises:
-            ValueError: a request of that name is under way; no request of the call is taken.
-            HorovodInternalError: the engine has ended; names the cause.
+            ValueError: a request of the same name is under way; no request of the call is added.
+            HorovodInternalError: the engine has ended; the text names the cause.
         """
         now = time.monotonic()
         with self._changed:
@@ -128,7 +127,7 @@ class Engine:
                 self._changed.notify_all()
 
     def join(self) -> int:
-        """Take part in the all-reduces of the other ranks with zeros until all have joined.
+        """Take part in the all-reduces of the other ranks with zeros until all ranks have joined.
 
         Returns: the rank that joined last.
         Raises: HorovodInternalError.
@@ -145,7 +144,7 @@ class Engine:
     def wait(self, handles: Sequence[Handle]) -> None:
         """Wait until all requests have ended; drive rounds if no other thread does.
 
-        Raises: HorovodInternalError, the first cause of a failed request.
+        Raises: HorovodInternalError, the error of the first failed request.
         """
         with self._changed:
             self._num_waiting += 1
@@ -154,7 +153,7 @@ class Engine:
         finally:
             with self._changed:
                 self._num_waiting -= 1
-                if self._entries and not self._num_waiting:  # the thread has left these to whoever waited
+                if self._entries and not self._num_waiting:  # the engine's thread left them to the waiting threads
                     self._changed.notify_all()
         for handle in handles:
             if handle.error is not None:
@@ -182,7 +181,7 @@ class Engine:
                 return
             self._is_closed = True
             self._changed.notify_all()
-        if self._entries or self._joining:  # a round may wait for peers: it must not wait until its limit
+        if self._entries or self._joining:  # ends a round that waits for peers, which would last until its timeout
             self.group.abort(reason)
         has_turn = self._driving.acquire(timeout=_CLOSE_LIMIT_S)
         try:
@@ -201,7 +200,7 @@ class Engine:
     def _run(self) -> None:
         """Drive rounds for requests without a waiting thread, until the engine is closed or the group has failed.
 
-        Between two rounds it pauses, so that requests that a program submits in a row travel together.
+        It pauses before each round, so that requests submitted shortly after each other share a round.
         """
         while True:
             with self._changed:
@@ -212,9 +211,9 @@ class Engine:
                 has_work = self._has_work()
             if has_work:
                 time.sleep(self._settings.cycle_s)
-            if self._num_waiting or has_work != self._has_work():  # the thread that waits also drives the rounds
+            if self._num_waiting or has_work != self._has_work():  # a waiting thread drives the rounds
                 continue
-            if not has_work and self._idle_round_in_s() > 0:  # woken by an end; a round now would only delay peers
+            if not has_work and self._idle_round_in_s() > 0:  # woken without work: a round now would only delay peers
                 continue
             with self._driving:
                 self._drive(lambda: True, at_least_once=True)
@@ -268,7 +267,7 @@ class Engine:
         return bool(verdict.ready) or outcome.has_news
 
     def _own_news(self) -> tuple[News, int]:
-        """Return this rank's news, and the bits of the known tensors that it has submitted: all once it has joined."""
+        """Return this rank's news, and the bits of the known tensors that it has submitted: all bits after `join`."""
         announced, mask, overdue = [], 0, []
         now = time.monotonic()
         is_time_to_warn = now - self._warned_at > self._settings.stall_warning_s
@@ -289,7 +288,7 @@ class Engine:
                     )
             tells_join = self._joining is not None and not self._has_told_join
             if self._joining is not None and self._has_told_join:
-                mask = (1 << self._readiness.num_indices) - 1  # it takes part in all tensors of other ranks, with zeros
+                mask = (1 << self._readiness.num_indices) - 1  # it contributes zeros to every tensor
             self._has_told_join = self._joining is not None
         if overdue:
             self._warned_at = now
@@ -359,7 +358,7 @@ class Engine:
             self._changed.notify_all()
 
     def _tell_overdue(self, verdict: Verdict) -> None:
-        """Warn on the first rank of the set; the other ranks have the same facts."""
+        """Log overdue tensors on the first rank of the set alone, since all ranks have the same verdict."""
         if not verdict.overdue or self.group.rank != 0:
             return
         for name, missing in verdict.overdue.items():
@@ -381,7 +380,7 @@ class Engine:
             raise HorovodInternalError("Horovod has been shut down: call init first")
 
     def _end(self, error: Exception) -> None:
-        """Keep the first cause; all requests under way fail with it."""
+        """Keep the first cause; all requests under way fail with `error`."""
         with self._changed:
             self._cause = self._cause or error
         self._fail_all(error)

@@ -1,4 +1,4 @@
-"""Errors that programs of Horovod catch, by its names."""
+"""Errors that Horovod programs catch, under Horovod's names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class HostsUpdatedInterrupt(RuntimeError):
     """Hosts were added or are about to leave; elastic programs synchronize their state and continue.
 
     Args:
-        skip_sync: whether the state of all ranks is equal already.
+        skip_sync: whether all ranks already have equal state.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -20,4 +20,4 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class CommitError(RuntimeError):
-    """The commit of an elastic program is not whole. Nothing of it was unpickled; its owner must decide."""
+    """The commit file of an elastic program is unusable and was not unpickled; the user must restore or remove it."""

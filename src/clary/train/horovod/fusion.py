@@ -1,4 +1,4 @@
-"""Plans of the small tensors that share an all-reduce: equal on all ranks."""
+"""Plan of the small tensors that share an all-reduce; equal on all ranks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from clary.train.horovod.requests import Reduction, Verb
 
 
 def plan(ready: Sequence[Ready], *, max_bytes: int, max_single_bytes: int) -> list[list[Ready]]:
-    """Return batches in the order in which they run; each tensor is in one.
+    """Return batches in the order in which they run; each tensor is in exactly one.
 
-    Tensors of one batch are all-reduces of one type and reduction. Adasum looks at each tensor alone.
+    A batch of several tensors has all-reduces of one data type and reduction. Adasum tensors stay alone.
 
     Args:
-        max_bytes: of one batch, HOROVOD_FUSION_THRESHOLD; 0 puts each tensor into a batch of its own.
-        max_single_bytes: copying a larger tensor into the common memory does not pay.
+        max_bytes: limit of one batch, HOROVOD_FUSION_THRESHOLD; 0 puts each tensor into a batch of its own.
+        max_single_bytes: larger tensors stay alone: copying them into the common memory costs more than it saves.
     """
     batches: list[list[Ready]] = []
     room: dict[tuple[int, int, str], tuple[list[Ready], int]] = {}

@@ -1,4 +1,4 @@
-"""Runs ready tensors over a group: the same calls in the same order on all ranks.
+"""Operations on ready tensors over a group: the same calls in the same order on all ranks.
 
 Where: `engine` calls `run` with batches that `fusion.plan` made. A rank that has joined takes part with zeros.
 """
@@ -24,13 +24,13 @@ _REDUCE_OPS: Mapping[Reduction, ReduceOp] = {
     Reduction.MAX: ReduceOp.MAX,
     Reduction.PRODUCT: ReduceOp.PRODUCT,
 }
-_ALIGNMENT = 64  # bytes, of each tensor in the common memory
+_ALIGNMENT = 64  # bytes; of the offset of each tensor in the common memory
 
 
 class Operations:
-    """Runs batches over one group. Not for several threads at once.
+    """Runs batches over one group. Not thread-safe.
 
-    All methods raise CollectiveError if the group failed; it cannot be used any more then.
+    All methods raise CollectiveError if the group fails; the group is unusable from then on.
     """
 
     def __init__(self, group: Communicator) -> None:
@@ -42,9 +42,11 @@ class Operations:
         """Run one batch.
 
         Args:
-            requests: this rank's, in the order of `batch`; None if it has joined.
+            requests: this rank's requests, in the order of `batch`; None for each tensor that it did not submit
+                (`join`).
 
-        Raises: HorovodInternalError if this rank's memory does not fit, for example if a face allocated too little.
+        Raises: HorovodInternalError if this rank's memory has the wrong size, for example if a face allocated too
+            little.
         """
         for request in requests:
             if request is not None and request.prepare is not None:
@@ -92,7 +94,7 @@ class Operations:
         self._group.all_reduce(source, None if is_in_place else target, op=_REDUCE_OPS[what.reduction])
 
     def _run_fused(self, batch: Sequence[Ready], requests: Sequence[Request | None]) -> None:
-        """Reduce several small tensors as one, behind each other in common memory."""
+        """Reduce several small tensors in one call, copied one after another into common memory."""
         what = batch[0].description
         places, end = [], 0
         for one in batch:
@@ -112,7 +114,7 @@ class Operations:
                 ctypes.memmove(target.address, common.address + place, one.description.num_bytes)
 
     def _room(self, num_bytes: int, dtype: Dtype) -> Buffer:
-        """Return memory of so many bytes, zeroed at first, kept for the next batch."""
+        """Return a buffer of `num_bytes`; its memory is kept and used again by the next batch."""
         if len(self._common_bytes) < num_bytes + _ALIGNMENT:
             self._common_bytes = bytearray(num_bytes + _ALIGNMENT)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._common_bytes))
@@ -120,7 +122,7 @@ class Operations:
         return Buffer(start, num_bytes // dtype.element_bytes, dtype, True, self._common_bytes)
 
     def _reduce_scatter(self, what: Description, request: Request) -> None:
-        """Reduce, and keep this rank's rows; the first ranks have one more if rows do not divide evenly."""
+        """Reduce, and keep this rank's rows; if rows do not divide evenly, the first ranks have one row more."""
         size, rank = self._group.size, self._group.rank
         rows, over = divmod(what.shape[0], size)
         row_elements = what.num_elements // what.shape[0] if what.shape[0] else 0
@@ -167,7 +169,7 @@ class Operations:
         if request.on_splits is not None:
             request.on_splits(list(received))
         target = _room_of(request, sum(received), sum(received) * request.row_elements)
-        (source,) = _cut(_source(request), [sum(sent) * request.row_elements])  # rows beyond the splits are not sent
+        (source,) = _cut(_source(request), [sum(sent) * request.row_elements])  # rows beyond all splits stay
         self._group.all_to_all(
             source,
             target,
@@ -196,7 +198,7 @@ def _source(request: Request) -> Buffer:
 
 
 def _target(request: Request, num_elements: int) -> Buffer:
-    """Return the memory of the result, whose length has been known since the request was made."""
+    """Return the request's memory for a result of known length. Raises: HorovodInternalError for another length."""
     target = request.target
     if target is None or target.num_elements != num_elements:
         held = "no memory" if target is None else f"memory of {target.num_elements} elements"
@@ -205,7 +207,7 @@ def _target(request: Request, num_elements: int) -> Buffer:
 
 
 def _room_of(request: Request, rows: int, num_elements: int) -> Buffer:
-    """Have the face allocate memory for a result of so many rows."""
+    """Have the face allocate memory for a result of `rows` rows."""
     if request.allocate is None:
         return _target(request, num_elements)
     target = request.allocate(rows)
@@ -228,7 +230,7 @@ def _copy(source: Buffer, target: Buffer) -> None:
 
 
 def _cut(whole: Buffer, counts: Sequence[int]) -> list[Buffer]:
-    """Return consecutive parts of so many elements."""
+    """Cut a buffer into consecutive parts of `counts` elements."""
     parts, place = [], whole.address
     for count in counts:
         parts.append(Buffer(place, count, whole.dtype, True, whole.owner))

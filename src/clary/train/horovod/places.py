@@ -1,11 +1,11 @@
-"""A process's place among all ranks, from the variables of whichever launcher started it."""
+"""A process's rank and the number of ranks, from the environment variables of its launcher."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Horovod's own launchers, then torchrun and Clary's, Open MPI, MPICH and Intel MPI. The first complete pair counts.
+# Horovod's launchers; Open MPI; torchrun and Clary; MPICH and Intel MPI. The first complete pair counts.
 _RANKS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -15,7 +15,7 @@ _RANKS = (
 _STORE_ADDRESSES = ("CLARY_HOROVOD_ADDR", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "MASTER_ADDR")
 _STORE_PORT = "CLARY_HOROVOD_PORT"
 _MASTER_PORT = "MASTER_PORT"
-_PORTS_AFTER_MASTER = 2  # torchrun's store has the first port after it, the store of NumPy programs the second
+_PORTS_AFTER_MASTER = 2  # torchrun's store may use MASTER_PORT itself, the NumPy adapter's store + 1
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Place:
     """A process's place among all ranks.
 
     Args:
-        address, port: of the store on rank 0's host; "" and 0 with a single rank.
+        address, port: address of the store on rank 0's host; "" and 0 with a single rank.
     """
 
     rank: int = 0
@@ -37,7 +37,7 @@ class Layout:
     """A rank's place among hosts.
 
     Args:
-        cross_rank, cross_size: index of its host, and number of hosts, among those that have its local rank.
+        cross_rank, cross_size: index of its host among the hosts that have its local rank, and number of those hosts.
         is_homogeneous: whether all hosts have the same number of ranks.
     """
 
@@ -49,7 +49,7 @@ class Layout:
 
 
 def place_from(environ: Mapping[str, str]) -> Place:
-    """Read the place; a process that no launcher started is alone.
+    """Read the place from variables; a process without a launcher is rank 0 of 1.
 
     Raises: ValueError naming the variable that is missing or wrong.
     """
@@ -70,7 +70,7 @@ def layout_of(hosts: Sequence[object], rank: int) -> Layout:
 
     Args:
         hosts: identity of each rank's host, by rank.
-        rank: of the layout.
+        rank: the rank to lay out.
     """
     locals_of: dict[object, list[int]] = {}
     for one, host in enumerate(hosts):

@@ -14,8 +14,8 @@ class ProcessSet:
     Args:
         ranks_or_comm: global ranks, in any order, or a communicator of mpi4py with those ranks.
 
-    `process_set_id` is None until `init` or `add_process_set` has taken it.
-    Raises: ValueError for anything else.
+    `process_set_id` is None until `init` or `add_process_set` has registered the set.
+    Raises: ValueError for other values of `ranks_or_comm`.
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -34,11 +34,11 @@ class ProcessSet:
         self.ranks = ranks
 
     def size(self) -> int | None:
-        """Return the number of its ranks; None before it was added."""
+        """Return the number of ranks in the set; None before the set was added."""
         return None if self.process_set_id is None else len(world.ranks_of(self.process_set_id))
 
     def rank(self) -> int | None:
-        """Return this process's index in the set; None before it was added. Raises: ValueError if it is no member."""
+        """Return this process's index in the set; None before it was added. Raises: ValueError for a non-member."""
         if self.process_set_id is None:
             return None
         ranks = world.ranks_of(self.process_set_id)
@@ -62,11 +62,11 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     """Form the group of all ranks; a second call while it exists does nothing.
 
     Args:
-        comm: None for all ranks, a list of ranks that form the world, or a communicator of mpi4py.
+        comm: list or mpi4py communicator of the ranks that form the world; None for all ranks.
         process_sets: sets to form at once; "dynamic" allows `add_process_set` later.
 
     Raises: ValueError for wrong arguments or variables, or a set given twice; HorovodInternalError naming the ranks
-        that did not come.
+        that did not connect.
     """
     is_dynamic = isinstance(process_sets, str)
     if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
@@ -82,7 +82,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Form a set on all ranks, which all call this with the same ranks.
+    """Form a set. All ranks call this with the same ranks.
 
     Returns: the set, with its number.
     Raises: ValueError for an existing set, or if `init` has not allowed new ones.
@@ -96,7 +96,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Dissolve a set on all ranks, which all call this; return whether it existed. The global set stays."""
+    """Dissolve a set; return whether it existed. All ranks call this. The global set stays."""
     number = process_set.process_set_id
     if number is None or number == world.GLOBAL_SET:
         return False

@@ -1,7 +1,7 @@
-"""Decides which tensors are ready: equally on all ranks, since all give it the same input.
+"""Decision which tensors are ready: the same on all ranks, since all have the same input.
 
-A tensor is announced once by every rank with its description, and then is *known*: in later rounds one bit is enough.
-Nothing here waits, sends or touches memory.
+Every rank announces a tensor once with its description. From then on the tensor is *known*: in later rounds one bit
+announces it. This module neither waits nor sends, and touches no tensor memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from clary.train.horovod.ballots import News
 from clary.train.horovod.requests import Description, Verb
 
-_MAY_JOIN = (Verb.ALLREDUCE, Verb.BARRIER)  # verbs that continue while some ranks have joined
+_MAY_JOIN = (Verb.ALLREDUCE, Verb.BARRIER)  # verbs that are allowed while some ranks have joined
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Ready:
     """A tensor that all ranks run next.
 
     Args:
-        refusal: why it cannot run; "" if it can. Equal on all ranks.
+        refusal: reason why the tensor cannot run; "" if it can. Equal on all ranks.
     """
 
     name: str
@@ -34,9 +34,9 @@ class Verdict:
     """The decision of one round.
 
     Args:
-        ready: in the order in which all ranks run them.
+        ready: tensors in the order in which all ranks run them.
         last_joined: rank that joined last, once all have; else None.
-        overdue: by name the missing ranks, of tensors that some rank has waited for too long.
+        overdue: for each tensor that some rank has waited for too long, the ranks that have not submitted it.
     """
 
     ready: tuple[Ready, ...] = ()
@@ -51,11 +51,11 @@ class _Known:
 
 
 class Readiness:
-    """State of a process set, equal on all ranks, since all give it the same news.
+    """Known and announced tensors of a process set; equal on all ranks, since all ranks pass the same news.
 
     Args:
         size: number of ranks.
-        capacity: tensors that are remembered; further ones displace those that ran longest ago. 0 remembers none.
+        capacity: number of known tensors, evicted in LRU order; 0 keeps none.
     """
 
     def __init__(self, size: int, capacity: int) -> None:
@@ -69,7 +69,7 @@ class Readiness:
 
     @property
     def num_indices(self) -> int:
-        """Bits of a mask: one more than the highest index in use."""
+        """Number of bits of a mask, including free indices."""
         return len(self._names) + len(self._free)
 
     def index_of(self, name: str, description: Description) -> int | None:
@@ -78,11 +78,11 @@ class Readiness:
         return None if known is None or known.description != description else known.index
 
     def decide(self, news: Sequence[News], ready_mask: int) -> Verdict:
-        """Take the news of all ranks, by rank, and the bits of known tensors that all have submitted.
+        """Decide from the news of all ranks, and the bits of known tensors that all ranks have submitted.
 
         Args:
-            news: one of each rank, or empty if no rank has any.
-            ready_mask: AND of all ranks' masks, by the indices of before this call.
+            news: one of each rank, by rank, or empty if no rank has news.
+            ready_mask: AND of all ranks' masks, with the indices that are valid before this call.
         """
         candidates = [name for index, name in sorted(self._names.items()) if ready_mask >> index & 1]
         ready = [Ready(name, self._known[name].description, self._refuse_joined(name)) for name in candidates]
@@ -103,7 +103,7 @@ class Readiness:
             self._announced.setdefault(name, {})[rank] = (is_nameless, description)
 
     def _complete(self) -> list[Ready]:
-        """Return announced tensors that all ranks have submitted, except joined ones."""
+        """Return announced tensors that all ranks have submitted, apart from joined ranks."""
         found = []
         for name, by_rank in self._announced.items():
             if len(by_rank) + sum(rank not in by_rank for rank in self._joined) == self._size:
@@ -119,7 +119,7 @@ class Readiness:
         return f"{description.verb.name.lower()} is not supported with join: ranks {self._joined} have joined"
 
     def _whole_groups(self, ready: list[Ready]) -> list[Ready]:
-        """Leave out members of groups of which another member is not ready."""
+        """Drop the tensors of each group that has a tensor which is not ready."""
         counts: dict[str, int] = {}
         refusals: dict[str, str] = {}
         for one in ready:
@@ -133,7 +133,7 @@ class Readiness:
         ]
 
     def _settle(self, one: Ready) -> None:
-        """Remember a tensor that runs, or forget one that cannot."""
+        """Make a tensor that runs known, or forget a refused tensor."""
         by_rank = self._announced.pop(one.name, {})
         is_nameless = any(told[0] for told in by_rank.values())
         if one.refusal:
@@ -161,7 +161,7 @@ class Readiness:
         return last
 
     def _missing(self, news: Sequence[News]) -> dict[str, tuple[int, ...]]:
-        """Return by tensor the ranks that have not submitted it, of tensors that some rank has waited for too long."""
+        """Return, for each tensor that some rank has waited for too long, the ranks that have not submitted it."""
         waiting: dict[str, set[int]] = {}
         for rank, told in enumerate(news):
             for name in told.overdue:
@@ -174,7 +174,7 @@ class Readiness:
 
 
 def _mismatch(by_rank: Mapping[int, tuple[bool, Description]]) -> str:
-    """Return how the descriptions of two ranks differ; "" if all are equal."""
+    """Return a text on the first difference between two ranks' descriptions; "" if all are equal."""
     (first_rank, (_, first)), *others = by_rank.items()
     for rank, (_, other) in others:
         if other == first:

@@ -1,7 +1,7 @@
 """Requests: one named tensor and the operation on it, as a face of a framework submits it.
 
 Where: faces make a `Request`, `engine` takes it, `operations` runs it. Memory is on the host and contiguous; a face
-copies tensors that are not.
+copies other tensors.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Description:
     """The part of a request that all ranks must agree on.
 
     Args:
-        shape: of the tensor; without the first length if that may differ by rank (allgather, alltoall).
-        root: rank that sends, of a broadcast.
-        group: name of the group that is ready only as a whole; "" for none.
-        group_size: requests of the group.
-        place: "cpu" or "gpu", where the tensor lies on each rank.
-        details: further numbers that must be equal, as the ranks of a new process set.
+        shape: shape of the tensor; without the first dimension if its length may differ by rank (allgather, alltoall).
+        root: rank that sends, for a broadcast.
+        group: name of the group of tensors that become ready together only; "" for none.
+        group_size: number of requests in the group.
+        place: "cpu" or "gpu": the device of the tensor on each rank.
+        details: further numbers that must be equal, such as the ranks of a new process set.
     """
 
     verb: Verb
@@ -63,7 +63,7 @@ class Description:
 
     @property
     def num_elements(self) -> int:
-        """Elements of a tensor of `shape`."""
+        """Number of elements of a tensor of `shape`."""
         count = 1
         for length in self.shape:
             count *= length
@@ -71,7 +71,7 @@ class Description:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a tensor of `shape`."""
+        """Number of bytes of a tensor of `shape`."""
         return self.num_elements * self.dtype.element_bytes
 
 
@@ -95,15 +95,16 @@ class Request:
     Args:
         name: equal on all ranks; no two requests under way may share it.
         source: the tensor's memory; None for a barrier.
-        target: memory of the result, if its length is known before; it may be `source`.
-        allocate: returns memory for a result of so many rows of the first axis; used if `target` is None.
-        row_elements: elements of one row of the first axis, of allgather and alltoall.
+        target: memory of the result, if its length is known in advance; may be `source`.
+        allocate: returns memory for a result, given its number of rows along the first axis; used if `target` is None.
+        row_elements: elements of one row of the first axis, for allgather and alltoall.
         rows: length of the first axis.
-        splits: rows for each rank, of an alltoall.
-        on_splits: called with the rows received from each rank, of an alltoall.
-        is_nameless: whether the name was made for this one call, and will not be used again.
-        prepare: called by the thread that runs the request, before `source` is read; copies from a device.
-        finish: called by that thread after `target` was written; scales, or copies to a device.
+        splits: rows for each rank, for an alltoall.
+        on_splits: called with the number of rows received from each rank, for an alltoall.
+        is_nameless: whether the name was generated for this one call.
+        prepare: called by the thread that runs the request, before it reads `source`; for example, copies from a
+            device.
+        finish: called by the same thread after it has written `target`; for example, scales, or copies to a device.
     """
 
     name: str

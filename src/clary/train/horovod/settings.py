@@ -1,7 +1,7 @@
-"""Settings of Horovod that programs and launchers put into the environment.
+"""Horovod settings, which programs and launchers set as environment variables.
 
-Each variable HOROVOD_... is read here or in `places`, is a launcher's own, or has no effect. Rank 0 logs at the start
-which variables have none.
+Each variable HOROVOD_... is read here or in `places`, serves a launcher alone, or has no effect. Rank 0 logs at the
+start which variables have no effect.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _READ = frozenset(
         "HOROVOD_DYNAMIC_PROCESS_SETS",
     }
 )
-# Variables of `places`, and of launchers for their own ranks; users do not set these by hand.
+# Variables that `places` reads or that launchers set for their ranks; users do not set these by hand.
 _OF_LAUNCHERS = frozenset(
     {
         "HOROVOD_RANK",
@@ -70,19 +70,19 @@ _LOG_LEVELS: Mapping[str, int] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HorovodSettings:
-    """Settings of Horovod, each from a variable of its name.
+    """Horovod settings, each from the environment variable that its description names.
 
     Args:
-        fusion_bytes: HOROVOD_FUSION_THRESHOLD, of one common all-reduce; 0 for none.
+        fusion_bytes: HOROVOD_FUSION_THRESHOLD, limit of one fused all-reduce; 0 fuses no tensors.
         cycle_s: HOROVOD_CYCLE_TIME (milliseconds there): pause after a round in which nothing was ready.
-        cache_capacity: HOROVOD_CACHE_CAPACITY, tensors that are known by one bit.
+        cache_capacity: HOROVOD_CACHE_CAPACITY, number of tensors that one bit announces.
         stall_warning_s: HOROVOD_STALL_CHECK_TIME_SECONDS; infinite with HOROVOD_STALL_CHECK_DISABLE=1.
         stall_limit_s: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; infinite for 0.
         timeout_s: HOROVOD_GLOO_TIMEOUT_SECONDS: the longest wait for a rank to enter a round.
         timeline: HOROVOD_TIMELINE, path of a file; "" for none.
-        marks_cycles: HOROVOD_TIMELINE_MARK_CYCLES.
-        has_dynamic_sets: HOROVOD_DYNAMIC_PROCESS_SETS.
-        interface: HOROVOD_GLOO_IFACE, of the network; "" leaves it to CLARY_COLLECTIVE_INTERFACE.
+        marks_cycles: HOROVOD_TIMELINE_MARK_CYCLES: whether the timeline marks each round.
+        has_dynamic_sets: HOROVOD_DYNAMIC_PROCESS_SETS: whether process sets may be added later.
+        interface: HOROVOD_GLOO_IFACE, network interface, used if CLARY_COLLECTIVE_INTERFACE is not set.
         log_level: HOROVOD_LOG_LEVEL, as logging numbers it.
     """
 

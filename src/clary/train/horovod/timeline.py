@@ -1,7 +1,8 @@
 """Writes negotiations and operations in Chrome's trace format to the file that HOROVOD_TIMELINE names.
 
-One row a tensor: NEGOTIATE_ALLREDUCE from its submission on this rank until all ranks had it, then ALLREDUCE.
-The file is a whole JSON document once `close` has returned. A full disk ends it, but never the training.
+Each tensor has a row: NEGOTIATE_ALLREDUCE from its submission on this rank until all ranks have submitted it, then
+ALLREDUCE. The file is a whole JSON document once `close` has returned. A full disk ends the timeline, but not the
+training.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from typing import Any, TextIO
 from clary.train.horovod.requests import Verb
 
 _US = 1e6  # a second
-# The open neither waits for a reader of a pipe nor follows a link.
+# Opening does not block on a pipe without a reader, and follows no link.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FILE_MODE = 0o644
 _LOG = logging.getLogger("horovod")
 
 
 class Timeline:
-    """One file of rank 0.
+    """The timeline file of rank 0.
 
     Args:
         marks_cycles: whether each round gets a mark.
 
-    Raises: OSError if the file cannot be written, or is a link, a pipe or a device: nothing in it is changed then.
+    Raises: OSError if the file cannot be written, or is a link, a pipe or a device, which stays unchanged.
     """
 
     def __init__(self, path: str, *, marks_cycles: bool) -> None:
@@ -53,7 +54,7 @@ class Timeline:
         """Record that all ranks have submitted a tensor.
 
         Args:
-            name: of the tensor, whose row gets the event.
+            name: name of the tensor, whose row gets the event.
             verb: the operation that was submitted.
             since: time.monotonic() when this rank submitted it.
         """
@@ -63,7 +64,7 @@ class Timeline:
         """Record that an operation has ended now.
 
         Args:
-            name: of the tensor, whose row gets the event.
+            name: name of the tensor, whose row gets the event.
             verb: the operation.
             since: time.monotonic() when it began.
         """
@@ -109,12 +110,12 @@ class Timeline:
 
     def _give_up(self, file: TextIO, error: OSError) -> None:
         _LOG.warning("the timeline %s ends here, training goes on: %s", self.path, error.strerror or error)
-        with contextlib.suppress(OSError):  # closing flushes once more
+        with contextlib.suppress(OSError):  # `close` flushes again, and may fail again
             file.close()
 
 
 def _open_new(path: str) -> TextIO:
-    """Open a regular file for a new timeline, and empty it. Raises: OSError."""
+    """Open a regular file for a new timeline, and truncate it. Raises: OSError."""
     try:
         descriptor = os.open(path, _FLAGS, _FILE_MODE)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The state of this process: its place, the engine of each process set, start and end.
+"""The Horovod state of this process: its place, the engine of each process set, start and end.
 
 Where: all functions of a face except those on tensors call this module. One process is one rank.
 """
@@ -50,7 +50,7 @@ class _World:
 
 
 _world: _World | None = None
-_store: TcpStore | None = None  # kept until the process ends, so that a new start never finds a closing one
+_store: TcpStore | None = None  # kept open: a new start must not connect to a closing store
 _store_place: Place | None = None
 _store_pid = 0
 _num_starts = 0
@@ -66,11 +66,11 @@ def start(members: Sequence[int] | None = None, *, allows_new_sets: bool = False
     """Form the group of all ranks. A second call while it exists does nothing.
 
     Args:
-        members: ranks, as launchers number them, that form the world, in this order; None for all.
+        members: launcher ranks that form the world, in this order; None for all.
         allows_new_sets: whether `add_set` may be called later; HOROVOD_DYNAMIC_PROCESS_SETS=1 allows it too.
 
     Raises: ValueError for wrong variables or a rank that is not in `members`; HorovodInternalError naming the ranks
-        that did not come.
+        that did not connect.
     """
     global _world, _num_starts, _has_exit_hook
     with _LOCK:
@@ -112,7 +112,7 @@ def stop() -> None:
 
 
 def is_started() -> bool:
-    """Whether the group exists."""
+    """Return whether the group exists."""
     return _world is not None
 
 
@@ -127,7 +127,7 @@ def size() -> int:
 
 
 def layout() -> Layout:
-    """Return the place among hosts. Raises: ValueError before `start`."""
+    """Return this process's place among hosts. Raises: ValueError before `start`."""
     return _standing().layout
 
 
@@ -154,9 +154,9 @@ def engine(number: int = GLOBAL_SET) -> Engine:
 
 
 def add_set(ranks: Sequence[int], *, is_at_start: bool) -> int | None:
-    """Form a process set on all ranks, which all call this with the same ranks.
+    """Form a process set. All ranks call this with the same ranks.
 
-    Returns: its number; None if a set of these ranks exists.
+    Returns: the number of the set; None if a set of these ranks exists.
     Raises: ValueError for unknown ranks, or if new sets are not allowed; HorovodInternalError if ranks pass different
         arguments.
     """
@@ -176,7 +176,7 @@ def add_set(ranks: Sequence[int], *, is_at_start: bool) -> int | None:
 
 
 def remove_set(number: int) -> bool:
-    """Dissolve a process set on all ranks, which all call this; return whether it existed."""
+    """Dissolve a process set; return whether it existed. All ranks call this."""
     world = _standing()
     if number not in world.ranks or number == GLOBAL_SET:
         return False
@@ -185,7 +185,7 @@ def remove_set(number: int) -> bool:
 
 
 def start_timeline(path: str, *, marks_cycles: bool) -> None:
-    """Begin to write a timeline on rank 0; end the present one first.
+    """Start a timeline on rank 0; end the current one first.
 
     Raises: ValueError before `start`; OSError if the file cannot be written.
     """
@@ -195,7 +195,7 @@ def start_timeline(path: str, *, marks_cycles: bool) -> None:
 
 
 def stop_timeline() -> None:
-    """End the timeline, if one is written. Raises: ValueError before `start`."""
+    """End the timeline, if one is running. Raises: ValueError before `start`."""
     found = engine()
     timeline, found.timeline = found.timeline, None
     if timeline is not None:
@@ -209,7 +209,7 @@ def _standing() -> _World:
 
 
 def _among(place: Place, members: Sequence[int] | None) -> Place:
-    """Return the place in a world of some ranks only."""
+    """Return the process's place in a world of `members`, which are all ranks if empty."""
     if not members:
         return place
     if place.rank not in members:
@@ -248,7 +248,7 @@ def _form(place: Place, settings: HorovodSettings, name: str, allows_new_sets: b
 
 
 def _store_of(place: Place, settings: CollectiveSettings) -> TcpStore | None:
-    """Return the store of this process, opened at the first start; None for a rank alone."""
+    """Return the store of this process, opened at the first start; None with a single rank."""
     global _store, _store_place, _store_pid
     if place.size == 1:
         return None
@@ -275,7 +275,7 @@ def _leave() -> None:
 
 
 def _own_identity(place: Place, settings: CollectiveSettings) -> str:
-    """Return a text that is equal for ranks of one host; hosts of a job may share a machine."""
+    """Return a text that is equal for ranks of one host alone; hosts of a job may share a machine."""
     names = (settings.sagemaker_host, os.environ.get("GROUP_RANK", ""))
     return f"{host_identity(settings, place.rank)} {names}"
 
@@ -288,7 +288,7 @@ def _tell_hosts(group: Communicator, identity: str) -> tuple[str, ...]:
 
 
 def _agree(world: _World, description: Description) -> None:
-    """Change the process sets equally on all ranks, between two operations."""
+    """Change the process sets at the same point between operations on all ranks."""
     name = f"clary.{description.verb.name.lower()}"
     request = Request(name, description, is_nameless=True)
     found = world.engines[GLOBAL_SET]

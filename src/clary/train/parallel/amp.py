@@ -1,6 +1,6 @@
 """Scaling of losses under autocast, with gradients on many ranks.
 
-Where: scripts make one in place of torch's, with the same calls: `scale` inside the step, the rest outside.
+Where: scripts make a `GradScaler` in place of torch's: they call `scale` inside the step, its other methods outside.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clary.train.parallel.steppers import Half, Shards
 class GradScaler(torch.amp.GradScaler):
     """torch's scaler; all ranks skip a step if any rank finds a gradient that is not finite.
 
-    Args: torch's, without the device, which is the rank's.
+    Args: as torch's, without the device, which is the rank's device.
     """
 
     agrees_over_ranks = True  # see `mistakes.scaling`
@@ -29,7 +29,8 @@ class GradScaler(torch.amp.GradScaler):
     def unscale_(self, optimizer: Any) -> None:
         """Divide the gradients of this rank's parameters by the scale. All ranks call it.
 
-        Raises: RuntimeError with fp16 or sharded data parallelism, which scale by themselves, and within `join`.
+        Raises: RuntimeError with fp16 or sharded data parallelism, whose optimizers scale themselves, and within
+            `join`.
         """
         self._begin()
         _prepare(optimizer)
@@ -45,12 +46,12 @@ class GradScaler(torch.amp.GradScaler):
         return super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: Any = None) -> None:
-        """Adapt the scale, on all ranks alike."""
+        """Adapt the scale, equally on all ranks."""
         self._begin()
         super().update(new_scale)
 
     def _begin(self) -> None:
-        """Make the scale if `scale` was never called: only the first rank of a pipeline computes losses."""
+        """Create the scale tensor if `scale` was never called: only the first rank of a pipeline computes losses."""
         if self._enabled and self._scale is None:
             self._lazy_init_scale_growth_tracker(runtime.current().device)
 

@@ -1,4 +1,4 @@
-"""The names under which a step's function takes its arguments. No framework here.
+"""The names under which a step's function takes its arguments; independent of the framework.
 
 Where: `microbatches` of torch and `tf_parallel.step` use it, since scripts name the arguments that are not to be cut.
 """
@@ -14,10 +14,10 @@ def argument_names(function: Callable[..., Any], arguments: Sequence[Any], told:
     """Return the names of positional arguments; arguments in `*args` share its name.
 
     Args:
-        told: names that non_split_inputs and input_split_axes give, to be checked.
+        told: names in non_split_inputs and input_split_axes, which are validated.
 
     Raises:
-        ValueError: a name that the function does not have.
+        ValueError: the function has no parameter of a told name.
         TypeError: more arguments than the function takes.
     """
     signature = inspect.signature(function)

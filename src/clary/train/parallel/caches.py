@@ -1,4 +1,4 @@
-"""Names under which versions of transformers hand a cache of keys and values to models, blocks and attentions."""
+"""Names under which versions of transformers pass a cache of keys and values to models, blocks and attentions."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ CACHES = ("past_key_values", "past_key_value", "layer_past", "cache")
 
 
 def given_cache(arguments: Mapping[str, Any]) -> str | None:
-    """Return the name of a cache among arguments by name, or None."""
+    """Return the name of the cache among keyword arguments, or None."""
     return next((name for name in CACHES if arguments.get(name) is not None), None)

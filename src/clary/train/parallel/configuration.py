@@ -1,4 +1,4 @@
-"""The configuration of a program's parallelism: the keys of SMP v1, each with its type, default and rules.
+"""The parallelism configuration of a program: the keys of SMP v1, each with its type, default and rules.
 
 Where: `smp.init` reads the keys, first from the job, then from the script's own dict; all other modules use the
 resulting `Configuration`. Keys are AWS's, and attributes have the same names: scripts read `smp.state.cfg.fp16`.
@@ -24,21 +24,21 @@ BACKENDS = ("auto", "nccl", "gloo", "smddp")
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """All keys, read and checked. Keys whose default depends on another key hold the derived value.
+    """All keys, validated. Keys whose default depends on another key hold the derived value.
 
     Args:
-        undocumented: keys that begin with an underscore, as given; they are attributes too, and have no effect.
+        undocumented: given keys that begin with an underscore; they are readable as attributes, and have no effect.
     """
 
     partitions: int = key(1, integer(1))
     microbatches: int = key(1, integer(1))
-    active_microbatches: int = key(0, integer(1))  # partitions + 2
+    active_microbatches: int = key(0, integer(1))  # default: partitions + 2
     pipeline: str = key("interleaved", one_of(*PIPELINES))
     optimize: str = key("memory", one_of(*MEMORY_WEIGHTS))
     placement_strategy: str = key("cluster", one_of(*PLACEMENTS))
     auto_partition: bool = key(True, switch)
     default_partition: int = key(0, integer(0))
-    memory_weight: float = key(-1.0, number(0, 1))  # by `optimize`
+    memory_weight: float = key(-1.0, number(0, 1))  # default depends on `optimize`
     ddp: bool = key(False, switch)
     ddp_port: int | None = key(None, integer(0))
     ddp_dist_backend: str = key("auto", one_of(*BACKENDS))
@@ -71,7 +71,7 @@ class Configuration:
     undocumented: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __getattr__(self, name: str) -> Any:
-        # `__dict__`, because a copy under construction has no fields yet.
+        # Read through `__dict__`: a copy under construction has no fields yet.
         if name in (undocumented := self.__dict__.get("undocumented", {})):
             return undocumented[name]
         raise AttributeError(f"{name} is no key of model parallelism")
@@ -82,9 +82,9 @@ class Configuration:
         return self.partitions
 
     def mesh(self, size: int) -> Mesh:
-        """Lay `size` ranks out as configured.
+        """Return the mesh of `size` ranks for the configured degrees.
 
-        Raises: ValueError if degrees do not divide them; names the rule.
+        Raises: ValueError naming the rule, if degrees do not divide `size`.
         """
         mesh = make_mesh(
             size,
@@ -101,14 +101,14 @@ class Configuration:
         return mesh
 
     def without_effect(self) -> tuple[str, ...]:
-        """Return the keys that differ from their defaults and change nothing, for a warning to the user."""
+        """Return the keys that differ from their defaults but have no effect, for a warning to the user."""
         return names_without_effect(self)
 
 
 def read_configuration(job: Mapping[str, Any], script: Mapping[str, Any] | None = None) -> Configuration:
     """Read the keys of a job and of its script; if both set a key, the job's value counts.
 
-    Raises: ValueError for an unknown key, a value of another kind, or keys that exclude each other; the text has the
+    Raises: ValueError for an unknown key, a value of another kind, or keys that exclude each other; the text names the
         rule.
     """
     given = {**_by_name(script or {}), **_by_name(job)}
@@ -127,7 +127,7 @@ def read_configuration(job: Mapping[str, Any], script: Mapping[str, Any] | None 
 def parse_parameters(text: str) -> dict[str, Any]:
     """Return the keys in a job's hyperparameter `mp_parameters`, as SM_HP_MP_PARAMETERS holds it; {} if it is empty.
 
-    Raises: ValueError if it is no JSON object.
+    Raises: ValueError if the text is no JSON object.
     """
     if not text.strip():
         return {}
@@ -141,7 +141,7 @@ def parse_parameters(text: str) -> dict[str, Any]:
 
 
 def _by_name(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys under the names of the fields."""
+    """Rename the given keys to field names."""
     found: dict[str, Any] = {}
     for given_name, value in given.items():
         name = ALIASES.get(given_name, given_name)

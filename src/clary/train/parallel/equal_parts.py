@@ -1,6 +1,6 @@
-"""Tensors of which every rank of a group holds an equal part: gathered, or added up and cut.
+"""All-gather and reduce-scatter of tensors of which every rank of a group holds an equal part.
 
-torch 2.13 has other names for these two, and warns of the earlier ones.
+torch 2.13 renames both functions, and warns about the earlier names.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import torch.distributed as dist
 
 
 def gather_parts(whole: torch.Tensor, part: torch.Tensor, group: Any, *, async_op: bool = False) -> Any:
-    """Write the parts of all ranks to `whole`, behind each other along the first dimension.
+    """All-gather the parts of all ranks into `whole`, concatenated along the first dimension.
 
     Args:
-        part: of the shape of `whole`, except that the first dimension is divided by the number of ranks.
+        part: [n / number of ranks, ...], where `whole` is [n, ...].
 
-    Returns: the work to wait for with `async_op`, else None.
+    Returns: with `async_op`, the work to wait for; else None.
     """
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return gather(whole, part, group=group, async_op=async_op)
 
 
 def add_up_part(part: torch.Tensor, whole: torch.Tensor, group: Any, *, async_op: bool = False) -> Any:
-    """Write this rank's part of the sum of all ranks' `whole` to `part`; return as `gather_parts`.
+    """Reduce-scatter: write this rank's part of the sum of all ranks' `whole` to `part`; return as `gather_parts`.
 
     Args:
         part: [n / number of ranks, ...], overwritten.

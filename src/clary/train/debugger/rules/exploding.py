@@ -15,11 +15,13 @@ from clary.train.debugger.rules.base import BuiltInRule, Names, as_yes
 class ExplodingTensor(BuiltInRule):
     """A tensor has values that are NaN or infinite.
 
-    Formula: any(isnan(x)) or any(isinf(x)), for some chosen tensor x; of tensors with reductions only, for one of them
+    Formula: any(isnan(x)) or any(isinf(x)), for some chosen tensor x; if only reductions of x were saved, for any
+        reduction
     Args:
-        collection_names: tensors to look at; with tensor_regex, those of either; all if neither is given.
-        tensor_regex: the same by expressions.
-        only_nan: infinite values are no finding.
+        collection_names: collections of tensors to check, in addition to those of tensor_regex; all tensors if neither
+            is given.
+        tensor_regex: regular expressions of names of tensors to check.
+        only_nan: report NaN alone, not infinite values.
     """
 
     def __init__(
@@ -30,7 +32,7 @@ class ExplodingTensor(BuiltInRule):
         self.only_nan = as_yes("only_nan", only_nan)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Check a global step; return a finding or None."""
         names = self.chosen(step, self.collection_names, self.tensor_regex)
         for tensor, worker, called in self.of_workers(step, names):
             if found := self._found(tensor, worker, step):

@@ -14,7 +14,7 @@ class VanishingGradient(BuiltInRule):
 
     Formula: mean(|g|) < threshold, for some tensor g of the collection gradients
     Args:
-        threshold: the least mean that is no finding.
+        threshold: least mean that is accepted.
     """
 
     def __init__(self, base_trial: Trial, threshold: Any = 0.0000001) -> None:
@@ -22,7 +22,7 @@ class VanishingGradient(BuiltInRule):
         self.threshold = as_number("threshold", threshold, least=0)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Check a global step; return a finding or None."""
         for tensor, worker, called in self.of_workers(step, self.chosen(step, "gradients")):
             mean = tensor.reduction_value(step, "mean", worker=worker, abs=True)
             if mean < self.threshold:

@@ -13,13 +13,13 @@ from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_numb
 class CheckInputImages(BuiltInRule):
     """The values of input images are not around 0.
 
-    Formula: |mean(c)| > threshold_mean for the values of some color channel c of all images so far, once there are
-        threshold_samples of them
+    Formula: |mean(c)| > threshold_mean for the values of some color channel c of all images so far, from
+        threshold_samples images on
     Args:
-        threshold_mean: the largest distance from 0 that is no finding.
-        threshold_samples: images that must have been seen before a finding.
-        regex: images; the default is a model's name in MXNet, as AWS has it.
-        channel: index of the dimension of color channels; the first dimension is of images.
+        threshold_mean: largest distance from 0 that is accepted.
+        threshold_samples: least number of images for a finding.
+        regex: expressions of names of image tensors; the default is AWS's, the input's name in an MXNet model.
+        channel: index of the dimension of color channels; dimension 0 counts images.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class CheckInputImages(BuiltInRule):
         self.threshold_samples = as_whole("threshold_samples", threshold_samples, least=1)
         self.regex = as_list(regex)
         self.channel = as_whole("channel", channel)
-        self._sums: dict[int, dict[str, tuple[int, float, Any]]] = {}  # step -> tensor -> images, values, sums
+        self._sums: dict[int, dict[str, tuple[int, float, Any]]] = {}  # step -> tensor -> images, values each, sums
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Check a global step; return a finding or None."""
         import numpy as np
 
         names = self.base_trial.tensor_names(step=step, regex=self.regex)
@@ -82,9 +82,9 @@ class NLPSequenceRatio(BuiltInRule):
     Formula: 100 * mean(x == v) > p for the tokens x of a step, and a value v of token_values with its percentage p of
         token_thresholds_percent
     Args:
-        tensor_regex: sequences; the default is an embedding's name in MXNet, as AWS has it.
-        token_values: values of tokens, with commas between them.
-        token_thresholds_percent: for each of these values the largest percentage that is no finding.
+        tensor_regex: expressions of names of sequence tensors; the default is AWS's, an embedding's name in MXNet.
+        token_values: token values, separated by commas.
+        token_thresholds_percent: for each token value, the largest percentage that is accepted.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class NLPSequenceRatio(BuiltInRule):
             )
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Check a global step; return a finding or None."""
         names = self.base_trial.tensor_names(step=step, regex=self.tensor_regex)
         for tensor, worker, called in self.of_workers(step, names):
             tokens = tensor.value(step, worker=worker)

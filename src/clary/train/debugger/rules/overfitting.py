@@ -13,13 +13,13 @@ from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_numb
 class Overfit(BuiltInRule):
     """Losses in validation are larger than in training.
 
-    Formula: (mean(v) - mean(t)) / |mean(t)| > ratio_threshold at more than patience steps of validation in a row, where
-        v are the losses of this round of validation so far and t those of the training since the round before
+    Formula: (mean(v) - mean(t)) / |mean(t)| > ratio_threshold at more than patience validation steps in a row, where v
+        are the losses so far in this round of validation and t the training losses since the round before
     Args:
-        tensor_regex: losses to look at; the collection losses if none is given.
-        start_step: the first global step to look at.
-        patience: steps in a row that are no finding.
-        ratio_threshold: the largest ratio that is no finding.
+        tensor_regex: regular expressions of names of losses to check; the collection losses if not given.
+        start_step: the first global step to check.
+        patience: steps in a row above the ratio that are accepted.
+        ratio_threshold: largest ratio that is accepted.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Overfit(BuiltInRule):
         self.ratio_threshold = as_number("ratio_threshold", ratio_threshold)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Check a global step; return a finding or None."""
         if step < self.start_step or self.base_trial.mode(step) is not ModeKeys.EVAL:
             return None
         for name in self.looks_at(self.chosen(step, None if self.tensor_regex else "losses", self.tensor_regex)):
@@ -69,13 +69,12 @@ class Overfit(BuiltInRule):
 class Overtraining(BuiltInRule):
     """A loss has not improved for many steps, in training or in validation.
 
-    Formula: the loss has gone down by more than delta below its best at none of the last patience + 1 saved steps of
-        its phase, patience being patience_train in training and where no phase is named, patience_validation in
-        validation
+    Formula: for more than patience saved steps of its phase, the loss has not fallen more than delta below its best;
+        patience is patience_validation in validation, else patience_train
     Args:
-        patience_train: saved steps of training without an improvement that are no finding.
-        patience_validation: the same of validation.
-        delta: how much less than the best so far is an improvement.
+        patience_train: limit of saved training steps without an improvement.
+        patience_validation: limit of saved validation steps without an improvement.
+        delta: a loss counts as an improvement if it is below the best so far by more than this.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Overtraining(BuiltInRule):
         self.delta = as_number("delta", delta, least=0)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Check a global step; return a finding or None."""
         mode = self.base_trial.mode(step)
         if mode is ModeKeys.PREDICT:
             return None
@@ -106,7 +105,7 @@ class Overtraining(BuiltInRule):
 
 
 def steps_without_improvement(losses: list[float], delta: float) -> int:
-    """Return the number of losses after the last one that was below the best before by more than `delta`."""
+    """Return the number of losses since the last improvement: a loss below the best so far by more than `delta`."""
     best, since = float("inf"), 0
     for loss in losses:
         if loss < best - delta:

@@ -12,14 +12,15 @@ from clary.train.debugger.rules.base import BuiltInRule, Names
 
 
 class SimilarAcrossRuns(BuiltInRule):
-    """A tensor differs from another training's.
+    """A tensor differs from the same tensor in another training.
 
-    Formula: not |x - y| <= 1e-8 + 1e-5 * |y| for all values, for some chosen tensor x that the other training has as y
-        at the same step
+    Formula: not |x - y| <= 1e-8 + 1e-5 * |y| for all values, for some chosen tensor x, where y is the same tensor at
+        the same step in the other training
     Args:
         other_trials: the trial of the other training, or its path.
-        collection_names: tensors to look at; with tensor_regex, those of either; all if neither is given.
-        tensor_regex: the same by expressions.
+        collection_names: collections of tensors to check, in addition to those of tensor_regex; all tensors if neither
+            is given.
+        tensor_regex: regular expressions of names of tensors to check.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class SimilarAcrossRuns(BuiltInRule):
         self.collection_names, self.tensor_regex = collection_names, tensor_regex
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Check a global step; return a finding or None."""
         import numpy as np
 
         assert self.other_trials is not None

@@ -19,12 +19,12 @@ _PAUSE_S = 1.0
 class StalledTrainingRule(BuiltInRule):
     """No step has been saved for a long time.
 
-    Formula: t - p > threshold, where t is when the step was saved and p when the one before; while waiting for a step,
-        the time since anything new was saved
+    Formula: t - p > threshold, where t is the time at which the step was saved and p the time of the step before; while
+        the rule waits for a step, the time since the newest save
     Args:
-        threshold: seconds without a step that are no finding.
-        stop_training_on_fire: kept for the caller of the rule; this library stops no jobs.
-        training_job_name_prefix: the same.
+        threshold: seconds without a step that are accepted.
+        stop_training_on_fire: stored for the rule's caller; this library stops no jobs.
+        training_job_name_prefix: stored for the rule's caller.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class StalledTrainingRule(BuiltInRule):
         self._monotonic, self._sleep = monotonic, sleep
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
-        self.looks_at(["the time"])  # every step has a time
+        """Check a global step; return a finding or None."""
+        self.looks_at(["the time"])  # every saved step has a time
         times = self.base_trial.written_at
         before = max((one for one in times if one < step), default=None)
         if before is None or step not in times or times[step] - times[before] <= self.threshold:
@@ -56,9 +56,9 @@ class StalledTrainingRule(BuiltInRule):
         )
 
     def invoke(self, step: int) -> None:
-        """Wait for a step while new steps appear within `threshold`, then look at it.
+        """Wait for a step as long as a new step appears every `threshold` seconds, then check it.
 
-        Raises: RuleEvaluationConditionMet if no new step does.
+        Raises: RuleEvaluationConditionMet if no new step appears within `threshold`.
         """
         newest, since = self.base_trial.steps(show_incomplete_steps=True)[-1:], self._monotonic()
         while self.base_trial.has_passed_step(step) is StepState.NOT_YET_AVAILABLE:

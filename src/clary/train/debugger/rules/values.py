@@ -16,8 +16,9 @@ class AllZero(BuiltInRule):
 
     Formula: 100 * mean(x == 0) >= threshold, for some chosen tensor x
     Args:
-        collection_names: tensors to look at; with tensor_regex, those of either; all if neither is given.
-        tensor_regex: the same by expressions.
+        collection_names: collections of tensors to check, in addition to those of tensor_regex; all tensors if neither
+            is given.
+        tensor_regex: regular expressions of names of tensors to check.
         threshold: the share of zeros that is a finding, in percent.
     """
 
@@ -29,7 +30,7 @@ class AllZero(BuiltInRule):
         self.threshold = as_number("threshold", threshold, least=0)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Check a global step; return a finding or None."""
         names = self.chosen(step, self.collection_names, self.tensor_regex)
         for tensor, worker, called in self.of_workers(step, names):
             value = tensor.value(step, worker=worker)
@@ -44,10 +45,11 @@ class TensorVariance(BuiltInRule):
 
     Formula: var(x) > max_threshold or var(x) < min_threshold, for some chosen tensor x
     Args:
-        collection_names: tensors to look at; with tensor_regex, those of either; all if neither is given.
-        tensor_regex: the same by expressions.
-        max_threshold: the largest variance that is no finding; one of the two must be given.
-        min_threshold: the least variance that is no finding.
+        collection_names: collections of tensors to check, in addition to those of tensor_regex; all tensors if neither
+            is given.
+        tensor_regex: regular expressions of names of tensors to check.
+        max_threshold: largest variance that is accepted; at least one of the two thresholds must be given.
+        min_threshold: least variance that is accepted.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class TensorVariance(BuiltInRule):
         self.least = float("-inf") if min_threshold is None else as_number("min_threshold", min_threshold)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Check a global step; return a finding or None."""
         names = self.chosen(step, self.collection_names, self.tensor_regex)
         for tensor, worker, called in self.of_workers(step, names):
             variance = float(tensor.reduction_value(step, "variance", worker=worker))
@@ -79,11 +81,12 @@ class TensorVariance(BuiltInRule):
 class UnchangedTensor(BuiltInRule):
     """A tensor does not change from step to step.
 
-    Formula: |x - y| <= atol + rtol * |y| for all values, of the last num_steps steps of training that have the
-        tensor each against the one before, for some chosen tensor
+    Formula: |x - y| <= atol + rtol * |y| for all values, between each two neighbours x and y of the last num_steps
+        training steps that saved the tensor, for some chosen tensor
     Args:
-        collection_names: tensors to look at; with tensor_regex, those of either; all if neither is given.
-        tensor_regex: the same by expressions.
+        collection_names: collections of tensors to check, in addition to those of tensor_regex; all tensors if neither
+            is given.
+        tensor_regex: regular expressions of names of tensors to check.
         num_steps: number of saved steps that are compared, including the current one.
         rtol: largest difference that counts as equal, relative to a value.
         atol: largest absolute difference that counts as equal.
@@ -107,7 +110,7 @@ class UnchangedTensor(BuiltInRule):
         self.equal_nan = as_yes("equal_nan", equal_nan)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Check a global step; return a finding or None."""
         import numpy as np
 
         for name in self.looks_at(self.chosen(step, self.collection_names, self.tensor_regex)):

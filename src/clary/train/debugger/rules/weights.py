@@ -1,4 +1,4 @@
-"""Weights that begin badly, or change too much or not at all."""
+"""Rules on weights with bad initial values, and on weights that change too much or not at all."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _LOW, _HIGH = 5, 95  # percentiles of gradients
 
 
 class PoorWeightInitialization(BuiltInRule):
-    """The first steps show whether weights began too large, too small or all equal.
+    """Weights began too large, too small or all equal, as the first steps show.
 
     Formula: within the first saved steps, the loss has not gone down for patience saved steps, and
         max(var(a)) / min(var(a)) > threshold over the inputs a of activations, or
         p95(g) - p5(g) < distribution_range for some tensor g of the collection gradients
     Args:
         activation_inputs_regex: inputs of activations.
-        threshold: the largest ratio of variances that is no finding.
-        distribution_range: the least range of gradients that is no finding.
-        patience: saved steps without a smaller loss that are no finding.
-        steps: number of saved steps to look at.
+        threshold: largest ratio of variances that is accepted.
+        distribution_range: least range of gradients that is accepted.
+        patience: saved steps without a smaller loss from which on a step can be a finding.
+        steps: number of first saved steps to check.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PoorWeightInitialization(BuiltInRule):
         self.steps = as_whole("steps", steps, least=1)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Check a global step; return a finding or None."""
         if step not in self.base_trial.steps()[: self.steps]:
             return None
         stuck = [name for name in self.looks_at(self.chosen(step, "losses")) if self._is_stuck(name, step)]
@@ -86,13 +86,12 @@ class WeightUpdateRatio(BuiltInRule):
     """Weights change too much from step to step, or not at all.
 
     Formula: r > large_threshold or r < small_threshold, where r = mean(|w - p|) / (mean(|p|) + epsilon) for some tensor
-        w of the collection weights, and p is the newest value of the same tensor that is num_steps or more steps of
-        training older
+        w of the collection weights, and p is the newest value of the same tensor that is at least num_steps steps older
     Args:
-        num_steps: steps between the two that are compared; the step that was saved before if none is given.
-        large_threshold: the largest ratio that is no finding.
-        small_threshold: the least ratio that is no finding.
-        epsilon: prevents a division by 0 if weights are all 0.
+        num_steps: least number of steps between the two compared values; 1 if not given.
+        large_threshold: largest ratio that is accepted.
+        small_threshold: least ratio that is accepted.
+        epsilon: prevents a division by 0 if all weights are 0.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class WeightUpdateRatio(BuiltInRule):
         self.epsilon = as_number("epsilon", epsilon, least=0)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Check a global step; return a finding or None."""
         import numpy as np
 
         for name in self.looks_at(self.chosen(step, "weights")):

@@ -1,11 +1,11 @@
 """One object in one file, whose name shows the rank that wrote it.
 
-Where: `smp.save`, `smp.load`, and `folders`. A file exists whole or not at all: it is written beside its place and
-moved there.
+Where: `smp.save`, `smp.load`, and `folders`. A file exists whole or not at all: it is written under another name and
+renamed.
 
     f_{mp_rank}                     without tensor parallelism
     f_{pp_rank}_{tp_rank}           with it
-    f_{pp_rank}_{tp_rank}_{rdp_rank}  where replicas keep different things (sharded optimizer state)
+    f_{pp_rank}_{tp_rank}_{rdp_rank}  if replicas hold different states (sharded optimizer state)
 
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`, "smp.save".
 """
@@ -26,11 +26,11 @@ from clary.train.parallel.runtime import Runtime
 
 
 def rank_words(runtime: Runtime, *, has_replicas: bool = False, back_compat: bool = False) -> str:
-    """Return the end of the name of this rank's file.
+    """Return the suffix of the name of this rank's file.
 
     Args:
         has_replicas: every replica has a file of its own.
-        back_compat: the name that versions before tensor parallelism gave.
+        back_compat: use the suffix of versions before tensor parallelism.
     """
     groups = runtime.groups
     ranks = [groups.group_rank(Along.PP), groups.group_rank(Along.TP)]
@@ -54,8 +54,8 @@ def save(
     """Write `obj` to this rank's file, or to `f` itself.
 
     Args:
-        f: a path; this rank's is `f` and an underscore and `rank_words`.
-        partial: False writes `f` itself: let one rank do it.
+        f: a path; this rank's file is `f`, an underscore and `rank_words`.
+        partial: False writes `f` itself: one rank alone should call it.
         v3: every replica has a file of its own.
 
     Raises: TypeError if `f` is no text; OSError.
@@ -75,14 +75,14 @@ def load(
     v3: bool = False,
     **pickle_load_args: Any,
 ) -> Any:
-    """Load and return the object that `save` wrote. Files are pickles: load only trusted ones.
+    """Load and return the object that `save` wrote. Files are pickles: load only trusted files.
 
     Args:
         f: the path that `save` was given.
         map_location: as torch.load takes it.
         partial: read this rank's file; False reads `f` itself.
-        back_compat: this rank's file has the name that versions before tensor parallelism gave.
-        v3: every replica has a file of its own. Such a file is also read without `v3` if there is no other.
+        back_compat: this rank's file has the suffix of versions before tensor parallelism.
+        v3: every replica has a file of its own. Without `v3`, such a file is read if there is no other.
         pickle_load_args: more arguments of torch.load; `weights_only` is False unless it is among them.
 
     Raises: TypeError if `f` is no text; FileNotFoundError.
@@ -111,7 +111,7 @@ def write_whole(path: Path, obj: Any, **arguments: Any) -> None:
 
 
 def _what_is_there(f: str, *, partial: bool) -> str:
-    """Return the text on a file that was saved in another way than it is to be loaded; empty without such a file."""
+    """Return a hint for an error: files at `f` that need other arguments of `load`; empty without such files."""
     others = sorted(one.name for one in Path(f).parent.glob(f"{glob.escape(Path(f).name)}_*"))
     if partial and Path(f).exists():
         return f"; {f} is there, as smp.save writes it with partial=False: load it with partial=False"

@@ -2,14 +2,15 @@
 
 Where: `smp.save_checkpoint`, `smp.resume_from_checkpoint`.
 
-    path/newest                          the tag that was saved last, once all its files are whole
+    path/newest                          the tag of the last complete save
     path/{tag}_partial/model_{ranks}.pt, optimizer_{ranks}.pt, fp16_states_{ranks}.pt, user_content.pt, layout.json
     path/{tag}, path/user_content_{tag}  full: the model alone, from the first rank
 
 `layout.json` holds the degrees and the places of modules, so that a program of the same degrees is cut as before. A
-program of other degrees gets the model from all files together; the state of its optimizer only if ranks held whole
-parameters, else an error says so. A save is written beside its place and moved there once all ranks have written. All
-files of one save carry one mark: if hosts have folders of their own, files of two saves may be mixed, and are refused.
+program of other degrees loads the model from the files of all ranks. It loads the optimizer's state only if ranks held
+whole parameters, else it raises an error. A save is written to a temporary folder and renamed once all ranks have
+written. All files of one save carry one mark: if hosts have folders of their own, files of two saves may be mixed, and
+a mixture is refused.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`,
 "smp.save_checkpoint".
 """
@@ -45,10 +46,10 @@ from clary.train.parallel.runtime import Runtime
 
 _LOG = logging.getLogger("clary.smp")
 _NEWEST = "newest"
-_CONTENT = "user_content_"  # beginning of a file's name, before the tag of a full checkpoint
+_CONTENT = "user_content_"  # prefix of a file's name, before the tag of a full checkpoint
 _SAFETENSORS = "model.safetensors"
-_HALF = ("masters", "loss_scale")  # keys of an optimizer's state that are saved in fp16_states
-_MARK = "_clary_save"  # of all files of one save
+_HALF = ("masters", "loss_scale")  # keys of an optimizer's state that go to fp16_states files
+_MARK = "_clary_save"  # key of the mark in all files of one save
 
 
 def save_checkpoint(
@@ -68,10 +69,10 @@ def save_checkpoint(
     Args:
         partial: every rank writes its part; else the first rank writes the whole model, without the optimizer.
         translate: changes the whole model before it is written.
-        num_kept: number of newest partial checkpoints that stay; None keeps all.
+        num_kept: number of newest partial checkpoints to keep; None keeps all.
 
-    Raises: OSError; ValueError without a model, for a tag that is no name, for fewer than 1 to keep, or for another
-        optimizer than the program's.
+    Raises: OSError; ValueError without a model, for a tag that is no file name, for `num_kept` below 1, or for an
+        optimizer other than the program's.
     """
     if optimizer is not None and optimizer is not runtime.optimizer:
         raise ValueError(
@@ -115,7 +116,7 @@ def resume_from_checkpoint(
     load_optimizer: bool = True,
     translate: Callable[[State], State] | None = None,
 ) -> Any:
-    """Load a checkpoint into the program's model and optimizer; before the first step, once they are placed.
+    """Load a checkpoint into the program's model and optimizer; state is stored until the model is placed.
 
     All ranks call it.
     Args:
@@ -124,8 +125,8 @@ def resume_from_checkpoint(
         translate: changes a whole model before it is loaded.
 
     Returns: the saved `user_content`; None without it. For a full checkpoint without it, the saved state.
-    Raises: FileNotFoundError; CheckpointError if files do not belong together, or degrees differ in a way that cannot
-        be mended.
+    Raises: FileNotFoundError; CheckpointError if files do not belong together, or if the degrees differ and the state
+        cannot be converted.
     """
     if runtime.model is None:
         raise RuntimeError("resume_from_checkpoint: make the DistributedModel first")
@@ -143,7 +144,7 @@ def resume_from_checkpoint(
         _LOG.warning("%s holds the model alone: the optimizer begins anew", folder / tag)
     if translate is not None:
         state = translate(state)
-    elif set(state) != set(state_of_parts(runtime.model.inner)):  # it was saved under the names of another library
+    elif set(state) != set(state_of_parts(runtime.model.inner)):  # saved under the names of another library
         for _, to_ours in reversed(runtime.model.translations):
             state = to_ours(state)
     runtime.model.load_state_dict(state, strict=strict)
@@ -152,9 +153,9 @@ def resume_from_checkpoint(
 
 
 def _whole(file: Path, inner: Any) -> State:
-    """Return a whole model: from the file or, if it is missing, from the file that transformers writes instead.
+    """Return a whole model from the file or, if it is missing, from the safetensors file beside it.
 
-    Versions 4.35 and newer ask for pytorch_model.bin and write model.safetensors, which holds shared parameters once.
+    transformers 4.35 and newer writes model.safetensors, which holds shared parameters once.
     """
     beside = file.with_name(_SAFETENSORS)
     if not file.exists() and not beside.exists():
@@ -162,7 +163,7 @@ def _whole(file: Path, inner: Any) -> State:
     if file.exists():
         whole: State = _read(file)
         return whole
-    state: State = importlib.import_module("safetensors.torch").load_file(beside)  # installed: it wrote the file
+    state: State = importlib.import_module("safetensors.torch").load_file(beside)  # installed, as it wrote the file
     places = state_of_parts(inner, keep_vars=True)
     first = {id(value): name for name, value in reversed(places.items()) if name in state}
     shared = {name: state[first[id(value)]] for name, value in places.items() if id(value) in first}
@@ -170,7 +171,7 @@ def _whole(file: Path, inner: Any) -> State:
 
 
 def _saved(folder: Path) -> str:
-    """Return the text on the checkpoints in a folder, and how to resume from one."""
+    """Return a hint for an error: the tags of the checkpoints in a folder, with the `partial` that loads them."""
     parts = [one.parent.name.removesuffix(PARTIAL) for one in folder.glob(f"*{PARTIAL}/{LAYOUT}")]
     files = [one for one in folder.glob("*") if not one.name.startswith((".", _CONTENT)) and zipfile.is_zipfile(one)]
     wholes = [one.name for one in files]
@@ -183,12 +184,12 @@ def _saved(folder: Path) -> str:
 
 
 def _save_parts(runtime: Runtime, folder: Path, model: Any, optimizer: Any, user_content: Any) -> bool:
-    """Write this rank's files beside the folder; once all ranks have, one rank a folder moves them into place.
+    """Write this rank's files to a temporary folder; after all ranks' writes, one rank of each folder renames it.
 
-    After a kill at any moment, the earlier checkpoint exists, or the new one, or both beside each other: then the next
-    resume takes the whole one.
+    After a kill at any moment, the earlier or the new checkpoint exists. If the kill came between two renames, the next
+    resume finishes the move.
 
-    Returns: whether this rank moved them.
+    Returns: whether this rank renamed it.
     """
     mark = uuid.uuid4().hex
     if runtime.rank == 0:
@@ -268,7 +269,7 @@ def _resume_elsewhere(runtime: Runtime, folder: Path, layout: Any, *, strict: bo
 
 
 def _names_of_all(folder: Path, kind: str, layout: Any) -> list[str]:
-    """Return the names of the files that the ranks of one model wrote.
+    """Return the names of the files of all ranks that hold parts of the model.
 
     Raises: CheckpointError if any is missing.
     """

@@ -1,9 +1,9 @@
-"""A model's state: this rank's part of it, or the whole state, as if the model were on one rank.
+"""A model's state: this rank's part, or the whole state as of a model on one rank.
 
 Where: methods of `DistributedModel`, and `folders`.
 
 A part holds the tensors of one rank: the modules of its stage, and its slice of each tensor that is cut over the tensor
-group. A part records how its tensors are cut (SLICES), so that a reader of all parts can join them, with any degrees.
+group. A part records how its tensors are cut (SLICES), so that a program of any degrees can join all parts.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from clary.train.parallel.runtime import Runtime
 from clary.train.parallel.tensor import slices
 
 IS_PARTIAL = "_smp_is_partial"  # key that scripts read
-SLICES = "_clary_slices"  # by name of a tensor: dimension, place and number of slices
+SLICES = "_clary_slices"  # tensor name -> dimension, index of the slice, number of slices
 _MARKS = (IS_PARTIAL, SLICES)
 
 State = dict[str, Any]
 
 
 def local_state(module: torch.nn.Module, owners: Mapping[str, int], pipeline_rank: int) -> State:
-    """Return the part of this rank: tensors share memory with the model.
+    """Return this rank's part; its tensors share memory with the model.
 
     Args:
-        module: the whole model; other ranks may hold the memory of its tensors.
+        module: the whole model; tensors of other ranks may have no memory here.
         owners: pipeline rank of every module, by its path; a module with several paths is listed by its first.
-        pipeline_rank: of this rank.
+        pipeline_rank: this rank's pipeline rank.
     """
     owner_of = _owners_by_path(module, owners)
     found = {
@@ -44,12 +44,12 @@ def local_state(module: torch.nn.Module, owners: Mapping[str, int], pipeline_ran
 
 
 def slices_of(module: torch.nn.Module) -> dict[str, tuple[int, int, int]]:
-    """Return dimension, place and number of slices of every tensor of a model that is cut over a tensor group."""
+    """Return dimension, index and number of slices of every tensor of a model that is cut over a tensor group."""
     return {name: (one.dimension, one.rank, one.size) for name, one in slices.slices_of(module).items()}
 
 
 def full_state(part: State, runtime: Runtime, *, to_first_only: bool = False) -> State:
-    """Return the whole state from the parts of all ranks of one model. All these ranks call it.
+    """Join the parts of all ranks of one model to the whole state. All these ranks call it.
 
     Args:
         to_first_only: only the first of these ranks returns it; the others return {}.
@@ -67,7 +67,7 @@ def full_state(part: State, runtime: Runtime, *, to_first_only: bool = False) ->
 def merge_parts(parts: Sequence[State]) -> State:
     """Merge the parts of all ranks into a whole state.
 
-    Raises: ValueError if slices of a tensor are missing; it names the tensor.
+    Raises: ValueError naming a tensor with missing slices.
     """
     merged: State = {}
     pieces: dict[str, dict[int, Any]] = {}
@@ -83,7 +83,7 @@ def merge_parts(parts: Sequence[State]) -> State:
             dimension, place, number = held[name]
             cuts[name] = (dimension, number)
             pieces.setdefault(name, {})[place] = value
-            merged.setdefault(name, None)  # keeps the key's place in the order
+            merged.setdefault(name, None)  # keeps the order of keys
     for name, (dimension, number) in cuts.items():
         missing = [place for place in range(number) if place not in pieces[name]]
         if missing:
@@ -95,13 +95,13 @@ def merge_parts(parts: Sequence[State]) -> State:
 def load_full(
     module: torch.nn.Module, owners: Mapping[str, int], pipeline_rank: int, state: State, strict: bool
 ) -> Any:
-    """Load this rank's tensors and slices of a whole state; return torch's lists of missing and unexpected names.
+    """Load this rank's tensors and slices from a whole state; return torch's lists of missing and unexpected names.
 
     Args:
         owners: as `local_state` takes them.
-        pipeline_rank: of this rank.
-        state: with all tensors in their whole shapes, on every rank; each takes its own part.
-        strict: whether names must be the same.
+        pipeline_rank: this rank's pipeline rank.
+        state: all tensors in their whole shapes, on every rank; each rank loads its own part.
+        strict: whether missing or unexpected names are an error.
 
     Raises: RuntimeError as torch's `load_state_dict`, if names (with `strict`) or shapes differ.
     """
@@ -118,18 +118,18 @@ def load_full(
         for name, value in whole.items()
         if name in expected and owner_of[_holder(name, owner_of)] == pipeline_rank
     }
-    module.load_state_dict(own, strict=False)  # raises an error for wrong shapes
+    module.load_state_dict(own, strict=False)  # raises for wrong shapes
     return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
 
 
 def load_part(module: torch.nn.Module, owners: Mapping[str, int], pipeline_rank: int, part: State, strict: bool) -> Any:
-    """Load a part that a rank of the same place saved; return torch's lists of missing and unexpected names.
+    """Load a part saved by a rank of the same coordinates; return torch's lists of missing and unexpected names.
 
     Args:
         owners: as `local_state` takes them.
-        pipeline_rank: of this rank.
-        part: as `local_state` returned it.
-        strict: whether names must be the same.
+        pipeline_rank: this rank's pipeline rank.
+        part: result of `local_state`.
+        strict: whether missing or unexpected names are an error.
 
     Raises: RuntimeError if names (with `strict`), cuts or shapes differ.
     """
@@ -145,7 +145,7 @@ def load_part(module: torch.nn.Module, owners: Mapping[str, int], pipeline_rank:
 
 
 def cut_whole(state: State, cuts: Mapping[str, tuple[int, int, int]]) -> State:
-    """Return a whole state with every tensor that is cut replaced by this rank's slice."""
+    """Return a copy of a whole state, with every cut tensor replaced by this rank's slice."""
     return {name: _slice(value, cuts.get(name)) for name, value in state.items() if name not in _MARKS}
 
 
@@ -165,7 +165,7 @@ def _owners_by_path(module: torch.nn.Module, owners: Mapping[str, int]) -> dict[
 
 
 def _holder(name: str, paths: Mapping[str, int]) -> str:
-    """Return the path of the module that a name of a state dict belongs to."""
+    """Return the path of the module to which a state dict's key belongs."""
     path = name
     while path:
         path = path.rpartition(".")[0]

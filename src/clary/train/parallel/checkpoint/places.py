@@ -1,6 +1,7 @@
-"""Folders of checkpoints: while they are written, once they are whole, and once they are old.
+"""Folders of checkpoints: renaming after a save, recovery after a kill, and removal of old ones.
 
-Where: `folders`. A save is written to a folder beside its place, `.{name}.{mark}`, and is whole once it has LAYOUT.
+Where: `folders`. A save is written to a temporary sibling folder, `.{name}.{mark}`, and is whole once it contains
+LAYOUT.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-PARTIAL = "_partial"  # how names of partial checkpoints end
+PARTIAL = "_partial"  # suffix of partial checkpoints' names
 LAYOUT = "layout.json"
 LAYOUT_BEFORE = "layout.json.unfinished"
 
 
 def move(beside: Path, folder: Path) -> bool:
-    """Move a whole save into place; return False if a rank of another host with the same folder does so."""
+    """Move a whole save into place; return False if a rank of another host, sharing the folder, moves it."""
     try:
         (beside / LAYOUT_BEFORE).replace(beside / LAYOUT)  # from here on the save is whole
     except FileNotFoundError:
@@ -30,7 +31,7 @@ def move(beside: Path, folder: Path) -> bool:
     beside.replace(folder)
     shutil.rmtree(before, ignore_errors=True)
     for rest in _remains(folder):
-        shutil.rmtree(rest, ignore_errors=True)  # of interrupted saves
+        shutil.rmtree(rest, ignore_errors=True)  # leftovers of interrupted saves
     return True
 
 
@@ -60,7 +61,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def prune(folder: Path, num_kept: int) -> None:
-    """Remove all partial checkpoints except the newest."""
+    """Remove all partial checkpoints except the newest `num_kept`."""
     found = [one for one in folder.glob(f"*{PARTIAL}") if (one / LAYOUT).exists()]
     found.sort(key=lambda one: (one / LAYOUT).stat().st_mtime_ns)
     for one in found[: max(len(found) - num_kept, 0)]:

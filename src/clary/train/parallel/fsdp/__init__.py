@@ -1,1 +1,1 @@
-"""SMP v2: the additions of `torch.sagemaker` to torch's FSDP. Importing this package imports no torch."""
+"""SMP v2: the additions of `torch.sagemaker` to torch's FSDP. Importing this package does not import torch."""

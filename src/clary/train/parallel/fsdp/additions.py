@@ -1,12 +1,12 @@
-"""Additions of `tsm.init` to torch's FSDP: arguments of its constructor and of a config, groups, whole states.
+"""Patches that `tsm.init` applies to torch's FSDP: constructor and config arguments, groups, whole states.
 
-[Note: patches] Scripts have imported the classes before they call `init`, so the classes themselves change, and their
-subclasses with them; `remove` restores everything. The one private name that is used is
-`_init_utils._init_param_handle_from_params`, which exists in torch 2.6 to 2.13 and which FSDP calls between giving a
-unit's parameters their values and flattening them; `check` raises an error without it.
+[Note: patches] Scripts import the classes before they call `init`, so the classes themselves are patched, which also
+changes their subclasses; `remove` restores everything. The only private name in use is
+`_init_utils._init_param_handle_from_params`, which exists in torch 2.6 to 2.13. FSDP calls it after a unit's parameters
+got their values and before it flattens them; `check` raises an error if the name is missing.
 
-[Note: CPUs] `sync_module_states` refuses parameters on the CPU, which NCCL could not send. Without a GPU another
-backend is used, which can, so the check is removed.
+[Note: CPUs] With `sync_module_states`, FSDP refuses parameters on the CPU, since NCCL cannot send them. Without a GPU
+the backend can send them, so the patch removes that check.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference".
 """
 
@@ -38,7 +38,7 @@ _SYNC_CHECK = "_check_module_states_for_sync_module_states"
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 _post_param_init_fn: ContextVar[PostInit | None] = ContextVar("clary_post_param_init_fn", default=None)
 _originals: dict[tuple[Any, str], Any] = {}  # the owner's own attribute, None if it was inherited
-_handles: list[Any] = []  # of hooks
+_handles: list[Any] = []  # handles of hooks
 
 
 def check() -> None:
@@ -107,7 +107,7 @@ def _constructor(original: Any) -> Any:
         before = list(model.parameters())
         if state.expert_groups is None or not expert_wrapping(arguments, state.expert_groups):
             _shard_by_degree(arguments)
-        if post_param_init_fn is None:  # also if FSDP wraps the parts of a unit: they belong to the same call
+        if post_param_init_fn is None:  # also for the parts of a unit, which the same call wraps
             original(**arguments)
         else:
             token = _post_param_init_fn.set(post_param_init_fn)
@@ -123,7 +123,7 @@ def _constructor(original: Any) -> Any:
 def _clipping(original: Any) -> Any:
     @functools.wraps(original)
     def clip_grad_norm_(self: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        if state.tp_size > 1 or state.ep_size > 1:  # torch's own method counts only one slice
+        if state.tp_size > 1 or state.ep_size > 1:  # torch's own method counts one slice only
             return clip_gradients(self, max_norm, norm_type)
         norm: torch.Tensor = original(self, max_norm, norm_type)
         return norm
@@ -144,9 +144,9 @@ def _replicas(original: Any) -> Any:
 
 
 def _check_transformed() -> None:
-    """Check that a model was cut if degrees require it.
+    """Check that a model was transformed if the degrees require it.
 
-    Raises: RuntimeError naming them.
+    Raises: RuntimeError naming the degrees.
     """
     degrees = {
         "tensor_parallel_degree": state.tp_size,
@@ -162,7 +162,7 @@ def _check_transformed() -> None:
 
 
 def _shard_by_degree(arguments: dict[str, Any]) -> None:
-    """Replace the strategy and groups that FSDP was given by those of the degrees."""
+    """Replace the strategy and process group in FSDP's arguments by those for the configured degrees."""
     degree = state.hybrid_shard_degree
     if degree == 0 and state.tp_size == 1:
         return
@@ -201,6 +201,6 @@ def _config_constructor(original: Any) -> Any:
     @functools.wraps(original)
     def construct(self: Any, *args: Any, translate_on_save: bool = True, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self.translate_on_save = translate_on_save  # read by `full_state`: whether slices become whole
+        self.translate_on_save = translate_on_save  # read by `full_state`: whether to join slices
 
     return construct

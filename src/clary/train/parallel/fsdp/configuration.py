@@ -1,7 +1,7 @@
-"""A program's configuration of FSDP: the keys of SMP v2, each with its type, its default and its rules.
+"""The FSDP configuration of a program: the keys of SMP v2, each with its type, default and rules.
 
-Where: `session.init` reads them, from the job first, then from the script, then from the script's assignments to the
-state; other modules use the resulting `FsdpConfiguration`. No torch here.
+Where: `session.init` reads them from the job, from the script, and from the script's assignments to `tsm.state`, in
+order of precedence; other modules use the resulting `FsdpConfiguration`. This module does not import torch.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference".
 """
 
@@ -18,17 +18,17 @@ from clary.train.parallel.keys import integer, key, names_without_effect, read_k
 
 @dataclass(frozen=True, kw_only=True)
 class FsdpConfiguration:
-    """All keys, read and checked.
+    """All keys, validated.
 
     Args:
-        hybrid_shard_degree: ranks over which a parameter is cut; 0 leaves FSDP as the script asked for it, 1 cuts
-            nothing.
-        sm_activation_offloading: whether our engine serves `offload_wrapper`; else torch's.
-        activation_loading_horizon: layers whose inputs may be loaded before backward needs them.
+        hybrid_shard_degree: number of ranks over which a parameter is sharded; 0 keeps the script's FSDP arguments, 1
+            shards nothing.
+        sm_activation_offloading: whether `offload_wrapper` uses our engine instead of torch's.
+        activation_loading_horizon: number of layers whose inputs may be loaded before backward needs them.
         fsdp_cache_flush_warnings: without effect; nothing is logged.
         allow_empty_shards: without effect; FSDP always allows empty shards of small parameters.
-        random_seed: seed of the layers that are cut; unused if no layer is.
-        undocumented: keys that begin with an underscore, as they were given; without effect.
+        random_seed: seed of the cut layers; unused if no layer is cut.
+        undocumented: given keys that begin with an underscore; without effect.
     """
 
     hybrid_shard_degree: int = key(0, integer(0))
@@ -74,12 +74,12 @@ class FsdpConfiguration:
 def read_fsdp_configuration(
     job: Mapping[str, Any], script: Mapping[str, Any] | None = None, assigned: Mapping[str, Any] | None = None
 ) -> FsdpConfiguration:
-    """Read the keys of a job, of its script, and of the script's assignments; the first of these counts.
+    """Read the keys of a job, its script and the script's assignments; in a conflict the first of these wins.
 
     Args:
         job: keys that the job configures.
         script: keys that the script gave to `init`.
-        assigned: keys that the script had assigned to `tsm.state` before.
+        assigned: keys that the script assigned to `tsm.state` before `init`.
 
     Raises: ValueError naming the rule, for an unknown key, a value of the wrong kind, or keys that exclude each other.
     """
@@ -103,9 +103,9 @@ def read_fsdp_configuration(
 
 
 def read_script(config: Any) -> dict[str, Any]:
-    """Return the keys that a script gave to `init`: from None, a dict, or the path of a JSON file.
+    """Return the keys in the script's argument of `init`: None, a dict, or the path of a JSON file.
 
-    Raises: TypeError for anything else; ValueError if the file holds no JSON object; OSError.
+    Raises: TypeError for another type; ValueError if the file holds no JSON object; OSError.
     """
     if config is None:
         return {}
@@ -120,7 +120,7 @@ def read_script(config: Any) -> dict[str, Any]:
 def read_job(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the keys in a job's hyperparameter `mp_parameters`, as SM_HP_MP_PARAMETERS holds it.
 
-    Raises: ValueError if it is not a JSON object.
+    Raises: ValueError if the value is not a JSON object.
     """
     text = environ.get("SM_HP_MP_PARAMETERS", "")
     return _parse(text, "mp_parameters") if text.strip() else {}

@@ -1,8 +1,8 @@
-"""Marks of the parameters that a rank holds slices of, and the joining of slices.
+"""Marks of cut parameters, and the joining of their slices.
 
-Where: `transform` marks each cut on the module that owns the parameter; FSDP's flat parameters know owner and name too,
-so the mark is found before and after wrapping. The norm of gradients, full states and delayed initialisation read the
-marks.
+Where: `transform` marks each cut on the module that owns the parameter; FSDP's flat parameters record owner and name
+too, so the mark can be found before and after wrapping. The norm of gradients, full states and delayed initialisation
+read the marks.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ class Cut:
     """The division of a parameter over the ranks of an axis: equal slices along `dim`, or whole on one rank.
 
     Args:
-        axis: the kind of group whose ranks hold the slices: tensor group or group of experts.
-        parts: lengths along `dim`, in the whole, of the pieces that are each cut into equal slices; a matrix of gate
-            and up projections has two. An empty tuple means that the parameter is whole and lies on one rank of the
-            axis alone.
+        axis: the kind of group whose ranks hold the slices: tensor group or expert group.
+        parts: whole lengths along `dim` of the pieces, each of which is cut into equal slices; a matrix of gate and up
+            projections has two pieces. Empty if the parameter lies whole on one rank of the axis.
     """
 
     axis: Axis
@@ -43,8 +42,8 @@ class Cut:
         """Return a copy of the slice of one rank.
 
         Args:
-            whole: of any shape whose length along `dim` is `length`.
-            rank: in the group along `axis`.
+            whole: tensor of any shape with `length` along `dim`.
+            rank: rank in the group along `axis`.
             size: number of ranks in that group.
 
         Raises: ValueError if the tensor has another length, or `size` does not divide every part.
@@ -65,7 +64,7 @@ class Cut:
         return own[0].clone(memory_format=torch.contiguous_format) if len(own) == 1 else torch.cat(own, self.dim)
 
     def join(self, slices: list[torch.Tensor]) -> torch.Tensor:
-        """Return the whole, from the slices of all ranks in their order."""
+        """Join the slices of all ranks, in rank order, to the whole tensor."""
         shares = [part // len(slices) for part in self.parts]
         pieces = [one.split(shares, self.dim) for one in slices]
         return torch.cat([one[at] for at in range(len(self.parts)) for one in pieces], self.dim)
@@ -77,7 +76,7 @@ class Cut:
         return torch.Size(shape)
 
     def whole_shape(self, own: torch.Size) -> torch.Size:
-        """Return the shape of the whole that a slice of shape `own` belongs to."""
+        """Return the shape of the whole tensor for a slice of shape `own`."""
         shape = list(own)
         shape[self.dim] = self.length
         return torch.Size(shape)
@@ -87,25 +86,25 @@ def mark(module: nn.Module, name: str, cut: Cut) -> None:
     """Mark the module's own parameter `name` with its cut; an earlier mark is replaced.
 
     Args:
-        name: without a path.
+        name: attribute name, without a path.
         cut: how the whole parameter is divided over the ranks.
     """
     vars(module).setdefault(_MARKS, {})[name] = cut
 
 
 def cut_of(module: nn.Module, name: str) -> Cut | None:
-    """Return how the module's own parameter `name` is cut, None if all ranks hold it whole."""
+    """Return the cut of the module's own parameter `name`; None if all ranks hold the whole parameter."""
     found: Cut | None = vars(module).get(_MARKS, {}).get(name)
     return found
 
 
 def cuts_by_name(model: nn.Module) -> dict[str, Cut]:
-    """Return a model's cuts by full names of parameters, without names of wrappers; tied parameters under each name."""
+    """Return a model's cuts by full parameter names without wrapper names; a tied parameter has one entry a name."""
     return {name: cut for name, cut in marks_by_name(model).items() if cut.parts}
 
 
 def marks_by_name(model: nn.Module) -> dict[str, Cut]:
-    """Return a model's marks by full names as in `cuts_by_name`, including parameters that lie whole on one rank."""
+    """Return a model's marks by names as in `cuts_by_name`, including parameters that lie whole on one rank."""
     found = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, cut in vars(module).get(_MARKS, {}).items():

@@ -1,17 +1,17 @@
-"""Gives a model that was made on the meta device its values, unit by unit, while FSDP wraps it.
+"""Initialisation of a model from the meta device, unit by unit, while FSDP wraps it.
 
-Where: scripts make the model under `torch.device("meta")` and give FSDP the two functions of a `DelayedParamIniter`:
+Where: scripts make the model under `torch.device("meta")` and pass the two functions of a `DelayedParamIniter` to FSDP:
 one initialises each module's own parameters, the other checks a unit before it is flattened. A rank never holds more
-than one unit whole. Ranks draw the same values if they start from the same seed, whatever their shards.
+than one whole unit. Ranks that start from the same seed draw the same values, whatever their shards.
 
-[Note: ties] A parameter that two modules share is made once and put into both; FSDP does not do that.
+[Note: ties] A parameter that two modules share is created once and assigned to both, which FSDP does not do.
 [Note: slices] A parameter that `transform` has cut is drawn whole and then cut: ranks of a tensor group that start from
-the same seed hold slices of the values that one rank would have drawn. So a rank holds one module's parameters whole
-for a moment.
-[Note: buffers] On the meta device the values that a constructor puts into a buffer are lost. A module's
-`reset_parameters`, `reset_buffers` or `reset_running_stats` may set them again; rotary embeddings of Hugging Face
-compute theirs from `rope_init_fn` or `compute_default_rope_parameters`. Any other buffer is refused by name: a model
-with arbitrary values in a buffer would train, badly.
+the same seed hold slices of the values that one rank would have drawn. So a rank briefly holds the whole parameters of
+one module.
+[Note: buffers] On the meta device the constructor's values of a buffer are lost. A module's `reset_parameters`,
+`reset_buffers` or `reset_running_stats` may set them again; Hugging Face rotary embeddings compute their buffers from
+`rope_init_fn` or `compute_default_rope_parameters`. Any other buffer raises an error that names it: a model with
+arbitrary values in a buffer would train badly.
 Source: SageMaker developer guide, "Delayed parameter initialization" of the library v2.
 """
 
@@ -39,9 +39,10 @@ class DelayedParamIniter:
     """Initialises parameters that have no memory yet.
 
     Args:
-        model: with parameters on the meta device; after `transform`, before FSDP wraps it.
+        model: a model with parameters on the meta device, after `transform` and before FSDP wraps it.
         init_method_using_config: initialises one module's own parameters, in place, as `_init_weights` of Hugging Face
-            models does. None takes that of the model if it has one, otherwise each module's `reset_parameters`.
+            models does. None uses the model's `_init_weights` if it has one, otherwise each module's
+            `reset_parameters`.
         verbose: print every module that is initialised.
     """
 
@@ -62,10 +63,10 @@ class DelayedParamIniter:
                     self._places.setdefault(id(parameter), []).append((module, name))
         # Kept alive, since an id may be reused once its parameter is freed.
         self._kept = [parameter for parameter in model.parameters() if parameter.is_meta]
-        self._wanting: set[str] = set()  # names that got memory and no values
+        self._wanting: set[str] = set()  # names of tensors with memory but without values
 
     def count_num_params(self) -> int:
-        """Return the number of elements of all parameters; shared ones count once."""
+        """Return the number of elements of all parameters; a shared parameter counts once."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def get_param_init_fn(self) -> Callable[[nn.Module], None]:
@@ -73,7 +74,7 @@ class DelayedParamIniter:
         return self._initialise_module
 
     def get_post_param_init_fn(self) -> Callable[[nn.Module], None]:
-        """Return the function for FSDP's `post_param_init_fn`; it checks that one unit has its values.
+        """Return the function for FSDP's `post_param_init_fn`; it checks that one unit is initialised.
 
         The function raises RuntimeError naming a parameter or buffer without values.
         """
@@ -81,7 +82,7 @@ class DelayedParamIniter:
 
     @contextmanager
     def validate_params_and_buffers_inited(self, enabled: bool = True) -> Iterator[None]:
-        """Check at the end that the whole model has its values.
+        """Check at the end of a block that the whole model is initialised.
 
         Raises: RuntimeError naming parameters and buffers that have no values.
         """
@@ -107,7 +108,8 @@ class DelayedParamIniter:
             module._buffers[name] = torch.full_like(buffer, _unset(buffer.dtype), device=device)
         given = {name: one for name, one in [*module._parameters.items(), *module._buffers.items()] if one is not None}
         versions = {name: one._version for name, one in given.items()}
-        # Ranks draw equal values for a parameter that is cut afterwards, different ones for experts whole on one rank.
+        # Ranks draw equal values for a parameter that is cut afterwards, but different values for experts that lie
+        # whole on one rank.
         apart = contextlib.nullcontext() if slices else drawing_apart(module)
         with torch.no_grad(), apart:
             self._call(module)
@@ -126,7 +128,7 @@ class DelayedParamIniter:
     def _give_memory(
         self, module: nn.Module, name: str, parameter: nn.Parameter, device: torch.device
     ) -> tuple[nn.Parameter, Cut] | None:
-        """Give a whole parameter memory without values; return the old one and its cut if it is to be a slice."""
+        """Allocate a whole parameter without values; return the old parameter and its cut if it is to be cut."""
         cut = cut_of(module, name)
         if cut is not None and not cut.parts:
             cut = None
@@ -187,7 +189,7 @@ def _fill_buffers(module: nn.Module) -> None:
 
 
 def _fill_norm(module: nn.Module) -> None:
-    """Set the weight of an RMSNorm, for which `_init_weights` of older Hugging Face models does nothing."""
+    """Set the weight of an RMSNorm, which `_init_weights` of older Hugging Face models leaves out."""
     weight = module._parameters.get("weight")
     if weight is not None and type(module).__name__.endswith("RMSNorm") and _is_unset(weight):
         weight.fill_(1)
@@ -198,7 +200,7 @@ def _device() -> torch.device:
 
 
 def _unset(dtype: torch.dtype) -> float | int | bool:
-    """Return the value of a dtype that marks memory as not initialised."""
+    """Return the value that marks memory of a dtype as not initialised."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     return False if dtype is torch.bool else int(torch.iinfo(dtype).max)

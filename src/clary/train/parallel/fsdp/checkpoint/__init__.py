@@ -1,1 +1,1 @@
-"""Checkpoints of SMP v2: full, sharded and local states, their slices and their folders."""
+"""Checkpoints of SMP v2: full, sharded and local states, slices, and folders."""

@@ -1,7 +1,7 @@
-"""Saving in the background: planned and copied to host memory at once, written by a thread, finished later.
+"""Saves in the background: a save is planned and copied to host memory at once, written by a thread, finished later.
 
-Where: scripts call `async_save`, and `maybe_finalize_async_calls` now and then, and with `blocking=True` at the end of
-the program: an unfinished save is no checkpoint. Ranks communicate in these calls only, never in the thread.
+Where: scripts call `async_save`, then `maybe_finalize_async_calls` repeatedly, and with `blocking=True` at the end of
+the program: an unfinished save is no checkpoint. Ranks communicate in these calls alone, never in the thread.
 Source: SageMaker developer guide, "Checkpointing using SMP", asynchronous.
 """
 
@@ -22,13 +22,12 @@ from torch.distributed.checkpoint.planner import WriteItemType
 
 from clary.train.parallel.fsdp.checkpoint.saving import Saving, plan_saving
 
-# Of a wait for this rank's files; less than the wait of other ranks for this one (torch's 1800 s), so that they get the
-# reason.
+# Limit of the wait for this rank's files; below torch's timeout of 1800 s, so that the other ranks get the reason.
 WRITE_LIMIT_S = 1500.0
 
 
 class StagedPlanner(SavePlanner):
-    """Gives a writer copies that training does not change; all other methods refuse.
+    """Planner that gives a writer copies, which training does not change; its planning methods raise errors.
 
     Args:
         staged: the copies, by the item's index.
@@ -42,28 +41,28 @@ class StagedPlanner(SavePlanner):
         return self._staged[write_item.index]
 
     def set_up_planner(self, *_: Any, **__: Any) -> None:
-        """Refuse, since planning has ended."""
+        """Refuse the call, since planning has ended."""
         raise RuntimeError("this save is planned already")
 
     def create_local_plan(self) -> SavePlan:
-        """Refuse, since planning has ended."""
+        """Refuse the call, since planning has ended."""
         raise RuntimeError("this save is planned already")
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> Any:
-        """Refuse, since planning has ended."""
+        """Refuse the call, since planning has ended."""
         raise RuntimeError("this save is planned already")
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Refuse, since planning has ended."""
+        """Refuse the call, since planning has ended."""
         raise RuntimeError("this save is planned already")
 
 
 @dataclass
 class PyTorchDistSaveShardedStrategy:
-    """The way in which a rank writes its shards.
+    """Strategy with which a rank writes its shards.
 
     Args:
-        thread_count: files that it writes at once.
+        thread_count: number of files that the rank writes concurrently.
     """
 
     thread_count: int = 1
@@ -79,7 +78,7 @@ class _Call:
     _told: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # A daemon, since Python waits for other threads without a limit at its end; `_finish_writing` waits with one.
+        # A daemon thread: at exit Python joins other threads without a limit, but `_finish_writing` has one.
         self._thread = threading.Thread(target=self._write, name=f"clary-save-{self.number}", daemon=True)
         _writing[:] = [*(one for one in _writing if one.is_alive()), self._thread]
         self._thread.start()
@@ -92,7 +91,7 @@ class _Call:
     def result(self) -> Any:
         """Wait for the thread's `write`; return its result, or raise its error.
 
-        Raises: TimeoutError if it does not end within the limit.
+        Raises: TimeoutError if the thread does not end within the limit.
         """
         self._thread.join(WRITE_LIMIT_S)
         if self._thread.is_alive():
@@ -116,7 +115,7 @@ _writing: list[threading.Thread] = []
 
 
 def _finish_writing() -> None:
-    """Let files be written whole when the program ends."""
+    """Wait for the writing threads when the program ends."""
     deadline_s = time.monotonic() + WRITE_LIMIT_S
     for thread in _writing:
         thread.join(max(deadline_s - time.monotonic(), 0.0))
@@ -128,14 +127,14 @@ def _wait_at_exit() -> None:
 
 
 class AsyncCallsQueue:
-    """Saves under way, in their order, which is the same on all ranks."""
+    """Queue of the saves under way, in the same order on all ranks."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._num_calls = 0
 
     def schedule(self, saving: Saving, path: str) -> int:
-        """Begin to write; return the number of the call.
+        """Start the thread that writes a save; return the number of the save.
 
         Raises: ValueError if a save to this path is under way.
         """
@@ -145,9 +144,9 @@ class AsyncCallsQueue:
         return self._num_calls
 
     def check(self, path: str) -> None:
-        """Refuse a path that is being written to.
+        """Check that no save to a path is under way.
 
-        Raises: ValueError.
+        Raises: ValueError if one is.
         """
         if any(call.path == path for call in self._calls):
             raise ValueError(
@@ -162,17 +161,18 @@ class AsyncCallsQueue:
     def maybe_finalize_async_calls(
         self, blocking: bool = False, process_group: Any = None, skip_sync: bool = False
     ) -> list[int]:
-        """Make checkpoints of saves that all ranks have written. Every rank calls it.
+        """Finish saves that all ranks have written: make them checkpoints. Every rank calls it.
 
         Args:
             blocking: wait for all saves under way.
             process_group: of the ranks that save; None is all ranks.
-            skip_sync: finish the saves that this rank has written, without asking the other ranks first, and wait for
-                these. All ranks must then call it so often that they finish the same saves.
+            skip_sync: finish the saves that this rank has written, without first agreeing with the other ranks on their
+                number, but wait for the other ranks' files. All ranks must then finish the same saves, by repeated
+                calls.
 
-        Returns: the numbers of the saves that are whole now.
+        Returns: the numbers of the finished saves.
         State after failure: the failed save is removed from the queue; later saves stay.
-        Raises: CheckpointError on all ranks if one failed to write.
+        Raises: CheckpointError on all ranks if any rank failed to write.
         """
         count = len(self._calls)
         if not blocking:
@@ -210,11 +210,13 @@ def async_save(
     s3_region: str | None = None,
     s3client_config: Any = None,
 ) -> int:
-    """Save as `saving.save` does, but return once this rank's part is in host memory. Every rank of the group calls it.
+    """Save as `saving.save` does, but return once this rank's part is copied to host memory.
+
+    Every rank of the group calls it.
 
     Args:
-        queue: in which the save waits to be finished; None is the common queue.
-        sharded_strategy: has the number of threads of a rank.
+        queue: queue that finishes the save; None is the common queue.
+        sharded_strategy: supplies the number of threads of a rank; None is one thread.
 
     Returns: the number of the save in its queue.
     Raises: ValueError if a save to this path is under way; CheckpointError if planning or copying failed on
@@ -240,7 +242,7 @@ def async_save(
 
 
 def maybe_finalize_async_calls(blocking: bool = True, process_group: Any = None) -> list[int]:
-    """Make checkpoints of saves in the common queue; see `AsyncCallsQueue.maybe_finalize_async_calls`."""
+    """Finish saves of the common queue; see `AsyncCallsQueue.maybe_finalize_async_calls`."""
     return _queue.maybe_finalize_async_calls(blocking=blocking, process_group=process_group)
 
 

@@ -1,7 +1,7 @@
 """`save_model_checkpoint` and `load_model_checkpoint`: a model, its optimizer and its scheduler in one call.
 
-Where: scripts of the first releases of SMP v2 call these; later ones save by `async_save`, in the same layout, so that
-each reads the checkpoints of the other.
+Where: scripts of the first releases of SMP v2 call these; later scripts call `async_save`, which has the same layout,
+so either kind of script reads the other's checkpoints.
 Source: aws/amazon-sagemaker-examples of December 2023 to June 2024, model_parallel_v2/shared-scripts/checkpoints.py.
 """
 
@@ -25,7 +25,7 @@ from clary.train.parallel.fsdp.state import state
 EXPORT_KEY_MODEL = "model"
 EXPORT_KEY_OPTIMIZER = "optimizer"
 EXPORT_KEY_SCHEDULER = "scheduler"
-EXPORT_KEY_IDENTITY = "identity"  # key of the script's own values in the result of `load_model_checkpoint`
+EXPORT_KEY_IDENTITY = "identity"  # key of the extra values in the result of `load_model_checkpoint`
 _OWN = (EXPORT_KEY_MODEL, EXPORT_KEY_OPTIMIZER, EXPORT_KEY_SCHEDULER)
 
 
@@ -40,17 +40,17 @@ def save_model_checkpoint(
     scheduler: Any = None,
     extra_exports: Mapping[str, Any] | None = None,
 ) -> None:
-    """Save a sharded state below a folder, each slice in a folder of its own there. Every rank calls it.
+    """Save a sharded state, each slice in its own subfolder. Every rank calls it.
 
     Args:
-        sharding_strategy: accepted for the sake of scripts; the model has its own.
+        sharding_strategy: accepted but unused; the model has its own strategy.
         pg_metadata: the group of ranks that save together, the rank that plans, and whether this rank saves; None is
-        the model's group, and the first of ranks that hold the same.
+            the model's group, its first rank, and the first of the ranks that hold the same shards.
         log: log the path of the checkpoint.
-        extra_exports: values of the script's own, by names other than those of model, optimizer and scheduler.
+        extra_exports: further values to save, by name; the names of model, optimizer and scheduler are reserved.
 
-    Raises: ValueError for a state that is not sharded, or a name that is taken; CheckpointError on all ranks, naming
-        those that failed.
+    Raises: ValueError for a state that is not sharded, or a reserved name; CheckpointError on all ranks, naming the
+        failed ranks.
     """
     del sharding_strategy
     _check("save_model_checkpoint", state_dict_type, extra_exports)
@@ -83,11 +83,11 @@ def load_model_checkpoint(
     """Load a checkpoint of `save_model_checkpoint`, in place. Every rank calls it, with equal arguments.
 
     Args:
-        extra_imports: the script's own values to load, by name.
+        extra_imports: current values of the saved `extra_exports`, to be replaced, by name.
 
-    Returns: the model, optimizer and scheduler under EXPORT_KEY_MODEL and so on, those that were given, and the
-        script's own values, a dict, under EXPORT_KEY_IDENTITY.
-    Raises: ValueError as `save_model_checkpoint`; torch's CheckpointException on all ranks, naming the failed ones.
+    Returns: the given model, optimizer and scheduler under EXPORT_KEY_MODEL and so on, and a dict of the loaded extra
+        values under EXPORT_KEY_IDENTITY.
+    Raises: ValueError as `save_model_checkpoint`; torch's CheckpointException on all ranks, naming the failed ranks.
     """
     del sharding_strategy
     _check("load_model_checkpoint", state_dict_type, extra_imports)
@@ -121,7 +121,7 @@ def load_model_checkpoint(
 
 
 def folder_of_slice(folder: str | os.PathLike[str]) -> str:
-    """Return the folder of this rank's slice below a checkpoint's folder; that folder itself if nothing is cut."""
+    """Return the subfolder of this rank's slice in a checkpoint's folder, or the folder itself if nothing is cut."""
     at = os.fspath(folder)
     if state.tp_size > 1:
         at = f"{at}/tp{state.tp_size}-{state.tp_rank}"
@@ -129,7 +129,7 @@ def folder_of_slice(folder: str | os.PathLike[str]) -> str:
 
 
 def register_tp_processing_pre_comm_hook(*_: Any, **__: Any) -> None:
-    """Log that there is nothing to do: gradients of parameters that tensor ranks hold alike are already equal."""
+    """Log that this call has no effect: gradients of parameters that all tensor ranks hold are already equal."""
     get_logger().info(
         "register_tp_processing_pre_comm_hook has no effect here: tensor ranks compute alike gradients of what they "
         "hold alike"

@@ -1,4 +1,4 @@
-"""Folders of checkpoints, of which the last ones are kept."""
+"""Removal of old checkpoint folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SMP_IS_PARTIAL_KEY = "smp_is_partial"  # key in states that scripts save: whether the state is one rank's part
+SMP_IS_PARTIAL_KEY = "smp_is_partial"  # key in saved states: whether the state is one rank's part
 SMP_IS_LOAD_INFO_KEY = "smp_is_load_info"
 _METADATA = ".metadata"  # the file that makes a folder a distributed checkpoint
 
@@ -27,9 +27,9 @@ def limit_num_subdirs(
     regex: str | None = None,
     log: bool = True,
 ) -> list[str]:
-    """Remove all subfolders except the last `n`. One rank calls it, after its checkpoint is whole.
+    """Remove all subfolders except the last `n`. One rank calls it, after the checkpoint is complete.
 
-    A folder stops being a checkpoint as soon as its removal begins: the file that makes it one is removed first.
+    Removal begins with the metadata file, so a folder whose removal was interrupted is no checkpoint.
 
     Args:
         sort_fn: orders the names; the first ones are removed.
@@ -44,7 +44,7 @@ def limit_num_subdirs(
     folder = Path(dir)
     if not folder.is_dir():
         return []
-    names = [  # without links, which may name a checkpoint
+    names = [  # links are kept: they may name a checkpoint
         one.name
         for one in folder.iterdir()
         if one.is_dir() and not one.is_symlink() and (regex is None or re.search(regex, one.name))

@@ -1,11 +1,11 @@
-"""States of sliced models, in the names and shapes of the whole model.
+"""States of sliced models, with the names and shapes of the whole model.
 
-Where: `additions` puts these around methods of FSDP, which gathers its shards; this module makes slices whole, one
-tensor at a time. Names are Hugging Face's throughout, since `transform` keeps the modules.
+Where: `additions` wraps FSDP's methods in these functions: FSDP gathers its shards, then this module joins slices, one
+tensor at a time. Parameter names stay Hugging Face's, since `transform` keeps the modules.
 
-[Note: offloading] FSDP (torch 2.6 to 2.13) does not copy tensors that it moves from the CPU to the CPU, and then frees
-or reuses their memory: a full state of a model on the CPU is read after it was freed, and the states of an optimizer
-overwrite each other. So on the CPU `offload_to_cpu` is set to off, which makes FSDP copy.
+[Note: offloading] For a model on the CPU, FSDP (torch 2.6 to 2.13) offloads states without a copy, and then frees or
+reuses their memory: the model's full state is read after it was freed, and the optimizer's states overwrite each other.
+So on the CPU this module turns `offload_to_cpu` off, which makes FSDP copy.
 Source: SageMaker developer guide, "Checkpointing using SMP", full checkpoints.
 """
 
@@ -42,9 +42,9 @@ State = dict[str, Any]
 
 
 def whole_model_state(model: nn.Module, taken: State) -> State:
-    """Return the state that FSDP gave on this rank with slices made whole. Every rank calls it.
+    """Join the slices in the model state that FSDP returned on this rank. Every rank calls it.
 
-    If only rank 0 keeps the state, ranks that hold slices of it for rank 0 return an empty one.
+    With `rank0_only`, ranks other than the first of each slice group return an empty state.
     """
     cuts = cuts_by_name(model)
     settings = FullyShardedDataParallel.get_state_dict_type(model)
@@ -64,20 +64,20 @@ def whole_model_state(model: nn.Module, taken: State) -> State:
 
 
 def sliced_model_state(model: nn.Module, whole: Mapping[str, Any]) -> State:
-    """Return a state that FSDP can load on this rank: whole tensors are cut, slices stay as they are."""
+    """Cut the whole tensors of a model state for this rank, so that FSDP can load it; slices stay as they are."""
     cuts = cuts_by_name(model)
     own = drop_experts_of_others(model, whole)
     return {key: _sliced(value, cuts.get(clean_name(key))) for key, value in own.items()}
 
 
 def whole_optimizer_state(model: Any, taken: State, *, is_rank0_only: bool) -> State:
-    """Return the optimizer's state that FSDP gave on this rank with slices made whole. Every rank calls it.
+    """Join the slices in the optimizer state that FSDP returned on this rank. Every rank calls it.
 
     Args:
         taken: as `optim_state_dict` of FSDP returns it, by names of parameters.
-        is_rank0_only: whether the state goes to rank 0 alone; others return an empty one.
+        is_rank0_only: whether only rank 0 gets the state; other ranks return an empty state.
 
-    Raises: ValueError if a parameter has a state of a shape that cannot be joined, such as a factored one.
+    Raises: ValueError if a parameter's state has a shape that cannot be joined, such as a factored moment.
     """
     cuts = cuts_by_name(model)
     state = {}  # a new dict: without sharding FSDP returns the optimizer's own
@@ -92,9 +92,9 @@ def whole_optimizer_state(model: Any, taken: State, *, is_rank0_only: bool) -> S
 
 
 def sliced_optimizer_state(model: nn.Module, whole: State) -> State:
-    """Return an optimizer's state that FSDP can load on this rank, by names of parameters.
+    """Cut an optimizer's state, by names of parameters, for this rank, so that FSDP can load it.
 
-    State of the argument: unchanged.
+    The argument is not changed.
     """
     cuts = cuts_by_name(model)
     state = {
@@ -107,11 +107,11 @@ def sliced_optimizer_state(model: nn.Module, whole: State) -> State:
 
 
 def state_additions() -> dict[str, Any]:
-    """Return replacements of FSDP's methods for states, by their names."""
+    """Return the replacements of FSDP's state methods, by method name."""
     fsdp = FullyShardedDataParallel
 
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> State:
-        if args or kwargs.get("destination") is not None:  # of an inner unit, called by the module around it
+        if args or kwargs.get("destination") is not None:  # an inner unit, called by its parent module
             taken: State = nn.Module.state_dict(self, *args, **kwargs)
             return taken
         note_cuts(self)
@@ -141,7 +141,7 @@ def state_additions() -> dict[str, Any]:
 
 
 def _taking(original: Any) -> Any:
-    """Return `optim_state_dict`, of slices made whole."""
+    """Wrap `optim_state_dict` so that it joins slices."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -156,7 +156,7 @@ def _taking(original: Any) -> Any:
         changes = {"offload_to_cpu": False} if _is_on_cpu(model) else {}
         if axes == {"tp"} and _shows_parameters(model):
             bound.arguments["group"] = bound.arguments["group"] or model.process_group
-        elif axes:  # FSDP expects global rank 0 in the group, which is not so for each tensor rank
+        elif axes:  # FSDP expects global rank 0 in the group, but not every group has it
             changes["rank0_only"] = False
         with _changed(config, changes):
             taken: State = original(*bound.args, **bound.kwargs)
@@ -170,7 +170,7 @@ def _taking(original: Any) -> Any:
 
 
 def _taking_all(original: Any) -> Any:
-    """Return `full_optim_state_dict`, which calls the newer method in a context if the result would differ."""
+    """Wrap `full_optim_state_dict` so that it calls `optim_state_dict` for cut models and on the CPU."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -191,7 +191,7 @@ def _taking_all(original: Any) -> Any:
 
 
 def _giving(original: Any, argument: str) -> Any:
-    """Return a method that takes an optimizer's whole state, which is `argument`, and cuts it first."""
+    """Wrap a method that loads an optimizer's whole state, its parameter `argument`: it first cuts the state."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -213,7 +213,7 @@ def _giving(original: Any, argument: str) -> Any:
 
 
 def _refusing(original: Any) -> Any:
-    """Return a method that works only on models that are not cut."""
+    """Wrap a method so that it refuses cut models."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -228,7 +228,7 @@ def _refusing(original: Any) -> Any:
 
 @contextmanager
 def _changed(config: Any, changes: Mapping[str, bool]) -> Iterator[None]:
-    """Set attributes of a state's configuration within a block, and restore them; missing ones are not added."""
+    """Set existing attributes of a state's configuration within a block, then restore them."""
     were = {name: getattr(config, name) for name in changes if hasattr(config, name)}
     for name in were:
         setattr(config, name, changes[name])
@@ -240,7 +240,7 @@ def _changed(config: Any, changes: Mapping[str, bool]) -> Iterator[None]:
 
 
 def _is_on_cpu(model: nn.Module) -> bool:
-    """Whether FSDP computes on the CPU; see [Note: offloading]."""
+    """Return whether FSDP computes on the CPU; see [Note: offloading]."""
     units = FullyShardedDataParallel.fsdp_modules(model)
     return bool(units) and units[0].compute_device.type == "cpu"
 
@@ -280,7 +280,7 @@ def _is_kept(is_rank0_only: bool, cut: Cut) -> bool:
 
 
 def _joined(own: torch.Tensor, cut: Cut, *, is_kept: bool) -> torch.Tensor:
-    """Return the whole tensor of a slice, on the slice's device; a rank that does not keep it gets its slice back."""
+    """Gather the whole tensor of a slice, on the slice's device; return the slice itself if not `is_kept`."""
     group = _group(cut)
     sent = own.detach().to(reachable(group, own.device)).contiguous()
     slices = [torch.empty_like(sent) for _ in range(group.size)]

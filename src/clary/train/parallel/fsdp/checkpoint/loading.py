@@ -25,20 +25,20 @@ def load(
     s3_region: str | None = None,
     s3client_config: Any = None,
 ) -> None:
-    """Fill a state dict in place. Every rank of the group calls it.
+    """Load a checkpoint into a state dict, in place. Every rank of the group calls it.
 
-    Sharded tensors may have other shards than when they were saved; local states (`sm_state_dict_type`) fit only the
-    same degrees.
+    Sharded tensors may have other shards than when they were saved; local states (`sm_state_dict_type`) load only with
+    the same degrees.
 
     Args:
         checkpoint_id: a folder, or a path s3://bucket/prefix.
-        check_keys_matched: False leaves values unchanged whose keys the checkpoint does not have.
-        coordinator_rank: accepted for the sake of scripts; the first rank of the group plans.
-        s3_region: of the bucket; None is the region that boto3 finds in environment and configuration.
+        check_keys_matched: False leaves values unchanged if the checkpoint lacks their keys.
+        coordinator_rank: accepted but unused; the first rank of the group plans.
+        s3_region: region of the bucket; None is boto3's default from environment and configuration.
         s3client_config: a botocore Config.
 
-    Raises: torch's CheckpointException on all ranks, naming those that failed: there is no finished checkpoint, a key
-        is missing, a size differs. ValueError if neither a path nor a reader is given.
+    Raises: torch's CheckpointException on all ranks, naming the failed ranks, if there is no finished checkpoint, a key
+        is missing or a size differs. ValueError if neither a path nor a reader is given.
     """
     del coordinator_rank
     if storage_reader is None:

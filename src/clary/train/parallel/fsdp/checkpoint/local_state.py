@@ -1,15 +1,15 @@
 """Local states: each rank saves the tensors that it holds in memory, without communication.
 
-Where: scripts enter `sm_state_dict_type` around `state_dict` and `load_state_dict` of model and optimizer. Keys have
-the number of the shard and of all shards, so ranks that hold the same shard save it once, and a program with another
-number of shards gets an error that names them. To change that number, save `StateDictType.SHARDED_STATE_DICT` or the
-full state.
+Where: scripts enter `sm_state_dict_type` around `state_dict` and `load_state_dict` of model and optimizer. Keys contain
+the shard's number and the number of shards, so a shard that several ranks hold is saved once, and loading with another
+number of shards raises an error that names the keys. To change that number, save `StateDictType.SHARDED_STATE_DICT` or
+the full state.
 
-    layers.0.weight@2of4          of a model: the elements of this parameter in shard 2
-    state: {17@2of4: {...}}       of an optimizer: the state of its parameter number 17
-    layers.0.weight@2of4tp1of2    if layers are cut over a tensor group too: of slice 1 of 2
+    layers.0.weight@2of4          model: the elements of this parameter in shard 2
+    state: {17@2of4: {...}}       optimizer: the state of its parameter number 17
+    layers.0.weight@2of4tp1of2    with layers cut over a tensor group: shard 2 of slice 1 of 2
 
-[Note: empty] A rank saves nothing of a parameter of which it holds no element, nor does its optimizer.
+[Note: empty] If a rank holds no element of a parameter, it saves neither the parameter nor its optimizer state.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ def sm_state_dict_type(
     state_dict_config: StateDictConfig | None = None,
     optim_state_dict_config: OptimStateDictConfig | None = None,
 ) -> Iterator[None]:
-    """Have `model` and all optimizers of the process use local states in a block. Not nested, one thread.
+    """Use local states of `model` and of all optimizers in the process within a block. Not nested, one thread only.
 
     Args:
-        state_dict_type: one of torch's kinds has the effect of `FullyShardedDataParallel.state_dict_type`.
-        state_dict_config: of one of torch's kinds, as `optim_state_dict_config`.
+        state_dict_type: kind of state; one of torch's kinds has the effect of
+            `FullyShardedDataParallel.state_dict_type`.
+        state_dict_config: configuration for one of torch's kinds; so is `optim_state_dict_config`.
 
-    Raises: ValueError for another kind, or a configuration of local states.
+    Raises: ValueError for another kind, or if a configuration is given with local states.
     """
     if isinstance(state_dict_type, StateDictType):
         with FullyShardedDataParallel.state_dict_type(
@@ -88,9 +89,9 @@ def sm_state_dict_type(
 
 @torch.no_grad()
 def model_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return this rank's elements of parameters and its buffers; the tensors are the model's memory, not copies.
+    """Return this rank's elements of parameters and its buffers; the tensors share the model's memory.
 
-    Raises: RuntimeError between forward and backward pass of units that stay whole meanwhile.
+    Raises: RuntimeError between forward and backward pass if a unit is not resharded in between.
     """
     words = _words_by_parameter(model)
     for unit in model.modules():
@@ -114,8 +115,8 @@ def model_state(model: nn.Module) -> dict[str, torch.Tensor]:
 def load_model_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Load a state into the model.
 
-    State after failure: as before.
-    Raises: ValueError naming keys that are missing, unknown or of another size.
+    State after failure: unchanged.
+    Raises: ValueError naming missing keys, unknown keys and keys of another size.
     """
     own = model_state(model)
     differ = sorted(own.keys() ^ state.keys())
@@ -132,12 +133,12 @@ def load_model_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> Non
 
 @torch.no_grad()
 def init_optim_state(optimizer: torch.optim.Optimizer, skip_empty_param: bool = False) -> None:
-    """Make an optimizer's state as its first step would, so that a state can be loaded into it.
+    """Create an optimizer's state as its first step does, so that a state can be loaded into it.
 
-    Parameters stay unchanged: the step has learning rate 0, and states do not count it.
+    Parameters stay unchanged: a step with learning rate 0 runs, and the step count is reset.
 
     Args:
-        skip_empty_param: make no state for parameters of which this rank has no element.
+        skip_empty_param: create no state for parameters without an element on this rank.
 
     Raises: RuntimeError if there are gradients, which would be lost.
     """
@@ -147,7 +148,7 @@ def init_optim_state(optimizer: torch.optim.Optimizer, skip_empty_param: bool = 
     if any(one.grad is not None for one in parameters):
         raise RuntimeError("init_optim_state: gradients are there; call it before backward, or after zero_grad")
     rates = [(group["lr"], group.get("weight_decay")) for group in optimizer.param_groups]
-    values = [one.detach().clone() for one in parameters]  # some optimizers change parameters even at rate 0
+    values = [one.detach().clone() for one in parameters]  # some optimizers change parameters even at learning rate 0
     try:
         for group in optimizer.param_groups:
             group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
@@ -203,7 +204,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 
 
 def _is_whole(handle: Any) -> bool:
-    """Whether a unit has all its elements, as some do after a forward pass without a backward pass."""
+    """Return whether a unit is not resharded, as some are after a forward pass without a backward pass."""
     shard = getattr(handle.flat_param, "_local_shard", None)  # None before the first forward pass
     if shard is None or not handle.uses_sharded_strategy:
         return False

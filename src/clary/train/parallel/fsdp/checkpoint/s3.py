@@ -1,7 +1,8 @@
-"""Checkpoint files in S3, for torch's file system writers and readers.
+"""Checkpoint files in S3, for the file system writers and readers of torch.
 
-A file is uploaded when it is closed without an error, so an object is either complete or absent. Reads fetch ranges,
-all of the same version. boto3 is imported when the first file is opened: jobs that save in folders do not need it.
+A file becomes an object only when it is closed without an error, so an object is either complete or absent. Reads fetch
+ranges of one version of the object. boto3 is imported when the first file is opened: jobs that save in folders do not
+need it.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from typing import Any
 
 from clary.train.parallel.fsdp.checkpoint.s3_errors import is_absent, is_changed, retry_with_jitter
 
-PART_BYTES = 64 << 20  # of each part of a multipart upload, as the original's
-_READ_BYTES = 8 << 20  # most that one request fetches
+PART_BYTES = 64 << 20  # size of a part of a multipart upload, as in the original
+_READ_BYTES = 8 << 20  # most bytes that one request fetches
 _REGION = re.compile(r"s3[.-](?:dualstack\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.")
 
-_making = threading.Lock()  # threads may share a client, but not make clients at once: all use one session
+_making = threading.Lock()  # threads may share a client, but must not create clients concurrently: they share a session
 
 
 def is_s3_uri(path: Any) -> bool:
-    """Whether a path lies in S3."""
+    """Return whether a path lies in S3."""
     return isinstance(path, str) and path.startswith("s3://")
 
 
@@ -45,7 +46,7 @@ def format_s3_path(bucket: str, key: str) -> str:
 
 
 def get_s3_region_from_uri(path: str, client: Any = None) -> str:
-    """Return the region of a path's bucket: from the address, or else from S3's answer about the bucket.
+    """Return the region of a path's bucket: from the path's host name, or else by a request to S3.
 
     Raises: ImportError without boto3; botocore's errors.
     """
@@ -57,12 +58,12 @@ def get_s3_region_from_uri(path: str, client: Any = None) -> str:
 
 
 class S3FileSystem:
-    """A file system in S3 for torch's writers and readers; paths are text. Any thread may call.
+    """A file system in S3 for torch's writers and readers; paths are text. Thread-safe.
 
     Args:
-        region: of the buckets; None is boto3's default from environment and configuration.
+        region: region of the buckets; None is boto3's default from environment and configuration.
         config: a botocore Config.
-        client: an S3 client; None has boto3 make one.
+        client: an S3 client; None creates one with boto3.
     """
 
     def __init__(self, region: str | None = None, config: Any = None, client: Any = None) -> None:
@@ -83,7 +84,7 @@ class S3FileSystem:
             raise ValueError(f"{path}: mode is {mode!r}; expected rb or wb")
 
     def concat_path(self, path: str, suffix: str) -> str:
-        """Return a path below another."""
+        """Append a suffix to a path."""
         return f"{path.rstrip('/')}/{suffix}"
 
     def init_path(self, path: Any) -> str:
@@ -105,7 +106,7 @@ class S3FileSystem:
         """Do nothing: S3 has no folders."""
 
     def exists(self, path: str) -> bool:
-        """Whether there is an object of this key."""
+        """Return whether an object has this key."""
         bucket, key = parse_s3_uri(path)
         try:
             retry_with_jitter(lambda: self._client.head_object(Bucket=bucket, Key=key))
@@ -122,7 +123,7 @@ class S3FileSystem:
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Whether a path lies in S3."""
+        """Return whether a path lies in S3."""
         return is_s3_uri(checkpoint_id)
 
     @property
@@ -159,7 +160,7 @@ class S3FileSystem:
 
 
 class _Open:
-    """A file whose `close` only flushes: torch's writers close their file before the context ends."""
+    """A file whose `close` only flushes, since torch's writers close their file before the context ends."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -172,9 +173,9 @@ class _Open:
 
 
 class _Object(io.RawIOBase):
-    """An object that is read by ranges.
+    """An object read by range requests.
 
-    Raises: OSError from a read if the object was overwritten after it was opened.
+    Raises: OSError from a read if the object was overwritten after the open.
     """
 
     def __init__(self, client: Any, path: str) -> None:
@@ -203,7 +204,7 @@ class _Object(io.RawIOBase):
         return len(data)
 
     def readall(self) -> bytes:
-        # Python's own method would request 8 KiB at a time.
+        # The inherited method would request 8 KiB at a time.
         return b"".join(iter(lambda: self._read(PART_BYTES), b""))
 
     def _read(self, count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Errors of S3: distinguishes transient from permanent errors, and retries a call.
+"""Classification of S3 errors as transient or permanent, and retries of a call.
 
 Errors are recognised by their attributes and names, since botocore may not be installed.
 """
@@ -14,11 +14,11 @@ _NUM_TRIES = 5
 _FIRST_WAIT_S = 0.2
 _MOST_WAIT_S = 10.0
 _ABSENT = ("404", "NoSuchKey", "NotFound")
-# Errors with a 4xx status that a retry may mend: a slow request, an upload that must start again.
+# Transient errors with a 4xx status: a slow request, an upload that must start again.
 _PASSING = frozenset({"NoSuchUpload", "RequestTimeout"})
 _PASSING_STATUSES = frozenset({408, 409, 425, 429})
 _CHANGED = ("412", "PreconditionFailed")
-# Errors of botocore that a retry does not mend.
+# Permanent errors of botocore.
 _HOPELESS = frozenset({"NoCredentialsError", "NoRegionError", "ParamValidationError", "PartialCredentialsError"})
 
 T = TypeVar("T")
@@ -27,14 +27,14 @@ T = TypeVar("T")
 def retry_with_jitter(
     function: Callable[[], T], num_tries: int = _NUM_TRIES, sleep: Callable[[float], None] = time.sleep
 ) -> T:
-    """Call a function until it does not raise, waiting twice as long each time, less a random part.
+    """Call a function until it does not raise, with exponential backoff and jitter.
 
     Args:
-        num_tries: calls at most, 1 or more.
-        sleep: waits, for a number of seconds.
+        num_tries: largest number of calls, 1 or more.
+        sleep: function that waits for a number of seconds.
 
-    Raises: the last try's error; at once an error that a retry would not mend: a missing object or bucket, a refusal,
-    wrong arguments or credentials, missing boto3. ValueError for `num_tries` below 1.
+    Raises: the error of the last try; a permanent error at once: a missing object or bucket, denied access, wrong
+        arguments or credentials, missing boto3. ValueError for `num_tries` below 1.
     """
     for attempt in range(num_tries):
         try:
@@ -47,17 +47,17 @@ def retry_with_jitter(
 
 
 def is_absent(error: Exception) -> bool:
-    """Whether S3 says that there is no such object."""
+    """Return whether an error means that the object does not exist."""
     return _code(error) in _ABSENT
 
 
 def is_changed(error: Exception) -> bool:
-    """Whether S3 says that an object is no longer the requested version."""
+    """Return whether an error means that the object is no longer the requested version."""
     return _code(error) in _CHANGED
 
 
 def is_hopeless(error: Exception) -> bool:
-    """Whether a retry would fail too: S3 refuses the request, or it cannot be sent."""
+    """Return whether an error is permanent: S3 refuses the request, or the request cannot be sent."""
     if isinstance(error, ImportError | TypeError | ValueError) or type(error).__name__ in _HOPELESS:
         return True
     if not _code(error) or _code(error) in _PASSING:
@@ -72,5 +72,5 @@ def _response(error: Exception) -> dict[str, Any]:
 
 
 def _code(error: Exception) -> str:
-    """Return S3's code of an error, or an empty string if S3 did not raise it."""
+    """Return the S3 code of an error, or an empty string for other errors."""
     return str(_response(error).get("Error", {}).get("Code", ""))

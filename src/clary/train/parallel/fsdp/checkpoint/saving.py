@@ -1,10 +1,10 @@
-"""Distributed checkpoints are written in three parts: all ranks plan, each writes its data, all finish.
+"""Writing of distributed checkpoints in three phases: all ranks plan, each writes its data, all finish.
 
-Where: `save` runs the three parts in a row; `asynchronous` runs the second on a thread. Planner and writer are those of
-torch.distributed.checkpoint, whose format this is. Only planning and finishing talk to other ranks, so a thread that
-writes never meets collectives of training.
+Where: `save` runs the three phases in a row; `asynchronous` runs the second in a thread. Planner, writer and format are
+those of torch.distributed.checkpoint. Only planning and finishing communicate, so a writing thread never interferes
+with collectives of training.
 
-[Note: whole or not] The file `.metadata` makes a folder a checkpoint. It appears last, by renaming, after all ranks
+[Note: whole or not] The file `.metadata` makes a folder a checkpoint. It is renamed into place last, after all ranks
 have written; our writers remove an older `.metadata` before any rank overwrites its data. An interrupted save leaves a
 folder that `load` refuses.
 """
@@ -26,27 +26,27 @@ from clary.train.parallel.errors import CheckpointError
 from clary.train.parallel.fsdp.checkpoint.slice_groups import group_of, is_saved_by_another
 from clary.train.parallel.fsdp.checkpoint.storage import make_writer
 
-_under_way: set[str] = set()  # paths of this process's unfinished saves
+_under_way: set[str] = set()  # paths of this process's saves
 
 
 @dataclass
 class Saving:
-    """A save that is planned, on one rank. `write` needs no other rank; `finish` needs all."""
+    """A planned save on one rank. `write` needs no other rank; `finish` needs all ranks."""
 
     writer: Any
     planner: Any
     plan: Any
-    metadata: Any  # of the coordinator
+    metadata: Any  # set on the coordinator
     ranks: Ranks
     path: str
 
     def stage(self, copy: Callable[[Any, Any], Any]) -> None:
-        """Have every rank copy the data that it will write, so that training may change the original.
+        """Copy the data that this rank will write, so that training may change the original. All ranks call it.
 
         Args:
-            copy: called with the plan and its planner; returns a planner for the copies.
+            copy: function of the plan and its planner that returns a planner with copies.
 
-        Raises: CheckpointError on all ranks if one failed, which ends the save.
+        Raises: CheckpointError on all ranks if any rank failed, which ends the save.
         """
 
         def part() -> None:
@@ -61,7 +61,7 @@ class Saving:
     def write(self) -> Any:
         """Write this rank's data; returns the results to pass to `finish`.
 
-        Raises: OSError naming a missing part: torch's writer with several threads does not report that one failed.
+        Raises: OSError naming a missing part: torch's writer does not report that one of its threads failed.
         """
         results = self.writer.write_data(self.plan, self.planner).wait()
         written = {one.index for one in results}
@@ -74,13 +74,13 @@ class Saving:
         return results
 
     def finish(self, result: Callable[[], Any]) -> Any:
-        """Make the folder a checkpoint, once all ranks have written.
+        """Wait until all ranks have written, then make the folder a checkpoint.
 
         Args:
             result: returns the result of `write`, or raises its error.
 
         Returns: the metadata on the coordinator, None elsewhere.
-        Raises: CheckpointError on all ranks if one failed; there is no checkpoint then.
+        Raises: CheckpointError on all ranks if any rank failed; there is no checkpoint then.
         """
 
         def whole(results: list[Any]) -> list[Any]:
@@ -96,7 +96,7 @@ class Saving:
 
 @dataclass
 class SavedByAnother(Saving):
-    """The save of a rank whose part another rank writes; it copies and writes nothing."""
+    """The save of a rank whose data another rank writes."""
 
     def stage(self, copy: Callable[[Any, Any], Any]) -> None:
         """Copy nothing."""
@@ -127,10 +127,10 @@ def plan_saving(
 
     Args: as `save`, and
         planner: None is torch's default.
-        num_threads: number that write this rank's data; unused if a writer is given.
+        num_threads: number of threads that write this rank's data; unused if a writer is given.
 
-    Raises: ValueError if neither a path nor a writer is given, a save to this path is under way, or ranks that hold
-        different slices were to save together; CheckpointError naming the ranks that failed.
+    Raises: ValueError if neither a path nor a writer is given, a save to this path is under way, or ranks of the group
+        hold different slices; CheckpointError naming the ranks that failed.
     """
     if dist.is_initialized():
         group = group_of(state_dict, process_group)
@@ -184,21 +184,21 @@ def save(
     s3_region: str | None = None,
     s3client_config: Any = None,
 ) -> Any:
-    """Save a state dict whose tensors may lie in shards on many ranks. Every rank of the group calls it.
+    """Save a state dict whose tensors may be sharded over ranks. Every rank of the group calls it.
 
     Args:
-        checkpoint_id: a folder that all ranks see, or a path s3://bucket/prefix.
+        checkpoint_id: a folder that all ranks share, or a path s3://bucket/prefix.
         storage_writer: used in place of a writer for `checkpoint_id`.
-        process_group: the ranks that save; None is all.
-        coordinator_rank: a number in the world; must be in the group.
+        process_group: the ranks that save; None is all ranks.
+        coordinator_rank: global rank; must be in the group.
         wait_error_handling: without effect; `save` always waits for the errors of all ranks.
         force_check_all_plans: without effect; plans are always checked.
-        s3_region: of the bucket; None is boto3's default from environment and configuration.
+        s3_region: region of the bucket; None is boto3's default from environment and configuration.
         s3client_config: a botocore Config.
 
     State after failure: no checkpoint is at this path; an earlier one there is lost.
     Returns: the metadata on the coordinator, None elsewhere.
-    Raises: ValueError for an invalid path or rank; CheckpointError on all ranks, naming those that failed.
+    Raises: ValueError for an invalid path or rank; CheckpointError on all ranks, naming the failed ranks.
     """
     del wait_error_handling, force_check_all_plans
     saving = plan_saving(

@@ -4,8 +4,7 @@ Where: callbacks that save local states measure some steps with a save, then som
 `compute_auto_checkpoint_interval` once. A save must be written before the next one begins, on every rank: the interval
 is the longest write of any rank divided by the shortest step.
 Source: aws/sagemaker-hyperpod-training-adapter-for-nemo (Apache-2.0), `utils/callbacks/checkpoint.py` and its tests, as
-callers: the durations that they measure and pass, and the agreement of ranks on the shortest step and the longest
-write.
+callers: the durations that they pass, and the agreement of ranks on the shortest step and the longest write.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from clary.train.parallel.tensor.collectives import TensorGroup, reachable
 
 @dataclass
 class Interval:
-    """The interval and the durations that determine it, equal on all ranks.
+    """The interval between saves and the durations that determine it, equal on all ranks.
 
     Callbacks store it as a dict, and restore it from the dict.
 
     Args:
         interval: steps from one save to the next; -1 before it is known.
-        step_duration: of the shortest step without a save, in seconds.
-        step_ckpt_duration: of the longest step with a save.
-        ckpt_preprocessing_duration: the longest time for which a save blocked training.
-        ckpt_io_duration: the longest time that writing a save took.
+        step_duration: shortest step without a save, in seconds.
+        step_ckpt_duration: longest step with a save, in seconds.
+        ckpt_preprocessing_duration: longest time for which a save blocked training, in seconds.
+        ckpt_io_duration: longest write of a save, in seconds.
     """
 
     interval: int = -1
@@ -47,20 +46,21 @@ def compute_auto_checkpoint_interval(
     ckpt_preprocessing_durations: Sequence[float],
     ckpt_io_durations: Sequence[float],
 ) -> Interval:
-    """Return the least number of steps in which writing a save ends, 1 or more. Every rank of the program calls it.
+    """Return the interval: the least number of steps that cover the write of a save. All ranks of the program call it.
 
     Args:
-        step_durations: of steps without a save, in seconds.
-        step_ckpt_durations: of steps with a save.
+        step_durations: durations of steps without a save, in seconds, as all durations.
+        step_ckpt_durations: durations of steps with a save.
         ckpt_preprocessing_durations: times for which saves blocked training.
         ckpt_io_durations: times for which saves were written while training continued.
 
-    Raises: ValueError on every rank if any rank has no durations of a kind, or a step that took no time.
+    Raises: ValueError on every rank if any rank has no durations of a kind, or a duration is not finite, or a step's
+        duration is 0.
     """
     measured = (step_ckpt_durations, ckpt_preprocessing_durations, ckpt_io_durations)
     most = [max(one, default=math.nan) for one in measured]
     least = min(step_durations, default=math.nan)
-    # Reductions do not define the maximum with a NaN, so a flag for NaN is reduced too.
+    # The maximum of a NaN is undefined in reductions, so a flag for invalid durations is reduced too.
     is_wrong = not least > 0 or not all(math.isfinite(one) and one >= 0 for one in most)
     told = torch.tensor([float(is_wrong), *((0.0,) * 4 if is_wrong else (-least, *most))], dtype=torch.float64)
     if dist.is_available() and dist.is_initialized():

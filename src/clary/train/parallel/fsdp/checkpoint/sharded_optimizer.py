@@ -3,8 +3,8 @@
 Where: `additions` gives torch's function the argument `process_group`. Without it torch shards states over all ranks,
 and ranks that hold different slices of a layer would read each other's states.
 
-[Note: in place] Scripts have imported the function by its name before they call `tsm.init`, so the function itself
-changes: its code and its defaults. `remove` restores torch's.
+[Note: in place] Scripts import the function by name before they call `tsm.init`, so the function object itself is
+patched: its code and its defaults. `remove` restores them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from clary.train.parallel.tensor.collectives import TensorGroup, reachable
 
 State = dict[str, Any]
 
-_originals: dict[str, Any] = {}  # torch's code and defaults, and a function made of them
+_originals: dict[str, Any] = {}  # torch's code and defaults, and a function with both
 
 
 def install() -> None:
-    """Give torch's function the argument; does nothing if it has the argument already."""
+    """Add the argument to torch's function; a second call does nothing."""
     function = torch_optimizer.load_sharded_optimizer_state_dict
     if _originals or "process_group" in function.__code__.co_varnames:
         return
@@ -40,7 +40,7 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Make the function torch's own again."""
+    """Restore torch's function."""
     if _originals:
         function = torch_optimizer.load_sharded_optimizer_state_dict
         function.__code__, function.__defaults__ = _originals["code"], _originals["defaults"]
@@ -50,8 +50,8 @@ def remove() -> None:
 def _with_group(
     model_state_dict: Any, optimizer_key: Any, storage_reader: Any, planner: Any = None, process_group: Any = None
 ) -> Any:
-    """Replace torch's function; its code runs among the globals of torch's module."""
-    # no start-up time: among the globals of torch's module only an import finds `load_optimizer_shards`
+    """Replace torch's function; this code runs with the globals of torch's module."""
+    # Not to save start-up time: the globals of torch's module lack `load_optimizer_shards`.
     from clary.train.parallel.fsdp.checkpoint.sharded_optimizer import load_optimizer_shards
 
     return load_optimizer_shards(model_state_dict, optimizer_key, storage_reader, planner, process_group)
@@ -61,14 +61,14 @@ def _with_group(
 def load_optimizer_shards(
     model_state: State, optimizer_key: str, reader: Any, planner: Any = None, process_group: Any = None
 ) -> State:
-    """Return the sharded state of an optimizer from a checkpoint. Every rank of the group calls it.
+    """Load the sharded state of an optimizer from a checkpoint. Every rank of the group calls it.
 
     Args:
-        model_state: of the model, in shards.
+        model_state: the model's sharded state.
         optimizer_key: the key of the optimizer's state in the checkpoint.
-        process_group: the model's, over which tensors are sharded; None calls torch's function.
+        process_group: the model's group, over which tensors are sharded; None calls torch's function.
 
-    Raises: torch's CheckpointException on all ranks of the group, naming those that failed.
+    Raises: torch's CheckpointException on all ranks of the group, naming the failed ranks.
     """
     if process_group is None:
         made: State = _originals["function"](model_state, optimizer_key, reader, planner)

@@ -1,19 +1,20 @@
-"""Sharded states of models that are cut: each rank's slices lie in FSDP's shards, and no tensor is whole.
+"""Sharded states of cut models: each slice lies in FSDP's shards, and no tensor is gathered.
 
-Where: `full_state` calls these functions first. A checkpoint has a folder for each slice, saved by the ranks that hold
-its shards:
+Where: `full_state` calls these functions first. A checkpoint has a folder for each slice, which the ranks that hold its
+shards save:
 
-    tp2-0/    __0_0.distcp  __1_0.distcp  .metadata      slice 0 of 2, shards 0 and 1 of it
+    tp2-0/    __0_0.distcp  __1_0.distcp  .metadata      shards 0 and 1 of slice 0 of 2
     tp2-1/    __0_0.distcp  __1_0.distcp  .metadata
 
-With experts that are spread, FSDP shards other parameters over more ranks than experts: over ranks of different slices.
-A state has them in shards over the ranks of one slice, so that its folder is complete; loading puts them back.
+With spread experts, FSDP shards other parameters over more ranks than experts, across ranks of different slices.
+`in_slices` moves them to shards over the ranks of one slice, so that the slice's folder is complete; `in_units` moves
+them back on loading.
 
-[Note: whole units] Of units that FSDP does not shard, such as experts where each rank of a block holds others, torch
-returns whole tensors. Where nothing is sharded (hybrid_shard_degree 1), the group of a model is its replicas, and
-scripts have only the first replica save: it would wait for the others until the timeout. So tensors are put into shards
-over the ranks that hold a slice once, which is one rank, and `slice_groups` has that rank save alone. FSDP returns
-moments of flat parameters in shards over the replicas; the first replica alone would save only its part of them.
+[Note: whole units] For units that FSDP does not shard, torch returns whole tensors; such units are experts if each rank
+of a block holds different ones. If nothing is sharded (hybrid_shard_degree 1), the group of a model is its replicas,
+and scripts save on the first replica only: it would wait for the other replicas until the timeout. So tensors are put
+into shards over the ranks that hold a slice once, which is one rank, and `slice_groups` lets that rank save alone. FSDP
+returns moments of flat parameters in shards over the replicas, of which the first replica would save only its own.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ State = dict[str, Any]
 
 
 def is_in_shards(model: nn.Module) -> bool:
-    """Whether the script requests states of a model in FSDP's shards."""
+    """Return whether the script requests states of a model in FSDP's shards."""
     return FullyShardedDataParallel.get_state_dict_type(model).state_dict_type is StateDictType.SHARDED_STATE_DICT
 
 
 def slice_group(given: Any) -> Any:
-    """Return the ranks that hold shards of this rank's slice; `given` where no degree made groups of ours."""
+    """Return the group of ranks that hold shards of this rank's slice; `given` if no degree required such a group."""
     if state.expert_groups is not None:
         return state.expert_groups.shard
     return given if state.shard_process_group is None else state.shard_process_group
 
 
 def note_cuts(model: nn.Module) -> None:
-    """Note how this model is cut, for the folders of its slices, if its state is requested in shards."""
+    """Record how this model is cut, for its slice folders, if the script requests sharded states."""
     if is_in_shards(model) and axes_of(model):
         state.slice_cuts = {**state.slice_cuts, **marks_by_name(model)}
 
@@ -58,7 +59,7 @@ def in_slices(model: nn.Module, taken: State) -> State:
     """Convert a sharded state of FSDP to shards over the ranks of one slice. Every rank calls it.
 
     Args:
-        taken: by names of parameters; values are tensors, or dicts of such, as an optimizer has them.
+        taken: state by names of parameters; values are tensors, or dicts of tensors as in an optimizer's state.
     """
     group = slice_group(None)
     if _is_whole(model) and group is not None:
@@ -69,11 +70,11 @@ def in_slices(model: nn.Module, taken: State) -> State:
 
 
 def in_units(model: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert a state of `in_slices` back to the shards that FSDP loads. Every rank calls it."""
+    """Convert a state of `in_slices` back to FSDP's shards for loading. Every rank calls it."""
     if "ep" not in axes_of(model) and not _is_whole(model):
         return given
     own = drop_experts_of_others(model, given)
-    if _is_whole(model):  # where FSDP shards nothing, it would take them for shards over the replicas
+    if _is_whole(model):  # unsharded FSDP would read them as shards over the replicas
         return {key: _gathered(value) for key, value in own.items()}
     experts = marks_by_name(model)
     is_whole = state.expert_groups is not None and state.expert_groups.num_shards == 1
@@ -89,21 +90,21 @@ def empty_shards(size: torch.Size, dtype: torch.dtype, device: torch.device, gro
     """Return a tensor without values, in shards over a group.
 
     Args:
-        size: of the whole tensor.
-        device: of the shards.
+        size: shape of the whole tensor.
+        device: device of the shards.
         group: process group whose ranks hold one shard each, cut along dimension 0.
     """
-    return _shards(torch.empty((), dtype=dtype, device=device).expand(size), group)  # one element: shards are clones
+    return _shards(torch.empty((), dtype=dtype, device=device).expand(size), group)  # takes one element of memory
 
 
 def _is_whole(model: nn.Module) -> bool:
-    """Whether FSDP shards nothing of a model; see [Note: whole units]."""
+    """Return whether FSDP shards no unit of a model; see [Note: whole units]."""
     units: list[Any] = [one for one in FullyShardedDataParallel.fsdp_modules(model) if one._handle is not None]
     return bool(units) and not any(one._handle.uses_sharded_strategy for one in units)
 
 
 def _put_in_shards(value: Any, group: Any) -> Any:
-    """Return a tensor in shards over a group; return scalars and other values unchanged. Every rank calls it."""
+    """Shard a tensor over a group; return scalars and other values unchanged. Every rank calls it."""
     if isinstance(value, Mapping):
         return {key: _put_in_shards(one, group) for key, one in value.items()}
     if isinstance(value, ShardedTensor):  # moments of flat parameters, sharded over the replicas
@@ -112,14 +113,14 @@ def _put_in_shards(value: Any, group: Any) -> Any:
 
 
 def _gathered(value: Any) -> Any:
-    """Return a sharded tensor whole, other values unchanged."""
+    """Gather a sharded tensor; return other values unchanged."""
     if isinstance(value, Mapping):
         return {key: _gathered(one) for key, one in value.items()}
     return _all_gather_sharded_tensor(value, value._process_group) if isinstance(value, ShardedTensor) else value
 
 
 def _moved(value: Any, group: Any) -> Any:
-    """Return a sharded tensor in shards over another group, other values unchanged."""
+    """Reshard a sharded tensor over another group; return other values unchanged."""
     if isinstance(value, Mapping):
         return {key: _moved(one, group) for key, one in value.items()}
     if not isinstance(value, ShardedTensor) or value._process_group is group:

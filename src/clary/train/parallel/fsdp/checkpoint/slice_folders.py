@@ -1,7 +1,7 @@
-"""Folders of slices name their slice, so that no slice is overwritten by, or loaded in place of, another.
+"""Slice folders that record their slice, so that no slice is overwritten by another or loaded in its place.
 
-Where: `additions` puts these methods into torch's writer and reader of folders, from which ours are derived. The file
-`slice.json` lies beside the data, written by the rank that plans before any rank writes data.
+Where: `additions` patches these methods into torch's file system writer and reader, the base classes of ours. The
+planning rank writes `slice.json` beside the data before any rank writes data.
 
 If the folder of a slice is missing, its tensors are read from the slices of another degree beside it, or from the whole
 checkpoint in the folder above. If a whole checkpoint is missing, its tensors are read from the slices in the folders
@@ -29,7 +29,7 @@ from clary.train.parallel.fsdp.state import state
 
 _FILE = "slice.json"
 _METADATA = ".metadata"
-_MERGED = "_clary_merged_slices"  # the attribute of a reader that reads from slices of other degrees
+_MERGED = "_clary_merged_slices"  # attribute of a reader that merges slices of other degrees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ def own_slice() -> Slice:
 
 
 def folder_additions() -> list[tuple[type, str, Any]]:
-    """Return the replacements of methods of torch's writer and reader: owner, name, method."""
+    """Return (class, name, replacement) for each patched method of torch's writer and reader."""
     return [
         (FileSystemWriter, "prepare_global_plan", _claiming(FileSystemWriter.prepare_global_plan)),
         (FileSystemReader, "read_metadata", _finding(FileSystemReader.read_metadata)),
@@ -81,7 +81,7 @@ def _is_slice(size: Sequence[int], cut: Any) -> bool:
 def _claim(fs: Any, path: Any, own: Slice) -> None:
     """Write this rank's slice into the folder's `slice.json`.
 
-    Raises: ValueError if the folder holds another slice, or another is being written there.
+    Raises: ValueError if the folder holds another slice, or a rank is writing another slice there.
     """
     at, text = fs.concat_path(path, _FILE), json.dumps(own.as_json()).encode()
     held = _held(fs, path)
@@ -103,9 +103,9 @@ def _claim(fs: Any, path: Any, own: Slice) -> None:
 
 
 def _held(fs: Any, path: Any) -> Slice | None:
-    """Return the slice that a folder's `slice.json` names.
+    """Return the slice in a folder's `slice.json`, or None without the file.
 
-    Raises: ValueError if that file is damaged.
+    Raises: ValueError if the file is damaged.
     """
     at = fs.concat_path(path, _FILE)
     if not fs.exists(at):
@@ -119,7 +119,7 @@ def _held(fs: Any, path: Any) -> Slice | None:
 
 
 def has_sources(reader: Any) -> bool:
-    """Whether a missing checkpoint can be read from other folders; only after `tsm.init`."""
+    """Return whether a missing checkpoint can be read from other folders; False before `tsm.init`."""
     return state.configuration is not None and find_sources(reader) is not None
 
 
@@ -138,7 +138,7 @@ def _finding(original: Any) -> Any:
             one.storage_data = metadata.storage_data
         told = [slice_ for slice_, _ in sources]
         merged, places = merge(list(zip(told, found, strict=True)), own_slice())
-        merged.storage_data = {}  # `places` has the locations
+        merged.storage_data = {}  # `places` holds the locations instead
         setattr(reader, _MERGED, _Merged(readers, places))
         return merged
 
@@ -146,7 +146,7 @@ def _finding(original: Any) -> Any:
 
 
 def find_sources(reader: Any, read: Any = None) -> list[tuple[Slice, Any]] | None:
-    """Return the slices of other degrees to read instead of a folder, with their folders; None to read the folder.
+    """Return the (slice, folder) pairs to read in place of the reader's folder; None to read that folder itself.
 
     Raises: ValueError if the folder holds another slice than this rank needs, or if several sets of slices would fit.
     """
@@ -179,7 +179,7 @@ def find_sources(reader: Any, read: Any = None) -> list[tuple[Slice, Any]] | Non
 
 
 def _is_whole(metadata: Metadata, own: Slice) -> bool:
-    """Whether a checkpoint holds whole the parameters that this rank cuts."""
+    """Return whether a checkpoint holds whole parameters where this rank holds slices."""
     for key, one in metadata.state_dict_metadata.items():
         name = parameter_of((metadata.planner_data or {}).get(key, ()), own.cuts)
         if name is not None and isinstance(one, TensorStorageMetadata) and len(one.size) > own.cuts[name].dim:
@@ -188,7 +188,7 @@ def _is_whole(metadata: Metadata, own: Slice) -> bool:
 
 
 def _sets_below(fs: Any, base: str) -> list[list[tuple[Slice, Any]]]:
-    """Return the complete sets of slices with finished checkpoints in the folders below one, ordered by number."""
+    """Return the complete sets of finished slices in the subfolders of a folder, each ordered by slice number."""
     found: dict[tuple[str, int], dict[int, tuple[Slice, Any]]] = {}
     for folder in sorted(Path(base).iterdir()) if Path(base).is_dir() else ():
         held = _held(fs, folder) if fs.exists(fs.concat_path(folder, _METADATA)) else None
@@ -198,7 +198,7 @@ def _sets_below(fs: Any, base: str) -> list[list[tuple[Slice, Any]]]:
 
 
 def _at(reader: Any, path: Any) -> Any:
-    """Return a copy of a reader for another folder."""
+    """Copy a reader, with another folder."""
     one = copy.copy(reader)
     one.path = reader.fs.init_path(path)
     return one
@@ -224,7 +224,7 @@ def _reading(original: Any) -> Any:
 
 
 def _moved(item: Any, place: Place) -> Any:
-    """Return an item of a plan with the offsets that it has in its folder."""
+    """Return a plan's item with its index and offsets in the source folder."""
     offsets = (
         [one + more for one, more in zip(item.storage_offsets, place.offsets, strict=True)] if place.offsets else []
     )

@@ -1,13 +1,13 @@
-"""The ranks that save and load a sharded state of a cut model together: holders of shards of one slice.
+"""The ranks that save and load a sharded state of a cut model together: the holders of one slice's shards.
 
 Where: `additions` wraps the functions with which torch.distributed.checkpoint begins to save or load; `saving` calls
 `group_of` itself. Scripts pass the group over which FSDP shards the model, and its lowest rank as the coordinator.
 
-[Note: alone] If every replica of a slice is one whole rank, the first of these ranks saves alone: whether scripts call
-it on that rank or on all, no rank waits for a missing one and no two write the same files. Each rank loads alone.
+[Note: alone] If every replica of a slice is one rank, the first replica saves alone, whether scripts save on that rank
+or on all ranks: so no rank waits for a missing rank, and no two ranks write the same files. Each rank loads alone.
 
-[Note: coordinator] The coordinator's number is its rank in the world. Newer versions of torch take it for a number in
-the group: a group of ranks 2 and 3 has no number 2. Any rank of the group may plan, if all its ranks name the same.
+[Note: coordinator] `coordinator_rank` is a global rank. Newer versions of torch read it as a rank in the group, but a
+group of global ranks 2 and 3 has no rank 2. Any rank of the group may plan, if all its ranks name the same one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ADDITIONS = ((state_dict_saver, "_save_state_dict"), (state_dict_loader, "_load_
 
 
 def check() -> None:
-    """Check that this torch has every function to wrap.
+    """Check that torch has every function to wrap.
 
     Raises: RuntimeError naming a missing function.
     """
@@ -39,7 +39,7 @@ def check() -> None:
 
 
 def with_groups_of_slices(original: Any) -> Any:
-    """Wrap a function of torch that saves or loads, so that it uses the groups that states of slices need."""
+    """Wrap a saving or loading function of torch, so that it uses the groups for states of slices."""
     signature = inspect.signature(original)
     is_saving = "storage_writer" in signature.parameters
 
@@ -61,9 +61,9 @@ def with_groups_of_slices(original: Any) -> Any:
 
 
 def group_of(saved: Mapping[str, Any], group: Any) -> Any:
-    """Return the group that saves or loads a state, for the script's `group`; None is all ranks.
+    """Return the group that saves or loads a state when the script passes `group`; None is all ranks.
 
-    Raises: ValueError if ranks of the group hold other slices, whose tensors have the same names.
+    Raises: ValueError if ranks of the group hold different slices, whose tensors have the same names.
     """
     groups = list(_groups_in(saved))
     alone = _alone_among(groups)
@@ -81,12 +81,12 @@ def group_of(saved: Mapping[str, Any], group: Any) -> Any:
 
 
 def is_saved_by_another(saved: Mapping[str, Any]) -> bool:
-    """Whether a rank before this one holds, and saves, the same slice; see [Note: alone]."""
+    """Return whether a lower rank holds and saves the same slice; see [Note: alone]."""
     return state.ranker.get_rep_rank(state.rank) > 0 and _alone_among(list(_groups_in(saved))) is not None
 
 
 def _alone_among(groups: list[Any]) -> Any:
-    """Return this rank's group if it has no other rank, tensors are sharded over it and it is ours; else None."""
+    """Return this rank's slice group if it has one rank and a tensor is sharded over it; else None."""
     own = slice_group(None)
     return own if own is not None and any(one is own for one in groups) and len(_ranks(own)) == 1 else None
 
@@ -105,6 +105,6 @@ def _ranks(group: Any) -> list[int]:
 
 
 def _number_in(group: Any, rank: int) -> int:
-    """Return the coordinator's number in the group; see [Note: coordinator]."""
+    """Return the coordinator's rank in the group; see [Note: coordinator]."""
     ranks = _ranks(group)
     return ranks.index(rank) if rank >= len(ranks) and rank in ranks else rank

@@ -1,9 +1,9 @@
 """The slice that a checkpoint's folder holds, and the search for its data in slices of other degrees.
 
-Where: `slice_folders` writes and reads. Nothing here opens a file.
+Where: `slice_folders` writes and reads the files. This module opens none.
 
     saved by 2 ranks    tp2-0 [0, 8)   tp2-1 [8, 16)     along the dimension that is cut
-    wanted by 4         tp4-0 [0, 4)   tp4-1 [4, 8) ...  each a part of one saved slice; or parts of many
+    wanted by 4         tp4-0 [0, 4)   tp4-1 [4, 8) ...  each part of one saved slice, or of several
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from clary.train.parallel.fsdp.cuts import Axis, Cut, clean_name
 
 @dataclass(frozen=True)
 class Slice:
-    """Slice `number` of `of` equal slices; with `of` 1 it is the whole.
+    """Slice `number` of `of` equal slices; with `of` 1, the whole.
 
     Args:
-        cuts: how parameters are cut, by name; others are whole in every slice.
+        cuts: cuts by parameter name; other parameters are whole in every slice.
     """
 
     axis: Axis
@@ -39,11 +39,11 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """The name that scripts give to its folder, such as tp2-0."""
+        """Name of the slice's folder in scripts, such as tp2-0."""
         return f"{self.axis}{self.of}-{self.number}"
 
     def runs(self, name: str, length: int) -> list[tuple[int, int, int]]:
-        """Return the runs of a parameter in the slice: begin in the whole, length, begin in the slice."""
+        """Return the runs of a parameter in the slice: offset in the whole, length, offset in the slice."""
         cut = self.cuts.get(name)
         if cut is None or self.of == 1:
             return [(0, length, 0)]
@@ -68,7 +68,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a part of a tensor lies: in which source, in which chunk of it, and from which element on."""
+    """Location of a part of a tensor: source, chunk in the source, offsets of the first element."""
 
     source: int
     index: MetadataIndex
@@ -79,19 +79,19 @@ Places = dict[tuple[str, torch.Size | None], Place]
 
 
 def parameter_of(path: Sequence[Any], cuts: Mapping[str, Cut]) -> str | None:
-    """Return the cut parameter to which a checkpoint's key belongs, from its path, or None."""
+    """Return the name of the cut parameter in the path of a checkpoint's key, or None."""
     names = (clean_name(one) for one in path if isinstance(one, str))
     return next((name for name in names if name in cuts), None)
 
 
 def merge(sources: Sequence[tuple[Slice, Metadata]], wanted: Slice) -> tuple[Metadata, Places]:
-    """Return the metadata of a checkpoint of the wanted slice, and the places of its parts in the sources.
+    """Return metadata for the wanted slice as a checkpoint, and the places of its parts in the sources.
 
     Args:
-        sources: all slices of one degree, by their numbers, with the metadata of their folders.
+        sources: all slices of one degree, ordered by number, with the metadata of their folders.
 
-    Raises: ValueError if experts are modules, as each rank's optimizer names different ones, or a tensor's shape does
-    not match its parameter's slices.
+    Raises: ValueError if experts are separate modules, which each rank's optimizer names differently, or a tensor's
+    shape does not match its parameter's slices.
     """
     known = {**wanted.cuts, **sources[0][0].cuts}
     if listed := [name for cuts in (wanted.cuts, sources[0][0].cuts) for name, cut in cuts.items() if not cut.parts]:
@@ -149,7 +149,7 @@ def _wanted(
 def _common(
     held: list[tuple[int, int, int]], wanted: list[tuple[int, int, int]], first: int, length: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield the overlaps of a chunk with another slice: begin in the chunk, begin in the other slice, length."""
+    """Yield the overlaps of a chunk with another slice: offset in the chunk, offset in the other slice, length."""
     for held_whole, held_length, held_own in held:
         low, high = max(first, held_own), min(first + length, held_own + held_length)
         to_whole = held_whole - held_own

@@ -1,4 +1,4 @@
-"""Where distributed checkpoints lie: folders, or prefixes in S3. The format is torch.distributed.checkpoint's."""
+"""Writers and readers of checkpoints in folders and under S3 prefixes, in torch.distributed.checkpoint's format."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Hook = Callable[[], None]
 
 
 class DistributedFileSystemWriter(FileSystemWriter):
-    """Writes one rank's part; removes the folder's metadata before anything in it is overwritten.
+    """Writes one rank's part; removes the folder's metadata before any data is overwritten.
 
     Args:
         path: a folder, or s3://bucket/prefix.
         pre_write_hooks: called without arguments before this rank's data is written, on the thread that writes.
-        post_write_hooks: called after the data was written without an error.
+        post_write_hooks: called on the same thread after a write without an error.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class DistributedFileSystemWriter(FileSystemWriter):
         self._pre_write_hooks, self._post_write_hooks = list(pre_write_hooks), list(post_write_hooks)
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-        """Remove the folder's metadata; the coordinator alone calls this, before any rank writes.
+        """Remove the folder's metadata; called on the coordinator alone, before any rank writes.
 
         Raises: ValueError if the folder holds another slice; that slice stays.
         """
@@ -62,7 +62,7 @@ class DistributedFileSystemWriter(FileSystemWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Whether this writer can write to a path."""
+        """Return whether this writer can write to a path."""
         return is_s3_uri(checkpoint_id) or bool(FileSystem.validate_checkpoint_id(checkpoint_id))
 
 
@@ -83,7 +83,8 @@ class DistributedFileSystemReader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
         """Read the folder's metadata.
 
-        Raises: FileNotFoundError if the folder has no finished checkpoint, and no other folder has its data.
+        Raises: FileNotFoundError if the folder has no finished checkpoint, and slices in other folders do not hold its
+            data.
         """
         metadata = self.fs.concat_path(self.path, ".metadata")
         if not self.fs.exists(metadata) and not has_sources(self):
@@ -95,16 +96,16 @@ class DistributedFileSystemReader(FileSystemReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Whether this reader can read a path."""
+        """Return whether this reader can read a path."""
         return is_s3_uri(checkpoint_id) or bool(FileSystem.validate_checkpoint_id(checkpoint_id))
 
 
 def path_to_file_system(path: Any, s3_region: str | None = None, s3client_config: Any = None) -> Any:
-    """Return the file system of a path, a folder's or S3's.
+    """Return the file system of a path: local or S3.
 
     Args:
         path: a folder, or s3://bucket/prefix.
-        s3_region: of the bucket; None is boto3's default from environment and configuration.
+        s3_region: region of the bucket; None is boto3's default from environment and configuration.
         s3client_config: a botocore Config, or None.
     """
     return S3FileSystem(s3_region, s3client_config) if is_s3_uri(path) else FileSystem()
@@ -115,9 +116,9 @@ def make_writer(path: Any, *, s3_region: str | None, s3client_config: Any, num_t
 
     Args:
         path: a folder, or s3://bucket/prefix.
-        s3_region: of the bucket; None is boto3's default from environment and configuration.
+        s3_region: region of the bucket; None is boto3's default from environment and configuration.
         s3client_config: a botocore Config, or None.
-        num_threads: number that write this rank's data.
+        num_threads: number of threads that write this rank's data.
 
     Raises: ValueError if the path is empty, not a path, or an S3 path with one slash missing.
     """
@@ -131,7 +132,7 @@ def make_reader(path: Any, *, s3_region: str | None, s3client_config: Any) -> An
 
     Args:
         path: a folder, or s3://bucket/prefix.
-        s3_region: of the bucket; None is boto3's default from environment and configuration.
+        s3_region: region of the bucket; None is boto3's default from environment and configuration.
         s3client_config: a botocore Config, or None.
 
     Raises: ValueError if the path is empty, not a path, or an S3 path with one slash missing.

@@ -1,8 +1,8 @@
-"""Cuts batches into the parts of a context group, with the label that follows each part's last tokens.
+"""Cutting of batches into the parts of a context group, and the label after the last token of each chunk.
 
-[Note: labels] A model that predicts the next token shifts labels by one; the label behind a chunk is the first one of
-the next chunk, which another rank may hold. Ranks send each other the first labels of their chunks; no label follows
-the last chunk.
+[Note: labels] A model that predicts the next token shifts labels by one; the label after a chunk is the first label of
+the next chunk, which another rank may hold. So ranks exchange the first labels of their chunks; no label follows the
+last chunk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SEQUENCE = 1  # the dimension of a batch that is cut
 def part_of_batch(batch: Any, rank: int, size: int) -> Any:
     """Return a rank's part of a batch: a tensor [B, T, ...], None, or a tuple, list or dict of these.
 
-    Raises: ValueError if 2 `size` does not divide T; TypeError for anything else.
+    Raises: ValueError if 2 * `size` does not divide T; TypeError for another type.
     """
     if batch is None or size == 1:
         return batch
@@ -38,12 +38,12 @@ def part_of_batch(batch: Any, rank: int, size: int) -> Any:
 
 
 def next_labels(labels: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return for each token of this rank's part the label that follows it in the whole sequence, [B, S].
+    """Return, for each token of this rank's part, the next label in the whole sequence, [B, S].
 
     Every rank of the group calls it; see [Note: labels].
 
     Args:
-        labels: of the part's tokens, not shifted, [B, S].
+        labels: labels of the part's tokens, not shifted, [B, S].
     """
     early, late = labels.chunk(2, _SEQUENCE)
     firsts = collectives.gather_whole(torch.stack((early[:, 0], late[:, 0])), group)  # [2 size, B]
@@ -59,13 +59,12 @@ def next_labels(labels: torch.Tensor, group: TensorGroup) -> torch.Tensor:
 def part_loss(logits: torch.Tensor, following: torch.Tensor, group: TensorGroup, num_items: Any = None) -> torch.Tensor:
     """Return this rank's share of the mean cross entropy over the tokens of all parts, times the size of the group.
 
-    The mean over the group's ranks is the loss of the whole sequences, even if ranks have different numbers of labels.
-    FSDP averages the gradients over these ranks likewise. Every rank of the group calls it.
+    The mean of the shares over the group's ranks is the loss of the whole sequences, even if ranks have different
+    numbers of labels. FSDP averages gradients over the same ranks. Every rank of the group calls it.
 
     Args:
-        logits: [B, S, V]; `following`: of `next_labels`.
-        num_items: divisor of the sum over this rank's tokens, as transformers' `num_items_in_batch`; None counts
-            labels.
+        logits: [B, S, V]; `following`: result of `next_labels`, [B, S].
+        num_items: divisor of the summed losses, as transformers' `num_items_in_batch`; None is the number of labels.
     """
     total = functional.cross_entropy(
         logits.flatten(0, -2).float(), following.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"

@@ -1,8 +1,8 @@
 """Attention of some queries to some keys, as one block of a softmax over more keys.
 
-Shapes: B rows, H heads, S queries, P keys, D channels. `sums` [B, H, S] are log sum exp of a query's scores, float32:
-`merge` weighs two blocks of the same queries by them, and each block's gradient follows from the sums over all keys.
-Torch's kernels compute a block where they support it; else this module does, some queries at a time.
+Shapes: B rows, H heads, S queries, P keys, D channels. `sums` [B, H, S] hold the log-sum-exp of each query's scores, in
+float32: `merge` weights two blocks of the same queries by their sums, and each block's gradient follows from the sums
+over all keys. Torch's kernels compute a block if they support it; else this module does, some queries at a time.
 Source: arXiv 2205.14135 section 3.1 (FlashAttention), 2310.01889.
 """
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-_MAX_SCORES = 2**24  # most elements of a matrix of scores at once, 64 MiB
+_MAX_SCORES = 2**24  # most elements of a score matrix at once, 64 MiB
 _LEAST = -1e30
 _KERNEL_DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16), "cuda": (torch.bfloat16, torch.float16)}
-_KERNEL_MAX_CHANNELS, _KERNEL_CHANNELS_STEP = 256, 8  # of torch's flash attention on GPUs
+_KERNEL_MAX_CHANNELS, _KERNEL_CHANNELS_STEP = 256, 8  # limits of torch's flash attention on GPUs
 
-Positions = tuple[torch.Tensor, torch.Tensor]  # of queries, [S], and of keys, [P]
+Positions = tuple[torch.Tensor, torch.Tensor]  # positions of queries, [S], and of keys, [P]
 Block = tuple[torch.Tensor, torch.Tensor]  # output [B, H, S, D] in float32 or wider, sums
 
 
@@ -35,7 +35,7 @@ def block_forward(
 
     Args:
         query: [B, H, S, D]; `key` and `value`: [B, H, P, D].
-        scale: of the scores.
+        scale: factor of the scores.
         is_causal: whether query i sees only the keys up to i.
         positions: with `window`: a query sees keys in the `window` positions up to its own; `is_causal` has no effect.
     """
@@ -68,10 +68,10 @@ def block_backward(
     """Return the gradients of query, key and value from this block, in float32 or wider.
 
     Args:
-        gradient: [B, H, S, D], of the output over all keys, `out` [B, H, S, D].
+        gradient: [B, H, S, D], gradient of `out` [B, H, S, D], the output over all keys.
         query: [B, H, S, D]; `key` and `value`: [B, H, P, D].
         sums: [B, H, S], over all keys.
-        scale: as `block_forward` takes it; so are `is_causal`, `positions` and `window`.
+        scale: as in `block_forward`; so are `is_causal`, `positions` and `window`.
     """
     if _kernel(query, window) is not None:
         found = _kernel_backward(gradient, query, key, value, out, sums, is_causal=is_causal, scale=scale)
@@ -92,7 +92,7 @@ def block_backward(
 
 
 def merge(first: Block, second: Block) -> Block:
-    """Return the output and sums of queries over the keys of two blocks."""
+    """Return the output and sums of the same queries over the keys of two blocks."""
     sums = torch.logaddexp(first[1], second[1])
     # A query that sees no key of either block has sums of -inf: its shares are 0.
     shares = [(one - sums).exp().nan_to_num(0.0).unsqueeze(-1) for one in (first[1], second[1])]
@@ -132,7 +132,7 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _kernel(query: torch.Tensor, window: int | None) -> Any:
-    """Return torch's flash attention, with sums, for such queries; None where it does not support them."""
+    """Return torch's flash attention kernel that also returns sums; None if it does not support these arguments."""
     device = query.device.type
     if window is not None or query.dtype not in _KERNEL_DTYPES.get(device, ()):
         return None
@@ -160,7 +160,7 @@ def _kernel_backward(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient, query, key, value, out, sums, 0.0, is_causal, scale=scale
         )
-    unused = torch.empty((), dtype=torch.int64, device=query.device)  # the random state is unused: no dropout
+    unused = torch.empty((), dtype=torch.int64, device=query.device)  # random state, unused without dropout
     return torch.ops.aten._scaled_dot_product_flash_attention_backward(
         gradient,
         query,

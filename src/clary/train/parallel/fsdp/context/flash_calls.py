@@ -1,10 +1,11 @@
-"""Replaces the calls of flash-attn in transformers before 4.48 with attention over a context group.
+"""Replacement of flash-attn calls in transformers before 4.48 by attention over a context group.
 
-[Note: two homes] Classes of attention named ...FlashAttention2 call `_flash_attention_forward`: a method of the class
-until 4.42, a function in its module since. A spread module's class overrides the method. The function is replaced by
-one that looks up the attention that runs in this thread, and calls the old function if none runs.
+[Note: two homes] Attention classes named ...FlashAttention2 call `_flash_attention_forward`: a method of the class
+until 4.42, a function in its module since. A spread module's class overrides the method. The function's replacement
+calls the `Attending` that is active in this thread, or the old function if none is active.
 
-[Note: windows] Both pass flash-attn a window of w positions before a query and 0 behind it; a query sees w + 1.
+[Note: windows] Both pass flash-attn a window of w positions before a query and 0 after it; so a query sees w + 1
+positions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _running = threading.local()
 
 
 class Attending(Protocol):
-    """Attention in the place of flash-attn: takes queries, keys and values [B, H, S, D], returns [B, H, S, D]."""
+    """A callable in place of flash-attn: takes queries, keys and values [B, H, S, D], returns [B, H, S, D]."""
 
     def attend(
         self,
@@ -45,7 +46,7 @@ class Attending(Protocol):
 
 
 def replace_function(own: type[nn.Module]) -> None:
-    """Replace the function in the modules of a class and its bases, unless done before; see [Note: two homes]."""
+    """Replace the function in the Python modules of a class and its bases, once; see [Note: two homes]."""
     for one in own.__mro__:
         home = sys.modules.get(one.__module__)
         function = getattr(home, NAME, None)
@@ -54,7 +55,7 @@ def replace_function(own: type[nn.Module]) -> None:
 
 
 def overriding(own: type[nn.Module]) -> dict[str, Callable[..., torch.Tensor]]:
-    """Return the overriding method for the class of a spread module, by name; empty if the class has no such method."""
+    """Return {name: method} that overrides the method in a spread module's class; empty if the class lacks it."""
     method = getattr(own, NAME, None)
     if method is None:
         return {}
@@ -66,7 +67,7 @@ def overriding(own: type[nn.Module]) -> dict[str, Callable[..., torch.Tensor]]:
             result: torch.Tensor = method(self, *args, **kwargs)
             return result
         given = signature.bind(self, *args, **kwargs).arguments
-        # `use_sliding_windows` compares the window with this rank's keys alone, so the configuration's window is taken.
+        # The caller derives `use_sliding_windows` from this rank's keys alone, so the configured window is used.
         has_window = "use_sliding_windows" in signature.parameters
         window = getattr(self.config, "sliding_window", None) if has_window else None
         is_causal = bool(getattr(self, "is_causal", True))
@@ -77,7 +78,7 @@ def overriding(own: type[nn.Module]) -> dict[str, Callable[..., torch.Tensor]]:
 
 @contextmanager
 def attended_by(attending: Attending) -> Iterator[None]:
-    """Have this thread's calls of flash-attn go to `attending`."""
+    """Redirect this thread's calls of flash-attn to `attending` within a block."""
     before = getattr(_running, "attending", None)
     _running.attending = attending
     try:
@@ -101,7 +102,7 @@ def _asking(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 
 def _attend(attending: Attending, given: Mapping[str, Any]) -> torch.Tensor:
-    """Return [B, S, H, D], as flash-attn does.
+    """Call `attending` with flash-attn's arguments; return [B, S, H, D], as flash-attn does.
 
     Raises: ValueError for a mask, a softcap, or attention that is not causal.
     """

@@ -1,7 +1,7 @@
-"""Attention of a part of a sequence to the whole, with the keys and values of all ranks in memory ("all_gather").
+"""Attention of a part of a sequence to the whole sequence, with keys and values of all ranks gathered ("all_gather").
 
 Shapes: B rows, H heads, G heads of keys and values, S positions of a part, T of the whole sequence, D channels.
-Each of the two chunks of queries sees the keys up to its own end, by torch's own kernels.
+Torch's kernels compute each of the two query chunks over the keys up to the chunk's end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def attend_gathered(
 
     Args:
         query: [B, H, S, D]; `key` and `value`: [B, G, S, D].
-        window: number of positions that a query sees, its own and earlier ones; None for all.
+        window: number of positions that a query sees, its own and earlier positions; None for all.
     """
     keys, values = _whole(torch.stack((key, value)), group).unbind()
     if query.shape[1] != keys.shape[1]:

@@ -1,8 +1,8 @@
-"""Replaces a model's attention with attention over a context group.
+"""Replacement of a model's attention by attention over a context group.
 
-[Note: two ways] transformers 4.48 and newer look the function up by a name in the configuration: ours is registered in
-the table, and `spreading` sets its name in configurations. Other models call torch's `scaled_dot_product_attention`, or
-flash-attn (see `flash_calls`): while their attention runs, those functions are ours.
+[Note: two ways] transformers 4.48 and newer looks up the attention function in a table by a name in the configuration:
+our function is registered in the table, and `spreading` sets its name in configurations. Other models call torch's
+`scaled_dot_product_attention`, or flash-attn (see `flash_calls`): while their attention runs, both are replaced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _made: dict[type, type] = {}
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """How a module's attention is computed over a group.
+    """Settings with which a module's attention is computed over a group.
 
     Args:
         communication: "p2p" or "all_gather".
@@ -54,10 +54,10 @@ class Context:
 
         Args:
             query: [B, H, S, D]; `key` and `value`: [B, G, S, D], where G divides H.
-            scale: of scores; None is 1 / sqrt(D).
+            scale: factor of scores; None is 1 / sqrt(D).
 
         Raises:
-            ValueError: queries and keys have different lengths, or an odd one.
+            ValueError: queries and keys have different lengths, or an odd length.
             NotImplementedError: p2p with dropout of attention probabilities.
         """
         if query.shape[2] != key.shape[2] or query.shape[2] % 2:
@@ -77,7 +77,7 @@ class Context:
 
 
 def interface_of(module: nn.Module) -> Any:
-    """Return transformers' table in which a module looks up its attention function, None if it uses no table."""
+    """Return the transformers table of a module's attention functions, or None if the module uses no table."""
     for one in type(module).__mro__:
         table = getattr(sys.modules.get(one.__module__), "ALL_ATTENTION_FUNCTIONS", None)
         if table is not None:
@@ -86,12 +86,12 @@ def interface_of(module: nn.Module) -> Any:
 
 
 def hands_window_over(module: nn.Module) -> bool:
-    """Whether a module passes a sliding window to its attention function; other modules put it into a mask."""
+    """Return whether a module passes its sliding window to the attention function; other modules put it into a mask."""
     return interface_of(module) is not None or "Flash" in type(module).__name__
 
 
 def put_in(module: nn.Module, context: Context) -> None:
-    """Have a module compute its attention over the group; see [Note: two ways]."""
+    """Make a module compute its attention over the group; see [Note: two ways]."""
     vars(module)[_MARK] = context
     table = interface_of(module)
     if table is None:
@@ -123,9 +123,9 @@ def attend_for_transformers(
     Args:
         module: the attention module; it has a `Context`.
         query: [B, H, S, D]; `key` and `value`: [B, G, S, D], where G divides H.
-        scaling: of the scores; None is 1 / sqrt(D).
-        dropout: probability at which attention weights are dropped.
-        sliding_window: number of positions that a query sees, its own and earlier ones; None for all.
+        scaling: factor of the scores; None is 1 / sqrt(D).
+        dropout: probability with which attention weights are dropped.
+        sliding_window: number of positions that a query sees, its own and earlier positions; None for all.
 
     Raises: RuntimeError if the module belongs to a model that is not spread.
     """
@@ -194,5 +194,5 @@ class _Interception(TorchFunctionMode):
                 f"{'with a mask' if attn_mask is not None else 'without is_causal'}; parts of sequences are known to "
                 "causal attention without a mask alone"
             )
-        del enable_gqa  # the numbers of heads say it
+        del enable_gqa  # follows from the numbers of heads
         return self.attend(query, key, value, scale=scale, dropout_prob=dropout_p)

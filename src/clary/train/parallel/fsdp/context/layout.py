@@ -1,13 +1,13 @@
-"""The positions of a sequence that each rank of a context group holds. Pure except for tensors of positions.
+"""The positions of a sequence that each rank of a context group holds. Without I/O or communication.
 
     rank       0     1     2     3          n = 4 ranks, 2 n chunks of equal length
     chunks    0 7   1 6   2 5   3 4         an early and a late chunk: causal attention costs each rank the same
 
-A rank's part is its two chunks, the earlier first; a dimension of length S in it is 2 chunks of S / 2. Scripts for SMP
-cut their batches in this way.
+A rank's part is its two chunks of S / 2, the earlier one first: S positions. SMP scripts cut their batches in the same
+way.
 
-A rank needs half of another rank's keys, or all of them for half of its queries, depending on which rank is lower; see
-`visible`.
+A rank's queries need the first half of a lower rank's keys; the second half of its queries needs all keys of a higher
+rank; see `visible`.
 Source: arXiv 2309.14509 and 2310.01889 (attention over parts of a sequence); arXiv 2311.09431 (parts of equal cost).
 """
 
@@ -20,10 +20,10 @@ import torch
 
 @dataclass(frozen=True)
 class Visible:
-    """The part of attention with one rank's keys: own queries from `first_query` on, the first `num_keys` keys.
+    """The attention to one rank's keys: own queries from `first_query` on see its first `num_keys` keys.
 
     Args:
-        is_causal: whether a query sees the keys up to its own place; else it sees all of them.
+        is_causal: whether a query sees the keys up to its own position; else it sees all these keys.
     """
 
     first_query: int
@@ -32,7 +32,7 @@ class Visible:
 
 
 def chunks_of(rank: int, size: int) -> tuple[int, int]:
-    """Return the numbers of the two chunks that a rank holds, of 2 `size`."""
+    """Return the numbers of the two chunks that a rank holds, of 2 * `size` chunks."""
     return rank, 2 * size - 1 - rank
 
 
@@ -40,9 +40,9 @@ def visible(rank: int, source: int, length: int) -> Visible:
     """Return the part of rank `source`'s keys that queries of `rank` see.
 
     Args:
-        length: of a rank's part, S.
+        length: length of a rank's part, S.
     """
-    if source == rank:  # positions rise within the part: one causal mask covers it
+    if source == rank:  # positions increase within the part, so one causal mask is right
         return Visible(0, length, is_causal=True)
     if source < rank:
         return Visible(0, length // 2, is_causal=False)
@@ -50,12 +50,12 @@ def visible(rank: int, source: int, length: int) -> Visible:
 
 
 def positions_of(rank: int, size: int, length: int, device: torch.device | str | None = None) -> torch.Tensor:
-    """Return the positions in the whole sequence of a rank's part of `length`, [S].
+    """Return the positions of a rank's part in the whole sequence, [S].
 
     Args:
-        rank: in the context group.
+        rank: rank in the context group.
         size: number of ranks in that group.
-        length: of the part, S; the whole is `size` times as long.
+        length: length of the part, S; the whole sequence has `size` * S positions.
         device: None is torch's default.
 
     Raises: ValueError if `length` is odd.
@@ -71,6 +71,6 @@ def positions_of(rank: int, size: int, length: int, device: torch.device | str |
 
 
 def whole_order(size: int) -> list[int]:
-    """Return the place of chunk 0, 1, ... in the concatenation of all ranks' parts, in rank order."""
+    """Return the index of chunk 0, 1, ... in the concatenation of all ranks' parts, in rank order."""
     held = [chunk for rank in range(size) for chunk in chunks_of(rank, size)]
     return [held.index(chunk) for chunk in range(2 * size)]

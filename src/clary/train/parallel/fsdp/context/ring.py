@@ -1,10 +1,10 @@
-"""Attention of a part of a sequence to the whole, while keys and values pass from rank to rank in a ring ("p2p").
+"""Attention of a part of a sequence to the whole sequence, with keys and values passed around a ring ("p2p").
 
 Shapes: B rows, H heads, G heads of keys and values, S positions of a part, D channels.
 
-Each rank computes with the keys it has while it sends them to the next rank; after n - 1 turns it has seen all keys.
-Backward sends keys and values round once more, followed by their gradients, to which each rank adds; after n turns the
-gradients reach the ranks that the keys came from. No rank ever holds more than two parts of keys and values.
+Each rank computes with the keys it holds while it sends them to the next rank; after n - 1 sends it has seen all keys.
+Backward passes keys and values around once more, followed by their gradients, to which each rank adds its own; after n
+sends the gradients reach the ranks that own the keys. No rank ever holds more than two parts of keys and values.
 Source: arXiv 2310.01889 (ring attention); arXiv 2311.09431 (parts of equal cost).
 """
 
@@ -42,7 +42,7 @@ def attend_in_ring(
 
     Args:
         query: [B, H, S, D]; `key` and `value`: [B, G, S, D].
-        window: number of positions that a query sees, its own and earlier ones; None for all.
+        window: number of positions that a query sees, its own and earlier positions; None for all.
     """
     settings = _Settings(group, scale, window)
     attended: torch.Tensor = _Ring.apply(query.contiguous(), torch.stack((key, value)), settings)
@@ -58,7 +58,7 @@ class _Ring(torch.autograd.Function):
             block = _with_keys(query, held, source, settings, block)
             if sent is not None:
                 held = sent.wait()
-        assert block is not None  # this rank's keys come first
+        assert block is not None  # the first turn has this rank's keys
         out = block[0].to(query.dtype)
         ctx.save_for_backward(query, both, out, block[1])
         ctx.settings = settings
@@ -85,14 +85,14 @@ class _Ring(torch.autograd.Function):
 
 
 def _turns(group: TensorGroup) -> list[tuple[int, bool]]:
-    """Return for each turn the rank whose keys this rank has, and whether it sends them on."""
+    """Return, for each turn, the rank whose keys this rank holds, and whether it passes them on."""
     return [((group.rank - turn) % group.size, turn + 1 < group.size) for turn in range(group.size)]
 
 
 def _with_keys(
     query: torch.Tensor, held: torch.Tensor, source: int, settings: _Settings, before: Block | None
 ) -> Block:
-    """Return output and sums over the earlier keys and those in `held`."""
+    """Return output and sums over the keys of `before` and the keys in `held`."""
     seen = visible(settings.group.rank, source, query.shape[2])
     first = seen.first_query
     key, value = _repeated(held[:, :, :, : seen.num_keys], query)
@@ -108,7 +108,7 @@ def _with_keys(
 def _gradients(
     query_gradient: torch.Tensor, saved: tuple[torch.Tensor, ...], source: int, settings: _Settings
 ) -> torch.Tensor:
-    """Return the gradient of the keys and values of `source` from this rank, and add the queries' gradient in place."""
+    """Return this rank's gradient of the keys and values of `source`; add to the queries' gradient in place."""
     gradient, query, held, out, sums = saved
     seen = visible(settings.group.rank, source, query.shape[2])
     first, num_keys = seen.first_query, seen.num_keys
@@ -136,7 +136,7 @@ def _how(source: int, query: torch.Tensor, settings: _Settings) -> dict[str, Any
 
 
 def _repeated(held: torch.Tensor, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys and values for each head of the queries."""
+    """Repeat keys and values for each head of the queries."""
     repeats = query.shape[1] // held.shape[2]
     key, value = held.repeat_interleave(repeats, 2) if repeats > 1 else held
     return key.contiguous(), value.contiguous()
@@ -144,7 +144,7 @@ def _repeated(held: torch.Tensor, query: torch.Tensor) -> tuple[torch.Tensor, to
 
 @dataclass(frozen=True, eq=False)
 class _Sent:
-    """A tensor on its way to the next rank, and one from the rank before; both tensors stay in memory until `wait`."""
+    """A send to the next rank and a receive from the previous rank; both tensors stay in memory until `wait`."""
 
     sent: torch.Tensor
     received: torch.Tensor
@@ -157,7 +157,7 @@ class _Sent:
 
 
 def _send_on(tensor: torch.Tensor, group: TensorGroup) -> _Sent:
-    """Begin to send to the next rank of the group and to receive from the rank before, in the same shape and dtype."""
+    """Start a send to the next rank and a receive of the same shape and dtype from the previous rank."""
     if group.size == 1:
         return _Sent(tensor, tensor, [])
     sent = tensor.contiguous()

@@ -1,8 +1,8 @@
-"""Gives rotary embeddings the length of the whole sequence, of which a rank's module sees a part.
+"""Hooks that give rotary embeddings the length of the whole sequence, of which a rank's module sees a part.
 
-Tables of transformers before 4.38 (Mixtral: 4.48) are made for a length that attention passes, and looked up by
-position: they must reach the last position of all ranks. In later versions, frequencies that depend on the length
-("dynamic", "longrope") take it from the highest position, which most ranks' parts lack.
+transformers before 4.38 (Mixtral: 4.48) builds tables for a length that attention passes, and indexes them by position:
+they must cover the last position of all ranks. In later versions, frequencies that depend on the length ("dynamic",
+"longrope") derive it from the highest position, which most ranks' parts lack.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _SEQUENCE = -1  # the dimension of position_ids
 
 
 def lengthen(model: nn.Module, size: int) -> None:
-    """Have the rotary embeddings of a model compute as for the sequences of all `size` ranks.
+    """Make a model's rotary embeddings compute for sequences `size` times as long as the rank's part.
 
-    It finds modules whose class is named ...RotaryEmbedding and that take `seq_len` or `position_ids` by keyword, or
-    `position_ids` as the second argument, and return cosines and sines.
+    Affects modules whose class is named ...RotaryEmbedding, that take `seq_len` or `position_ids` by keyword, or
+    `position_ids` as the second argument, and that return cosines and sines.
     """
     for module in model.modules():
         if "RotaryEmbedding" in type(module).__name__:

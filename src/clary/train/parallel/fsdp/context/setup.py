@@ -16,19 +16,20 @@ from clary.train.parallel.tensor.collectives import TensorGroup
 
 
 def get_batch_for_cp_rank(batch: Any) -> Any:
-    """Return this rank's part of a batch, which all ranks of its context group have read: see `part_of_batch`."""
+    """Return this rank's part of a batch that all ranks of its context group have read; see `part_of_batch`."""
     return part_of_batch(batch, state.cp_rank, state.cp_size)
 
 
 def setup_transformer_engine_cp_groups(model: nn.Module, cp_global_ranks: Sequence[int], cp_group: Any) -> None:
     """Spread a model's attention over a context group without `transform`. Every rank calls it.
 
-    Modules of Transformer Engine get the group by their own method; a model without them is spread as by `transform`.
+    Transformer Engine's modules receive the group by their own method; a model without such modules is spread as by
+    `transform`.
 
     Args:
         cp_global_ranks: the group's ranks in the world, in the group's order.
 
-    Raises: ValueError if the ranks are not the group's, or as `spread_sequences`.
+    Raises: ValueError if the ranks are not those of the group, and as `spread_sequences`.
     """
     own = dist.get_process_group_ranks(cp_group)
     if list(cp_global_ranks) != own:

@@ -1,12 +1,12 @@
-"""Makes a model work on its rank's part of each sequence.
+"""Conversion of a model to work on its rank's part of each sequence.
 
 [Note: structure] Supported models have attention in modules with Attention in the names of their classes, and with
 children `q_proj`, `k_proj` and `v_proj`, or `query_key_value`: the Llama, Mistral, Mixtral and GPT-NeoX models of
 transformers 4.37 and newer, and models written like them. The model takes `input_ids` (or `inputs_embeds`) and
 `position_ids`. If it takes `labels`, it returns the loss as the first output, or as `loss`, next to `logits`.
 
-[Note: masks] A mask may mark all tokens as valid, which changes nothing. Padding at the end of sequences needs none: no
-token sees later tokens; labels of -100 exclude padding from the loss.
+[Note: masks] A mask may mark all tokens as valid, which changes nothing. Padding at the end of sequences needs no mask:
+no token sees later tokens, and labels of -100 exclude padding from the loss.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _PROJECTIONS = ({"q_proj", "k_proj", "v_proj"}, {"query_key_value"})
 
 
 def spread_sequences(model: nn.Module, group: TensorGroup, communication: str = "p2p") -> nn.Module:
-    """Have a model take parts of sequences, in place, and return it; see [Note: structure].
+    """Change a model in place to take parts of sequences, and return it; see [Note: structure].
 
-    Scripts give each rank its part of tokens and of labels (not shifted), cut as in `layout`. The model then computes
-    positions and following labels itself; loss and gradients, averaged over the group, equal those of whole sequences.
-    Every rank of the group calls the model at the same time, with parts of one shape.
+    Scripts give each rank its part of tokens and of labels (not shifted), cut as in `layout`. The model computes
+    positions and next labels itself; loss and gradients, averaged over the group, equal those of whole sequences. Every
+    rank of the group calls the model at the same time, with parts of one shape.
 
     Args:
-        communication: "p2p" passes keys and values round, and holds those of two ranks at once; "all_gather" holds all
-            ranks'.
+        communication: "p2p" passes keys and values around, and holds those of two ranks at once; "all_gather" holds
+            those of all ranks.
 
-    Raises: ValueError if the model is not supported, or `communication` is neither; then nothing is changed.
+    Raises: ValueError if the model is not supported, or `communication` has another value; the model is unchanged then.
     """
     if communication not in COMMUNICATIONS:
         raise ValueError(f"cp_comm_type is {communication!r}; expected one of {', '.join(COMMUNICATIONS)}")
@@ -103,7 +103,7 @@ class _Hooks:
         self._num_items: Any = None
 
     def before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Check the arguments, add positions, and keep labels for `after`."""
+        """Check the arguments, add positions, and store labels for `after`."""
         bound = self._signature.bind(*args, **kwargs)
         given = bound.arguments
         tokens = given.get("input_ids")
@@ -159,7 +159,7 @@ def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 
 def _check_mask(mask: torch.Tensor | None) -> None:
-    """Raise ValueError for a mask that masks; see [Note: masks]."""
+    """Raise ValueError for a mask that excludes tokens; see [Note: masks]."""
     if mask is None:
         return
     if mask.dim() != 2 or not bool((mask == 1).all()):
