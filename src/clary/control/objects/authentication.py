@@ -20,7 +20,7 @@ from clary.contract import sigv4
 from clary.control.permissions.temporary_keys import TemporaryKeys, TokenVerdict
 
 FORBIDDEN = 403
-REGION = "Region"  # key in the details of an error: the expected region
+REGION = "Region"  # key of the expected region in an error's details
 MAX_EXPIRES_DIGITS = 12  # seconds since 1970; Python raises an error for numbers of thousands of digits
 
 FindSecret = Callable[[str], str | None]
@@ -61,12 +61,12 @@ V2_SUBRESOURCES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkSeed:
-    """First link of the chain of a body's chunk signatures: signing key, date, scope and the headers' signature."""
+    """Start of the chain of a body's chunk signatures: signing key, date, scope and the headers' signature."""
 
     key: bytes
     amz_date: str
     scope: str
-    signature: str  # of the headers
+    signature: str  # signature of the headers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,8 @@ def authenticate(
         find_secret: secret access key of an access key id, None if it is unknown.
         now: aware time of day.
         skew_s: largest difference of the request's time from `now`.
-        host_bucket: bucket that the Host names, None if the path does. Version 2 signs no Host, but its bucket.
+        host_bucket: bucket named by the Host header, None if the path names it. Version 2 signs this bucket, not the
+            Host header.
         region: the only region that a signature may name; None accepts every region. Version 2 names no region.
         temporary: verifies keys with a session token; None refuses them.
     Raises: WireError AccessDenied, InvalidAccessKeyId, InvalidToken, ExpiredToken, SignatureDoesNotMatch,
@@ -117,10 +118,10 @@ def authenticate(
 def with_token(find_secret: FindSecret, token: str, temporary: TemporaryKeys | None, *, now: datetime) -> FindSecret:
     """Return the function that finds the secret of a key sent with `token`; `find_secret` for an empty token.
 
-    The function returned raises WireError InvalidToken for a token that is not the key's own, and ExpiredToken.
+    The returned function raises WireError InvalidToken for a token that does not belong to the key, and ExpiredToken.
 
     Args:
-        find_secret: knows the owner's key and the keys of jobs.
+        find_secret: finds the secrets of the owner's key and of the keys of jobs.
         token: session token of the request; empty without one.
         temporary: verifies keys with a session token; None refuses every token.
         now: aware time of day.
@@ -145,8 +146,8 @@ def check_region(found: str, expected: str | None, *, code: str, what: str) -> N
     Args:
         found: region of the credential's scope.
         expected: the region of this service; None accepts every region.
-        code: of the error; it differs for headers, URLs and forms.
-        what: beginning of the message.
+        code: code of the error, which differs for headers, URLs and forms.
+        what: beginning of the error message.
     Raises: WireError with the region in its details.
     """
     if expected is None or found == expected:
@@ -285,7 +286,7 @@ def _authenticate_version_2(
     left_s = int(expires) - now.timestamp()
     if left_s < 0:
         raise WireError("AccessDenied", "Request has expired", http_status=FORBIDDEN)
-    # The URL does not hold the time of signing: a URL that expires more than a week from now is refused.
+    # The URL does not contain the time of signing: a URL that expires more than a week from now is refused.
     if left_s > sigv4.PRESIGNED_MAX_EXPIRES_S + skew_s:
         raise WireError(
             "AccessDenied",
@@ -293,7 +294,7 @@ def _authenticate_version_2(
             "Signature Version 4: presign again for a shorter time",
             http_status=FORBIDDEN,
         )
-    # Signers move such headers into the query of the URL; they are signed as headers.
+    # Signers move such headers into the query of the URL, but sign them as headers.
     lowered = {name.lower(): value for name, value in parameters.items()}
     signed = {name: value for name, value in lowered.items() if name.startswith(("x-amz-", "content-"))}
     for name, value in request.headers:
@@ -368,7 +369,7 @@ def _verify(
 
 
 def mismatch() -> WireError:
-    """Return the error of a signature with another key, or over another request."""
+    """Return the error for a signature made with another key or over another request."""
     return WireError(
         "SignatureDoesNotMatch",
         "The request signature we calculated does not match the signature you provided. Check your key and signing "

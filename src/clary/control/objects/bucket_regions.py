@@ -1,8 +1,8 @@
 """The region of buckets: always the service's, even if the store answers otherwise.
 
 Where: `front` checks requests for new buckets and answers GetBucketLocation. Pure.
-Clients sign again for the region that an answer names, so all answers must name the same one.
-Source: Amazon S3 API reference, CreateBucket, GetBucketLocation; An empty constraint stands for us-east-1.
+Clients sign again for the region that an answer names, so all answers must name the same region.
+Source: Amazon S3 API reference, CreateBucket, GetBucketLocation; an empty constraint stands for us-east-1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_location(asked: S3Request) -> bool:
 def asks_from_anywhere(method: str, raw_query: str) -> bool:
     """Whether a request is GetBucketLocation, whose sender does not know the region yet.
 
-    It is called before the signature is verified, which may then name any region.
+    It is called before the signature is verified; the signature of such a request may name any region.
     """
     return method == "GET" and "location" in {part.partition("=")[0] for part in raw_query.split("&")}
 

@@ -1,7 +1,7 @@
-"""Manifests of checkpoint sets: their place, their content, and checks of the content.
+"""Manifests of checkpoint sets: their keys, their content, and checks of the content.
 
-Where: `checkpoint_sets` lists sets and `checkpoint_verification` reads every file of them. A manifest comes from a
-bucket to which anyone with a key may have written. So its content is checked before use.
+Where: `checkpoint_sets` lists sets and `checkpoint_verification` reads every file of them. Anyone with a key may have
+written to the bucket of a manifest, so its content is checked before use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 TOO_LARGE = f"the manifest has more than {MAX_MANIFEST_BYTES} bytes: it can be restored, but it is not read here"
 MAX_HOSTS = 1000  # below one prefix
 MAX_OBJECT_BYTES = 1 << 50  # more than any store holds in one object
-MAX_FAULT_CHARACTERS = 500  # of the text on one set
+MAX_FAULT_CHARACTERS = 500  # length of the text about the fault of one set
 MAX_PART_BYTES = 255  # NAME_MAX of Linux file systems
 MAX_PATH_BYTES = 3800  # PATH_MAX of Linux is 4096; the rest is for the folder above
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -46,11 +46,11 @@ class CheckpointPlace:
     """The bucket and prefix that CheckpointConfig.S3Uri names."""
 
     bucket: str
-    prefix: str  # with a slash at its end; empty for the whole bucket
+    prefix: str  # ends with a slash; empty for the whole bucket
 
     @classmethod
     def of(cls, uri: str) -> CheckpointPlace:
-        """Read a URI; several slashes in a row count as one, as agents read it.
+        """Parse a URI; repeated slashes count as one, as for agents.
 
         Raises: ContractError if it names no valid bucket.
         """
@@ -105,7 +105,7 @@ async def load_set(client: StoreClient, place: CheckpointPlace, *, host: str, nu
     Args:
         client: open.
         place: of the job's checkpoints.
-        host: name of the host whose set it is, such as algo-1.
+        host: name of the host that stored the set, such as algo-1.
         number: of the set; host and number make the manifest's key, and its content must name them too.
     Raises: ContractError for a missing or faulty manifest; ObjectStoreError.
     """
@@ -130,7 +130,7 @@ async def load_set(client: StoreClient, place: CheckpointPlace, *, host: str, nu
 def why_unbelievable(checkpoints: CheckpointSet, *, host: str, number: int) -> str:
     """Return the fault of a manifest's content, or an empty string; the result is safe for a terminal. Pure.
 
-    Agents restore by the same rules.
+    Agents apply the same rules before they restore a set.
 
     Args:
         host, number: from the manifest's key.
@@ -182,7 +182,7 @@ def why_no_key(file: CheckpointFile, host: str) -> str:
 
 
 def host_order(name: str) -> tuple[str, int, str]:
-    """Return a key that sorts algo-2 before algo-10."""
+    """Return a sort key that puts algo-2 before algo-10."""
     number = _DIGITS.search(name)
     return _DIGITS.sub("", name), int(number[0][:18]) if number else 0, name
 
@@ -200,7 +200,7 @@ def _believed(data: bytes, host: str, number: int) -> CheckpointSet:
 
 
 def _why_not_together(paths: Sequence[str], folders: Sequence[str]) -> str:
-    """Return a sentence on paths that exclude each other in one folder, or an empty string."""
+    """Return a sentence on two paths that can not exist in one folder, or an empty string."""
     names = set(paths)
     if len(names) < len(paths):
         doubled = next(path for path, times in Counter(paths).items() if times > 1)

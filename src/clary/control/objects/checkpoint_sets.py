@@ -3,9 +3,10 @@
 Where: `clary checkpoints JOB`, through `server.pages.checkpoints_page`. Names and sizes are compared here;
 `checkpoint_verification` reads the files' content.
 
-[Note: sets that move] Agents continue to store sets while the service reads: the newest set may be replaced, and files
-that only it named removed. Manifests are read before objects are listed, so that every file of a set existed before; if
-a newest set lacks a file, the sets are read again, and the result counts only if that set is still the newest.
+[Note: sets that move] Agents continue to store sets while the service reads: a newer set may replace the newest set,
+and files that only the replaced set names may be removed. Manifests are read before objects are listed, so every file
+of a set existed before the listing; if a newest set lacks a file, the sets are read again, and the result counts only
+if that set is still the newest.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from clary.control.objects.store_client import StoreClient
 
 LOOK_TIMEOUT_S = 20.0  # for one answer; the command line waits 30 s
 MAX_SETS_PER_HOST = 10  # agents keep three
-MAX_READ_BYTES = 256 * 1024 * 1024  # of all manifests for one answer
+MAX_READ_BYTES = 256 * 1024 * 1024  # of all manifests read for one answer
 MAX_LOOKS = 3
 PARALLEL_READS = 2
 
@@ -44,11 +45,11 @@ PARALLEL_READS = 2
 class SetState(StrEnum):
     """The state of a set, without its files' content."""
 
-    WHOLE = "whole"  # every file exists with its size, with evidence other than time that it was whole then
-    COMPLETE = "complete"  # every file exists with its size, without evidence other than time
+    WHOLE = "whole"  # every file has its size, and evidence other than time that it was whole when it was stored
+    COMPLETE = "complete"  # every file has its size, but some have no evidence other than time
     INCOMPLETE = "incomplete"  # files are missing, or have another size, as is normal for older sets
     DAMAGED = "damaged"  # the manifest can not be read, or is invalid
-    UNREAD = "unread"  # time ran out before it was read
+    UNREAD = "unread"  # time ran out before the manifest was read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +59,15 @@ class SetEntry:
     host: str
     number: int
     state: SetState
-    is_newest: bool  # of its host
-    fault: str = ""  # reason why it is not whole, in words
+    is_newest: bool  # whether it is its host's newest set
+    fault: str = ""  # sentence on why the set is not whole
     taken_at: datetime | None = None  # None if the manifest was not read
     job_arn: str = ""
     attempt: int = 0
     num_files: int = 0
     size_bytes: int = 0
-    evidence: Mapping[str, int] = field(default_factory=dict)  # kind of evidence that files are whole -> number
-    least_rest_s: float = 0.0  # of the files whose only evidence is time
+    evidence: Mapping[str, int] = field(default_factory=dict)  # kind of evidence that files are whole -> their number
+    least_rest_s: float = 0.0  # least rest of the files whose only evidence is time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class SetListing:
     """All sets below a prefix, newest first."""
 
     sets: tuple[SetEntry, ...]
-    num_left_out: int  # older sets beyond MAX_SETS_PER_HOST
+    num_left_out: int  # number of older sets beyond MAX_SETS_PER_HOST
 
 
 async def find_in_time(
@@ -103,8 +104,8 @@ async def list_sets(client: StoreClient, place: CheckpointPlace, *, timeout_s: f
     """Return the checkpoint sets below a prefix.
 
     Args:
-        timeout_s: for the whole call; a set that was not read by then has an entry that says so.
-    Raises: ObjectStoreError if not even the manifests could be listed.
+        timeout_s: limit of the whole call in seconds; a set that was not read in time gets state UNREAD.
+    Raises: ObjectStoreError if the manifests could not be listed.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
     entries: Sequence[SetEntry] = ()
@@ -116,7 +117,7 @@ async def list_sets(client: StoreClient, place: CheckpointPlace, *, timeout_s: f
         except ObjectStoreError:
             if not entries:
                 raise
-            break  # the earlier result stays
+            break  # the earlier result is kept
         if entries and newest_numbers(found) == newest:
             break
         newest = newest_numbers(found)
@@ -149,7 +150,7 @@ async def _look(
 async def _read_all(
     client: StoreClient, place: CheckpointPlace, manifests: Sequence[ManifestObject], deadline: float
 ) -> dict[ManifestObject, CheckpointSet | ContractError | str]:
-    """Return the content of each manifest, its error, or the reason in words for which it was not read."""
+    """Return the content of each manifest, its error, or a sentence on why it was not read."""
     outcomes: dict[ManifestObject, CheckpointSet | ContractError | str] = {}
     waiting = list(reversed(manifests))
     room_bytes = MAX_READ_BYTES
@@ -172,7 +173,7 @@ async def _read_all(
             except ObjectStoreError as error:
                 outcomes[manifest] = error.message
 
-    with contextlib.suppress(TimeoutError):  # manifests that were read by then stay
+    with contextlib.suppress(TimeoutError):  # manifests that were read in time are kept
         async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as readers:
             for _ in range(PARALLEL_READS):
                 readers.create_task(read_on())
@@ -182,7 +183,7 @@ async def _read_all(
 async def _sizes(
     client: StoreClient, place: CheckpointPlace, wanted: set[str], deadline: float
 ) -> dict[str, int] | str:
-    """Return the sizes of the wanted objects that exist, by key below the prefix; if unknown, the reason in words."""
+    """Return the sizes of the wanted objects that exist, by key below the prefix; or why they are unknown, in words."""
     sizes: dict[str, int] = {}
     if not wanted:
         return sizes
@@ -238,7 +239,7 @@ def _entry(
 
 
 def why_incomplete(checkpoints: CheckpointSet, sizes: Mapping[str, int]) -> str:
-    """Return the numbers of a set's files that are missing or have another size, in words, or an empty string. Pure."""
+    """Return a sentence that counts a set's missing files and files of another size, or an empty string. Pure."""
     num_gone = sum(file.key not in sizes for file in checkpoints.files)
     num_other = sum(sizes.get(file.key, file.size_bytes) != file.size_bytes for file in checkpoints.files)
     parts = [f"{num_gone} gone"] if num_gone else []
@@ -247,6 +248,6 @@ def why_incomplete(checkpoints: CheckpointSet, sizes: Mapping[str, int]) -> str:
 
 
 def _newest_first(entry: SetEntry) -> tuple[float, int, tuple[str, int, str]]:
-    # A manifest that can not be read has no time: it stands on top, so that it is noticed.
+    # A set whose manifest can not be read has no time: it comes first, so that people notice it.
     taken = entry.taken_at.timestamp() if entry.taken_at is not None else float("inf")
     return -taken, -entry.number, host_order(entry.host)

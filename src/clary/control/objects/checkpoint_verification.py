@@ -1,13 +1,12 @@
 """Reads every file of checkpoint sets and compares it with the manifests.
 
 Where: `clary checkpoints verify JOB`; `server.verification_runs` runs it in the background, since reading all files
-takes long. Only sums are kept, and hashing is done beside the event loop.
+takes long. Only checksums are kept, and a thread does the hashing.
 
-A set is as stored if all its files have the content of the manifest: that suffices for a restore. It is whole if there
-is also evidence other than time that every file was whole when it was stored (`contract.checkpoint_evidence`), and no
-unfinished file was left out. The files under the plain paths, for people and other tools, are compared too and reported
-separately: there a file may be missing, or have the content of another host or of an older set, without harm to a
-restore.
+A set is "as stored" if the content of all its files matches the manifest, which suffices for a restore. It is "whole"
+if there is also evidence other than time that every file was whole when it was stored (`contract.checkpoint_evidence`),
+and no unfinished file was left out. The files under the plain paths are compared too, and reported separately: there a
+file may be missing, or have the content of another host or of an older set, without harm to a restore.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from clary.control.objects.checkpoint_manifests import (
 )
 from clary.control.objects.store_client import StoreClient
 
-MAX_FINDINGS = 1000  # of one kind, of one set; further findings are only counted
-MAX_DOUBTFUL = 20  # files of a set that are named
+MAX_FINDINGS = 1000  # of one kind per set; further findings are only counted
+MAX_DOUBTFUL = 20  # doubtful files of a set that are named
 MAX_NEWER = 5  # how often a host's newest set may be replaced while it is read
-READ_ATTEMPTS = 3  # of an object, if the store does not answer
+READ_ATTEMPTS = 3  # of one object, if the store does not answer
 RETRY_PAUSE_S = 0.5
 HASH_PIECE_BYTES = 1024 * 1024
 MISSING = "is missing"
@@ -46,7 +45,7 @@ class SetTarget:
 
     host: str
     number: int
-    follows: bool  # whether to read a newer set of the host instead once one exists
+    follows: bool  # whether to read a newer set of the host instead as soon as it exists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class Finding:
     """A file that is missing, can not be read, or differs from its manifest."""
 
     path: str
-    key: str  # of the object, below the prefix
+    key: str  # key of the object below the prefix
     fault: str
 
 
@@ -78,15 +77,15 @@ class SetReport:
 
     host: str
     number: int
-    fault: str = ""  # of the set as a whole: its manifest
+    fault: str = ""  # fault of the manifest
     num_files: int = 0
     size_bytes: int = 0
-    num_read: int = 0  # files
+    num_read: int = 0  # number of files read
     is_done: bool = False
     wrong: Findings = field(default_factory=Findings)
-    plain: Findings = field(default_factory=Findings)  # under the plain paths; no harm to a restore
-    evidence: dict[str, int] = field(default_factory=dict)  # kind of evidence that files are whole -> number
-    least_rest_s: float = 0.0  # of the files whose only evidence is time
+    plain: Findings = field(default_factory=Findings)  # findings under the plain paths, which do not harm a restore
+    evidence: dict[str, int] = field(default_factory=dict)  # kind of evidence that files are whole -> number of files
+    least_rest_s: float = 0.0  # least rest of the files whose only evidence is time
     doubtful: list[str] = field(default_factory=list)  # files without evidence other than time, or perhaps incomplete
 
     @property
@@ -96,18 +95,18 @@ class SetReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether, besides, evidence other than time shows that every file was whole when it was stored."""
+        """Whether the set is as stored, and evidence other than time shows that every file was whole when stored."""
         return self.is_as_stored and is_whole(self.evidence)
 
 
 @dataclass(kw_only=True)
 class VerificationReport:
-    """The report of all sets that were asked for."""
+    """The report of all requested sets."""
 
     sets: list[SetReport] = field(default_factory=list)
     bytes_read: int = 0
-    size_bytes: int = 0  # of all files of the sets that were reached
-    error: str = ""  # reason for an early end
+    size_bytes: int = 0  # of all files of the sets read so far
+    error: str = ""  # why the verification ended early; empty otherwise
 
     @property
     def is_as_stored(self) -> bool:
@@ -123,7 +122,7 @@ class VerificationReport:
 async def verify_sets(
     client: StoreClient, place: CheckpointPlace, targets: Sequence[SetTarget], report: VerificationReport
 ) -> None:
-    """Read sets one after the other and write each finding into `report` at once.
+    """Read sets one after the other and record each finding in `report` at once.
 
     Ends with `report.error` if the store stops answering. Cancel it to end it early.
 
@@ -134,7 +133,7 @@ async def verify_sets(
         report: filled while the sets are read; callers may read it meanwhile.
     """
     try:
-        # If several hosts have the same path, only the first host's file stands under the plain path.
+        # If several hosts have the same path, only the first host's file is stored under the plain path.
         first_owner: dict[str, str] = {}
         for target in targets:
             await _verify_target(client, place, target, report, first_owner)
@@ -203,7 +202,7 @@ def _remember(checkpoints: CheckpointSet, first_owner: dict[str, str]) -> None:
 async def _fault_of(
     client: StoreClient, place: CheckpointPlace, file: CheckpointFile, relative: str, report: VerificationReport
 ) -> str:
-    """Return the fault of the object at a key as the content of a file, or an empty string."""
+    """Return how the object at a key differs from a file of the manifest, or an empty string."""
     said = ""
     for attempt in range(1, READ_ATTEMPTS + 1):
         try:

@@ -1,4 +1,4 @@
-"""Short XML documents of the store, completed with missing members before clients see them.
+"""Completion of the store's short XML documents with missing members, before clients receive them.
 
 Where: `front` reads these answers whole. Pure.
 SeaweedFS names its own address as the location of an object that was uploaded in parts. It leaves checksums and parts
@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 
 from clary.control.objects.s3_request import S3Request
 
-MAX_DOCUMENT_BYTES = 64 * 1024  # of an answer that is completed; each is a few hundred
+MAX_DOCUMENT_BYTES = 64 * 1024  # largest answer that is completed; typical answers have a few hundred bytes
 ASKED = "x-amz-object-attributes"
 CHECKSUM = "x-amz-checksum-"
 _NAMES = {"crc32": "CRC32", "crc32c": "CRC32C", "crc64nvme": "CRC64NVME", "sha1": "SHA1", "sha256": "SHA256"}

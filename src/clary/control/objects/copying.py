@@ -1,9 +1,8 @@
-"""Copies of objects: the metadata kept from the source, and the encryption of the copy.
+"""Copies of objects: metadata taken from the source, and the encryption of the copy.
 
-Where: `front` asks the store for the source's headers first. A copy that keeps the metadata of its source would also
-keep the mark of the source's encryption. But in S3 the request alone decides on the encryption of a copy. So such a
-copy is sent with all of its metadata in the request.
-Pure. Source: Amazon S3 API reference, CopyObject.
+Where: `front` first requests the source's headers from the store. A copy that keeps the metadata of its source would
+also keep the mark of the source's encryption. But in S3 the request alone decides on the encryption of a copy. So such
+a copy is sent with all of its metadata in the request. Pure. Source: Amazon S3 API reference, CopyObject.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def keeps_metadata(asked: S3Request, headers: Headers) -> bool:
 
 
 def spelt_out(headers: Headers, source: Iterable[tuple[str, str]], wanted: Encryption | None) -> Headers:
-    """Return the headers of a copy with an encryption of its own.
+    """Return the headers of a copy that has its own encryption.
 
     Args:
         headers: of the request, with lower-case names.

@@ -1,6 +1,6 @@
-"""Limit of the lists of keys to delete that are in memory at once: they are read whole, unlike every other body of S3.
+"""Limit on concurrent DeleteObjects requests: their bodies are held in memory whole, unlike other bodies of S3.
 
-Where: `front` enters it before it reads such a body. Pure.
+Where: `front` enters the limit before it reads such a body. Pure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Headers of S3's server-side encryption, in front of a store that has no keys.
 
 Where: `front` asks for each request to the embedded store. Pure.
-S3 encrypts every object, by AES256 unless a request or the bucket names another, and reports the encryption in its
-answers; clients send `aws:kms` with every upload and some compare the answer. Here the requested encryption is kept
-with the object and returned, and nothing is encrypted: the disk may be encrypted instead (docs/s3.md). A request with
-an encryption key of its own is refused.
+S3 encrypts every object, by AES256 unless the request or the bucket names another algorithm, and reports the encryption
+in its answers. Clients send `aws:kms` with every upload, and some compare the answer. Clary stores the requested
+encryption as metadata of the object and returns it, but encrypts nothing: the disk may be encrypted instead
+(docs/s3.md). A request with an encryption key of its own is refused.
 Source: Amazon S3 API reference, PutObject, CopyObject, HeadObject, GetBucketEncryption.
 """
 
@@ -49,12 +49,12 @@ class Encryption:
 
     @property
     def mark(self) -> str:
-        """The text that is kept with the object; empty for the default."""
+        """The text that is stored as metadata of the object; empty for the default."""
         return "" if self == Encryption() else f"{self.algorithm} {self.key_id} {int(self.has_bucket_key)}"
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """The headers that name it."""
+        """The headers that name this encryption."""
         told = [(PREFIX, self.algorithm)]
         if self.key_id:
             told.append((KEY_ID, self.key_id))
@@ -64,7 +64,7 @@ class Encryption:
 
     @classmethod
     def of_mark(cls, mark: str) -> Encryption:
-        """Read the stored mark; any other text counts as the default."""
+        """Parse a stored mark; a malformed mark counts as the default."""
         parts = mark.split(" ")
         if len(parts) != 3 or parts[0] not in ALGORITHMS or not (parts[1] == "" or _KEY_NAME.fullmatch(parts[1])):
             return cls()
@@ -76,7 +76,7 @@ def asked_encryption(headers: Iterable[tuple[str, str]]) -> Encryption | None:
 
     Args:
         headers: lower-case names.
-    Raises: WireError InvalidArgument for an encryption unknown to S3, NotImplemented for keys of the customer.
+    Raises: WireError InvalidArgument for an encryption unknown to S3, NotImplemented for customer-provided keys.
     """
     told: dict[str, str] = {}
     for name, value in headers:
@@ -130,8 +130,8 @@ def told_headers(asked: S3Request, wanted: Encryption | None, answer: Mapping[st
     """Return the encryption headers of a successful answer.
 
     Args:
-        asked: the request.
-        wanted: encryption that it asks for.
+        asked: the client's request.
+        wanted: encryption that the request names.
         answer: headers of the store's answer.
     """
     if not tells_encryption(asked):
@@ -148,7 +148,7 @@ def kept_headers(stored: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def check_bucket_configuration(content: bytes) -> None:
-    """Accept AWS's default as the encryption of a bucket, and refuse every other encryption.
+    """Check that a bucket's encryption is AWS's default, and refuse every other encryption.
 
     Raises: WireError NotImplemented or MalformedXML.
     """

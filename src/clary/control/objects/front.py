@@ -45,9 +45,9 @@ from clary.control.objects.store_link import StoreLink
 from clary.control.permissions.grants import Grants
 from clary.control.permissions.temporary_keys import TemporaryKeys
 
-FORM_TIMEOUT_S = 30.0  # for all fields before the file of a form
+FORM_TIMEOUT_S = 30.0  # longest time to receive all fields before a form's file
 
-# Hop-by-hop headers, headers that are signed anew, and headers that are handled here.
+# Hop-by-hop headers, headers that are signed again, and headers that this module handles.
 _NOT_FORWARDED = frozenset(
     {
         "host",
@@ -71,13 +71,14 @@ _NOT_FORWARDED = frozenset(
     }
 )
 _OWNER_HEADERS = ("x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner")
-# SeaweedFS answers reads of `a/` with an empty object if `a/b` exists; a stored `a/` has no `-0` at the end.
+# ETag with which SeaweedFS answers reads of `a/` if only `a/b` exists; the ETag of a stored `a/` has no `-0` at its
+# end.
 _GOOD = (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT)
 _IMPLIED_FOLDER_ETAG = '"d41d8cd98f00b204e9800998ecf8427e-0"'
 
 
 class S3Front:
-    """Admits S3 requests of callers that `find_secret` knows and passes them to one store.
+    """Admits S3 requests of callers whose key `find_secret` knows, and forwards them to one store.
 
     Args:
         store_endpoint: the store and its own key.
@@ -86,11 +87,12 @@ class S3Front:
         clock: time of day for signatures.
         skew_s: largest difference of a request's time from `clock`.
         forward_encryption: pass x-amz-server-side-encryption headers on. False for the embedded store, which has no
-            KMS: there they are kept with the object and returned, and nothing is encrypted (`encryption`).
-        bucket_of_own_host: bucket in front of one of the service's own names, None if a Host has none.
-        find_grants: grants of a key; None permits every request. Called for every request.
-        region: the only one that signatures may name; None accepts every region.
-        note_known: called for a request whose sender is proved by its body alone.
+            KMS: then they are stored as metadata of the object and returned, and nothing is encrypted (`encryption`).
+        bucket_of_own_host: returns the bucket that a Host header names in front of one of the service's own names, or
+            None.
+        find_grants: returns the grants of a key; None permits every request. Called for every request.
+        region: the only region that signatures may name; None accepts every region.
+        note_known: called for a request whose sender is authenticated by its body alone.
         why_full: returns a sentence if the store's disk is full, else an empty text. Called when the store fails.
         temporary: verifies keys with a session token; None refuses them.
     """
@@ -136,8 +138,8 @@ class S3Front:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one S3 request; refusals are answers too, in S3's XML shape.
 
-        The bucket stands in the path, or in the Host: before an AWS name of S3 (old clients behind the proxy, which
-        know no endpoint variable), or before a name of the service's own. The body of a refused request is not read.
+        The bucket is in the path or in the Host header: before an AWS name of S3 (old clients behind the proxy, which
+        know no endpoint variable), or before one of the service's own names. The body of a refused request is not read.
         """
         body = IncomingBody(request)
         resource = request.raw_path.partition("?")[0]
@@ -182,7 +184,7 @@ class S3Front:
             region=self._region,
             temporary=self._temporary,
         )
-        # Raises where the key of a job would upload to a place that its job does not name.
+        # Raises if the key of a job would upload to a place that the job's request does not name.
         Permit(self._find_grants(upload.access_key_id), request, upload.asked)
         self._note_known(request)
         wanted = encryption.asked_encryption(upload.headers)
@@ -249,7 +251,7 @@ class S3Front:
         if copying.keeps_metadata(asked, headers):
             bucket, key = s3_request.check_copy_source(dict(headers)[copying.COPY_SOURCE])
             if wanted is None and (bucket, key) == (asked.bucket, asked.key):
-                return headers  # the store refuses a copy onto itself that changes nothing
+                return headers  # the store itself refuses a copy of an object onto itself that changes nothing
             version = dict(headers)[copying.COPY_SOURCE].partition("?versionId=")[2]
             status, source = await self._store.head(bucket, key, [("versionId", version)] if version else [])
             # The store itself refuses a missing source.
@@ -260,7 +262,7 @@ class S3Front:
     async def _answer_bucket_encryption(
         self, request: web.BaseRequest, asked: S3Request, out: Outgoing
     ) -> web.Response:
-        """Answer for the encryption of a bucket, which the embedded store does not support."""
+        """Answer a request for the encryption of a bucket, which the embedded store does not support."""
         if asked.method == "PUT":
             encryption.check_bucket_configuration(out.data if isinstance(out.data, bytes) else b"")
         status, _ = await self._store.head(asked.bucket, "")
@@ -300,7 +302,7 @@ class S3Front:
         answer = await self._store.send(asked, outgoing, body)
         try:
             if answer.status == 400 and "x-amz-request-id" not in answer.headers:
-                # Not S3's answer: the store could not read what arrived. Clients retry after 503, and never after 400.
+                # Not an S3 answer: the store could not parse the request. Clients retry after 503, but never after 400.
                 raise WireError(
                     "ServiceUnavailable",
                     "The request was damaged on its way to the object store. Please try again.",
@@ -314,11 +316,11 @@ class S3Front:
             content = await self._completed(request, asked, answer)
             return await relay(request, answer, await self._added_headers(asked, outgoing, answer), content=content)
         finally:
-            # A connection on which a body may still be on its way must not be used again.
+            # A connection on which a body may not have been sent completely must not be reused.
             answer.close() if body.is_cut_short else answer.release()
 
     def _refuse_where_full(self, answer: aiohttp.ClientResponse) -> None:
-        """Raise WireError naming a full disk if that made the store fail, whose own answer is "internal error".
+        """Raise WireError naming a full disk if the store answers with an internal error while its disk is full.
 
         Clients retry after 503, so that the request succeeds once there is space.
         """
@@ -328,7 +330,7 @@ class S3Front:
     async def _completed(
         self, request: web.BaseRequest, asked: S3Request, answer: aiohttp.ClientResponse
     ) -> bytes | None:
-        """Return the content of an answer that is completed or replaced, None for one that is passed on unread."""
+        """Return the content of an answer that is completed or replaced, None for an answer forwarded unread."""
         is_attributes, is_location = completed_answers.asks_attributes(asked), bucket_regions.is_location(asked)
         is_known = is_attributes or is_location or completed_answers.completes_upload(asked)
         if answer.status != http.HTTPStatus.OK or not is_known:
@@ -360,7 +362,7 @@ class S3Front:
             return [(BUCKET_REGION, self._region or self._store.region)]
         if self._forward_encryption:
             return []
-        if completed_answers.completes_upload(asked):  # only the object keeps the encryption that began the upload
+        if completed_answers.completes_upload(asked):  # only the object has the encryption named at the upload's start
             status, headers = await self._store.head(asked.bucket, asked.key)
             return encryption.kept_headers(dict(headers)) if status == http.HTTPStatus.OK else []
         return encryption.told_headers(asked, outgoing.encryption, answer.headers)

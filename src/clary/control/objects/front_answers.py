@@ -1,4 +1,4 @@
-"""Answers to clients of the S3 front: the store's without its own headers, and refusals in S3's shape.
+"""Answers to clients of the S3 front: the store's answers without its own headers, and refusals in S3's format.
 
 Where: `front` ends each request with one of these.
 """
@@ -27,9 +27,9 @@ from clary.control.objects.forms.form_upload import (
 )
 from clary.control.objects.permit import Permit
 
-REQUEST_ID = "clary_request_id"  # attribute in which the listener leaves the id of a request
+REQUEST_ID = "clary_request_id"  # attribute of a request in which the listener stores its id
 BUCKET_REGION = "x-amz-bucket-region"
-MAX_LISTING_BYTES = 8 * 1024 * 1024  # 1000 keys of 1 KiB, escaped and with the metadata of each
+MAX_LISTING_BYTES = 8 * 1024 * 1024  # enough for 1000 keys of 1 KiB, escaped, with metadata
 RETRY_AFTER_S = 1
 
 _NOT_RETURNED = frozenset(
@@ -50,7 +50,7 @@ async def relay(
     *,
     content: bytes | None = None,
 ) -> web.StreamResponse:
-    """Send the store's answer on; if the store breaks off, break off too: a cut answer must not look complete.
+    """Forward the store's answer; if the store breaks off, break off too: a truncated answer must not look complete.
 
     Args:
         request: the client's.
@@ -63,7 +63,7 @@ async def relay(
     names = {name.lower() for name, _ in headers}
     response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=CIMultiDict(headers))
     if _CHECKSUM_TYPE not in names and any(name.startswith(_CHECKSUM) for name in names - _NO_CHECKSUM):
-        response.headers[_CHECKSUM_TYPE] = "FULL_OBJECT"  # the store sends the type only for objects in parts
+        response.headers[_CHECKSUM_TYPE] = "FULL_OBJECT"  # the store sends the type only for multipart objects
     for name, value in added:
         response.headers[name] = value
     response.headers["X-Amzn-RequestId"] = request_id(request)
@@ -88,7 +88,7 @@ async def relay(
 
 
 async def filtered(request: web.BaseRequest, answer: aiohttp.ClientResponse, permit: Permit) -> web.Response:
-    """Pass a listing on without the keys that the caller may not see. Raises: WireError(InternalError).
+    """Forward a listing without the keys that the caller may not see. Raises: WireError(InternalError).
 
     Args:
         request: the client's.
@@ -104,10 +104,10 @@ async def filtered(request: web.BaseRequest, answer: aiohttp.ClientResponse, per
 
 
 def whole(request: web.BaseRequest, status: int, content: bytes = b"") -> web.Response:
-    """Return an answer of the front's own: an XML document, or an empty body.
+    """Return an answer written by the front: an XML document, or an empty body.
 
     Args:
-        request: gives the request id; a body that it has not sent yet ends the connection.
+        request: contains the request id; the connection is closed if its body was not read to the end.
         status: HTTP status.
         content: XML document; empty for an answer without a body.
     """
@@ -134,10 +134,10 @@ def form_answer(
 
     Args:
         request: the client's.
-        upload: that was asked for.
+        upload: the requested upload.
         stored: headers of the store's answer.
-        told: headers of the encryption.
-        is_bucket_in_host: whether the client reaches the bucket by a host of its own.
+        told: headers that name the encryption.
+        is_bucket_in_host: whether the client's Host header names the bucket.
     """
     etag = stored.get("ETag", "")
     host = request.headers.get("Host", "")
@@ -153,7 +153,7 @@ def form_answer(
 
 
 def error_response(request: web.BaseRequest, error: WireError, resource: str) -> web.Response:
-    """Return a refusal in S3's shape.
+    """Return a refusal in S3's XML format.
 
     Args:
         request: the client's; the answer to a HEAD has no body.
@@ -164,7 +164,7 @@ def error_response(request: web.BaseRequest, error: WireError, resource: str) ->
     response = whole(request, error.http_status, content.encode("utf-8", "replace"))
     response.content_type = "application/xml"
     if REGION in error.details:
-        response.headers[BUCKET_REGION] = str(error.details[REGION])  # clients of a HEAD read the region there
+        response.headers[BUCKET_REGION] = str(error.details[REGION])  # an answer to HEAD has the region only here
     if error.http_status == 503:
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
     return response
@@ -176,7 +176,7 @@ def is_told(name: str) -> bool:
 
 
 def without_framing(name: str, value: str) -> str:
-    """Take aws-chunked, which is a form of transfer only, out of Content-Encoding; SeaweedFS keeps and returns it."""
+    """Remove aws-chunked, which only frames the transfer, from Content-Encoding; SeaweedFS stores and returns it."""
     if name.lower() != "content-encoding":
         return value
     return ",".join(part for part in map(str.strip, value.split(",")) if part and part.lower() != "aws-chunked")

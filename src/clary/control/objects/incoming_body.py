@@ -1,6 +1,6 @@
 """The body of one S3 request from a client, read once, and the first error in it.
 
-Where: `front` and `form_upload` pass its pieces on to the store.
+Where: `front` creates it for each request; `outgoing_bodies` streams its pieces to the store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class IncomingBody:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the client has sent, or may still send, a body that was not read to its end."""
+        """Whether the request has a body that was not read to its end."""
         return self._request.body_exists and not self._request.content.at_eof()
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -37,13 +37,13 @@ class IncomingBody:
         if self._must_continue:
             self._must_continue = False
             await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            # `100 Continue` was written, which is not the answer: the answer's headers must still be sent first.
+            # `100 Continue` is not the answer, so the answer must still begin with its own headers.
             self._request.writer.output_size = 0
         async for piece in payloads.read_pieces(self._request.content):
             yield piece
 
     async def guarded(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Pass `pieces` on and keep their error: the client library reports it only as a broken connection.
+        """Yield `pieces` and store their error, which the HTTP client library reports only as a broken connection.
 
         Raises: WireError of `pieces` itself, or IncompleteBody if the client breaks off.
         """

@@ -31,7 +31,7 @@ class ListingPage:
     """One page of a listing: objects, folders, and the token of the next page."""
 
     objects: tuple[ListedObject, ...]
-    folders: tuple[str, ...]  # common prefixes, with the slash at their end; only if they were asked for
+    folders: tuple[str, ...]  # common prefixes, ending with a slash; empty unless requested
     next_token: str  # empty on the last page
 
 
@@ -41,7 +41,7 @@ async def pages(
     """Yield all pages of a listing in the store's order; no page for a bucket that does not exist.
 
     Args:
-        with_folders: whether keys with a slash behind the prefix are listed as one folder, not key by key.
+        with_folders: whether keys with a slash after the prefix are grouped into folders, not listed one by one.
     Raises: ObjectStoreError if the store does not answer, refuses, or answers with a malformed listing.
     """
     token = ""

@@ -1,7 +1,7 @@
 """Checks that inputs and buckets exist, with a short-lived cache.
 
-Where: CreateTrainingJob refuses a job with a channel without objects, or without a bucket for results, before it is
-stored.
+Where: CreateTrainingJob checks channels and the bucket for results before it stores a job, and refuses a job if any
+channel has no object or the bucket is missing.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from clary.base.clock import Clock
 from clary.base.errors import ObjectStoreError
 from clary.control.objects.store_client import StoreClient
 
-REMEMBER_S = 5.0  # only found keys are remembered: a missing one may be uploaded at any moment
+REMEMBER_S = 5.0  # only existing keys are cached: a missing key may be uploaded at any moment
 MAX_REMEMBERED = 1000
-_BUCKET = None  # stands for a prefix: the bucket itself
+_BUCKET = None  # cached in place of a prefix: the bucket itself
 
 
 class ObjectLookup:
-    """Asks the store for buckets, and for the first key below a prefix."""
+    """Checks whether buckets exist, and whether prefixes have a key."""
 
     def __init__(self, client: StoreClient, clock: Clock) -> None:
         self._client = client

@@ -1,6 +1,6 @@
-"""Bodies of S3 requests on their way to the store: their form, and the headers of each form.
+"""Bodies of S3 requests to the store: the choice of their form, and the headers of each form.
 
-Where: `front` translates a verified request with these; `payloads` checks the pieces on their way.
+Where: `front` translates a verified request with `choose_body`; `payloads` checks the pieces as they are streamed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from clary.control.objects.front_answers import without_framing
 from clary.control.objects.incoming_body import IncomingBody
 from clary.control.objects.permit import Permit
 
-SMALL_BODY_BYTES = 64 * 1024  # largest body that is verified first and sent in one piece
-MAX_LENGTH_DIGITS = 18  # digits of a number of bytes
+SMALL_BODY_BYTES = 64 * 1024  # largest body that is verified before it is sent, in one piece
+MAX_LENGTH_DIGITS = 18  # digits of a Content-Length
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -35,22 +35,22 @@ class Outgoing:
     payload_hash: str
     data: AsyncIterator[bytes] | bytes | None
     expect_continue: bool = False
-    encryption: Encryption | None = None  # encryption that the request asks for
+    encryption: Encryption | None = None  # encryption that the request names
 
 
 async def choose_body(
     request: web.BaseRequest, headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
 ) -> Outgoing:
-    """Return headers and body for the store, by the signature's statement about the body.
+    """Return headers and body for the store, by how the signature covers the body.
 
-    A body of at most SMALL_BODY_BYTES that is not in signed chunks is read and checked here; any other is checked while
-    it is sent to the store.
+    A body of at most SMALL_BODY_BYTES that is not in signed chunks is read and checked before it is sent; any other
+    body is checked while it is sent to the store.
 
     Args:
         request: the client's, its body unread.
-        headers: that go to the store, lower-case names, without content-length.
+        headers: headers for the store, with lower-case names, without content-length.
         caller: with `payload_hash` and `seed`, the signature's coverage of the body.
-        body: of the request; remembers its first error.
+        body: body of the request; stores its first error.
     Raises: WireError InvalidArgument, InvalidRequest, MissingContentLength, XAmzContentSHA256Mismatch, IncompleteBody.
     """
     payload_hash = caller.payload_hash
@@ -87,7 +87,7 @@ async def choose_body(
 
 
 def _unframed(headers: list[tuple[str, str]], caller: Caller, body: IncomingBody) -> Outgoing:
-    """Unpack signed chunks; with a trailer they are framed again, as unsigned chunks."""
+    """Unpack signed chunks; a body with a trailer is framed again, in unsigned chunks."""
     with_trailer = caller.payload_hash == sigv4.STREAMING_PAYLOAD_TRAILER
     length_text = next((value for name, value in headers if name == "x-amz-decoded-content-length"), "")
     if caller.seed is None:
@@ -115,7 +115,7 @@ def _unframed(headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
 
 
 async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit) -> Outgoing:
-    """Read a DeleteObjects body whole, which is small, and check its keys before the store gets it.
+    """Read a DeleteObjects body, which is small, as a whole, and check its keys before it is sent to the store.
 
     Raises: WireError(NotImplemented), WireError(MalformedXML).
     """
@@ -133,7 +133,7 @@ async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit) -> Outgoing:
                 raise WireError(
                     "MalformedXML", f"The XML you provided is longer than {s3_request.MAX_DELETE_BYTES} bytes."
                 )
-    # Thousands of elements take a while, so a thread checks them and other requests are answered meanwhile.
+    # A thread checks the elements, which may be thousands, so that other requests are answered meanwhile.
     permit.check_deleted(await asyncio.to_thread(s3_request.check_delete_objects, content))
     return replace(outgoing, data=content, expect_continue=False)
 

@@ -1,10 +1,10 @@
-"""Bodies of S3 requests on their way to the store: checked piece by piece, never held whole.
+"""Streaming verification of S3 request bodies: checked piece by piece, never held whole.
 
 Where: `front` picks a form by x-amz-content-sha256 and streams the pieces of these generators.
 
 [Note: the last piece] A body is only verified at its end, and SeaweedFS does not check
 x-amz-content-sha256 at all. So the last piece is held back until the whole body has been verified; on a mismatch the
-generator raises, the store gets a body that breaks off, and stores nothing.
+generator raises, the store receives a truncated body, and stores nothing.
 
 Forms (Amazon S3 API reference, "Signature calculations for the authorization header"):
     hexadecimal SHA-256                         checked here
@@ -27,7 +27,7 @@ from clary.contract import sigv4
 from clary.control.objects.authentication import ChunkSeed
 
 IDLE_TIMEOUT_S = 60.0
-LEAST_BYTES = 16 * 1024  # bytes of a body in each idle timeout; the slowest useful connection carries more
+LEAST_BYTES = 16 * 1024  # least bytes of a body per idle timeout; even slow useful connections carry more
 MAX_CHUNK_HEADER_BYTES = 1024
 MAX_TRAILER_BYTES = 16 * 1024
 MAX_CHUNK_BYTES = 5 * 1024**3  # the largest body of one request
@@ -41,11 +41,11 @@ class Source(Protocol):
 
 
 async def read_pieces(source: Source, *, idle_timeout_s: float = IDLE_TIMEOUT_S) -> AsyncIterator[bytes]:
-    """Yield a body of any length as it arrives, while enough bytes arrive in time.
+    """Yield a body of any length as it arrives, as long as enough bytes arrive in time.
 
-    Only time spent waiting for the client counts, not the store's time to take the pieces.
+    Only time spent waiting for the client counts, not the store's time to accept the pieces.
 
-    Raises: WireError RequestTimeout if less than LEAST_BYTES come in `idle_timeout_s`.
+    Raises: WireError RequestTimeout if fewer than LEAST_BYTES arrive in `idle_timeout_s`.
     """
     left_s, num_bytes = idle_timeout_s, 0
     loop = asyncio.get_running_loop()
@@ -70,7 +70,7 @@ async def read_pieces(source: Source, *, idle_timeout_s: float = IDLE_TIMEOUT_S)
 
 
 async def check_sha256(pieces: AsyncIterator[bytes], expected: str) -> AsyncIterator[bytes]:
-    """Pass a body on, the last piece only if the whole body has the SHA-256 `expected`.
+    """Yield the pieces of a body, the last piece only if the whole body has the SHA-256 `expected`.
 
     Raises: WireError XAmzContentSHA256Mismatch.
     """
@@ -88,7 +88,7 @@ async def check_sha256(pieces: AsyncIterator[bytes], expected: str) -> AsyncIter
 
 
 def sha256_mismatch() -> WireError:
-    """Return the error of a body that differs from the signed one."""
+    """Return the error for a body that differs from the signed body."""
     return WireError(
         "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what was computed."
     )

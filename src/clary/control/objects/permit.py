@@ -1,6 +1,6 @@
 """The permissions of the caller of one S3 request.
 
-Where: `front` makes one for each request once it is parsed; for the owner's key every method permits every request.
+Where: `front` creates a `Permit` for each parsed request; for the owner's key its methods permit everything.
 The rules are `permissions.s3_rules`.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FORBIDDEN = 403
 COPY_SOURCE = "x-amz-copy-source"
-# Values in XML hold no `<`, so that these patterns can not match too much.
+# Values in XML contain no `<`, so these patterns can not match too much.
 _LISTED = re.compile(rb"<(Contents|CommonPrefixes)>.*?</\1>", re.DOTALL)
 _NAME = re.compile(rb"<(?:Key|Prefix)>(.*?)</(?:Key|Prefix)>", re.DOTALL)
 _URL_ENCODED = b"<EncodingType>url</EncodingType>"
@@ -33,7 +33,7 @@ class Permit:
     """The decision on one request.
 
     Args:
-        grants: of the caller; None permits every request.
+        grants: grants of the caller's key; None permits every request.
         request: the client's, for its headers.
         asked: the parsed request.
     Raises: WireError(AccessDenied) for a request that the caller may not make.
@@ -69,7 +69,7 @@ class Permit:
             self._decide(asked)
 
     def with_clear_source(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return headers with an unambiguous copy source: the one that was judged."""
+        """Return headers with an unambiguous copy source: the copy source that was checked."""
         if self._grants is None:
             return headers
         return [(name, _clear(value) if name == COPY_SOURCE else value) for name, value in headers]

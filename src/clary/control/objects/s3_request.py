@@ -1,11 +1,11 @@
-r"""Bucket, key and parameters of an S3 request, refused where the store would alias the key.
+r"""Parser of bucket, key and parameters of an S3 request, which refuses keys that the store would alias.
 
 Where: first step of `front`. Pure.
 
 [Note: keys that the store would alias] SeaweedFS keeps objects as files of folders: it stores `a//b` and `/a/b` as
 `a/b`, lists `a\b` as `a/b`, hides keys below `.uploads` and `*.versions` from listings, and drops the content of an
-object called `a/`. Such keys are refused here in every place: in the path, in a copy source, in DeleteObjects, as a
-prefix. An escaping scheme would make them work through this layer only; agents read the store directly.
+object called `a/`. Such keys are refused wherever they occur: in the path, in a copy source, in DeleteObjects, as a
+prefix. An escaping scheme would make such keys work through the front only, but agents read the store directly.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class S3Request:
     """An S3 request without its headers and body."""
 
     method: str
-    bucket: str  # empty: the service (ListBuckets)
-    key: str  # empty: the bucket
+    bucket: str  # empty for requests to the service (ListBuckets)
+    key: str  # empty for requests to a bucket
     query: tuple[tuple[str, str], ...]  # decoded, in the client's order, without authentication
 
     @property
@@ -76,13 +76,13 @@ def split_target(raw_target: str) -> tuple[str, str]:
 
 
 def bucket_of_host(host: str) -> str | None:
-    """Return the bucket that a Host like bucket.s3.us-west-2.amazonaws.com names, else None."""
+    """Return the bucket named by a Host such as bucket.s3.us-west-2.amazonaws.com, else None."""
     found = _BUCKET_HOST.fullmatch(host.partition(":")[0].lower())
     return found[1] if found else None
 
 
 def parse_request(method: str, raw_path: str, raw_query: str) -> S3Request:
-    """Read a path-style S3 request; authentication parameters of the query are left out.
+    """Parse a path-style S3 request; authentication parameters of the query are omitted.
 
     Args:
         method: upper case; GET and HEAD of a key that the store can not hold raise NoSuchKey, other methods
@@ -128,7 +128,7 @@ def check_key(key: str, *, is_read: bool) -> None:
     """Check that the store can hold an object of exactly this key.
 
     Args:
-        is_read: whether the object is only read: then a key that can not be stored is a missing object.
+        is_read: whether the request only reads; then a key that can not be stored counts as a missing object.
     Raises: WireError KeyTooLongError, InvalidArgument, or NoSuchKey for reads.
     """
     if len(key.encode("utf-8")) > MAX_KEY_BYTES:

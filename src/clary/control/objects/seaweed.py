@@ -7,8 +7,9 @@ data in `<home>/objects`, its log in `<home>/run/seaweed.log`, its ports and pro
 it: running agents continue to use their direct endpoint. The next service adopts it if it answers, or stops it by the
 recorded pid and starts another on the same ports. A lock on `<home>/run/seaweed.lock` keeps two services apart.
 
-[Note: who reaches the store] Its ports are open to every user of the machine. The S3 port asks for signatures by the
-store's own key; `weed_security` closes the others. A process of a version that did not close them is not adopted.
+[Note: who reaches the store] Every user of the machine can connect to its ports. The S3 port requires signatures by the
+store's own key; `weed_security` secures the other ports. A process of a version that did not secure its ports is not
+adopted.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ ADOPT_TIMEOUT_S = 5.0
 STOP_GRACE_S = 10.0  # a healthy store exits 3.6 s after SIGTERM
 PROBE_INTERVAL_S = 0.1
 PORT_WAIT_S = 3.0
-MAX_PORT_CHOICES = 4  # at one start, if ports are taken between choosing and binding
+MAX_PORT_CHOICES = 4  # per start, if ports are taken between choice and bind
 REAP_TIMEOUT_S = 1.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
-STEADY_S = 60.0  # a store that lived this long starts again without back-off
+STEADY_S = 60.0  # a store that ran this long is restarted with the shortest back-off
 LOG_TAIL_LINES = 20
 MAX_LOG_BYTES = 8 * 1024 * 1024  # a longer log is moved to seaweed.log.1 at the next start
 
@@ -56,9 +57,9 @@ class EmbeddedStore:
     Args:
         home_folder: the service's state folder.
         credentials: the store's own key; only the service and its agents know it.
-        region: region of the returned endpoint; the store accepts any.
+        region: region of the returned endpoint; the store accepts any region.
         bucket: a bucket that is made at start and serves the readiness probe; the default bucket of the clients.
-        start_silence_s: seconds without signs of life after which a start is given up (`start_patience`).
+        start_silence_s: seconds without signs of life after which a start is abandoned (`start_patience`).
     """
 
     def __init__(
@@ -102,14 +103,14 @@ class EmbeddedStore:
 
     @property
     def process(self) -> ProcessId | None:
-        """The current process of the folder."""
+        """The current process of the store."""
         return None if self._record is None else self._record.process
 
     async def start(self) -> Endpoint:
-        """Adopt the folder's running store or start one; return when objects can be written, read and deleted.
+        """Adopt the folder's running store or start a new one; return when objects can be written, read and deleted.
 
-        Raises: ObjectStoreError with the end of the store's log if the process ends or hangs (then no process is left),
-            or if another service holds the folder.
+        Raises: ObjectStoreError with the end of the store's log if the process ends or hangs (no process is left
+            behind), or if another service holds the folder.
         """
         self._take_lock()
         try:
@@ -122,7 +123,7 @@ class EmbeddedStore:
         return self.endpoint
 
     async def stop(self) -> None:
-        """Stop watching, end the process (SIGTERM, then SIGKILL by pid) and free the folder; no-op if not started."""
+        """Stop watching, end the process (SIGTERM, then SIGKILL by pid) and unlock the folder; no-op if not started."""
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -140,7 +141,7 @@ class EmbeddedStore:
         record = StoreRecord.read(self._record_path)
         if record is None or record.process is None or not record.process.is_alive():
             # The record was damaged, or a service was killed before it had recorded its new process. A second process
-            # on the same folder always ends at once; so a running process is searched for.
+            # on the same folder would end at once, so this searches for a running process.
             found = await asyncio.to_thread(weed_process.find_running, self._data_folder)
             if found is None or found.process is None:
                 return False
@@ -233,14 +234,14 @@ class EmbeddedStore:
     def _spawn(self, program: str, ports: dict[str, int]) -> subprocess.Popen[bytes]:
         for folder in (self._data_folder, self._log_path.parent):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Weed writes its options there and would load them at the next start; the command line is the only source.
+        # Weed saves its options in this file and would load them at the next start; only the command line is to count.
         (self._data_folder / "mini.options").unlink(missing_ok=True)
         weed_security.write_security(self._data_folder, address=weed_process.HOST, now=datetime.now(UTC))
         if self._log_path.exists() and self._log_path.stat().st_size > MAX_LOG_BYTES:
             self._log_path.replace(self._log_path.with_suffix(".log.1"))
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": str(self._data_folder),  # else ~/.seaweedfs/*.toml of the user would change the store
+            "HOME": str(self._data_folder),  # otherwise ~/.seaweedfs/*.toml of the user would configure the store
             "AWS_ACCESS_KEY_ID": self._credentials.access_key_id,
             "AWS_SECRET_ACCESS_KEY": self._credentials.secret_access_key,
             "GOMEMLIMIT": weed_process.MEMORY_LIMIT,
@@ -257,7 +258,7 @@ class EmbeddedStore:
                 stdout=descriptor,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                umask=0o077,  # its control sockets in /tmp would otherwise be open to every user
+                umask=0o077,  # otherwise every user could connect to weed's control sockets in /tmp
             )
         except OSError as error:
             raise ObjectStoreError(
@@ -267,13 +268,13 @@ class EmbeddedStore:
             os.close(descriptor)
 
     async def _why_not_ready(self, patience: StartPatience) -> str | None:
-        """Try a put, get and delete until they work; return why the attempt was given up, None if they work."""
+        """Try a put, get and delete until they succeed; return why the attempt was abandoned, None on success."""
         async with StoreClient(self.endpoint, timeout_s=patience.silence_s) as client:
             while (process := self.process) is not None and process.is_alive():
                 if await _won_over(client.probe(self._bucket), _ended(process)):
                     self._is_ready = True
                     return None
-                # A full disk is a reason to give up a start; a store that runs already still reads.
+                # A full disk is a reason to abandon a start, but not an adoption: a running store still serves reads.
                 why = (why_full(self._data_folder) if self._child else "") or patience.why_over(
                     time.monotonic(), signs_of(process.pid, self._log_path)
                 )
@@ -290,7 +291,7 @@ class EmbeddedStore:
         assert self._record is not None
         is_alive = self._process_is_alive()
         how = f"did not serve objects: {why}," if is_alive else "ended"
-        # The kernel is asked, because the log's text changes with the store's version.
+        # The ports are probed, because the log's text changes with the store's version.
         taken = () if is_alive else weed_process.taken_ports(self._record.ports)
         return ObjectStoreError(
             f"embedded object store: weed {how} after {waited_s:.1f} s in {self._data_folder}; "
@@ -311,7 +312,7 @@ class EmbeddedStore:
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
     async def _watch(self) -> None:
-        """Start the store again whenever it dies, with growing pauses while it dies soon after its start."""
+        """Restart the store whenever it dies, with growing pauses while it dies soon after its start."""
         backoff_s = FIRST_BACKOFF_S
         ready_at = time.monotonic()
         while True:
@@ -341,7 +342,7 @@ class EmbeddedStore:
         """Return the exit code of a child that has ended; None for a process of an earlier service."""
         if self._child is None:
             return None
-        with contextlib.suppress(subprocess.TimeoutExpired):  # its first thread may end before the others
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the process's first thread may end before others
             return await asyncio.to_thread(self._child.wait, REAP_TIMEOUT_S)
         return None
 
@@ -382,7 +383,7 @@ class EmbeddedStore:
 
 
 async def _won_over(probe: Coroutine[Any, Any, None], end: Coroutine[Any, Any, None]) -> bool:
-    """Run both until one returns; return whether the probe did, and without an ObjectStoreError."""
+    """Run both until one returns; return whether the probe returned without an ObjectStoreError."""
     tasks = [asyncio.ensure_future(probe), asyncio.ensure_future(end)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -402,7 +403,7 @@ async def _ended(process: ProcessId) -> None:
     except ProcessLookupError:
         return
     try:
-        if process.is_alive():  # checked after the descriptor was opened: so it belongs to this process
+        if process.is_alive():  # checked after the descriptor was opened, so the descriptor belongs to this process
             ended = asyncio.Event()
             loop = asyncio.get_running_loop()
             loop.add_reader(descriptor, ended.set)

@@ -1,7 +1,7 @@
-"""Limit of the wait for a start: as long as the process shows signs of life, since a loaded machine is slow.
+"""Limit of the wait for a process to start: longer while it shows signs of life, because a loaded machine is slow.
 
-Where: `seaweed.EmbeddedStore` asks while it probes the store, `clary up` while it waits for the service that has
-started the store. The decision is pure; `signs_of` reads its input. Linux only.
+Where: `seaweed.EmbeddedStore` uses it while it probes the store, `clary up` while it waits for the service that starts
+the store. The decision is pure; `signs_of` reads its input. Linux only.
 Source: proc(5) for /proc/PID/stat; kernel Documentation/scheduler/sched-stats.rst for schedstat.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LONGEST_START_S = 600.0  # a process in an endless loop shows signs of life for ever
-# A hung store still runs its timers, with a four-hundredth of a core; a starting store uses all that it gets.
+# The timers of a hung store still use 1/400 of a core; a starting store uses all processor time that it gets.
 LEAST_BUSY_SHARE = 0.03
 _NANOSECONDS = 1e9
 
@@ -22,17 +22,17 @@ _NANOSECONDS = 1e9
 class Signs:
     """Signs of life of a process since its start."""
 
-    busy_s: float  # time on a processor, and time waiting for one, of all its threads
+    busy_s: float  # time of all its threads on a processor, and waiting for one
     log_bytes: int
 
 
 class StartPatience:
-    """Judges a start by signs of life.
+    """Decides whether to wait longer for a start, by signs of life.
 
     Args:
         now_s: monotonic time of the start.
-        silence_s: time without a sign of life after which a start is given up.
-        longest_s: time after which a start is given up in any case.
+        silence_s: seconds without a sign of life after which a start is abandoned.
+        longest_s: seconds after which a start is abandoned in any case.
     """
 
     def __init__(self, now_s: float, *, silence_s: float, longest_s: float = LONGEST_START_S) -> None:
@@ -42,11 +42,11 @@ class StartPatience:
         self._at_sign = Signs(busy_s=0.0, log_bytes=0)
 
     def why_over(self, now_s: float, signs: Signs) -> str | None:
-        """Return why the start is given up, or None while the wait continues.
+        """Return why the start is abandoned, or None while the wait continues.
 
         Args:
             now_s: monotonic time.
-            signs: of the process until now.
+            signs: signs of life of the process so far.
         """
         busy_s = signs.busy_s - self._at_sign.busy_s
         needed_s = max(LEAST_BUSY_SHARE * (now_s - self._sign_s), LEAST_BUSY_SHARE)

@@ -1,7 +1,7 @@
-"""Signed S3 requests of the service's own: the readiness probe, buckets, existence of inputs, checks of checkpoints.
+"""Client for the service's own S3 requests: the readiness probe, buckets, existence of inputs, checks of checkpoints.
 
 Where: `seaweed` probes the embedded store with it; services check buckets and prefixes; `checkpoint_verification`
-reads whole objects, piece by piece. Other data does not pass here: clients use `front`, agents the store itself. The
+reads whole objects, piece by piece. No other data passes through it: clients use `front`, agents the store itself. The
 signing of requests is shared with `front`.
 """
 
@@ -29,7 +29,7 @@ TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 STREAM_PIECE_BYTES = 1024 * 1024
-# aiohttp must not add these: the signed headers must be the ones that are sent.
+# aiohttp must not add these headers: the sent headers must be exactly the signed ones.
 AUTOMATIC_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
@@ -43,7 +43,7 @@ class StoreAnswer:
 
 
 class StoreStream:
-    """An answer of the store whose body is still to be read."""
+    """An answer of the store whose body has not been read yet."""
 
     def __init__(self, client: StoreClient, response: aiohttp.ClientResponse, *, bucket: str, key: str) -> None:
         self._client = client
@@ -58,7 +58,7 @@ class StoreStream:
 
     @property
     def content_length(self) -> int | None:
-        """Bytes of the body as the answer declares them; None if it does not."""
+        """Bytes of the body as declared by the answer's Content-Length; None without it."""
         return self._response.content_length
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -117,7 +117,7 @@ class StoreClient:
                 method, url, headers=headers, data=body or None, allow_redirects=False
             ) as response:
                 content = bytearray()
-                async for piece in response.content.iter_any():  # `read` ends where the first part of a body ends
+                async for piece in response.content.iter_any():  # `read` may return only a part of the body
                     content += piece
                     if len(content) > MAX_ANSWER_BYTES:
                         raise self._too_long(method, bucket, key)
@@ -127,7 +127,7 @@ class StoreClient:
 
     @asynccontextmanager
     async def open(self, bucket: str, key: str) -> AsyncIterator[StoreStream]:
-        """Request an object and yield the answer, of any status; its body is read in pieces, or not at all.
+        """Request an object and yield the answer, of any status; the caller reads its body in pieces, or not at all.
 
         Raises: ObjectStoreError without an answer.
         """
@@ -144,7 +144,7 @@ class StoreClient:
             if response.content.at_eof():
                 response.release()
             else:
-                response.close()  # the rest is not needed
+                response.close()  # the rest of the body is not needed
 
     async def ensure_bucket(self, bucket: str) -> None:
         """Make the bucket unless it exists.
@@ -158,7 +158,7 @@ class StoreClient:
             raise self._refused("PUT", bucket, "", answer)
 
     async def probe(self, bucket: str) -> None:
-        """Put, get and delete an object; return if all three worked and the content was read back.
+        """Put, get and delete an object; return if all three succeed and the content is read back.
 
         Raises: ObjectStoreError naming the first step that failed.
         """
@@ -173,9 +173,9 @@ class StoreClient:
 
         Args:
             method: of the request.
-            bucket: that it named.
-            key: that it named; empty for the bucket.
-            error: of the client library; named in the text.
+            bucket: bucket of the request.
+            key: key of the request; empty for the bucket.
+            error: error of the client library; named in the text.
         """
         return ObjectStoreError(
             f"object store {self._endpoint.url}: {method} {encode_path(bucket, key)} got no answer within "
@@ -233,10 +233,10 @@ def encode_query(query: Sequence[tuple[str, str]]) -> str:
 
 
 def store_url(endpoint: Endpoint, path: str, query: str) -> URL:
-    """Return the URL of a request; it is not encoded or normalised again.
+    """Return the URL of a request without a second encoding or normalisation.
 
     Args:
-        endpoint: its URL may have a path, which comes first.
+        endpoint: the store; the path of its URL, if any, precedes `path`.
         path: percent-encoded, with a leading slash.
         query: encoded, without `?`; may be empty.
     """

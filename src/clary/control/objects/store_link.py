@@ -24,7 +24,7 @@ from clary.control.objects.store_client import (
     store_url,
 )
 
-STORE_TIMEOUT_S = 300.0  # limit without a byte from the store; completing a large multipart upload is slow
+STORE_TIMEOUT_S = 300.0  # longest wait for a byte from the store; completion of a large multipart upload is slow
 
 
 class StoreLink:
@@ -98,7 +98,7 @@ class StoreLink:
         *,
         headers: Sequence[tuple[str, str]] = (),
     ) -> tuple[int, list[tuple[str, str]]]:
-        """Ask the store for the headers of a bucket or object.
+        """Request the headers of a bucket or object from the store (HEAD).
 
         Args:
             bucket: name.

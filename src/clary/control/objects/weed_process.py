@@ -20,8 +20,8 @@ from clary.base.processes import ProcessId, exec_deadline, read_arguments
 
 HOST = "127.0.0.1"
 # Every server of `weed mini` also listens on its port + 10000 (gRPC), and its worker dials the admin server there even
-# if another gRPC port is set, so a port is free only together with that one. Both lie below Linux' default ephemeral
-# range (32768-60999): no outgoing connection can take the S3 port while the store is restarted.
+# if another gRPC port is set, so a port counts as free only together with its gRPC port. Both are below Linux's default
+# ephemeral range (32768-60999): no outgoing connection can take the S3 port while the store is restarted.
 GRPC_OFFSET = 10_000
 FIRST_PORT, LAST_PORT = 10_240, 22_000
 PORT_NAMES = ("s3", "filer", "volume", "master", "admin")
@@ -31,14 +31,15 @@ PORT_TRIES = 200
 VOLUME_SIZE_MIB = 1024
 MAX_VOLUMES = 10_000
 # Soft limit of Go's heap. Live data takes 250 MiB once objects were written, mostly buffers of the filer's database.
-# With a limit that low the collector runs all the time: 11 % of a core for ever, and twice the time per byte.
+# With a limit of that size the garbage collector would run constantly: 11 % of a core even when idle, and twice the
+# time per byte.
 MEMORY_LIMIT = "512MiB"
-# A reporter of crashes is built into weed, and checks ten times a second for reports to send, even without an address.
-# That is half of an idle store's load. An invalid address keeps the reporter from starting.
+# Weed has a built-in crash reporter, which checks ten times a second for reports to send, even without an address.
+# These checks are half of an idle store's load. An invalid address keeps the reporter from starting.
 REPORTER_ADDRESS = "off"
 KILL_TIMEOUT_S = 5.0
 SOCKET_PREFIX = "/tmp/seaweedfs-"  # noqa: S108 - fixed in weed
-# Without it weed also writes files below /tmp at every start, which are never removed.
+# Without this option weed also writes log files below /tmp at every start, which are never removed.
 LOG_OPTION = "-logtostderr=true"
 
 
@@ -46,7 +47,7 @@ LOG_OPTION = "-logtostderr=true"
 class StoreRecord:
     """The record `<home>/run/seaweed.json`; the ports outlive the process, so that endpoints stay valid."""
 
-    ports: dict[str, int]  # by PORT_NAMES
+    ports: dict[str, int]  # name of PORT_NAMES -> port
     process: ProcessId | None = None
     is_secured: bool = False  # started with `weed_security`: its own ports are closed to other users
 
@@ -56,7 +57,7 @@ class StoreRecord:
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             process = document.get("process") if isinstance(document, dict) else None
-            if isinstance(process, dict) and "start_ticks" in process:  # name in records before 0.1
+            if isinstance(process, dict) and "start_ticks" in process:  # name of the member in records before 0.1
                 process["started"] = str(process["start_ticks"])
             record = from_plain(StoreRecord, document)
         except (OSError, ValueError, ContractError):
@@ -78,8 +79,7 @@ class StoreRecord:
 def find_running(data_folder: Path) -> StoreRecord | None:
     """Return a record of this folder's running store, built from its command line; None if no store runs.
 
-    The store's working folder is the data folder, in any spelling of the state folder; its command line names the
-    ports.
+    The process is recognised by its working folder, which is the data folder; its command line names the ports.
     """
     try:
         own = os.stat(data_folder)
@@ -133,12 +133,12 @@ def choose_ports() -> dict[str, int]:
 
 
 def taken_ports(ports: dict[str, int]) -> set[str]:
-    """Return the names of the ports that are taken, or whose gRPC ports are."""
+    """Return the names of the ports that are taken, or whose gRPC ports are taken."""
     return {name for name, port in ports.items() if not (_is_free(port) and _is_free(port + GRPC_OFFSET))}
 
 
 def socket_paths(ports: dict[str, int]) -> list[str]:
-    """Return the paths of the Unix sockets that weed makes in /tmp for every port."""
+    """Return the paths of the Unix sockets that weed creates in /tmp for every port."""
     return [
         path
         for name, port in ports.items()
@@ -157,9 +157,9 @@ def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: s
 
     Args:
         program: path of `weed`.
-        data_folder: of objects and metadata.
-        ports: by PORT_NAMES.
-        bucket: that the store makes at its start.
+        data_folder: folder of objects and metadata.
+        ports: name of PORT_NAMES -> port.
+        bucket: bucket that the store creates when it starts.
     """
     options = {
         "dir": data_folder,
@@ -171,13 +171,13 @@ def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: s
         "webdav": "false",
         "admin.ui": "false",
         "master.telemetry": "false",
-        # A master that resumes the state of its log checks its quorum of one 2,000 times a second, for ever. It gets
-        # its state from the reports of the volumes instead.
+        # A master that resumes its state from its log then checks its quorum of one 2,000 times a second. It gets its
+        # state from the reports of the volumes instead.
         "master.resumeState": "false",
         "master.volumeSizeLimitMB": VOLUME_SIZE_MIB,
         "volume.max": MAX_VOLUMES,
-        "s3.iam": "false",  # would serve POST / on the same port
-        "s3.autoCreateBucket": "false",  # an upload to a missing bucket is NoSuchBucket, as on AWS
+        "s3.iam": "false",  # the IAM API would serve POST / on the same port
+        "s3.autoCreateBucket": "false",  # an upload to a missing bucket fails with NoSuchBucket, as on AWS
         "s3.allowDeleteBucketNotEmpty": "false",
         "bucket": bucket,
     }
@@ -185,9 +185,9 @@ def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: s
 
 
 def terminate(process: ProcessId, *, grace_s: float) -> bool:
-    """Send SIGTERM, wait up to `grace_s`, then SIGKILL; blocks. Returns whether the process has ended.
+    """Send SIGTERM, wait up to `grace_s` seconds, then send SIGKILL; blocks. Returns whether the process has ended.
 
-    A child of this process stays a zombie until it is reaped, and counts as ended.
+    A zombie, which a child of this process is until it is reaped, counts as ended.
     """
     return process.terminate(timeout_s=grace_s) or process.kill(timeout_s=KILL_TIMEOUT_S)
 

@@ -1,8 +1,8 @@
 """Key pair and signing keys of one process, which keep other users of this machine out of the embedded store.
 
-Where: `seaweed.EmbeddedStore` writes the file before each start of `weed`, which reads it from its home folder. Besides
-the S3 port, which asks for signatures of its own, the store's servers listen on loopback, where every local user and
-every program with this machine's network reaches them:
+Where: `seaweed.EmbeddedStore` writes the file before each start of `weed`, which reads it from its home folder. The S3
+port requires signatures. The store's other servers listen on loopback, where every local user and every program in this
+machine's network namespace can connect to them:
 
     gRPC of all servers         mutual TLS: both ends present the certificate of this file
     HTTP of master and admin    TLS, client certificate required
@@ -29,8 +29,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 FOLDER = ".seaweedfs"  # below the home folder of weed
 FILE = "security.toml"
 CERTIFICATE, KEY = "certificate.pem", "key.pem"
-VALID_DAYS = 3650  # longer than a process lives; each start makes a new certificate
-BACKDATE = timedelta(days=1)  # the clock may be set back after the start
+VALID_DAYS = 3650  # longer than any process runs; each start makes a new certificate
+BACKDATE = timedelta(days=1)  # tolerates a clock that is set back after the start
 _TOKEN_BYTES = 32
 _TOKEN_TABLES = ("jwt.signing", "jwt.signing.read", "jwt.filer_signing", "jwt.filer_signing.read")
 _GRPC_SERVERS = ("master", "volume", "filer", "s3", "admin", "worker", "mq", "msg_broker", "msg_agent", "client")
@@ -41,10 +41,10 @@ def write_security(weed_home: Path, *, address: str, now: datetime) -> None:
     """Write `security.toml` with a new certificate and new signing keys below `weed_home`; replaces earlier ones.
 
     Args:
-        weed_home: the HOME of the process; made if absent.
+        weed_home: the HOME of the process; created if absent.
         address: IP address that the servers listen on.
         now: aware time of day.
-    Raises: OSError; some old files may be replaced then, and no process was started with them.
+    Raises: OSError; then some old files may be replaced already.
     """
     folder = weed_home / FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -56,7 +56,7 @@ def write_security(weed_home: Path, *, address: str, now: datetime) -> None:
 
 def _settings(folder: Path) -> str:
     pair = f"cert = {_quoted(folder / CERTIFICATE)}\nkey = {_quoted(folder / KEY)}\n"
-    authority = f"ca = {_quoted(folder / CERTIFICATE)}\n"  # self-signed, and the only trusted certificate
+    authority = f"ca = {_quoted(folder / CERTIFICATE)}\n"  # the certificate is self-signed and the only trusted one
     tables = [f'[{name}]\nkey = "{secrets.token_hex(_TOKEN_BYTES)}"\n' for name in _TOKEN_TABLES]
     tables.append("[filer.expose_directory_metadata]\nenabled = false\n")
     tables.append(f"[grpc]\n{authority}")
@@ -66,7 +66,7 @@ def _settings(folder: Path) -> str:
 
 
 def _quoted(path: Path) -> str:
-    """Return a path as a basic string of TOML."""
+    """Return a path as a TOML basic string."""
     text = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
 
@@ -99,7 +99,7 @@ def _make_pair(address: str, now: datetime) -> tuple[bytes, bytes]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace a file that only its owner may read."""
+    """Replace a file with one that only its owner may read."""
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -1,6 +1,6 @@
-"""The signer of a browser upload's policy, by Signature Version 4 or Version 2.
+"""Verification of the signature of a browser upload's policy, by Signature Version 4 or Version 2.
 
-Where: `form_upload` asks before it reads the policy. Pure; the time and the keys are passed in.
+Where: `form_upload` calls `authenticate_form` before it parses the policy. Pure; the time and the keys are passed in.
 boto3 uses Version 2 by default.
 Source: Amazon S3 API reference, "Authenticating Requests: Browser-Based Uploads Using POST (AWS Signature Version 4)"
 and "Browser-based uploads using POST (AWS signature version 2)".
@@ -41,10 +41,10 @@ def authenticate_form(
     """Return the access key id whose owner signed the policy of a form.
 
     Args:
-        fields: by lower-case names.
+        fields: lower-case name -> value.
         find_secret: secret access key of an access key id, None if it is unknown.
         now: aware time of day.
-        skew_s: longest time by which the signature may lie ahead.
+        skew_s: largest number of seconds by which the signature may be in the future.
         region: the only region that a signature may name; None accepts every region.
         temporary: verifies keys with a session token; None refuses them.
     Raises: WireError AccessDenied, InvalidArgument, InvalidAccessKeyId, InvalidToken, ExpiredToken,
@@ -67,7 +67,7 @@ def _version_4(
     if fields["x-amz-algorithm"] != sigv4.ALGORITHM:
         raise WireError("InvalidArgument", f"x-amz-algorithm must be {sigv4.ALGORITHM}.")
     try:
-        # The line of an Authorization header; a credential with white space or commas is invalid.
+        # The fields are parsed as an Authorization header; a credential with white space or commas makes it invalid.
         authorization = sigv4.parse_authorization(
             f"{sigv4.ALGORITHM} Credential={fields['x-amz-credential']}, SignedHeaders=policy, "
             f"Signature={fields['x-amz-signature']}"

@@ -1,7 +1,7 @@
-"""A form with a file (multipart/form-data) as it arrives: small fields first, then the file, which is never held whole.
+"""Streaming parser of a form with a file (multipart/form-data): small fields, then the file, never held whole.
 
-Where: `form_upload` reads forms with it before the caller is verified, so all parts before the file are bounded. Pure
-but for the stream.
+Where: `front` parses forms before the caller is verified, so all parts before the file are bounded. Pure except for the
+stream.
 Source: RFC 7578; Amazon S3 API reference, "POST Object": fields before the file have 20 KB, fields after it are
 ignored.
 """
@@ -15,9 +15,9 @@ from urllib.parse import unquote
 
 from clary.base.errors import WireError
 
-MAX_FORM_BYTES = 20 * 1024  # before the content of the file
+MAX_FORM_BYTES = 20 * 1024  # bytes before the content of the file
 MAX_FIELDS = 100
-MAX_REST_BYTES = 20 * 1024  # after the file; more is not read
+MAX_REST_BYTES = 20 * 1024  # bytes after the file; further bytes are not read
 FILE_FIELD = "file"
 FORM_TYPE = "multipart/form-data"
 
@@ -27,7 +27,7 @@ _PARAMETER = re.compile(r";\s*([a-z*]+)=(?:\"((?:[^\"\\]|\\.)*)\"|([^;\"]*))", r
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Return the boundary that a Content-Type names.
+    """Return the boundary named by a Content-Type.
 
     Raises: WireError MalformedPOSTRequest if it names no boundary.
     """
@@ -55,12 +55,12 @@ class FormReader:
     def __init__(self, pieces: AsyncIterator[bytes], boundary: bytes) -> None:
         self._pieces = pieces
         self._delimiter = b"\r\n--" + boundary
-        self._buffer = b"\r\n"  # the first delimiter stands at the start of a line, too
+        self._buffer = b"\r\n"  # so that the first delimiter, too, follows a line end
         self._num_read = 0
         self.file_name = ""
 
     async def read_fields(self) -> dict[str, str]:
-        """Return all fields before the file by their lower-case names; the content of the file comes next.
+        """Return all fields before the file by their lower-case names; the file's content is next in the stream.
 
         Raises: WireError MalformedPOSTRequest, MaxPostPreDataLengthExceeded, InvalidArgument or IncompleteBody.
         """
@@ -77,7 +77,7 @@ class FormReader:
             if part.name == FILE_FIELD:
                 self.file_name = part.file_name
                 return fields
-            # If a field came twice, one value might be judged and the other used.
+            # If a field occurred twice, one value might be checked and the other used.
             if part.name in fields or len(fields) == MAX_FIELDS:
                 raise WireError(
                     "InvalidArgument", f"The form's field {part.name[:80]!r} comes twice, or is one too many."
@@ -89,7 +89,7 @@ class FormReader:
 
         Raises: WireError IncompleteBody if the form ends before the file does.
         """
-        kept = len(self._delimiter) - 1  # bytes that may begin the delimiter
+        kept = len(self._delimiter) - 1  # trailing bytes that may be the start of the delimiter
         while (end := self._buffer.find(self._delimiter)) < 0:
             if len(self._buffer) > kept:
                 cut = len(self._buffer) - kept
@@ -115,14 +115,14 @@ class FormReader:
         return taken
 
     async def _take_until(self, mark: bytes) -> bytes:
-        """Return the bytes before `mark`, and remove both from the buffer."""
+        """Return the bytes before `mark`, and remove these bytes and `mark` from the buffer."""
         while (end := self._buffer.find(mark)) < 0:
             self._buffer += await self._next_of_form()
         taken, self._buffer = self._buffer[:end], self._buffer[end + len(mark) :]
         return taken
 
     async def _next_of_form(self) -> bytes:
-        # The buffer may already hold much of the file: only bytes that were searched count.
+        # The buffer may already contain much of the file: only searched bytes count against the limit.
         if self._num_read > MAX_FORM_BYTES:
             raise WireError(
                 "MaxPostPreDataLengthExceeded",

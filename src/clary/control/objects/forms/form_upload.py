@@ -1,7 +1,7 @@
 """Uploads by a browser's form: the object that the form makes, its headers, and the answer.
 
-Where: `front` reads a form's fields with `form_data` and asks here before it reads the file. Pure; the time and the
-keys are passed in. Only a policy that the owner of a key has signed lets a stranger upload.
+Where: `front` reads a form's fields with `form_data` and calls `judge_form` before it reads the file. Pure; the time
+and the keys are passed in. A caller without a key can upload only under a policy that the owner of a key has signed.
 Source: Amazon S3 API reference, "POST Object".
 """
 
@@ -27,7 +27,7 @@ FILE_NAME = "${filename}"
 MAX_REDIRECT_CHARACTERS = 2048
 CREATED = 201
 
-# Fields that become headers of the object under other names, or under their own.
+# Field -> header of the object that it becomes.
 _HEADERS = {
     "acl": "x-amz-acl",
     **{
@@ -47,7 +47,7 @@ _HEADERS = {
 }
 _HEADER_PREFIXES = ("x-amz-meta-", "x-amz-checksum-", "x-amz-server-side-encryption")
 _SIGNING = frozenset({"x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-signature", sigv4.SECURITY_TOKEN})
-_AS_SIGNED = _SIGNING | {"policy", "signature", "awsaccesskeyid"}  # never changed before they are compared
+_AS_SIGNED = _SIGNING | {"policy", "signature", "awsaccesskeyid"}  # compared as received, without replaced placeholders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +58,16 @@ class FormUpload:
     asked: S3Request
     headers: list[tuple[str, str]]
     policy: PostPolicy
-    redirect: str  # empty for none
-    status: int  # of a successful answer without redirect
+    redirect: str  # empty without a redirect
+    status: int  # status of a successful answer without redirect
 
 
 def is_form(method: str, headers: Mapping[str, str], raw_query: str) -> bool:
-    """Whether a request is the upload of a form: one with signed headers or a signed URL is not.
+    """Whether a request is the upload of a form, which has neither signed headers nor a signed URL.
 
     Args:
         method: upper case.
-        headers: of the request, found by names in any case.
+        headers: of the request, with case-insensitive names.
         raw_query: as on the wire; a request with any query is no form.
     """
     content_type = headers.get("Content-Type", "").lower()
@@ -85,12 +85,12 @@ def judge_form(
     region: str | None,
     temporary: TemporaryKeys | None = None,
 ) -> FormUpload:
-    """Return the upload that a form asks for.
+    """Return the upload that a form requests.
 
     Args:
-        fields: those before the file, by lower-case names.
-        bucket: that the request is for.
-        file_name: of the file, without folders.
+        fields: lower-case name -> value of the fields before the file.
+        bucket: bucket of the request.
+        file_name: name of the file, without folders.
         find_secret: secret access key of an access key id, None if it is unknown.
         now: aware time of day.
         skew_s: largest difference between clocks.
@@ -105,13 +105,13 @@ def judge_form(
     policy = read_policy(fields["policy"])
     if "x-amz-signature" not in fields and policy.expires_at - now > timedelta(
         seconds=sigv4.PRESIGNED_MAX_EXPIRES_S + skew_s
-    ):  # Version 2 does not hold the time of signing: a form that expires more than a week from now is refused
+    ):  # Version 2 does not contain the time of signing: a form that expires more than a week from now is refused
         raise WireError(
             "AccessDenied",
             "Invalid according to Policy: its expiration lies more than a week ahead: sign it for a shorter time.",
             http_status=FORBIDDEN,
         )
-    if len(file_name) > MAX_KEY_BYTES:  # it replaces every placeholder in the form
+    if len(file_name) > MAX_KEY_BYTES:  # the name replaces every placeholder in the form
         raise WireError("KeyTooLongError", f"The file's name is too long: {MAX_KEY_BYTES} characters at most.")
     filled = {
         name: value if name in _AS_SIGNED else value.replace(FILE_NAME, file_name) for name, value in fields.items()
@@ -138,7 +138,7 @@ def judge_form(
 
 
 async def within_bounds(pieces: AsyncIterator[bytes], policy: PostPolicy) -> AsyncIterator[bytes]:
-    """Pass a file on, its last piece only if the policy allows the size of the whole.
+    """Yield the pieces of a file, the last piece only if the policy allows the size of the whole file.
 
     Raises: WireError EntityTooLarge or EntityTooSmall.
     """
@@ -171,10 +171,10 @@ def redirect_address(upload: FormUpload, etag: str) -> str:
 
 
 def object_address(asked: S3Request, *, scheme: str, host: str, is_bucket_in_host: bool) -> str:
-    """Return the address of an object that a request makes, at the host by which its client reaches this service.
+    """Return the address of the object that a request makes, at the host name that the client used.
 
     Args:
-        asked: names bucket and key.
+        asked: the request, with bucket and key.
         scheme: http or https.
         host: Host header of the request, with its port.
         is_bucket_in_host: whether `host` names the bucket, which the path then leaves out.
@@ -186,7 +186,7 @@ def object_address(asked: S3Request, *, scheme: str, host: str, is_bucket_in_hos
 
 
 def created_document(upload: FormUpload, etag: str, address: str) -> bytes:
-    """Return the document that success_action_status 201 asks for.
+    """Return the XML document for success_action_status 201.
 
     Args:
         upload: the upload that was stored.

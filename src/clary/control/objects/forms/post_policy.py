@@ -1,7 +1,7 @@
 """Policies of browser uploads: conditions, signed by the owner of a key, on uploads in the owner's name.
 
-Where: `form_upload` asks it once the policy's signature is verified. Pure; the time is passed in.
-A policy comes from the holder of the form, and may be any JSON. Each field of the form must be covered by a
+Where: `form_upload` uses it once the policy's signature is verified. Pure; the time is passed in.
+The holder of the form sends the policy, which may be any JSON. Each field of the form must be covered by a
 condition and meet it; bucket and key must be covered.
 Source: Amazon S3 API reference, "POST Policy".
 """
@@ -20,7 +20,7 @@ from typing import Any
 from clary.base.errors import WireError
 
 FORBIDDEN = 403
-MAX_OBJECT_BYTES = 5 * 1024**3  # S3 API reference: the largest object of one request
+MAX_OBJECT_BYTES = 5 * 1024**3  # S3 API reference: the largest object in one request
 MAX_CONDITIONS = 200
 MAX_DIGITS = 18
 FREE_FIELDS = frozenset({"x-amz-signature", "signature", "awsaccesskeyid", "file", "policy"})
@@ -42,7 +42,7 @@ class Condition:
         """Whether the value of a field meets the condition."""
         if not self.is_prefix:
             return value == self.value
-        # A content type may be a list, whose items must all fit.
+        # A content type may be a list, whose items must all meet the condition.
         values = value.split(",") if self.field == "content-type" else [value]
         return all(
             one.strip().startswith(self.value) if len(values) > 1 else one.startswith(self.value) for one in values
@@ -88,7 +88,7 @@ class PostPolicy:
 
 
 def read_policy(encoded: str) -> PostPolicy:
-    """Read the policy of a form, in Base64.
+    """Parse the policy of a form, given in Base64.
 
     Raises: WireError InvalidPolicyDocument naming the problem.
     """

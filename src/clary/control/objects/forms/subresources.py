@@ -2,8 +2,7 @@
 
 Where: `front` checks each request to the embedded store with this.
 SeaweedFS ignores an unknown parameter: `DELETE /bucket?website` removes the bucket,
-`PUT /bucket/key?encryption` replaces the object by the document that came with it, `PUT /bucket?logging` makes a
-bucket.
+`PUT /bucket/key?encryption` replaces the object by the request's document, `PUT /bucket?logging` makes a bucket.
 Source: Amazon S3 API reference; parameters that begin with x- do not change a request's meaning ("Logging requests").
 """
 
@@ -15,9 +14,9 @@ from http import HTTPStatus
 from clary.base.errors import WireError
 from clary.control.objects.s3_request import S3Request
 
-MAX_SHOWN = 40  # characters of a parameter in a refusal
+MAX_SHOWN = 40  # characters of a parameter quoted in a refusal
 _IGNORED = "x-"
-# Method, and whether there is a key -> the parameters of requests that change the store.
+# (method, whether there is a key) -> parameters that the store knows, for requests that change the store.
 KNOWN: Mapping[tuple[str, bool], frozenset[str]] = {
     ("PUT", False): frozenset(
         (
