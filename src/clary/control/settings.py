@@ -26,7 +26,7 @@ from clary.control.type_overrides import OVERRIDES, check_override
 SETTINGS_FILE = "settings.toml"
 MAX_PORT = 65535
 OWN_REGION, ANY_REGION = "own", "any"
-_NEAR = 0.85  # similarity in difflib's measure from which on a name counts as a misspelt one
+_NEAR = 0.85  # difflib similarity at which a name counts as misspelt
 WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -375,7 +375,7 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a sentence on each variable with nearly the name of a setting's: it would be ignored in silence."""
+    """Return a warning for each unknown CLARY_ variable whose name resembles a setting's variable."""
     known = {variable_of(setting.name) for setting in FIELDS}
     return [
         f"{name} is no setting and has no effect{_meant(name, known)}"
@@ -419,7 +419,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any, *, source: str, read: Callable[[type, Any], Any]) -> Any:
-    """Return a value as the setting's type, within its bounds."""
+    """Convert a value to the setting's type and check its bounds; raises ContractError."""
     wanted = type_of(name)
     metadata = next(setting.metadata for setting in FIELDS if setting.name == name)
     try:
@@ -465,7 +465,7 @@ def _from_document(wanted: type, value: Any) -> Any:
         if not all(isinstance(text, str) for text in value):
             raise ValueError("expected a text for each item")
         return tuple(value)
-    if type(value) is not wanted:  # not isinstance, by which a bool is an int
+    if type(value) is not wanted:  # not isinstance, which accepts a bool as an int
         name = "table" if isinstance(value, dict) else type(value).__name__
         raise ValueError(f"this is {name}")
     return value

@@ -11,7 +11,7 @@ from typing import Any
 
 from clary.base.errors import ContractError, Fault
 
-# Key -> its meaning. Each becomes the option of sbatch of the same name.
+# Key -> its meaning.
 SLURM_OPTIONS: Mapping[str, str] = {
     "partition": "partitions, with commas between",
     "spot_partition": "partition for jobs with EnableManagedSpotTraining, whose hosts others may preempt",
@@ -28,9 +28,9 @@ def check_slurm_options(instance_type: str, options: Mapping[str, Any], *, sourc
     """Refuse an unknown key, or an invalid value.
 
     Args:
-        instance_type: of the table; `*` for all.
-        options: the table.
-        source: file of the table, named in the error.
+        instance_type: type that the options apply to; `*` for all types.
+        options: keys and values of the type's table.
+        source: file that holds the table, named in the error.
     Raises: ContractError naming file, type and key, with the expected and the given value.
     """
     for name, value in options.items():

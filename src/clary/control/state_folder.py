@@ -33,10 +33,10 @@ from clary.control.permissions.temporary_keys import TemporaryKeys
 
 JOB_KEY_PREFIX = "CLARYJOB"
 LOCAL_ENGINE = "local"
-# Options of the service's command that make parts of the folder anew.
+# Options of `clary up` that replace the folder's database or keys with new ones.
 NEW_DATABASE = "--new-database"
 NEW_KEYS = "--new-keys"
-_MADE_WITH_KEYS = ("clary.db", "database.json")  # files that only a service with keys makes
+_MADE_WITH_KEYS = ("clary.db", "database.json")  # files that a service makes after its keys
 _WAY_OUT = (
     "put a copy of that file back, or begin with new keys, which ends the jobs that run and closes every session, "
     "with: clary up --new-keys"
@@ -45,7 +45,7 @@ _WAY_OUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceRecord:
-    """The running service, as `run/service.json` names it."""
+    """The running service, as `run/service.json` describes it."""
 
     pid: int
     process_started: str  # start time of the process in clock ticks since boot; reveals a reused pid
@@ -54,11 +54,11 @@ class ServiceRecord:
     proxy_url: str
     region: str
     version: str
-    memory_limits: str = ""  # the mechanism that enforces the hosts' memory limits, in words
+    memory_limits: str = ""  # description of the mechanism that enforces the hosts' memory limits
 
     @property
     def process(self) -> ProcessId:
-        """The process that wrote it, dead or alive."""
+        """The service process that the record names, running or not."""
         return ProcessId(self.pid, self.process_started)
 
 
@@ -131,7 +131,7 @@ class StateFolder:
 
     @property
     def service_record_copy_path(self) -> Path:
-        """The copy of run/service.json: it has the ports at which running jobs look for the next service."""
+        """The copy of run/service.json, which keeps the service's ports: running jobs expect the next service there."""
         return self.root / "run" / "service.copy.json"
 
     @property
@@ -146,7 +146,7 @@ class StateFolder:
 
     @property
     def has_secrets(self) -> bool:
-        """Whether the keys exist, as after a first start of a service."""
+        """Whether the keys' file exists; the first start of a service makes it."""
         return (self.root / "secrets" / "root.json").exists()
 
     @property
@@ -185,7 +185,7 @@ class StateFolder:
         return self.root / "tls"
 
     def read_engine(self) -> str:
-        """Return the engine of the last service; local for a folder of a release without other engines."""
+        """Return the engine of the last service; `local` if the folder records no engine."""
         try:
             return self._engine_path.read_text(encoding="ascii").strip() or LOCAL_ENGINE
         except (OSError, ValueError):
@@ -220,7 +220,7 @@ class StateFolder:
     def read_service_record(self) -> ServiceRecord | None:
         """Return the record that the last service wrote about itself, or None.
 
-        Raises: ContractError if no file can be read, though one exists.
+        Raises: ContractError if the record or its copy exists, but neither can be read.
         """
         damage: ContractError | None = None
         for path in (self.service_record_path, self.service_record_copy_path):
@@ -302,7 +302,7 @@ class StateFolder:
 
 
 def read_record_file(path: Path) -> ServiceRecord | None:
-    """Return the service that a file names; None if there is no file.
+    """Return the service record in a file; None if there is no file.
 
     Raises: ContractError if the file exists and cannot be read.
     """

@@ -1,7 +1,7 @@
 """Turns of clients: a few calls of each client run at once, and its further calls wait for them.
 
-Where: threads that look up names, and the handlers of AWS's API, are shared through it. One client could use up a
-budget for all clients together.
+Where: it shares the name resolution threads and the handlers of AWS's API among clients. Without it, one client could
+use up the budget of all clients.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 class _Client:
     def __init__(self, at_once: int) -> None:
         self.turns = asyncio.Semaphore(at_once)
-        self.num_asked = 0  # calls that wait or have a turn
+        self.num_asked = 0  # calls that wait for a turn or have one
 
 
 class Turns:
@@ -33,7 +33,7 @@ class Turns:
         return len(self._clients)
 
     async def take(self, name: str) -> Callable[[], None]:
-        """Wait for a turn of a client; return a function that gives it back, to be called once in the event loop."""
+        """Wait for a client's turn; return a function that releases the turn, to be called once in the event loop."""
         client = self._clients.setdefault(name, _Client(self._at_once))
         client.num_asked += 1
         try:

@@ -1,7 +1,8 @@
 """Keys that settings may give for an instance type, and the check of their values.
 
 Where: `settings` checks `[instance_types."ml.x"]` when it reads the file, so that a wrong key
-prevents the start of the service, not the creation of a job; `scheduling.catalogue` replaces the type's values by them.
+prevents the start of the service, not the creation of a job; `scheduling.catalogue` replaces the type's values by the
+table's values.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any
 
 from clary.base.errors import ContractError, Fault
 
-MAX_COUNT = 1024  # of GPUs, CPUs, processes: a larger number is a mistake
+MAX_COUNT = 1024  # most GPUs, CPUs or processes; a larger number is a mistake
 
 
 @dataclass(frozen=True)
 class OverrideKey:
-    """One key: its meaning in words, and the range of its values, both ends included."""
+    """One key: its meaning, and the range of its values, both ends included."""
 
     about: str
     least: float
@@ -41,9 +42,9 @@ def check_override(instance_type: str, override: Mapping[str, Any], *, source: s
     """Refuse an unknown key, or an invalid value.
 
     Args:
-        instance_type: of the table.
-        override: the table.
-        source: file of the table, named in the error.
+        instance_type: type that the values apply to.
+        override: keys and values of the type's table.
+        source: file that holds the table, named in the error.
     Raises: ContractError naming file, type and key, with the expected and the given value.
     """
     for name, value in override.items():

@@ -12,7 +12,7 @@ from clary.control.settings import Settings
 LOCAL, SLURM, BOXES = "local", "slurm", "boxes"
 _REACH = "programs reach the same networks as their nodes"
 _WHOLE = "a host has a whole node"
-# Setting -> engines with which it has no effect, and why.
+# Setting -> engines with which it has no effect, and the reason.
 _UNUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "internet": ((SLURM, BOXES), _REACH),
     "reachable_networks": ((SLURM, BOXES), _REACH),

@@ -1,12 +1,13 @@
-"""Machines that answer to SSH, in namespaces: a head for the service, and boxes with a real sshd each.
+"""Simulated machines in namespaces: a head for the service, and boxes, each with a real sshd.
 
-Where: tests of boxes make one a module, and the benchmark `cluster`. Needs root and Debian's openssh-server.
+Where: each test module for boxes makes a bed, and so does the benchmark `cluster`. Needs root and Debian's
+openssh-server.
 
-    head (10.99.0.254, bridge)     the service; `ssh box1` works there by the owner's own ssh configuration
+    head (10.99.0.254, bridge)     the service; `ssh box1` works there through the owner's own ssh configuration
     box1 .. boxN (10.99.0.I)       sshd; users root and ml, with homes that last until the bed is stopped
 
-Each machine is a network, hostname, mount and process namespace, whose first process is a shell; every process on it
-ends with that shell, as when the power is cut. Files are this machine's but for homes, /tmp, /run, the list of users,
+Each machine is a network, hostname, mount and process namespace, whose first process is a shell; all its processes end
+with that shell, as in a power cut. Machines share this machine's files, except homes, /tmp, /run, the list of users,
 and the id of the kernel's boot, which changes with each start.
 """
 
@@ -67,11 +68,11 @@ while :; do sleep 1000 & wait $!; done
 
 
 class BoxBed:
-    """A head and some boxes; `start` it, and `stop` it after any failure too.
+    """A head and some boxes; call `start`, and finally `stop`, also after a failure.
 
     Args:
         folder: new, empty folder that every user can reach, not below /tmp.
-        num_boxes: besides the head.
+        num_boxes: number of boxes.
     """
 
     def __init__(self, folder: Path, *, num_boxes: int = 2) -> None:
@@ -79,7 +80,7 @@ class BoxBed:
         self.boxes = [f"box{number}" for number in range(1, num_boxes + 1)]
         self.home = folder / "service"  # state folder of the service
         self._outer: dict[str, subprocess.Popen[bytes]] = {}  # machine -> `unshare`, which ends with its child
-        self._first: dict[str, int] = {}  # machine -> pid of its first process, as this machine numbers it
+        self._first: dict[str, int] = {}  # machine -> pid of its first process in this process's namespace
         self._handles: dict[str, int] = {}  # machine -> pidfd of that process
 
     def start(self) -> None:
@@ -97,12 +98,12 @@ class BoxBed:
             raise
 
     def stop(self) -> None:
-        """End every process of every machine; namespaces, mounts and links go with them."""
+        """End every process of every machine; the kernel then removes namespaces, mounts and links."""
         for machine in list(self._outer):
             self.power_off(machine)
 
     def first_process(self, machine: str) -> int:
-        """Return the pid of a machine's first process, as this machine numbers it."""
+        """Return the pid of a machine's first process in this process's namespace."""
         return self._first[machine]
 
     def argv_on(self, machine: str, *command: str) -> list[str]:
@@ -126,9 +127,9 @@ class BoxBed:
             command: program and arguments.
             check: whether to raise if it fails.
             stdin: text for it.
-            timeout_s: after which it is killed.
-            variables: of its environment, besides PATH, HOME and LC_ALL.
-        Raises: AssertionError with its output if it fails and is checked.
+            timeout_s: seconds after which the command is killed.
+            variables: environment variables besides PATH, HOME and LC_ALL.
+        Raises: AssertionError with the output if the command fails and `check` is true.
         """
         done = subprocess.run(
             self.argv_on(machine, *command),
@@ -146,23 +147,23 @@ class BoxBed:
     def clary(
         self, *arguments: str, check: bool = True, machine: str = HEAD, **variables: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command of `clary` on a machine, on the head by default; return it, completed.
+        """Run a `clary` command on a machine, by default on the head; return the completed process.
 
         Args:
             arguments: of `clary`.
             check: whether to raise if it fails.
             machine: head or a box.
-            variables: of its environment, as text.
+            variables: environment variables; the values are text.
         """
         command = [sys.executable, "-m", "clary.cli.main", *arguments]
         return self.run(machine, *command, check=check, CLARY_HOME=str(self.home), **variables)
 
     def rows(self) -> dict[str, Any]:
-        """Return name -> box as `clary hosts --json` prints it."""
+        """Return name -> box, as printed by `clary hosts --json`."""
         return {box["name"]: box for box in json.loads(self.clary("hosts", "--json").stdout)["boxes"]}
 
     def power_off(self, machine: str) -> None:
-        """End every process of a machine at once. Raises: AssertionError if it does not end."""
+        """Kill every process of a machine at once. Raises: AssertionError if the machine does not end."""
         self._first.pop(machine, None)
         handle = self._handles.pop(machine, None)
         if handle is None:
@@ -181,12 +182,12 @@ class BoxBed:
             raise AssertionError(f"{machine} does not end") from None
 
     def power_on(self, box: str) -> None:
-        """Make a box, or make it anew with the same homes; wait until its sshd answers."""
+        """Start a box, with the homes of its last start if there was one, and its sshd."""
         self._make_machine(box)
         number = self.boxes.index(box) + 1
         head = ["nsenter", f"--target={self._first[HEAD]}", "--net", "--"]
-        self.run(HEAD, "ip", "link", "del", f"p{number}", check=False)  # the kernel removes a dead box's link late
-        # The interface keeps its address over a reboot, as a real machine's does: other machines cache it.
+        self.run(HEAD, "ip", "link", "del", f"p{number}", check=False)  # the kernel may still have the old link
+        # The interface keeps its MAC address over a reboot, like a real machine's: other machines cache it.
         peer = ["peer", "name", "eth0", "address", f"02:00:00:00:00:{number:02x}", "netns", str(self._first[box])]
         link = ["ip", "link", "add", f"p{number}", "type", "veth", *peer]
         subprocess.run([*head, *link], check=True, timeout=COMMAND_LIMIT_S)
@@ -212,18 +213,18 @@ class BoxBed:
         return left
 
     def processes(self, machine: str) -> dict[int, str]:
-        """Return pid -> command line of the processes of a machine, as it numbers them, without those of the bed."""
+        """Return pid (in the machine's namespace) -> command line of a machine's processes, without the bed's own."""
         lines = self.run(machine, "ps", "-eo", "pid=,stat=,args=").stdout.splitlines()
         found = {int(pid): args for pid, stat, args in (line.split(None, 2) for line in lines) if stat[0] != "Z"}
         own = ("sleep 1000", "ps -eo", "sshd: ", "/usr/sbin/sshd", "/first.sh ")
         return {pid: args for pid, args in found.items() if not any(text in args for text in own)}
 
     def home_of(self, machine: str, user: str) -> Path:
-        """Return the home of a user on a machine, as this process sees it."""
+        """Return the path of a user's home on a machine, as this process sees it."""
         return self.folder / "homes" / machine / user
 
     def node_folder(self, box: str, user: str) -> Path:
-        """Return the folder of a box's daemon, as this process sees it."""
+        """Return the path of a box daemon's folder, as this process sees it."""
         return self.home_of(box, user) / ".clary-node" / box
 
     def _write_files(self) -> None:
@@ -261,7 +262,7 @@ class BoxBed:
         outer = subprocess.Popen(  # tests recognize it by the bed's folder in its command line
             ["unshare", *flags, "bash", str(self.folder / "first.sh"), machine, str(self.folder)],
             stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # unshare complains when its child is killed
+            stderr=subprocess.DEVNULL,  # unshare prints an error when its child is killed
             env={"PATH": PATH},
         )
         self._outer[machine] = outer

@@ -1,9 +1,8 @@
-"""A census of things on the machine that a job could leave behind, beyond the engine's own search.
+"""A census of kernel objects and processes that a job could leave behind, in addition to the engine's own search.
 
-Where: the tests take a census around each test. Its functions are like those of `engines.local.machine_census`, which
-covers shared memory, sockets and ports. The owner of a thing is found by a process's ancestors and environment, or by a
-cgroup's name.
-Source: proc(5), sysvipc(7), unix(7).
+Where: the tests take a census around each test. Its functions resemble `engines.local.machine_census`, which covers
+shared memory, sockets and ports. The owner of an object is found by a process's ancestors and environment, or by a
+cgroup's name. Source: proc(5), sysvipc(7), unix(7).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _IPC_TABLES = (("shm", Kind.IPC_MEMORY), ("sem", Kind.IPC_SEMAPHORES), ("msg", K
 
 
 def processes(pids: Iterable[int], entries: Mapping[int, ProcessEntry] | None = None) -> list[Thing]:
-    """Return the existing processes among `pids` with their command lines; zombies have a kind of their own."""
+    """Return the existing processes among `pids` with their command lines; a zombie has the kind ZOMBIE."""
     entries = read_process_list() if entries is None else entries
     found = []
     for pid in pids:
@@ -38,7 +37,7 @@ def processes(pids: Iterable[int], entries: Mapping[int, ProcessEntry] | None = 
 
 
 def held_namespaces(pids: Iterable[int]) -> list[Thing]:
-    """Return the network namespaces of `pids`, less the caller's own, each with one process that is in it."""
+    """Return the network namespaces of `pids` except the caller's own, each with one process in it."""
     own = _namespace("self")
     holders: dict[int, int] = {}
     for pid in sorted(pids):
@@ -65,7 +64,7 @@ def mounts(mountinfo: str | None = None) -> list[Thing]:
 
 
 def cgroups(family_folder: str, *, top: str = "/sys/fs/cgroup") -> list[Thing]:
-    """Return the cgroups in every folder of this name, in every hierarchy, at any depth."""
+    """Return the cgroups in every folder of a name, in every hierarchy, at any depth."""
     found = []
     for folder, names, _ in os.walk(top):
         if os.path.basename(folder) == family_folder:
@@ -80,7 +79,7 @@ def links() -> list[Thing]:
 
 
 def ipc_things(tables: Path = Path("/proc/sysvipc")) -> list[Thing]:
-    """Return the System V objects of this IPC namespace; memory with the process that made it."""
+    """Return the System V objects of this IPC namespace; shared memory with the process that created it."""
     found = []
     for table, kind in _IPC_TABLES:
         try:
@@ -106,13 +105,13 @@ def socket_paths(pids: Iterable[int]) -> set[str]:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Return the variables with which a process was started; empty if the process has ended or is another user's."""
+    """Return the variables with which a process was started; empty if it has ended or belongs to another user."""
     pairs = [item.decode(errors="surrogateescape") for item in read_variables(pid)]
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
 def command_text(pid: int) -> str:
-    """Return the beginning of a process's command line, or its name in brackets without a command line."""
+    """Return the beginning of a process's command line; without a command line, its name in brackets."""
     with contextlib.suppress(OSError):
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             text = file.read().replace(b"\0", b" ").decode(errors="replace").strip()

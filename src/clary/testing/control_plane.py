@@ -1,4 +1,4 @@
-"""The service's inside without its listener: real store, logs, hub, gateway and reconciler over fake time and hosts."""
+"""The service without its listener: real store, logs, hub, gateway and reconciler with a fake clock and fake hosts."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ class FakeObjects:
         return bucket not in self.missing
 
     async def make_bucket(self, bucket: str) -> None:
-        """Declare the bucket existing; refuses names as stores do."""
+        """Declare the bucket existing; refuses invalid names as object stores do."""
         if bucket != bucket.lower():
             raise ObjectStoreError(f"{bucket}: 400 InvalidBucketName", details={"bucket": bucket, "status": 400})
         self.missing.discard(bucket)
 
 
 def request_of(name: str = "job", *, num_hosts: int = 1, **members: Any) -> dict[str, Any]:
-    """Return a small CreateTrainingJob request; `members` replace or add members; None removes one."""
+    """Return a small CreateTrainingJob request; `members` replace or add members, or remove them if None."""
     request: dict[str, Any] = {
         "TrainingJobName": name,
         "RoleArn": "arn:aws:iam::000000000000:role/R",
@@ -88,7 +88,7 @@ def request_of(name: str = "job", *, num_hosts: int = 1, **members: Any) -> dict
 
 
 class ControlPlane:
-    """Everything between the wire and the hosts; `passes` advances it."""
+    """All parts of the service between the wire and the hosts; `passes` runs one round of the reconciler."""
 
     def __init__(
         self, store: Store, logs: LogStore, *, clock: FakeClock, engine: FakeEngine, settings: Settings
@@ -177,13 +177,13 @@ class ControlPlane:
         engine: FakeEngine | None = None,
         settings: Settings | None = None,
     ) -> AsyncIterator[ControlPlane]:
-        """Open a state folder; opening one again is a restart of the service, with the hosts that the engine has.
+        """Open a state folder; a second `open` restarts the service, with the hosts that the engine still has.
 
         Args:
-            home: state folder; a new one is empty.
-            clock: None begins a new one.
-            engine: None begins one without hosts.
-            settings: None takes the defaults.
+            home: state folder; empty for a new service.
+            clock: None makes a new clock.
+            engine: None makes an engine without hosts.
+            settings: None uses the defaults.
         """
         clock = clock or FakeClock()
         store = await Store.open(f"sqlite:///{home / 'clary.db'}")
@@ -204,7 +204,7 @@ class ControlPlane:
             await store.close()
 
     async def call(self, service: str, operation: str, **params: Any) -> Mapping[str, Any]:
-        """Call an operation as the owner does, past parsing and signatures."""
+        """Call an operation as the owner, without parsing and signatures."""
         call = Call(services=self.services, params=params, region="us-west-2", access_key_id="K", request_id="R")
         return await dispatch(service, operation, call)
 
@@ -225,20 +225,20 @@ class ControlPlane:
         await self.call("sagemaker", "DeleteTrainingJob", TrainingJobName=name)
 
     async def job(self, name: str = "job") -> TrainingJob:
-        """Return a job as it is stored."""
+        """Return a job from the store."""
         job = await self.store.get_job(name)
         assert job is not None, f"{name} is not stored"
         return job
 
     async def passes(self, count: int = 1) -> None:
-        """Let the reconciler look at every job, and wait for its background tasks."""
+        """Let the reconciler process every job, and wait for its background tasks."""
         for _ in range(count):
             await self.reconciler.make_pass()
             while tasks := [task for task in asyncio.all_tasks() if task.get_name().startswith("job:")]:
                 await asyncio.wait(tasks)
 
     async def tuning_passes(self, count: int = 1) -> None:
-        """Let the keeper of tuning jobs look at every tuning job that has not ended."""
+        """Let the tuning keeper process every tuning job that has not ended."""
         for _ in range(count):
             self.tuning_keeper.wake_all()
             await self.tuning_keeper.look_at_due()
@@ -249,7 +249,7 @@ class ControlPlane:
         Args:
             name: of a live job that is placed on hosts.
             host: such as algo-1.
-            attempt: to which the agent claims to belong.
+            attempt: number of the attempt that the agent claims to belong to.
         """
         job = self.hub.live_job(name)
         assert job is not None, f"{name} has ended"
@@ -300,7 +300,7 @@ class ControlPlane:
 
 
 class FakeAgent:
-    """Talks to the gateway as an agent does, with its token on every call."""
+    """Calls the gateway as an agent does, with its token in every call."""
 
     def __init__(self, plane: ControlPlane, name: str, host: str, *, attempt: int, token: str) -> None:
         self._plane = plane
@@ -316,7 +316,7 @@ class FakeAgent:
         return self._plane.gateway.authorize(self.name, self.attempt, self.host, self.token)
 
     async def report(self, phase: HostPhase | None = None, **facts: Any) -> ReportReceipt:
-        """Report new facts; without arguments the old ones, as a heartbeat."""
+        """Report new facts; without arguments repeat the last facts, as a heartbeat."""
         if phase is not None:
             self._facts = replace(self._facts, phase=phase, phase_started_at=self._plane.clock.now(), **facts)
         self._number += 1
@@ -328,7 +328,7 @@ class FakeAgent:
         return await self._plane.gateway.append_logs(self.authorize(), self.host, batch)
 
     def model_uris(self, phase: HostPhase) -> tuple[str, ...]:
-        """Return the URI of the uploaded model if this is the leader and it is done, else an empty tuple."""
+        """Return the URI of the uploaded model if the host is the leader and done, else an empty tuple."""
         is_leader = phase is HostPhase.DONE and self.host == "algo-1"
         plan = self.authorize().plan or {}
         return (plan["output"]["model_uri"],) if is_leader else ()

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that only a test advances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class FakeClock:
-    """Time of day and monotonic time, moved by hand.
+    """Time of day and monotonic time, advanced by a test.
 
     Args:
         start: time of day at the beginning; monotonic time begins at 1000 s.

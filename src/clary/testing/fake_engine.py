@@ -1,4 +1,4 @@
-"""An engine without hosts: agents are entries of a table, which a test ends."""
+"""An engine without hosts: its agents are entries of a table that a test marks as ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 1024**3
 
 
 class FakeEngine:
-    """Gives hosts that do nothing.
+    """Provides hosts that do nothing.
 
     A test puts exceptions into `launch_errors`, `start_errors` and `release_errors`; each is raised once, in order.
 
@@ -39,10 +39,10 @@ class FakeEngine:
         self.cut_off_hosts: dict[str, str] = {}  # host name -> reason
         self.links_well_at: dict[str, datetime] = {}  # host name -> when its link last worked, if known
         self._alive: dict[str, dict[str, bool]] = {}  # pool/1 -> host name -> whether its agent lives
-        self._pools: dict[str, str] = {}  # attempt -> pool/1 that has its agents
+        self._pools: dict[str, str] = {}  # attempt -> pool/1 of its agents
 
     def capacity(self) -> Capacity:
-        """Return the machine to divide among hosts, which are plain processes."""
+        """Return the machine that is divided among hosts; hosts are plain processes."""
         return Capacity(machine=self._machine, isolation=Isolation.PROCESSES)
 
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
@@ -79,7 +79,7 @@ class FakeEngine:
         self._alive[_pool_key(plan)][host] = False
 
     async def end_attempt(self, job_name: str, attempt: int) -> Released:
-        """Note the attempt, and forget agents that have only the attempt's own folder."""
+        """Record the attempt, and forget its agents if it used no warm pool."""
         self.released.append(_key(job_name, attempt))
         _raise_next(self.release_errors)
         self._alive.pop(_key(job_name, attempt), None)
@@ -93,7 +93,7 @@ class FakeEngine:
         return Released()
 
     async def forget(self, job_name: str) -> None:
-        """Note the name of a deleted job."""
+        """Record the name of a deleted job."""
         self.forgotten.append(job_name)
 
     async def unreleased(self) -> list[HeldAttempt]:
@@ -101,7 +101,7 @@ class FakeEngine:
         return [held for held in self.held if _key(held.name, held.attempt) not in self.released]
 
     async def set_aside(self, job_name: str) -> str:
-        """Note the name."""
+        """Record the name."""
         self.put_aside.append(job_name)
         return f"/fake/set-aside/{job_name}"
 
@@ -115,7 +115,7 @@ class FakeEngine:
         Args:
             job_name: of the job that the agent runs.
             host: such as algo-1.
-            attempt: that was started on this engine.
+            attempt: number of an attempt that this engine has started.
         """
         self._alive[self._pools[_key(job_name, attempt)]][host] = False
 
@@ -124,7 +124,7 @@ class FakeEngine:
         self._alive[_key(pool, 1)][host] = False
 
     def start_agent(self, pool: str, host: str) -> None:
-        """Mark an agent of a pool as alive, as after another node was granted for its number."""
+        """Mark an agent of a pool as alive, as after a replacement node was granted."""
         self._alive[_key(pool, 1)][host] = True
 
     def end_all_agents(self, job_name: str, *, attempt: int = 1) -> None:

@@ -15,7 +15,7 @@ from clary.contract.object_store import ObjectInfo, whole_file
 
 
 class FakeObjectStore:
-    """Creates buckets at their first use; `fail_on` makes requests for some keys fail as a refusing store does."""
+    """Creates a bucket at its first use; requests in `fail_on` fail as if the store refused them."""
 
     region = "us-west-2"
 
@@ -26,7 +26,7 @@ class FakeObjectStore:
         self.num_reads = 0
 
     def list_objects(self, bucket: str, prefix: str) -> Iterator[ObjectInfo]:
-        """Yield objects in the order of their keys' UTF-8."""
+        """Yield objects sorted by the UTF-8 bytes of their keys."""
         keys = [key for name, key in self.objects if name == bucket and key.startswith(prefix)]
         for key in sorted(keys, key=lambda text: text.encode("utf-8", "surrogatepass")):
             yield self._info(bucket, key)
@@ -161,7 +161,7 @@ class FakeObjectWriter:
         return len(self._data)
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Take bytes."""
+        """Append bytes."""
         self._data += data
         return len(data)
 

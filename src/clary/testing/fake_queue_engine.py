@@ -1,4 +1,4 @@
-"""An engine with a queue and without hosts: a test grants hosts to jobs, or lets them wait."""
+"""An engine with a queue and without hosts: a test decides which jobs get hosts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class FakeQueueEngine(FakeEngine):
         self.kinds = [NODES]
         self.words = "Slurm job 4711 waits: Resources (3 of 4 nodes are free)"
         self.granted: set[str] = set()  # tags
-        self.asked: dict[str, AllocationOrder] = {}  # tag -> the last order
+        self.asked: dict[str, AllocationOrder] = {}  # tag -> the last allocation order
         self.num_asked = 0
         self.ask_errors: list[Exception] = []
         self.wanted_by: dict[str, str] = {}  # tag -> the job that waits for its nodes
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Note an order. Raises: the next of `ask_errors`."""
+        """Record an allocation order. Raises: the next of `ask_errors`."""
         self.num_asked += 1
         if self.ask_errors:
             raise self.ask_errors.pop(0)
@@ -44,7 +44,7 @@ class FakeQueueEngine(FakeEngine):
         return Grant(is_granted=True, words=f"{num_hosts} hosts were granted: n1 n2", notice_grace_s=30.0)
 
     async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
-        """Return the first of these pools that has an entry in `wanted_by`."""
+        """Return the first of these pools with an entry in `wanted_by`, and that entry."""
         return {tag: self.wanted_by[tag] for tag in [one for one in tags if one in self.wanted_by][:1]}
 
     async def end(self, pool: str) -> Released:

@@ -1,9 +1,9 @@
 """A stand-in for the service as agents see it: a small HTTP server with `contract.agent_protocol`'s paths.
 
-Where: tests of the agent run against it. It keeps reports and log lines, and hands out the orders that a test scripts,
-at once or when the host reaches a phase. Switches break it in the ways a service breaks: `kill` and `restart` (state is
-kept, as a database would), `partition` and `heal` (packets vanish), `lose_answers` (the request was carried out, the
-answer did not arrive), `fail` (HTTP errors), `end_attempt`.
+Where: tests of the agent run against it. It stores reports and log lines, and gives the orders that a test scripts, at
+once or when the host reaches a phase. Methods simulate failures of a service: `kill` and `restart` (state is kept, as a
+database would), `partition` and `heal` (packets vanish), `lose_answers` (the request was carried out, the answer did
+not arrive), `fail` (HTTP errors), `end_attempt`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WAIT_S = 10.0  # default timeout of the `wait_for_...` methods
 
 @dataclass(frozen=True)
 class Delivered:
-    """A log line with the time at which it was stored, seconds of `time.time`."""
+    """A log line with the time at which it was stored, in seconds of `time.time`."""
 
     line: LogBlock  # of one line
     stored_at: float
@@ -53,9 +53,9 @@ class FakeService:
     """Serves one host of one attempt on a loopback port; a context manager.
 
     Args:
-        plan: what `assignment` answers; `service_url` and `agent_token` are filled in.
-        host: the host that agents may speak for.
-        token: bearer token that it accepts.
+        plan: answer to `assignment`; `service_url` and `agent_token` are filled in.
+        host: the only host whose agent is accepted.
+        token: the accepted bearer token.
     """
 
     def __init__(self, plan: LaunchPlan, *, host: str = "algo-1", token: str = "fake-token") -> None:  # noqa: S107
@@ -116,19 +116,19 @@ class FakeService:
         return [item.line.text for item in self.lines]
 
     def order(self, kind: OrderKind, *, reason: str = "", grace_s: float = 0.0, **arguments: Any) -> int:
-        """Give an order now; returns its number.
+        """Give an order now; return its number.
 
         Args:
             kind: of the order.
-            reason: in words, for the agent's log.
-            grace_s: from SIGTERM to SIGKILL, in seconds.
+            reason: text for the agent's log.
+            grace_s: seconds from SIGTERM to SIGKILL.
             arguments: further fields of the order, as the protocol has them.
         """
         with self._changed:
             return self._give(kind, reason=reason, grace_s=grace_s, arguments=arguments)
 
     def order_at(self, phase: HostPhase, kind: OrderKind, *, grace_s: float = 0.0, **arguments: Any) -> None:
-        """Give an order as soon as the host reports `phase`, once.
+        """Give an order once, as soon as the host reports `phase`.
 
         Args: as `order`.
         """
@@ -142,10 +142,10 @@ class FakeService:
         self.order_at(HostPhase.DONE, OrderKind.RELEASE, is_last=True)
 
     def wait_for(self, what: str, condition: Callable[[FakeService], object], timeout_s: float = WAIT_S) -> None:
-        """Wait until `condition` holds; AssertionError naming `what` and the last facts if it does not in time.
+        """Wait until `condition` holds; after `timeout_s`, raise AssertionError with `what` and the last facts.
 
         Args:
-            what: the expectation as text, for the error.
+            what: description of the condition, for the error.
             condition: called with this service after each request.
             timeout_s: in seconds.
         """
@@ -154,7 +154,7 @@ class FakeService:
                 raise AssertionError(f"{what}: not within {timeout_s} s; facts {self.facts}; log {self.texts[-20:]}")
 
     def wait_for_phase(self, phase: HostPhase, timeout_s: float = WAIT_S) -> HostFacts:
-        """Wait until the host reports `phase` and return its facts then."""
+        """Wait until the host reports `phase`; return the facts of that report."""
         self.wait_for(f"phase {phase}", lambda service: phase in service.phases, timeout_s)
         return next(report.facts for report in self.reports if report.facts.phase is phase)
 
@@ -164,7 +164,7 @@ class FakeService:
         return next(item for item in self.lines if text in item.line.text)
 
     def kill(self) -> None:
-        """Vanish as a killed process does: every connection breaks, new ones are refused."""
+        """Stop as a killed process does: open connections break, new connections are refused."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -178,7 +178,7 @@ class FakeService:
             self._serving.join(WAIT_S)
 
     def restart(self) -> None:
-        """Come back on the same port with everything that was stored."""
+        """Restart on the same port with all stored data."""
         self._server = _Server(("127.0.0.1", self._port), self)
         self._port = self._server.server_address[1]
         self._serving = threading.Thread(
@@ -187,7 +187,7 @@ class FakeService:
         self._serving.start()
 
     def partition(self) -> None:
-        """Neither answer nor refuse anything from now on."""
+        """Neither answer nor refuse any request from now on."""
         with self._changed:
             self._is_partitioned = True
 
@@ -200,12 +200,12 @@ class FakeService:
             self._server.break_connections()
 
     def lose_answers(self, resource: str, count: int = 1) -> None:
-        """Carry out the next `count` requests for `resource` (reports, logs, orders) but break the connection then."""
+        """Carry out the next `count` requests for `resource` (reports, logs, orders), then break their connections."""
         with self._changed:
             self._num_lost_answers[resource] = count
 
     def swallow_answers(self, resource: str, count: int = 1) -> None:
-        """Carry out the next `count` requests for `resource`, answer nothing and leave the connection open."""
+        """Carry out the next `count` requests for `resource` without answering, and leave their connections open."""
         with self._changed:
             self._num_swallowed_answers[resource] = count
 
@@ -214,7 +214,7 @@ class FakeService:
         return self._num_swallowed_answers.get(resource, 0)
 
     def fail(self, resource: str, *, status: int = 500, count: int = 1) -> None:
-        """Answer the next `count` requests for `resource` with an HTTP error and do nothing.
+        """Answer the next `count` requests for `resource` with an HTTP error, without carrying them out.
 
         Args:
             resource: reports, logs, samples, training, orders or assignment.
@@ -225,20 +225,20 @@ class FakeService:
             self._failures += [(resource, status)] * count
 
     def end_attempt(self, *, is_gone: bool = False) -> None:
-        """Accept no report any more; with `is_gone`, answer everything with HTTP 410."""
+        """Refuse all reports from now on; with `is_gone`, answer every request with HTTP 410."""
         with self._changed:
             self._is_over = True
             self._is_gone = is_gone
             self._changed.notify_all()
 
     def answer(self, resource: str, *, query: Mapping[str, str], body: Any, server: _Server) -> tuple[int, Any] | None:
-        """Carry out one request; returns None if no answer is to be sent. Called by the HTTP handler.
+        """Carry out one request of the HTTP handler; return its answer, or None to send no answer.
 
         Args:
-            resource: path behind the host's own, such as reports.
+            resource: last part of the path, such as reports.
             query: parameters of the URL.
             body: parsed JSON, or None.
-            server: that took the request; `kill` replaces it.
+            server: server that received the request; `kill` replaces it.
         """
         with self._changed:
             if self._is_partitioned:
@@ -306,7 +306,7 @@ class FakeService:
 
     def _wait_for_order(self, after: int, wait_s: float, server: _Server) -> Order | None:
         self._changed.wait_for(lambda: len(self._orders) > after or server.is_killed or self._is_partitioned, wait_s)
-        # Orders one by one, so that a test sees the agent take up each; the real service may skip to the newest.
+        # One order at a time, so that a test sees the agent carry out each; the real service may skip to the newest.
         return self._orders[after] if len(self._orders) > after else None
 
     def _give(self, kind: OrderKind, *, reason: str, grace_s: float, arguments: Mapping[str, Any]) -> int:
@@ -317,7 +317,7 @@ class FakeService:
 
 
 class _Server(ThreadingHTTPServer):
-    """The HTTP server of one life of the service."""
+    """The HTTP server of the service between two restarts."""
 
     daemon_threads = True
     block_on_close = False
@@ -332,7 +332,7 @@ class _Server(ThreadingHTTPServer):
 
     @contextlib.contextmanager
     def tracking(self, sock: socket.socket) -> Iterator[None]:
-        """Keep a connection in the list of open ones while it is served."""
+        """Keep a connection in the list of open connections while it is served."""
         with self._sockets_lock:
             self._sockets.add(sock)
         try:

@@ -1,6 +1,6 @@
-"""Gangs whose members are killed: all processes of a running job are known, and the job's end after a death is timed.
+"""Jobs whose rank, host or agent is killed: finds all processes of a job, and times its end after the kill.
 
-Where: tests/integration/jobs/test_fail_fast.py and `python -m benchmarks failfast`, each with a service of its own.
+Where: tests/integration/jobs/test_fail_fast.py and `python -m benchmarks failfast`; each starts its own service.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ time.sleep(3600)
 
 @dataclass(frozen=True, kw_only=True)
 class GangEnd:
-    """How a gang ended; both times since the death of its member."""
+    """The end of a gang; both times count from the death of its member."""
 
     terminal_s: float
     gone_s: float
@@ -54,7 +54,7 @@ class GangEnd:
 
 
 class Gang:
-    """A job of two hosts with two ranks each that run SCRIPT or DEAF_SCRIPT, and every process that it has.
+    """A job of two hosts with two ranks each that run SCRIPT or DEAF_SCRIPT, and all processes of the job.
 
     Args:
         home: the service's state folder.
@@ -76,23 +76,23 @@ class Gang:
         self.cgroups_at_start = self.cgroups()
 
     def kill_rank(self, host: str, local_rank: int) -> float:
-        """Kill one rank; return when, in seconds of `time.monotonic`."""
+        """Kill one rank; return the time of the kill, by `time.monotonic`."""
         return _signal(self.ranks[host][local_rank], signal.SIGKILL)
 
     def kill_host(self, host: str) -> float:
-        """Kill the first process of a host, and with it the whole host; return when."""
+        """Kill the first process of a host, and thereby the whole host; return the time of the kill."""
         return _signal(self.init(host), signal.SIGKILL)
 
     def kill_agent(self, host: str) -> float:
-        """Kill the agent of a host; return when."""
+        """Kill the agent of a host; return the time of the kill."""
         return _signal(self.agent(host), signal.SIGKILL)
 
     def freeze_agent(self, host: str) -> float:
-        """Stop the agent of a host, as a machine that hangs would; return when."""
+        """Suspend the agent of a host, as if its machine hung; return the time of the suspension."""
         return _signal(self.agent(host), signal.SIGSTOP)
 
     def cut_link(self, host: str) -> float:
-        """Cut a host off the others; return the time before the start of the interpreter that does so."""
+        """Cut a host off from the other hosts; return the time before the interpreter that cuts the link starts."""
         died_at_s = time.monotonic()
         asyncio.run(partition(str(self.pool_folder), host, up=False))
         return died_at_s
@@ -103,7 +103,7 @@ class Gang:
 
     @cached_property
     def pool_folder(self) -> Path:
-        """The folder of the pool on whose hosts the job runs; it is known once the job trains."""
+        """The folder of the pool on whose hosts the job runs, known once the job trains."""
         return pool_folder(self.folder) or self.folder
 
     @property
@@ -138,9 +138,9 @@ class Gang:
         ]
 
     def watch_the_end(self, died_at_s: float) -> GangEnd:
-        """Return when the job was terminal and when its last process and mount were gone.
+        """Return the times at which the job was terminal and at which its last process and mount were gone.
 
-        Raises: AssertionError naming the status or the remains DEADLINE_S after the death.
+        Raises: AssertionError naming the status or the remains, if they persist DEADLINE_S after the death.
         """
         terminal_s: float | None = None
         gone_s: float | None = None
@@ -165,7 +165,7 @@ class Gang:
             assert facts["TrainingJobStatus"] not in TERMINAL, f"{self.name} ended: {facts.get('FailureReason')}"
             if facts["SecondaryStatus"] == "Training":
                 ranks = {host: self._ranks_of(host) for host in HOSTS}
-                # Each rank prints so when it reaches its sleep.
+                # Each rank prints this text when it reaches its sleep.
                 is_complete = all(len(processes) == RANKS_PER_HOST for processes in ranks.values())
                 if is_complete and self._log().count("asleep") == len(HOSTS) * RANKS_PER_HOST:
                     return ranks
@@ -199,7 +199,7 @@ class Gang:
 
 
 def first_process(agent: ProcessId) -> ProcessId | None:
-    """Return the first process of an agent's host; None before it starts and where hosts are plain processes."""
+    """Return the first process of an agent's host; None before it starts, and if hosts are plain processes."""
     for process in killing.descendants(agent):
         ids = _status(process).get("NSpid", "").split()
         if len(ids) > 1 and ids[-1] == "1":
@@ -208,12 +208,12 @@ def first_process(agent: ProcessId) -> ProcessId | None:
 
 
 def has_namespaces(home: Path) -> bool:
-    """Whether hosts of the service of `home` have first processes and networks of their own."""
+    """Whether hosts of the service with state folder `home` have first processes and networks of their own."""
     return "isolation: namespaces" in (home / "service.log").read_text()
 
 
 def is_in_proc(process: ProcessId) -> bool:
-    """Whether the process exists, even if it is dead and not reaped."""
+    """Whether the process exists, even as a zombie."""
     entry = read_entry(process.pid)  # unlike ProcessId, it includes zombies
     return entry is not None and str(entry.started_at) == process.started
 

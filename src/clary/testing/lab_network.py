@@ -5,9 +5,10 @@
         network.counters("algo-1").sent_bytes
 
 The namespaces are those of the local engine (`network_building`), without its anchor: this process holds them. They
-have no names, nothing appears in the machine's own namespace, and everything is removed when the block or this process
-ends. Links without delay and loss are veth pairs on a bridge in a namespace of its own, limited by token buckets in
-both directions; links with them are TAP devices at `clary_switch` (native/tools), a child of this process. Needs root.
+have no names, the machine's own namespace is unchanged, and the kernel removes all namespaces and links when the block
+or this process ends. Links without delay and loss are veth pairs on a bridge in a namespace of its own, limited by
+token buckets in both directions; links with delay or loss are TAP devices of `clary_switch` (native/tools), a child of
+this process. Needs root.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ DEFAULT_SWITCH = Path(__file__).resolve().parents[3] / "build/native/clary_switc
 MAX_HOSTS = 250  # 10.77.0.1 and following
 PREFIX_LENGTH = 24
 ANSWER_TIMEOUT_S = 10.0
-_RECEIVED_BYTES, _SENT_BYTES = 0, 8  # columns of /proc/net/dev behind the name
+_RECEIVED_BYTES, _SENT_BYTES = 0, 8  # column indices of /proc/net/dev, counted after the name
 
 Result = TypeVar("Result")
 
@@ -48,7 +49,7 @@ class LabLink:
     """The link between one host and the switch; between two hosts the larger delay and loss apply.
 
     Args:
-        rate_mbit_s: in each direction; None does not limit.
+        rate_mbit_s: rate in each direction; None for no limit.
         delay_ms: one way.
         loss_percent: of frames; a frame then carries one packet, as on a wire.
     """
@@ -70,11 +71,11 @@ class LabNetwork:
     """A running network; a context manager. Hosts are `algo-1` and following, in order.
 
     Args:
-        num_hosts: how many.
-        link: of every host, or one a host.
-        seed: of the loss; the same seed loses the same frames if they come in the same order.
+        num_hosts: number of hosts.
+        link: link of every host, or one link per host.
+        seed: seed of the loss; the same seed drops the same frames if they arrive in the same order.
         switch_program: `clary_switch`; by default CLARY_SWITCH_PROGRAM or build/native/clary_switch.
-    Raises: LabError naming the step; nothing is left then.
+    Raises: LabError naming the step; then no namespace, link or process remains.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class LabNetwork:
         self._switch_program = switch_program or Path(os.environ.get("CLARY_SWITCH_PROGRAM", DEFAULT_SWITCH))
         self._network: network_building.Network | None = None
         self._switch: subprocess.Popen[str] | None = None
-        self.switch_counts: dict[str, dict[str, int]] = {}  # by host, after the block; empty with a bridge
+        self.switch_counts: dict[str, dict[str, int]] = {}  # by host, filled after the block; empty with a bridge
 
     def __enter__(self) -> Self:
         if os.geteuid() != 0:
@@ -104,7 +105,7 @@ class LabNetwork:
             )
         try:
             self._network = network_building.build(self._spec)
-            for watch in self._network.links:  # sockets of the engine's link watch, which would add frames of its own
+            for watch in self._network.links:  # sockets of the engine's link watch, which would send extra frames
                 watch.close()
             if self._network.ports:
                 self._switch = self._start_switch(self._network.ports)
@@ -126,7 +127,7 @@ class LabNetwork:
         return self._spec.hosts[self._index(host)].address
 
     def entry(self, host: str) -> list[str]:
-        """Return the words to put before a command so that it runs in the host's network, as a child of the caller."""
+        """Return the command prefix that runs a command in the host's network, as a child of the caller."""
         return ["nsenter", f"--net=/proc/{os.getpid()}/fd/{self._namespace(host)}", "--"]
 
     def counters(self, host: str) -> LinkCounters:
@@ -182,7 +183,7 @@ class LabNetwork:
                 pass_fds=descriptors,
             )
         finally:
-            for descriptor in descriptors:  # the switch holds them from here on
+            for descriptor in descriptors:  # from here on the switch holds them
                 os.close(descriptor)
 
     def _tell_switch(self, order: str) -> None:
@@ -230,7 +231,7 @@ def _switch_argument(port: Port) -> str:
 
 
 def _in_namespace(descriptor: int, act: Callable[[], Result]) -> Result:
-    """Call `act` in a thread inside a network namespace; the calling thread stays where it is."""
+    """Call `act` in a thread inside a network namespace; the calling thread keeps its own namespace."""
     outcome: list[Result] = []
     failure: list[BaseException] = []
 
@@ -250,7 +251,7 @@ def _in_namespace(descriptor: int, act: Callable[[], Result]) -> Result:
 
 
 def _end_processes_in(descriptors: list[int]) -> None:
-    """Kill every process whose network is one of these namespaces."""
+    """Kill every process in one of these network namespaces."""
     ours = {os.fstat(descriptor).st_ino for descriptor in descriptors}
     for pid in read_process_list():
         with contextlib.suppress(OSError):

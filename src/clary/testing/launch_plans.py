@@ -1,4 +1,4 @@
-"""Launch plans for tests: complete, small, and changed by keyword."""
+"""Small, complete launch plans for tests, whose fields are set by keyword."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_hosts(
         instance_type: of every host.
         processes_per_host: ranks of the program on each.
         gpu_indices: GPUs of the machine that every host gets.
-        isolation: NAMESPACES gives addresses of their own; anything else is 127.0.0.1 for all.
+        isolation: NAMESPACES gives each host its own address; otherwise all hosts have 127.0.0.1.
     """
     is_isolated = isolation is Isolation.NAMESPACES
     return tuple(
@@ -65,11 +65,11 @@ def make_plan(
     """Return a plan of one attempt; every field of `LaunchPlan` can be set.
 
     Args:
-        hosts: None makes one host.
-        hyperparameters: None is an empty mapping.
+        hosts: None for one host.
+        hyperparameters: None for no hyperparameters.
         channels: of input.
-        isolation: of the plan, and of the host that is made.
-        changes: further fields of `LaunchPlan`, in place of the defaults here.
+        isolation: of the plan, and of the default host.
+        changes: further fields of `LaunchPlan`, which replace this function's defaults.
     """
     key = Credentials(access_key_id="AKJOB", secret_access_key="job-secret")  # noqa: S106 - not a secret
     endpoint = Endpoint(url="http://10.0.0.254:4570", region="us-west-2", credentials=key)

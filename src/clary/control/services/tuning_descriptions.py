@@ -1,6 +1,6 @@
 """Descriptions of tuning jobs, with their trials.
 
-Where: DescribeHyperParameterTuningJob and Search.
+Where: the answers of DescribeHyperParameterTuningJob and Search.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.control.tuning.tuning_request import TuningRequest
 
 
 async def describe_tuning(services: Services, job: TuningJob) -> dict[str, Any]:
-    """Return the members of DescribeHyperParameterTuningJob."""
+    """Return the members of a DescribeHyperParameterTuningJob answer."""
     trials = await services.store.tuning.trials(job.name)
     request = TuningRequest(job.request)
     parents: list[Trial] = []
@@ -29,6 +29,6 @@ async def describe_tuning(services: Services, job: TuningJob) -> dict[str, Any]:
 
 
 def live_jobs(services: Services, trials: Sequence[Trial]) -> dict[str, TrainingJob]:
-    """Return name -> training job, for unfinished trials."""
+    """Return the training jobs of unfinished trials, by job name."""
     found = {trial.job_name: services.hub.live_job(trial.job_name) for trial in trials if not trial.is_over}
     return {name: job for name, job in found.items() if job is not None}

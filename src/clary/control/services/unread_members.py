@@ -1,7 +1,7 @@
 """Members of requests that no handler reads, each with the reason why it has no effect.
 
-Where: `docs/api.md` lists them. `control.jobs.members` has those of requests on training jobs; every other operation
-reads each of its members or lists it here, and a test compares this list with handlers and models.
+Where: `docs/api.md` lists them. `control.jobs.members` lists the unread members of training job requests; every other
+operation reads each of its members or lists it here, and a test compares this list with handlers and models.
 """
 
 from __future__ import annotations

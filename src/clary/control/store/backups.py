@@ -1,4 +1,4 @@
-"""Backups of the database: a few whole copies beside it, made while it is in use; each is read once as a check.
+"""Backups of the database: a few complete copies, made while it is in use; each copy is read once to verify it.
 
 Where: `backup_keeping` makes them while the service runs, `clary backup` lists, makes and restores them. SQLite only;
 a PostgreSQL server has its own tools (pg_dump), and its administrator makes its backups.
@@ -19,8 +19,8 @@ from pathlib import Path
 from clary.base.errors import Fault, StoreError
 
 SIDE_FILES = ("-wal", "-shm")
-CHECK_TIMEOUT_S = 20.0  # longest check of a database; a larger one is used without a whole check
-SPARE_FACTOR = 2  # a backup needs as many times the database's size of free space: it must never fill the disk
+CHECK_TIMEOUT_S = 20.0  # longest check of a database; a longer check ends early and counts as passed
+SPARE_FACTOR = 2  # free space that a backup needs, in database sizes, so that it never fills the disk
 _NAME = re.compile(r"clary-([0-9]{8}T[0-9]{12})Z\.db")
 _TIME_FORMAT = "%Y%m%dT%H%M%S%f"
 _STEPS = 100_000  # instructions of SQLite's virtual machine between checks of the time
@@ -108,7 +108,7 @@ class Backups:
             name: file of the backup; None for the newest.
             now: dates the name of the former database.
 
-        Returns: the backup, and the former database's new place, or None if there was no database.
+        Returns: the backup, and the new path of the former database, or None if there was no database.
         Raises: StoreError if there is no such backup, it is damaged, or there is no room; then no file is moved.
         """
         found = [backup for backup in self.all() if name is None or backup.path.name == name]
@@ -156,13 +156,13 @@ def copy(source: Path, target: Path) -> None:
     os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     with contextlib.closing(sqlite3.connect(source)) as origin, contextlib.closing(sqlite3.connect(target)) as draft:
         origin.backup(draft)
-        draft.execute("PRAGMA journal_mode = DELETE").close()  # one file that is complete without side files
+        draft.execute("PRAGMA journal_mode = DELETE").close()  # the copy needs no side files
     with target.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def check(database: Path, *, monotonic: Callable[[], float]) -> str:
-    """Read a whole database and return its faults; empty without a fault, or if the time ran out."""
+    """Read a whole database and return its faults as text; empty for an intact one, or if the time runs out."""
     deadline_s = monotonic() + CHECK_TIMEOUT_S
     try:
         with contextlib.closing(sqlite3.connect(database, timeout=CHECK_TIMEOUT_S)) as connection:
@@ -185,7 +185,7 @@ def has_table(database: Path, name: str) -> bool:
 
 
 def set_aside(database: Path, now: datetime) -> Path | None:
-    """Move an unused database out of the way, with its side files; return its new place."""
+    """Rename an unused database and its side files; return the database's new path, or None if it does not exist."""
     if not database.exists():
         return None
     target = database.with_name(f"{database.name}.set-aside-{now.strftime(_TIME_FORMAT)}Z")

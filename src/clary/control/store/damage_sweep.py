@@ -1,4 +1,4 @@
-"""Finds rows with values of another type than their column declares; SQLite stores values of any type.
+"""Finds rows with a value whose type differs from its column's; SQLite stores values of any type in any column.
 
 Where: `Store.open` sweeps the table of jobs, since queries would silently skip a job with damaged marks;
 `Store` sweeps every table if a query failed for a reason that names no row.
@@ -18,7 +18,7 @@ from clary.control.store.damage import DamagedRow, storable
 from clary.control.store.tables import job_cards, jobs, metadata, to_microseconds
 
 _NOT_SWEPT = frozenset({"quarantine", "schema_version", "properties", "leases"})
-_MOST_ROWS = 1000  # of one table in one sweep; the next sweep finds more
+_MOST_ROWS = 1000  # rows found per table in one sweep; the next sweep finds more
 _LEAST_TIME = 0
 _MOST_TIME = to_microseconds(LATEST)
 _BITS = 2**31

@@ -23,13 +23,13 @@ from clary.base.errors import NOTHING_CHANGED, Fault, StoreError
 BUSY_TIMEOUT_S = 10.0  # longest wait of a statement for a lock that another process holds
 CONNECT_TIMEOUT_S = 10.0
 STATEMENT_TIMEOUT_S = 30.0  # PostgreSQL ends a statement that runs longer
-_PRIMARY_CODE = 0xFF  # the part of an extended SQLite error code that is its kind
+_PRIMARY_CODE = 0xFF  # mask: the primary code within an extended SQLite error code
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_MAX_WAL_PAUSE_S = 0.02  # between tries to switch the journal
+_MAX_WAL_PAUSE_S = 0.02  # between attempts to switch the journal mode
 _FILE_MODE = 0o600  # documents contain secrets of running jobs
 _FOLDER_MODE = 0o700
 
-# PostgreSQL: deadlock_detected and serialization_failure. The same work can succeed if it is repeated by itself.
+# PostgreSQL: deadlock_detected and serialization_failure. The same transaction can succeed if it runs again alone.
 _REPEATABLE_STATES = frozenset({"40P01", "40001"})
 
 
@@ -108,7 +108,7 @@ def has_no_room(error: SQLAlchemyError) -> bool:
 
 
 def may_repeat(error: SQLAlchemyError) -> bool:
-    """Whether the database ended the work only because it collided with that of another service."""
+    """Whether the database aborted the transaction only because it collided with another service's."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _REPEATABLE_STATES
 
 
@@ -137,7 +137,7 @@ def _text(data: bytes) -> str:
 
 
 def _switch_to_wal(connection: Any) -> None:
-    """Turn on write-ahead logging, which the file records; two services can not do it at once."""
+    """Turn on write-ahead logging, which the database file records; two services cannot do so at once."""
     # SQLite ignores its busy timeout here and reports a collision at once.
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
@@ -152,7 +152,7 @@ def _switch_to_wal(connection: Any) -> None:
 
 
 def _begin_immediately(connection: Connection) -> None:
-    # A transaction that locks only at its first write can fail there; this one waits for the lock at its start.
+    # A transaction that locks only at its first write can fail at that write; this one waits for the lock at its start.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 

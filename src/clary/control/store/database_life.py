@@ -1,8 +1,9 @@
 """Checks that the opened database is the one that the state folder had before.
 
 Where: `Store.open` calls it before it creates or migrates a table. A state folder that has lost its database must not
-begin with an empty one: clients would not find their jobs, names would be given twice, and running jobs would have no
-owner. The folder keeps its database's id in `database.json`; without that file, `_TRACES` in it show that it had one.
+begin with an empty one: clients would not find their jobs, names would be used twice, and running jobs would have no
+owner. The folder keeps its database's id in `database.json`; without that file, `_TRACES` in the folder show that it
+had a database.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from clary.control.store.tables import properties
 
 MARK_FILE = "database.json"
 BACKUP_FOLDER = "backups"
-# Files that only a service with a database makes: log streams, folders of attempts, copies of a database.
+# Paths that a service makes only after its database: log streams, folders of attempts, copies of the database.
 _TRACES = (("logs", "*.log"), ("jobs", "*/*"), (BACKUP_FOLDER, "clary-*.db"))
 _HEADER = b"SQLite format 3\0"
 
@@ -87,7 +88,7 @@ class DatabaseLife:
 
         Args:
             connection: to the database before its tables are made or changed.
-            place: of the database, for the error.
+            place: path or URL of the database, for the error.
             way_out: sentence on how to restore the database, for the error.
         """
         if self._begins_anew:
@@ -139,7 +140,7 @@ class DatabaseLife:
         except FileNotFoundError:
             return ""
         except (OSError, ValueError, KeyError, TypeError):
-            # The file shows that there was a database; without a readable id, any database is accepted.
+            # The file shows that the folder had a database; without a readable id, any database is accepted.
             return ""
 
 

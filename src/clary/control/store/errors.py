@@ -3,7 +3,7 @@
 StoreError
 |-- JobExists         a job of that name exists already
 |-- JobNotFound       no job of that name
-|-- BadToken          a page token that is not of this query
+|-- BadToken          a page token that belongs to another query, or is forged
 |-- StaleLease        a write under a lease that another owner has taken
 |-- StreamNotFound    no log stream of that name
 |-- SequenceGap       log lines after a gap

@@ -1,7 +1,7 @@
-"""Notices that the file of a SQLite database was deleted or replaced under the service, and puts it back.
+"""Detects that the file of an open SQLite database was deleted or replaced, and puts it back.
 
-Where: the writer's thread checks before each transaction; renewing the lease makes one every few seconds. SQLite would
-continue to write to the deleted file, and all changes would be lost at the end of the process.
+Where: the writer's thread checks before each transaction; the renewal of the lease causes one every few seconds. SQLite
+would continue to write to the deleted file, and all changes would be lost at the end of the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FileGuard:
     """Watches one database file.
 
     Args:
-        file: the opened one.
+        file: the opened database file.
         engines: the writer's and the readers'; they connect again after the file was put back.
     """
 
@@ -62,7 +62,7 @@ class FileGuard:
                 os.fsync(file.fileno())
             self._readers.dispose()
             self._writer.dispose()
-            for suffix in SIDE_FILES:  # those of the deleted file would be replayed into the new one
+            for suffix in SIDE_FILES:  # SQLite would replay the deleted file's side files into the restored file
                 Path(f"{self._file}{suffix}").unlink(missing_ok=True)
             draft.replace(self._file)
         except (OSError, sqlite3.Error) as error:

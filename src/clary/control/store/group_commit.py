@@ -5,7 +5,7 @@ the next operations gather in the queue; the thread then runs all of them in one
 cost of durability is shared, and no success is reported before the data is on disk.
 
 Small operations of one kind that wait for the same commit may be given to one function at once (`run_together`): a
-statement for twenty rows costs little more than a statement for one.
+statement for twenty rows costs little more than a statement for one row.
 
 Failures: an operation that raises is undone and fails alone; a transaction that cannot
 be committed fails every operation in it; a thread that dies fails everything from then on, naming the first cause.
@@ -31,16 +31,16 @@ from clary.control.store.database import describe_failure, has_no_room, may_repe
 T = TypeVar("T")
 Item = TypeVar("Item")
 
-WRITE_TIMEOUT_S = 60.0  # from the call to the commit, with the time in the queue
+WRITE_TIMEOUT_S = 60.0  # from the call to the commit, including the time in the queue
 CLOSE_TIMEOUT_S = 60.0  # for writing the queued operations
-MAX_BATCH = 256  # operations in a transaction: bounds the wait of one for the others
-MAX_QUEUED = 20_000  # operations that may wait; more would time out anyway
-_MAX_REPEATS = 5  # for an operation that keeps colliding with other services
+MAX_BATCH = 256  # operations in a transaction; bounds the time that an operation waits for others
+MAX_QUEUED = 20_000  # operations that may be queued; more would time out anyway
+_MAX_REPEATS = 5  # attempts of an operation that keeps colliding with other services
 
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    """One change on its way to the disk."""
+    """One queued change, with its result once it has run."""
 
     run: Callable[[Connection], Any]
     loop: asyncio.AbstractEventLoop
@@ -50,7 +50,7 @@ class _Operation:
     value: Any = None
     error: BaseException | None = None
     together: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None  # runs many operations at once
-    item: Any = None  # argument of this operation in such a call
+    item: Any = None  # this operation's argument for that function
 
 
 class GroupCommitWriter:
@@ -252,7 +252,7 @@ class GroupCommitWriter:
 
 
 def _by_kind(batch: Sequence[_Operation]) -> list[list[_Operation]]:
-    """Return operations in groups that run together, in order; a group has the place of its first operation."""
+    """Return operations in groups that run together; groups are in the order of their first operations."""
     kinds: dict[object, list[_Operation]] = {}
     for number, operation in enumerate(batch):
         kinds.setdefault(operation.together or number, []).append(operation)
@@ -324,7 +324,7 @@ def _deliver(batch: Sequence[_Operation]) -> None:
     for operation in batch:
         by_loop.setdefault(operation.loop, []).append(operation)
     for loop, operations in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and its callers have ended
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so its callers have ended
             loop.call_soon_threadsafe(_resolve, operations)
 
 

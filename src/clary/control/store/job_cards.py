@@ -1,10 +1,10 @@
 """Cards of jobs: the columns of job lists, in a narrow table that a search reads completely in milliseconds.
 
 Where: `Store` writes a job's card in the transaction that writes the job, if the card has changed; `Store.cards`
-reads pages of them. Jobs' documents have many kilobytes, and no index finds words within them.
+reads pages of them. The documents of jobs have many kilobytes, and no index finds words within them.
 
 A page begins after the last row's sort key and name, so jobs created or deleted between two pages shift no row. `skip`
-leads to a distant place without requests for the pages in between.
+reaches a distant page without requests for the pages in between.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from clary.control.store.series_blocks import Runner
 from clary.control.store.tables import from_microseconds, job_cards, tags, to_microseconds
 
 MAX_CARDS = 500  # in one page
-MAX_CARD_METRICS = 8  # a list has no room for more
-MAX_NAMES_FOUND = 10_000  # jobs that a search adds by reasons to wait; databases accept about three times as many
+MAX_CARD_METRICS = 8  # a row of the list has no room for more
+MAX_NAMES_FOUND = 10_000  # most `also_found` names in a query; databases accept some 30,000
 _MICROSECONDS = 1_000_000
 _CONTAINS = {"sqlite": func.instr, "postgresql": func.strpos}  # LIKE has wildcards
 
@@ -62,26 +62,26 @@ class CardOrder(StrEnum):
 
     NAME = "name"
     CREATED = "created"
-    STATUS = "status"  # by state, in the order of a job's life
-    DURATION = "duration"  # from start to end, or to now; none before the start
+    STATUS = "status"  # by state, in the order in which a job passes through the states
+    DURATION = "duration"  # from start to end, or to now; 0 before the start
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardQuery:
     """A query of cards: filters, order and page."""
 
-    search: str = ""  # in name, statuses, state, instance type and failure reason; case does not count
-    also_found: tuple[str, ...] = ()  # jobs that the search finds by their reasons to wait, which cards lack
+    search: str = ""  # text in name, statuses, state, instance type or failure reason; case is ignored
+    also_found: tuple[str, ...] = ()  # jobs whose reason to wait matches; cards lack that reason
     status: TrainingJobStatus | None = None
     state: JobState | None = None  # finer than status: jobs in progress are queued, starting or running
     order: CardOrder = CardOrder.CREATED
     descending: bool = True
     limit: int = 100  # 1 to MAX_CARDS; may differ from page to page
     token: str | None = None  # of the last page of the same query
-    skip: int = 0  # cards to skip, from the begin or from the token's place
+    skip: int = 0  # cards to skip, from the first one or from the token's position
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of this query: all members but those of the page; a token is bound to it."""
+        """Return the query's identity, to which page tokens are bound: all members except limit, token and skip."""
         return {
             "list": "cards",
             "search": self.search,
@@ -116,8 +116,8 @@ class CardPage:
     """One page; `next_token` is None on the last one."""
 
     cards: tuple[JobCard, ...]
-    counts: Mapping[str, int]  # by status, of all jobs that the search finds, of any status
-    states: Mapping[str, int]  # the same by state
+    counts: Mapping[str, int]  # status -> number of jobs that match the search alone
+    states: Mapping[str, int]  # state -> number of jobs that match the search alone
     next_token: str | None
 
 
@@ -126,12 +126,12 @@ def card_row(job: TrainingJob) -> dict[str, Any]:
     groups = JobRequest(job.request).instance_groups
     instance_type = _storable(", ".join(dict.fromkeys(group.instance_type for group in groups if group.instance_type)))
     reason = _storable(job.failure.reason if job.failure is not None else "")
-    # A job that was stopped before it began has no end of training; its last change was its end.
+    # A job that was stopped before its training began has no end of training; the time of its last change counts.
     ended_at = job.training_ended_at or (job.modified_at if job.is_terminal else None)
     state = job_state(job)
     told = [job.status.value, job.secondary_status.value, state.value]
     if state is JobState.QUEUED and job.secondary_status is SecondaryStatus.STARTING:
-        told = [job.status.value, state.value]  # the job does not start yet, although AWS calls it so
+        told = [job.status.value, state.value]  # AWS's status says Starting, but the job still waits in the queue
     words = "\n".join((job.name, *told, instance_type, reason))
     last = [{"name": metric.name, "value": metric.value} for metric in job.final_metrics[:MAX_CARD_METRICS]]
     return {
@@ -164,7 +164,7 @@ class JobCards:
         self._token_key = token_key
 
     async def page(self, query: CardQuery, *, now: datetime) -> CardPage:
-        """Return one page, with the number of jobs of each status.
+        """Return one page, with the numbers of jobs by status and by state.
 
         Args:
             query: filters, order and page.
@@ -265,8 +265,8 @@ def _sort_key(order: CardOrder, now_us: int) -> ColumnElement[Any]:
         case CardOrder.STATUS:
             return case({state.value: number for number, state in enumerate(JobState)}, value=job_cards.c.state)
         case CardOrder.DURATION:
-            # Until the time of the first page, which requests of later pages repeat: rows keep their places between
-            # pages.
+            # Running jobs end at the time of the first page, which requests for later pages repeat, so that no row
+            # moves.
             end = func.coalesce(job_cards.c.ended_at, literal(now_us))
             return end - func.coalesce(job_cards.c.started_at, end)
     return job_cards.c.created_at
@@ -281,7 +281,7 @@ def _filters(query: CardQuery, *, dialect: str) -> list[ColumnElement[bool]]:
 
 
 def _storable(words: str) -> str:
-    """Return a text that every database accepts: a program's last output must not keep its job from ending."""
+    """Return a text that every database accepts, so that a program's last output cannot prevent its job's end."""
     return words.replace("\0", "").encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,8 +1,8 @@
 """Jobs in the table `jobs`: a document with the whole job, and columns for queries.
 
 Where: `store` writes and reads them, in transactions of its own. A row whose document cannot be read, or contradicts
-its columns, raises `RowsUnreadable`; a row that was set aside raises `JobUnreadable` if it is read by name, and is left
-out of every list.
+its columns, raises `RowsUnreadable`. A row that was set aside raises `JobUnreadable` if it is read by name; every list
+omits it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UPDATE_JOB = text(
 READ_COLUMNS = (jobs.c.name, jobs.c.status, jobs.c.is_terminal, jobs.c.is_released, jobs.c.document)
 _READ = "SELECT name, status, is_terminal, is_released, document, is_quarantined FROM jobs"
 SELECT_JOB = text(f"{_READ} WHERE name = :name")
-# Spelled as in the partial index, or SQLite would not use that index.
+# Spelled as in the partial index: otherwise SQLite would not use it.
 SELECT_UNFINISHED = text(
     f"{_READ} WHERE (is_terminal = 0 OR is_released = 0) AND is_quarantined = 0 ORDER BY created_at, name"
 )
@@ -85,7 +85,7 @@ def key_of_row(row: Row[Any]) -> Mapping[str, Any]:
 
 
 def refuse(connection: Connection, name: str) -> JobUnreadable:
-    """Return the error with the reason why the job called `name` was set aside."""
+    """Return the error that tells why the job called `name` was set aside."""
     at = (quarantine.c.source == JOBS_SOURCE) & (quarantine.c.name == name) & (quarantine.c.is_held == 1)
     entry = connection.execute(select(quarantine).where(at).order_by(quarantine.c.id.desc()).limit(1)).one_or_none()
     if entry is None:  # the row is marked, but has no entry in the quarantine

@@ -35,7 +35,7 @@ class SortBy(StrEnum):
 class JobQuery:
     """A query of jobs: filters, order and page; every filter that is not None must hold. Times are exclusive."""
 
-    name_contains: str | None = None  # case counts
+    name_contains: str | None = None  # case-sensitive
     status_equals: TrainingJobStatus | None = None
     warm_pool_status_equals: WarmPoolStatus | None = None
     created_after: datetime | None = None
@@ -48,7 +48,7 @@ class JobQuery:
     next_token: str | None = None  # of the last page of the same query
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of this query: all members but those of the page; a token is bound to it."""
+        """Return the query's identity, to which page tokens are bound: all members except those for one page."""
         times = {
             name: None if moment is None else to_microseconds(moment)
             for name, moment in (
@@ -93,7 +93,7 @@ class JobPage:
 
 _NOT_SHOWN = frozenset({"document", "version", "is_terminal", "is_released", "is_quarantined"})
 _SORT_COLUMNS: dict[SortBy, ColumnElement[Any] | None] = {
-    SortBy.NAME: None,  # by the name itself, the last key of every order
+    SortBy.NAME: None,  # no further key: the name is the last key of every order
     SortBy.CREATION_TIME: jobs.c.created_at,
     SortBy.STATUS: jobs.c.status,
 }
@@ -164,7 +164,7 @@ def _filters(query: JobQuery, *, dialect: str) -> list[ColumnElement[bool]]:
 
 
 def _follows(order: list[ColumnElement[Any]], after: list[Any], *, descending: bool) -> ColumnElement[bool]:
-    """Return the condition that a row comes after the key `after` in `order`."""
+    """Return the SQL condition that a row follows the key `after` in `order`."""
     beyond: list[ColumnElement[bool]] = [
         column < value if descending else column > value for column, value in zip(order, after, strict=True)
     ]

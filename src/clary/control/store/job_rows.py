@@ -1,6 +1,7 @@
-"""Deletes rows of a job in pieces: all other writes wait while rows are deleted.
+"""Deletes the rows of a job in batches, because all other writes wait during each batch.
 
-Where: `Store.delete_job` calls it, with one transaction a piece; the last few rows are deleted with the job's own.
+Where: `Store.delete_job` calls it, with one transaction per batch; it deletes the last few rows together with the job's
+row.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from sqlalchemy import Connection, delete, select
 from clary.contract.training_values import FindingKind
 from clary.control.store.tables import metrics, numbered_documents, series_blocks, training_pictures
 
-# Each piece takes some tens of milliseconds: 250 MB of pictures in one transaction have held the writer for 2.5 s.
+# Each batch takes some tens of milliseconds; 250 MB of pictures in one transaction blocked the writer for 2.5 s.
 _PIECES = (
     (training_pictures, (training_pictures.c.kind == FindingKind.IMAGE.value,), 40),
     (training_pictures, (), 1_000),
@@ -21,7 +22,7 @@ _PIECES = (
 
 
 def remove_some(connection: Connection, job_name: str) -> bool:
-    """Remove a batch of a job's rows; return whether enough rows may be left for another batch."""
+    """Remove one batch of a job's rows; return whether it was full, so that another may follow."""
     for table, conditions, most in _PIECES:
         some = select(table.c.id).where(table.c.job_name == job_name, *conditions).limit(most)
         if connection.execute(delete(table).where(table.c.id.in_(some))).rowcount == most:

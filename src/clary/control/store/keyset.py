@@ -1,4 +1,4 @@
-"""Pages of rows that continue after the last row's sort key, so that inserts and deletes between pages shift no row."""
+"""Pages of rows; each begins after the last page's last sort key, so that inserts and deletes shift no row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, and_, or_
 
 
 def after_key(order: Sequence[ColumnElement[Any]], after: Sequence[Any], *, descending: bool) -> ColumnElement[bool]:
-    """Return the condition that a row comes after the key `after`.
+    """Return the SQL condition that a row follows the key `after` in the sort order.
 
     Args:
         order: columns by which rows are sorted; together they are unique.

@@ -2,8 +2,8 @@
 
 Where: `Store` runs these inside its write transactions. A lease is a row with an owner, an end and a token that grows
 with every grant. Work under a lease carries the token; a write whose token is not the newest is refused, so a
-service whose lease has expired cannot undo its successor's work. Time is the database's clock: services' own clocks
-do not matter.
+service whose lease has expired cannot undo its successor's work. Only the database's clock is read, never that of a
+service.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _RELEASED_AT = 0  # an end in the past, so that any service may take the lease
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """The right to act on something until `expires_at`, by the database's clock."""
+    """The exclusive right to the lease's work until `expires_at`, by the database's clock."""
 
     name: str
     owner: str
-    token: int  # larger than that of every earlier holder
+    token: int  # larger than the token of every earlier holder
     expires_at: datetime
 
 
 def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> Lease | None:
-    """Take the lease if it is free, expired, or the owner's own already; None if another owner holds it.
+    """Take the lease if it is free, expired or already held by `owner`; return None if another owner holds it.
 
-    An owner that takes it again gets a new token; writes with the old token are refused from then on.
+    Each call returns a new token; writes with an older token are refused from then on.
 
     Args:
         connection: in a transaction that the caller commits.
         name: of the lease.
-        owner: unique to the process, or to a folder that one process at a time holds.
-        ttl_s: from now on, by the database's clock.
+        owner: id of the process, or of a folder that one process at a time locks.
+        ttl_s: seconds from now, by the database's clock.
     """
     now = _database_now(connection)
     expires_at = now + _microseconds(ttl_s)
@@ -53,7 +53,7 @@ def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> L
     is_readable = isinstance(row.token, int) and isinstance(row.expires_at, int)
     if is_readable and row.owner != owner and row.expires_at > now:
         return None
-    # After an unreadable token, the time is a token that is larger than any earlier one.
+    # If the stored token is unreadable, the time replaces it: it is larger than any earlier token.
     token = row.token + 1 if isinstance(row.token, int) else now
     values = {"owner": owner, "token": token, "expires_at": expires_at}
     connection.execute(update(leases).where(leases.c.name == name).values(values))
@@ -66,7 +66,7 @@ def renew(connection: Connection, lease: Lease, *, ttl_s: float) -> Lease:
     Args:
         connection: in a transaction that the caller commits.
         lease: as last returned.
-        ttl_s: from now on, by the database's clock.
+        ttl_s: seconds from now, by the database's clock.
     Raises: StaleLease if another owner has taken it.
     """
     require_current(connection, lease)

@@ -1,12 +1,13 @@
 """Metrics of a job as curves of few points, thinned out by the database.
 
-Where: `Store.curves`, for the console's charts and its comparison of jobs. All values are in the table of metrics. A
-metric with more values than requested is cut into stretches of equal length; each stretch contributes its least and its
-greatest value, so that a chart shows every spike, whatever its width.
+Where: `Store.curves`, for the console's charts and its comparison of jobs. All values are in the table of metrics. The
+time of a metric with more values than requested is cut into stretches of equal length; each stretch contributes its
+least and its greatest value, so that a chart shows every spike, however short.
 
-A chart of a running job asks every few seconds. Stretches begin at multiples of their length, and few lengths are
-possible, so that a growing curve keeps its stretches: these stay in memory, and only new values are read. Values never
-change; if their number is unexpected (another job has the same name by now), all values are read anew.
+The chart of a running job requests its curves every few seconds. Stretches begin at multiples of their length, and few
+lengths are possible, so that a growing curve keeps its stretches: they are cached in memory, and only new values are
+read. Values never change; if their number is unexpected (another job may have the same name by now), all values are
+read anew.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from clary.control.store.tables import metrics
 
 MAX_POINTS = 5000  # in one curve
 MAX_CURVES = 100  # in one answer
-MAX_KEPT = 100_000  # stretches of all curves, some twenty megabytes
+MAX_KEPT = 100_000  # cached stretches of all curves, some twenty megabytes
 _PER_MS = 1000  # microseconds
-_FOURTHS = (4, 5, 6, 7)  # of a power of two: neighbouring lengths differ by at most a fourth
+_FOURTHS = (4, 5, 6, 7)  # lengths in fourths of a power of two; neighbouring lengths differ by at most a fourth
 _FOURTHS_BITS = 3
 
 
@@ -69,7 +70,7 @@ class _Cut(NamedTuple):
     width: int
 
 
-_Stretches = Mapping[int, _Stretch]  # by number; number 0 begins in 1970
+_Stretches = Mapping[int, _Stretch]  # by number; stretch 0 begins in 1970
 
 
 class MetricCurves:
@@ -78,11 +79,11 @@ class MetricCurves:
     def __init__(self, *, read: Runner) -> None:
         self._read = read
         self._lock = threading.Lock()  # several threads read curves
-        self._kept: OrderedDict[_Cut, _Stretches] = OrderedDict()  # the last requested ones at the end
+        self._kept: OrderedDict[_Cut, _Stretches] = OrderedDict()  # most recently used last
         self._num_kept = 0
 
     async def names(self, job_name: str, *, prefix: str) -> list[str]:
-        """Return the names of a job's metrics that begin with a text, all of them, sorted."""
+        """Return the names of all metrics of a job that begin with a text, sorted."""
         name = metrics.c.metric_name
         statement = select(name).where(metrics.c.job_name == job_name, name.startswith(prefix, autoescape=True))
 
@@ -98,7 +99,7 @@ class MetricCurves:
 
         Args:
             job_name: job of the metrics.
-            names: of metrics; missing ones are left out; None for all, up to MAX_CURVES.
+            names: of metrics; missing metrics are left out; None for all metrics, up to MAX_CURVES.
             num_points: most points of each curve, 2 to MAX_POINTS.
         """
         most = max(2, min(num_points, MAX_POINTS))
@@ -129,7 +130,7 @@ class MetricCurves:
             if one.greatest != one.least:
                 points.append(CurvePoint(one.last_at // _PER_MS, after, one.step))
         newest = values.order_by(metrics.c.at.desc(), metrics.c.id.desc()).limit(1)
-        for at, value, step in connection.execute(newest):  # a chart ends with the last value itself
+        for at, value, step in connection.execute(newest):  # a chart must end with the last value itself
             points.append(CurvePoint(at // _PER_MS, value, step))
         return points[-num_points:]
 
@@ -150,7 +151,7 @@ class MetricCurves:
         return known
 
     def _keep(self, cut: _Cut, stretches: _Stretches) -> None:
-        if not stretches:  # the job was deleted during the read; empty stretches would escape the bound of `_kept`
+        if not stretches:  # the job was deleted during the read; an empty list would escape the bound on `_kept`
             return
         with self._lock:
             self._num_kept += len(stretches) - len(self._kept.pop(cut, ()))
@@ -178,7 +179,7 @@ def _extents(connection: Connection, job_name: str, names: Sequence[str] | None)
 
 
 def _width_of(extent: _Extent, num_stretches: int) -> int:
-    """Return the shortest of the possible lengths that cuts a metric into at most this number of stretches."""
+    """Return the shortest possible length that cuts a metric into at most `most` stretches."""
     shortest = (extent.last_at - extent.first_at) // num_stretches
     widths = (
         fourths << power for power in count_from(max(0, shortest.bit_length() - _FOURTHS_BITS)) for fourths in _FOURTHS
@@ -191,7 +192,7 @@ def _width_of(extent: _Extent, num_stretches: int) -> int:
 
 
 def _number_of(at: int, width: int) -> int:
-    """Return the number of a time's stretch, as databases divide: times just before 1970 have number 0, too."""
+    """Return the number of a time's stretch; like databases, round towards zero, also before 1970."""
     return at // width if at >= 0 else -(-at // width)
 
 
@@ -257,7 +258,7 @@ def _extent_of(stretches: _Stretches) -> _Extent | None:
 def _as_they_go(
     points: Sequence[CurvePoint], least: float | None, greatest: float | None
 ) -> tuple[float | None, float | None]:
-    """Return the two values in the likely order of the curve: first the one nearer to its current value."""
+    """Return a stretch's two values in the likely order of the curve: first the value nearer to the previous point."""
     here = points[-1].value if points else None
     if here is None or least is None or greatest is None or abs(here - least) <= abs(here - greatest):
         return least, greatest

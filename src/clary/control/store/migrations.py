@@ -4,7 +4,7 @@ Where: `Store.open` calls `migrate` before anything else touches the database. A
 edited: a change of the tables is a new migration at the end of `MIGRATIONS`, with the same change in `tables`.
 
 Why no migration tool: the list is short, runs the same on SQLite and PostgreSQL, must run unattended inside the
-service, and needs no second way of describing tables (docs/adr/0003-store-writer-and-migrations.md).
+service, and needs no second description of the tables (docs/adr/0003-store-writer-and-migrations.md).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from clary.control.store import job_cards, tables
 # Name of the advisory lock against two services migrating a PostgreSQL database at once: "clary" in ASCII.
 _MIGRATION_LOCK = 0x636C617279
 
-# Spellings of columns that differ between the two databases. Names sort by code point in both: pages continue at the
-# right place only if the database orders names as the page token compares them.
+# Spellings of columns that differ between the two databases. Names sort by code point in both, because a page continues
+# correctly only if the database orders names as the page token compares them.
 _WORDS = {
     "sqlite": {
         "bytes": "BLOB",
@@ -56,7 +56,7 @@ class Migration:
 
 
 def migrate(connection: Connection, migrations: Sequence[Migration] | None = None) -> int:
-    """Bring the database up to the newest version inside the caller's open transaction and return that version.
+    """Migrate the database to the newest version, inside the caller's open transaction; return that version.
 
     Args:
         connection: inside a transaction that can write; the caller commits, or rolls back on any error.
@@ -340,7 +340,7 @@ def _add_quarantine(connection: Connection) -> None:
 
 
 def _add_states_of_cards(connection: Connection) -> None:
-    """Set the state of cards from their statuses alone, without reading documents, which may be damaged."""
+    """Set the states of cards from their statuses alone; the documents may be damaged and are not read."""
     words = _WORDS[connection.dialect.name]
     connection.exec_driver_sql("ALTER TABLE job_cards ADD COLUMN state {text} NOT NULL DEFAULT ''".format(**words))
     cards = tables.job_cards.c

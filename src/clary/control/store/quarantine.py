@@ -1,8 +1,8 @@
 """Rows that cannot be read, set aside with a name, a reason and every byte until the owner decides.
 
 Where: `Store` sets aside the rows that `damage.readable` or the sweep found, and repeats its query; users list, release
-and drop entries with `clary quarantine`. A job's row stays in its table, marked: metrics and logs belong to it, and its
-name must stay taken. A row of another table is moved.
+and drop entries with `clary quarantine`. A job's row stays in its table with a mark: metrics and logs belong to it, and
+no new job may have its name. A row of another table is moved.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class QuarantineEntry:
     name: str  # of the job, or the row's key in words
     reason: str
     found_at: datetime
-    is_held: bool  # whether it waits for a decision; else it keeps the old bytes of a repaired row
+    is_held: bool  # whether the row waits for a decision; else the entry keeps the old bytes of a repaired row
 
 
 class NoSuchEntry(StoreError):
@@ -75,7 +75,7 @@ class Quarantine:
     def listen(self, on_job: Callable[[str], None]) -> None:
         """Register `on_job`, which is called with the name of every job that is set aside.
 
-        A holder of the job in memory can repair its row.
+        A service that has the job in memory can then repair its row.
         """
         self._on_job = on_job
 
@@ -90,7 +90,7 @@ class Quarantine:
         return await self._read(lambda connection: int(connection.execute(statement).scalar_one()))
 
     async def contents(self, number: int) -> Mapping[str, Mapping[str, str]]:
-        """Return column -> type and bytes in base64 of an entry; raises NoSuchEntry."""
+        """Return an entry's column -> type and base64 bytes; raises NoSuchEntry."""
         row = await self._read(lambda connection: _require(connection, number))
         found: Mapping[str, Mapping[str, str]] = json.loads(row.contents)
         return found
@@ -103,9 +103,9 @@ class Quarantine:
                 self._on_job(row.name)
 
     async def release(self, number: int) -> TrainingJob | None:
-        """Put a row back; return the job if it is one.
+        """Put a row back; return the job if it is the row of a job.
 
-        Raises: NoSuchEntry; StoreError if the row can still not be read, or its place is taken.
+        Raises: NoSuchEntry; StoreError if the row can still not be read, or a new row has its key.
         """
 
         def take_back(connection: Connection) -> TrainingJob | None:
@@ -137,7 +137,7 @@ class Quarantine:
 
 
 def hold_all(connection: Connection, rows: Iterable[DamagedRow]) -> int:
-    """Set rows aside inside a transaction; return the number of found rows."""
+    """Set rows aside inside a transaction; return the number of rows that were set aside or repaired."""
     return sum(_hold(connection, row) for row in rows)
 
 
@@ -147,7 +147,7 @@ def mend_from_memory(connection: Connection, name: str, *, reason: str) -> None:
     Args:
         connection: inside the transaction that writes it.
         name: of the job.
-        reason: why it cannot be read; empty for one that was set aside already.
+        reason: why the row cannot be read; empty if it was set aside already.
     """
     if reason:
         _keep(connection, DamagedRow(table=JOBS_SOURCE, key={"name": name}, name=name, reason=reason), is_held=False)
@@ -171,7 +171,7 @@ def _hold(connection: Connection, row: DamagedRow) -> bool:
 def _hold_job(connection: Connection, row: DamagedRow) -> bool:
     """Mark a job's row; if only its columns are damaged, repair it from its document."""
     if "name" in row.key and _reads_again(connection, row.key["name"]):
-        return False  # repaired meanwhile
+        return False  # another call has repaired it
     condition, values = _condition(row.key)
     where = f"{condition} AND is_quarantined = 0"
     document = connection.execute(text(f"SELECT document FROM jobs WHERE {where}"), values).scalar()  # noqa: S608
@@ -196,9 +196,9 @@ def _reads_again(connection: Connection, name: Any) -> bool:
 
 
 def _job_behind(document: Any, row: DamagedRow) -> TrainingJob | None:
-    """Return the job of an intact document whose columns the sweep found damaged; None otherwise.
+    """Return the job of a row whose document is intact and whose columns alone are damaged; None otherwise.
 
-    Contradictions between intact columns and the document are not repaired: either may be right.
+    A contradiction between intact columns and the document is not repaired: either may be right.
     """
     if "rowid" not in row.key:
         return None
@@ -217,7 +217,7 @@ def _mend_card(connection: Connection, row: DamagedRow) -> None:
     try:
         connection.execute(job_cards.UPSERT_CARD, job_cards.card_row(job_documents.job_of_row(found)))
     except DAMAGE:
-        return  # reading the job itself will report the damage
+        return  # reading the job will report the damage
 
 
 def _keep(connection: Connection, row: DamagedRow, *, is_held: bool, extra: str = "") -> bool:
@@ -275,7 +275,7 @@ def _typed(value: Any) -> tuple[str, bytes]:
 
 
 def _put_back(connection: Connection, entry: Row[Any]) -> None:
-    """Insert a moved row again, byte for byte; raises StoreError if it does not fit there any more."""
+    """Insert a moved row again, byte for byte; raises StoreError if the table does not accept it any more."""
     columns: dict[str, dict[str, str]] = json.loads(entry.contents)
     is_sqlite = connection.dialect.name == "sqlite"
     parts, values = [], {}

@@ -1,7 +1,7 @@
 """Series of jobs in the database: stores rows exactly once, and answers queries.
 
-Where: the sample gateway appends, CloudWatch's operations and pages read, `series_joining` joins small blocks.
-A block holds the rows of one host in one attempt for one stretch of time (`control.series.codec`).
+Where: the sample gateway appends; CloudWatch's operations and the console's pages read; `series_joining` joins small
+blocks. A block holds the rows of one host in one attempt for one stretch of time (`control.series.codec`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 Owner = tuple[str, int, str]  # job, attempt, host
 
-READ_AT_ONCE = 32  # blocks: a large one has some hundred kilobytes
-MOST_PACKED_HERE = 10_000  # values: they take a millisecond or two; more would block the event loop
-MAX_LOOKS = 5  # tries of a read during which blocks are joined
+READ_AT_ONCE = 32  # blocks; a large block has some hundred kilobytes
+MOST_PACKED_HERE = 10_000  # values that the event loop may pack: a millisecond or two
+MAX_LOOKS = 5  # attempts of a read that a joining of blocks disturbs
 
 # Lock the jobs against deletion until the rows are written; SQLite has only one writer anyway.
 _HOLD_JOBS = (
@@ -45,17 +45,17 @@ _HOLD_JOBS = (
 _OWNER = (series_ends.c.job_name, series_ends.c.attempt, series_ends.c.host)
 _READ_ENDS = (
     select(*_OWNER, series_ends.c.next_row, series_ends.c.num_dropped)
-    # Each column by itself, so that both databases use the key; SQLite reads all rows for a list of triples. This
-    # finds few unwanted rows: hosts of all jobs have the same names.
+    # One condition per column, so that both databases use the key; for a list of triples SQLite would read all rows.
+    # The conditions match few unwanted rows, since hosts of all jobs have the same names.
     .where(*(column.in_(bindparam(f"{column.name}s", expanding=True)) for column in _OWNER))
-    .order_by(*_OWNER)  # services lock rows in this order, whatever the order of batches
+    .order_by(*_OWNER)  # all services lock rows in this order, whatever the order of batches
     .with_for_update()
 )
 _CLAIM_END = text(
     "INSERT INTO series_ends (job_name, attempt, host, next_row, num_dropped)"
     " VALUES (:job_name, :attempt, :host, 0, 0) ON CONFLICT (job_name, attempt, host) DO NOTHING"
 )
-_PUT_BLOCKS = insert(series_blocks).inline()  # without returning the blocks' numbers
+_PUT_BLOCKS = insert(series_blocks).inline()  # does not return the blocks' ids
 _SET_END = text(
     "INSERT INTO series_ends (job_name, attempt, host, next_row, num_dropped)"
     " VALUES (:job_name, :attempt, :host, :next_row, :num_dropped) ON CONFLICT (job_name, attempt, host)"
@@ -69,7 +69,7 @@ class Runner(Protocol):
     """Runs a function with a connection, on a thread of the store."""
 
     def __call__(self, act: Callable[[Connection], T], /) -> Coroutine[Any, Any, T]:
-        """Return the result of `act`; a write is durable then."""
+        """Return the result of `act`, after its writes are durable."""
 
 
 class GroupRunner(Protocol):
@@ -78,7 +78,7 @@ class GroupRunner(Protocol):
     def __call__(
         self, act: Callable[[Connection, Sequence[Item]], Sequence[T]], item: Item, /
     ) -> Coroutine[Any, Any, T]:
-        """Return the result of `act` for this item; it is durable then."""
+        """Return the result of `act` for this item, after its writes are durable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +103,14 @@ class SeriesBlocks:
     async def append(
         self, job_name: str, attempt: int, host: str, table: SeriesTable, *, first_row: int, num_dropped: int = 0
     ) -> int:
-        """Store rows of a host, each once even if it is sent again; return the number of the next row.
+        """Store rows of a host, each once even if it is sent again; return the number of the next expected row.
 
         Args:
             job_name: job of the host.
-            attempt: of the job; rows count from 0 in each.
+            attempt: of the job; the row numbers of each attempt begin at 0.
             host: algo-N.
             table: rows in order of their numbers.
-            first_row: number of the first; missing rows before it were dropped.
+            first_row: number of the first row; missing rows before it were dropped.
             num_dropped: number of rows that the agent has dropped.
 
         Raises: JobNotFound.
@@ -120,13 +120,13 @@ class SeriesBlocks:
         batch = _Batch(
             owner=(job_name, attempt, host), table=table, packed=packed, first_row=first_row, num_dropped=num_dropped
         )
-        await asyncio.sleep(0)  # so that other arrived batches share the transaction
+        await asyncio.sleep(0)  # lets other received batches share the transaction
         return await self._write_together(_put, batch)
 
     async def query(self, query: SeriesQuery) -> SeriesAnswer:
-        """Return the points of a query; damaged blocks are named and left out.
+        """Return the points of a query; the answer names damaged blocks and omits their points.
 
-        Raises: ContractError if the answer would be too long.
+        Raises: ContractError if the answer would have too many points.
         """
 
         def ask(connection: Connection) -> SeriesAnswer:
@@ -140,7 +140,7 @@ class SeriesBlocks:
         return await self.read(ask)
 
     async def names(self, job_name: str) -> dict[str, list[str]]:
-        """Return host -> names of its newest series."""
+        """Return for each host the names of its newest series."""
         newest = (
             select(func.max(series_blocks.c.id))
             .where(series_blocks.c.job_name == job_name)
@@ -183,7 +183,7 @@ def _put(connection: Connection, batches: Sequence[_Batch]) -> list[int]:
     for batch in batches:
         end = known_row, known_dropped = ends[batch.owner]
         next_row = max(known_row, batch.first_row + batch.table.num_rows)
-        num_known = max(0, known_row - batch.first_row)  # rows of a batch that was sent before, perhaps with fewer rows
+        num_known = max(0, known_row - batch.first_row)  # skips rows that an earlier batch has stored
         if num_known < batch.table.num_rows:
             piece = rows_from(batch.table, num_known)
             data = batch.packed if not num_known else pack(piece)
@@ -215,11 +215,11 @@ def _named(owner: Owner) -> dict[str, Any]:
 
 
 def row_of(table: SeriesTable, *, step_ms: int, is_rolled: bool, is_open: bool, data: bytes) -> dict[str, Any]:
-    """Return a block's columns without its owner and first row; the table has rows.
+    """Return a block's columns, except its owner and first row.
 
     Args:
-        table: of the block; it is not empty.
-        step_ms: width of a row's time; `ROWS_MS` for rows as measured.
+        table: the block's rows, at least one.
+        step_ms: time that a row covers; `ROWS_MS` for rows as measured.
         is_rolled: whether its rows are in a coarser block already, or need no such block.
         is_open: whether it may be joined with others.
         data: the table, packed.

@@ -6,8 +6,8 @@ Where: the service that holds the database's lease runs this in the background (
     roll-ups of 10 s  -> gathered, and rolled up to 5 min -> joined                 -> removed after a month
     roll-ups of 5 min -> joined                                                     -> removed with their job
 
-Each step is one transaction that removes the old blocks and inserts the new ones: killed services, or two services that
-do the same, neither lose nor double a row. The blocks of several hosts are made one after the other and written
+Each step is one transaction that removes the old blocks and inserts the new ones: so neither a killed service nor two
+concurrent services lose or duplicate a row. The blocks of several hosts are made one after the other and written
 together, so that they share commits.
 """
 
@@ -30,8 +30,8 @@ from clary.control.store.series_blocks import SeriesBlocks, row_of
 from clary.control.store.tables import series_blocks
 
 MAX_BLOCKS_AT_ONCE = 1_000
-JOINED_TOGETHER = 8  # hosts whose joined blocks share a commit: meanwhile their bytes are in memory
-MAX_NAMES = 1_024  # in a joined block: hosts with new names in each batch keep small blocks
+JOINED_TOGETHER = 8  # hosts whose joined blocks share a commit; until then their bytes are in memory
+MAX_NAMES = 1_024  # in a joined block; a host with new names in each batch keeps small blocks
 REMOVE_AT_ONCE = 200
 _MINUTE_MS = 60_000
 _HOUR_MS = 60 * _MINUTE_MS
@@ -84,7 +84,7 @@ class _Group:
         return now_ms - self.start_ms >= self.rule.patience_ms
 
     def is_due(self, num_rows: int, now_ms: int) -> bool:
-        """Whether the group is due for joining with this number of rows left."""
+        """Whether a group with this number of unjoined rows is due for joining."""
         return num_rows >= self.rule.rows or (num_rows > 0 and self.is_old(now_ms))
 
 
@@ -114,7 +114,7 @@ async def remove_old_blocks(blocks: SeriesBlocks, *, before_ms: Mapping[int, int
 
     Args:
         blocks: of the database.
-        before_ms: step -> time; its blocks that end before are removed.
+        before_ms: step -> time in ms since 1970; blocks of the step that end before it are removed.
     """
     num_removed = 0
     for step_ms, cut_ms in before_ms.items():
@@ -174,7 +174,7 @@ class _Joining:
 
 
 async def _prepare(blocks: SeriesBlocks, group: _Group, *, now_ms: int) -> _Joining:
-    """Join a group's oldest blocks, as many as its rule says; return nothing new if another service was quicker."""
+    """Join a group's oldest blocks up to its rule's number of rows; return no changes if another service was faster."""
     try:
         return await blocks.read(lambda connection: _prepared(connection, group, is_last=group.is_old(now_ms)))
     except SeriesMoved as error:
@@ -183,7 +183,7 @@ async def _prepare(blocks: SeriesBlocks, group: _Group, *, now_ms: int) -> _Join
 
 
 async def _swap(blocks: SeriesBlocks, group: _Group, joining: _Joining) -> _Joining:
-    """Replace old blocks by new ones; return the changes, which are empty if another service was quicker."""
+    """Replace old blocks by new ones; return the changes, or no changes if another service made them."""
 
     def swap(connection: Connection) -> None:
         columns = series_blocks.c
@@ -214,10 +214,10 @@ def _note(group: _Group, error: SeriesMoved) -> None:
 
 
 def _prepared(connection: Connection, group: _Group, *, is_last: bool) -> _Joining:
-    """Return the replacement that joins a group's oldest blocks. Raises: SeriesMoved if another service was quicker."""
+    """Join a group's oldest blocks in memory. Raises: SeriesMoved if another service has replaced them already."""
     blocks = _oldest_of(connection, group)
     if group.is_rolled and len(blocks) == 1:
-        return _Joining(closed=[number for number, _ in blocks])  # no further blocks of the group will come
+        return _Joining(closed=[number for number, _ in blocks])  # the group gets no further blocks
     data_of = _data_of(connection, [number for number, _ in blocks])
     gone: list[int] = []
     tables: list[SeriesTable] = []
@@ -232,7 +232,7 @@ def _prepared(connection: Connection, group: _Group, *, is_last: bool) -> _Joini
             continue
         names |= table.columns.keys()
         if tables and len(names) > MAX_NAMES:
-            is_last = True  # the next blocks are joined by themselves
+            is_last = True  # the next blocks form another joined block
             break
         gone.append(number)
         tables.append(table)
@@ -246,7 +246,7 @@ def _prepared(connection: Connection, group: _Group, *, is_last: bool) -> _Joini
 
 
 def _oldest_of(connection: Connection, group: _Group) -> list[tuple[int, int]]:
-    """Return the numbers of a group's oldest blocks and of their first rows, up to the number of rows in its rule."""
+    """Return the ids and first row numbers of a group's oldest blocks, up to the number of rows in its rule."""
     columns = series_blocks.c
     statement = (
         select(columns.id, columns.first_row, columns.num_rows)
@@ -272,7 +272,7 @@ def _oldest_of(connection: Connection, group: _Group) -> list[tuple[int, int]]:
 
 
 def _data_of(connection: Connection, numbers: Sequence[int]) -> dict[int, bytes]:
-    """Return blocks by number. Raises: SeriesMoved if another service was quicker."""
+    """Return blocks by number. Raises: SeriesMoved if another service has replaced them already."""
     statement = select(series_blocks.c.id, series_blocks.c.data).where(series_blocks.c.id.in_(numbers))
     found = {row.id: bytes(row.data) for row in connection.execute(statement)}
     if len(found) != len(numbers):
@@ -281,7 +281,7 @@ def _data_of(connection: Connection, numbers: Sequence[int]) -> dict[int, bytes]
 
 
 def _rows(whole: SeriesTable, group: _Group, *, is_open: bool) -> list[dict[str, Any]]:
-    """Return the joined block and, if it was not rolled up yet, its roll-ups."""
+    """Return the joined block and, unless it is rolled up already, its roll-ups."""
     rows = [row_of(whole, step_ms=group.step_ms, is_rolled=True, is_open=is_open, data=pack(whole))]
     if not group.is_rolled:
         step_ms = COARSER[group.step_ms]

@@ -46,9 +46,9 @@ T = TypeVar("T")
 
 NUM_READERS = 4
 READ_TIMEOUT_S = 30.0
-_MOST_TRIES = 5  # for a query that meets damaged rows each time
+_MOST_TRIES = 5  # attempts of a query that meets damaged rows each time
 
-_KEY_BYTES = 32  # of the key of page tokens
+_KEY_BYTES = 32  # length of the key that signs page tokens
 
 _SELECT_FOR_UPDATE = select(jobs.c.name, jobs.c.document, jobs.c.is_quarantined).with_for_update()
 _SET_TAG = text(
@@ -60,9 +60,9 @@ _SET_TAG = text(
 class Store:
     """All data that must survive a restart, except logs and objects.
 
-    Use `await Store.open(url)`; one store serves one event loop, and any number of tasks on it. A call that returns
-    has its effect on disk. Every call raises StoreError when the database fails; then no change was written, unless
-    the error says that the outcome is unknown.
+    Use `await Store.open(url)`; one store serves one event loop, and any number of tasks on it. When a call returns,
+    its effect is on disk. Every call raises StoreError when the database fails; then no change was written, unless the
+    error says that the outcome is unknown.
     """
 
     def __init__(
@@ -145,9 +145,10 @@ class Store:
 
         Args:
             job: the record.
-            tags: of it.
-            trial: of a tuning job, if the job is one; stored with the job or not at all.
-        Raises: JobExists with the ARN of the job that has the name, TrialRefused; then neither is written.
+            tags: of the job.
+            trial: the tuning job's trial that the job belongs to, if any; stored in the job's transaction.
+        Raises: JobExists with the ARN of the job that has the name, TrialRefused; then neither job nor trial is
+            written.
         """
         row = job_documents.row_of(job)
         card = job_cards.card_row(job)
@@ -194,11 +195,11 @@ class Store:
             name: of the job.
             change: a pure function, run on the writer's thread; it may be run again on a newer state. Returning the
                 same object writes nothing. Its errors are raised here, and then nothing is written.
-            lease: under which the caller acts.
+            lease: lease under which the caller acts.
             known: the job in the caller's memory. It replaces a document that cannot be read, whose bytes are kept in
                 quarantine.
 
-        Raises: JobNotFound; JobUnreadable for a job that was set aside, or that cannot be read, without `known`;
+        Raises: JobNotFound; without `known`, JobUnreadable for a job that was set aside or cannot be read;
             StaleLease if another owner has taken the lease.
         """
 
@@ -249,9 +250,9 @@ class Store:
         return await self._read(find)
 
     async def unfinished_jobs(self) -> list[TrainingJob]:
-        """Return the jobs that still need work, oldest first: not terminal, or with hosts that may still exist.
+        """Return the jobs that are not terminal or whose hosts may still exist, oldest first.
 
-        Unreadable ones are set aside and left out.
+        Unreadable jobs are set aside and left out.
         """
 
         def find(connection: Connection) -> list[TrainingJob]:
@@ -263,10 +264,10 @@ class Store:
     async def jobs_with(
         self, *, name: str | None = None, status: str | None = None, after: str = "", limit: int
     ) -> list[TrainingJob]:
-        """Return jobs of a name and of a status, each None for any, in order of their names.
+        """Return the jobs with a name and a status, sorted by name; None matches any.
 
         Args:
-            name: exactly.
+            name: the complete name.
             status: a TrainingJobStatus.
             after: jobs with names after this one; empty for all.
             limit: most jobs.
@@ -284,7 +285,7 @@ class Store:
         return await self._read(find)
 
     async def delete_job(self, name: str) -> None:
-        """Delete a job of any status with all its rows; a failure may leave it with a part of them.
+        """Delete a job of any status with all its rows; after a failure, the job may remain with a part of its rows.
 
         Raises: JobNotFound.
         """
@@ -292,7 +293,7 @@ class Store:
         created_at = await self._read(lambda connection: connection.execute(birth).scalar())
 
         def require(connection: Connection) -> None:
-            # Meanwhile, another call may have deleted it, and another job may have its name.
+            # Another call may have deleted the job meanwhile, and another job may have its name.
             if created_at is None or connection.execute(birth).scalar() != created_at:
                 raise JobNotFound(name)
 
@@ -303,7 +304,7 @@ class Store:
         def remove(connection: Connection) -> None:
             require(connection)
             arn = connection.execute(delete(jobs).where(jobs.c.name == name).returning(jobs.c.arn)).scalar()
-            connection.execute(delete(tags).where(tags.c.arn == arn))  # its other rows are deleted with the job's row
+            connection.execute(delete(tags).where(tags.c.arn == arn))  # others are deleted with the job's row
 
         while await self._writer.run(remove_piece):
             pass
@@ -359,7 +360,7 @@ class Store:
         Args:
             job_name: of any job.
             metric_name: as it was stored, case included.
-            start: first time.
+            start: begin of the span, inclusive.
             end: end of the span, exclusive.
         """
         statement = (
@@ -393,7 +394,7 @@ class Store:
         await self._writer.run(lambda connection: leases.release(connection, lease))
 
     async def _read(self, question: Callable[[Connection], T]) -> T:
-        """Run a query; rows that cannot be read are set aside, and it is run again."""
+        """Run a query; set rows that cannot be read aside and run it again."""
         for _ in range(_MOST_TRIES):
             try:
                 return await self._ask(question)
@@ -406,7 +407,7 @@ class Store:
         return await self._ask(question)
 
     async def _write(self, operation: Callable[[Connection], T]) -> T:
-        """Run a change; rows that cannot be read are set aside, and the change is run again."""
+        """Run a change; set rows that cannot be read aside and run it again."""
         for _ in range(_MOST_TRIES):
             try:
                 return await self._writer.run(operation)
@@ -439,9 +440,9 @@ class Store:
 
 
 def _job_of_row_or(known: TrainingJob | None, connection: Connection, row: Any) -> tuple[TrainingJob, bool]:
-    """Return the job of a row that will be changed, and whether a known job replaced a damaged row.
+    """Return the job of a row that will be changed, and whether `known` replaces the row's unreadable job.
 
-    Raises: JobUnreadable for a row that was set aside, RowsUnreadable for a damaged row, both only without `known`.
+    Raises: without `known`, JobUnreadable for a row that was set aside, RowsUnreadable for a damaged row.
     """
     if row.is_quarantined and known is None:
         raise job_documents.refuse(connection, row.name)
@@ -459,7 +460,7 @@ def _job_of_row_or(known: TrainingJob | None, connection: Connection, row: Any) 
 
 
 def _token_key(connection: Connection) -> bytes:
-    """Return the key of page tokens; an unreadable one is made anew, which makes old tokens invalid."""
+    """Return the key that signs page tokens; replace an unreadable key, which makes old tokens invalid."""
     kept = connection.execute(select(properties.c.value).where(properties.c.name == "token_key")).scalar()
     try:
         return bytes.fromhex(str(kept))

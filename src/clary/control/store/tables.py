@@ -2,7 +2,8 @@
 
 Times are whole microseconds since 1970 (UTC) in a BIGINT, milliseconds in columns named `..._ms`: exact, sortable and
 the same in SQLite and PostgreSQL.
-Truth values are 0 and 1 in an INTEGER, so that the partial index over unfinished jobs is spelt the same in both.
+Truth values are 0 and 1 in an INTEGER, so that the partial index over unfinished jobs has the same definition in both
+databases.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ jobs = Table(
     Column("is_terminal", Integer, nullable=False),
     Column("is_released", Integer, nullable=False),
     Column("warm_pool_status", Text),
-    Column("warm_pool", Text),  # the job's WarmPool as JSON; NULL for a job that never ran on one
+    Column("warm_pool", Text),  # the job's WarmPool as JSON; NULL for a job that never used a warm pool
     Column("version", BigInteger, nullable=False),  # number of the last change
     Column("document", Text, nullable=False),  # the whole TrainingJob as JSON; the columns above repeat parts of it
     Column("is_quarantined", Integer, nullable=False),  # whether the row cannot be read and is left out
@@ -220,8 +221,8 @@ associations = Table(
     Column("created_at", BigInteger, nullable=False),
 )
 
-# Rows that cannot be read. Rows of jobs stay in their table, marked, since other rows refer to them and their names
-# stay taken; rows of other tables are moved here. In both cases `contents` has the bytes of every column.
+# Rows that cannot be read. Rows of jobs stay in their table with a mark, since other rows refer to them and their names
+# stay reserved; rows of other tables are moved here. In both cases `contents` has the bytes of every column.
 quarantine = Table(
     "quarantine",
     metadata,
@@ -230,7 +231,7 @@ quarantine = Table(
     Column("name", Text, nullable=False),  # of the job, or the row's key in words
     Column("reason", Text, nullable=False),
     Column("found_at", BigInteger, nullable=False),
-    Column("is_held", Integer, nullable=False),  # 0: the row was repaired at once, and this is its old content
+    Column("is_held", Integer, nullable=False),  # 0: the row was repaired at once; `contents` has its old bytes
     Column("contents", Text, nullable=False),  # JSON: column -> type, and bytes in base64
 )
 

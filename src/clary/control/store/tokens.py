@@ -1,8 +1,8 @@
-"""Page tokens: opaque texts, each accepted only by its own query.
+"""Page tokens: opaque texts; each is accepted only for the query that it was made for.
 
-Where: `Store.list_jobs`, `LogStore.list_streams` and `LogStore.filter_events` put the position of the next page into
-one. A token contains the readable position and a keyed digest of position and query, so that a forged or
-damaged token, or one from another query, is refused and never silently skips items.
+Where: `Store.list_jobs`, `LogStore.list_streams` and `LogStore.filter_events` put the position of the next page into a
+token. A token contains the readable position and a keyed digest of position and query, so that a forged or damaged
+token, or a token of another query, is refused instead of silently skipping items.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def make_token(key: bytes, *, query: Any, position: list[Any]) -> str:
     """Return the token that continues `query` after `position`; both must be JSON-serialisable.
 
     Args:
-        key: of the store; a token of another key is refused.
+        key: the store's key; a token made with another key is refused.
         query: identity of the query, without the limit of the page.
         position: of the last item of the page.
     """
@@ -36,7 +36,7 @@ def read_token(key: bytes, token: str, *, query: Any) -> list[Any]:
 
     Args:
         key: as for `make_token`.
-        token: as a client sent it.
+        token: token from a client.
         query: as for `make_token`.
     Raises: BadToken if the token is forged, damaged, or belongs to another query.
     """

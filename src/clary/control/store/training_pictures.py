@@ -1,8 +1,8 @@
 """Histograms and images of trainings in the database: a bounded number for each tag, thinned out as more arrive.
 
 Where: `training_records` stores them, in the transaction that counts a host's findings, and reads them for pages.
-`jobs.kept_pictures` decides which ones stay. A row for each tag (`training_tags`) counts received and stored pictures,
-so that storing a batch need not read all pictures.
+`jobs.kept_pictures` decides which pictures stay. A row for each tag (`training_tags`) counts received and stored
+pictures, so that storing a batch does not require reading all pictures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SET_TAG = text(
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A histogram or an image of one step, and its place in the program's files."""
+    """A histogram or an image of one step, with the file and offset where the program wrote it."""
 
     kind: str
     tag: str
@@ -41,7 +41,7 @@ class Picture:
     size_bytes: int
     data: bytes | None  # None for an image that is not stored, or whose bytes were not requested
     id: int = 0
-    is_kept: bool = True  # for a picture from the database: whether its data is stored
+    is_kept: bool = True  # whether the database has its data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +50,17 @@ class TagFacts:
 
     kind: str
     tag: str
-    num_seen: int  # pictures that have arrived from the program
+    num_seen: int  # pictures received from the program
     num_values: int  # stored pictures
     kept_bytes: int
     last_step: int | None
 
 
 def put_pictures(connection: Connection, owner: Mapping[str, Any], pictures: Sequence[Picture]) -> None:
-    """Store pictures of a host, and delete surplus ones; pictures of tags beyond the limit are left out.
+    """Store pictures of a host, and delete surplus pictures; new tags beyond the limit are ignored.
 
     Args:
-        owner: job_name, attempt, host.
+        owner: columns job_name, attempt and host of the pictures.
     """
     job_name = owner["job_name"]
     known = {(one.kind, one.tag): one for one in tags_of(connection, job_name)}
@@ -89,7 +89,7 @@ def put_pictures(connection: Connection, owner: Mapping[str, Any], pictures: Seq
         fact = known[key]
         known[key] = replace(fact, num_values=fact.num_values - num_gone, kept_bytes=fact.kept_bytes - gone_bytes)
         changed.add(key)
-    # In order of their keys: so two writers on PostgreSQL cannot deadlock.
+    # Sorted by key, so that two writers on PostgreSQL cannot deadlock.
     connection.execute(_SET_TAG, [_tag_row(job_name, known[key]) for key in sorted(changed)])
 
 
@@ -132,12 +132,12 @@ def pictures_of(connection: Connection, job_name: str, kind: str, tag: str, *, m
 
 
 def picture_by_id(connection: Connection, job_name: str, picture_id: int) -> Picture | None:
-    """Return one picture with its bytes, or None if the job has no picture of that number.
+    """Return one picture with its bytes, or None if the job has no picture with that id.
 
     Args:
         connection: to read with.
         job_name: job that the picture must belong to.
-        picture_id: of `Picture.id`.
+        picture_id: `Picture.id`.
     """
     columns = training_pictures.c
     statement = select(training_pictures).where(columns.job_name == job_name, columns.id == picture_id)

@@ -1,7 +1,7 @@
-"""Records that programs write about their own training, in the database: values, pictures and progress, each once.
+"""Findings of programs about their own training: values, pictures and progress, each stored once.
 
-Where: the training gateway appends, pages read. Values are in the table of metrics, together with those of metric
-definitions and of BatchPutMetrics.
+Where: the training gateway appends; the console's pages read. Values are in the table of metrics, together with the
+values of metric definitions and of BatchPutMetrics.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class TrainingRecords:
 
         Args:
             job_name: job of the host.
-            attempt: of the job; findings count from 0 in each.
+            attempt: of the job; the finding numbers of each attempt begin at 0.
             host: algo-N.
-            first: number of the first finding; missing ones before it were dropped.
+            first: number of the first finding; missing findings before it were dropped.
             findings: in order of their numbers.
-            progress: replaces the stored one if it takes precedence; None keeps that.
+            progress: replaces the stored progress if it takes precedence; None keeps the stored progress.
             num_dropped: number of findings that the agent has dropped.
-        Returns: the number of the next finding, and how many of these were known.
+        Returns: the number of the next expected finding, and how many of `findings` were stored already.
         Raises: JobNotFound.
         """
         owner = {"job_name": job_name, "attempt": attempt, "host": host}
@@ -118,7 +118,8 @@ class TrainingRecords:
             )
             end_row = connection.execute(ends.with_for_update()).one_or_none()
             if end_row is None:
-                # No row to lock yet: if two services store a host's first findings at once, the second waits here.
+                # No row to lock exists yet: if two services store a host's first findings at once, the second waits
+                # here.
                 connection.execute(_CLAIM_END, owner)
                 end_row = connection.execute(ends.with_for_update()).one()
             known, dropped, stood = end_row
@@ -213,12 +214,12 @@ class TrainingRecords:
         return await self._read(lambda connection: pictures_of(connection, job_name, kind, tag, most=most))
 
     async def picture(self, job_name: str, picture_id: int) -> Picture | None:
-        """Return one picture, or None if the job has no picture of that number."""
+        """Return one picture, or None if the job has no picture with that id."""
         return await self._read(lambda connection: picture_by_id(connection, job_name, picture_id))
 
 
 def values_of(rows: Iterable[Any], metric_name: str) -> list[FinalMetric]:
-    """Return rows of time, value and step as values of a metric; raises one of `damage.DAMAGE` for a damaged one."""
+    """Return rows of time, value and step as values of a metric; raises one of `damage.DAMAGE` for a damaged row."""
     return [
         FinalMetric(
             name=metric_name, value=math.nan if value is None else float(value), at=from_microseconds(at), step=step

@@ -1,8 +1,9 @@
 """Collectives of all ranks side by side: offsets of their clocks, and the late ranks. Pure.
 
-A collective is identified by its step, its name, and its number among those of that name in the step: ranks with the
-same program call the same ones in the same order. An accelerator reaches a collective later than its program: its
-kernels belong to the step that launched them. Steps that some rank has not recorded completely are left out.
+A collective is identified by its step, its name, and its index among the collectives of that name in the step: ranks
+with the same program call the same collectives in the same order. An accelerator reaches a collective later than the
+program: a kernel belongs to the step that launched it. Steps that some rank has not recorded completely are left
+    out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NUM_SHOWN = 10
 ONE_CLOCK = "one clock"
 BY_ENDS = "by the ends of collectives"
 NOT_ALIGNED = "not aligned"
-_LEAST_MATCHED = 3  # fewest collectives for comparing clocks
+_LEAST_MATCHED = 3  # fewest common collectives from which clocks are compared
 
 Key = tuple[int, str, int]
 
@@ -39,7 +40,7 @@ class Clocks:
 
     offsets: Mapping[int, float]
     method: str
-    spread_us: float | None = None  # of the ends of collectives that gave the offsets
+    spread_us: float | None = None  # deviation of the collectives' ends after alignment
 
 
 def marks_of(trace: RankTrace) -> Marks:
@@ -54,8 +55,8 @@ def marks_of(trace: RankTrace) -> Marks:
 def set_clocks(marks: Sequence[Marks]) -> Clocks:
     """Return offsets onto the first rank's clock.
 
-    Ranks of one machine share a clock, known by its kernel's boot. Other ranks end a collective at nearly the same
-    time: the difference of their clocks is the median over all common collectives.
+    Ranks with the same boot id share a machine and its clock. Ranks of different machines end a collective at nearly
+    the same time: the difference of their clocks is the median over all common collectives.
     """
     if not marks:
         return Clocks(offsets={}, method=ONE_CLOCK)
@@ -123,7 +124,7 @@ def _keyed(trace: RankTrace, operations: Sequence[Operation]) -> dict[Key, Opera
 
 
 def _differences(some: Sequence[Marks], others: Sequence[Marks]) -> list[float]:
-    """Return for each common collective how much earlier its end is by the others' clock."""
+    """Return for each common collective its end by the clock of `some` minus its end by the clock of `others`."""
     found = []
     reference: dict[Key, float] = {}
     for item in some:

@@ -1,6 +1,6 @@
 """Summary and merged trace of a profile, from the files of its folder.
 
-Traces are read one after the other; only figures, and marks of collectives, are kept of each.
+Traces are read one after the other; only figures and the marks of collectives stay in memory.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def analyse(folder: Path) -> dict[str, Any]:
 
 
 def _place_windows(windows: Mapping[int, tuple[dict[str, Any], float]], clocks: Clocks) -> None:
-    """Add to each row the time from the beginning of the first window to that of its own."""
+    """Add to each row the time from the beginning of the first window to the beginning of its rank's window."""
     begins = {rank: begin + clocks.offsets[rank] for rank, (_, begin) in windows.items()}
     for rank, (row, _) in windows.items():
         row["begins_ms"] = (begins[rank] - min(begins.values())) / US_PER_MS

@@ -20,7 +20,7 @@ def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
 
 
 def without(some: Intervals, others: Intervals) -> Intervals:
-    """Return the times of `some` outside of all `others`; both as `union` returns them."""
+    """Return the times of `some` outside all `others`; both arguments are results of `union`."""
     left: Intervals = []
     index = 0
     for begin, end in some:
@@ -38,7 +38,7 @@ def without(some: Intervals, others: Intervals) -> Intervals:
 
 
 def within(intervals: Iterable[tuple[float, float]], begin: float, end: float) -> Intervals:
-    """Return the parts of the intervals between two times, as `union` does.
+    """Return the union of the intervals' parts between two times.
 
     Args:
         intervals: in any order; they may overlap.

@@ -2,10 +2,10 @@
 
 Formulas, over the window from its first bound to its last:
     compute         times at which an operator of torch (`aten::mm`) runs on any thread, or another operation without
-                    nested ones; without calls of collectives and work of the data loader. If the trace has kernels
-                    of an accelerator, only these count.
+        nested operations; calls of collectives and work of the data loader do not count. If the trace has kernels of an
+        accelerator, only these count.
     communication   times at which a collective occupies the rank
-    exposed         communication less compute and less data wait: the part that nothing hides
+    exposed         communication minus compute and data wait: the part that no other activity hides
     data wait       times within the data loader's `__next__`
     rest            remaining time: Python between operations, other programs, other waits
 """
@@ -63,12 +63,12 @@ def summarize(trace: RankTrace) -> dict[str, Any]:
 
 
 def _top(trace: RankTrace, nested: Any, *, begin: float, end: float) -> list[Mapping[str, Any]]:
-    """Return the operations with the longest times of their own; kernels if there are any."""
+    """Return the operations with the longest total time outside nested operations; kernels if the trace has any."""
     sums: dict[str, list[float]] = {}
     if trace.kernels:
         timed = [(item, item.end - item.begin) for item in [*trace.kernels, *trace.completions]]
     else:
-        # Work of a process group's own threads is not subtracted: the program may compute meanwhile.
+        # The work of a process group's threads is not subtracted, because the program may compute meanwhile.
         timed = [(item, seconds) for item, seconds, _ in nested]
         timed += [(item, item.end - item.begin) for item in trace.completions]
     for item, took in timed:

@@ -1,4 +1,4 @@
-"""Operations of a rank's trace by kind, on the rank's own clock. Pure but for reading the file."""
+"""Operations of a rank's trace by kind, on the rank's own clock. Pure, except that it reads the file."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, TypeGuard
 
 from clary.contract.deep_profiles import RankProfile
 
-MAX_EVENTS = 5_000_000  # events that are counted; the rest of a longer trace is ignored
-MAX_TIME_US = 1e18  # largest time of an event; the present Unix time is a thousandth of it
+MAX_EVENTS = 5_000_000  # most events read; a longer trace is cut
+MAX_TIME_US = 1e18  # largest accepted time of an event, about 600 times the present Unix time
 _LOADER = "enumerate(DataLoader)#"  # torch.utils.data.DataLoader's own mark around `__next__`
-_ASYNC_PREFIXES = ("gloo:", "mpi:", "ucc:", "xccl:", "smddp:")  # marks of process groups around their threads' work
+_ASYNC_PREFIXES = ("gloo:", "mpi:", "ucc:", "xccl:", "smddp:")  # process groups' marks around their threads' work
 _ISSUE_PREFIXES = ("c10d::", "_c10d_functional::", "c10d_functional::")
 _PLUMBING = ("record_param_comms", "c10d_functional::wait_tensor", "_c10d_functional::wait_tensor")
 _NODE_PREFIXES = ("autograd::", "torch::autograd::")
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_op")
-_CALL_CATEGORIES = ("cuda_runtime", "cuda_driver")  # calls of the processor to a GPU
-_COLLECTIVE_KERNELS = ("nccl", "nvshmem")  # in names of kernels of process groups
+_CALL_CATEGORIES = ("cuda_runtime", "cuda_driver")  # calls by which the processor controls a GPU
+_COLLECTIVE_KERNELS = ("nccl", "nvshmem")  # parts of the names of process groups' kernels
 _NO_NUMBER = -1
-_LAUNCH = "launch"  # in names of calls that start kernels: cudaLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch
+_LAUNCH = "launch"  # part of the names of calls that start kernels: cudaLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,10 @@ class RankTrace:
     """The operations of one rank.
 
     Attributes:
-        operations: of the processor, with nested ones.
+        operations: of the processor, including nested operations.
         kernels: of the accelerator, without communication.
-        communication: work of collectives: in threads of a process group and calls, or an accelerator's kernels.
+        communication: work of collectives: a process group's threads and the program's calls, or an accelerator's
+            kernels.
         arrivals: calls of the program, or kernels of the accelerator, with which the rank reaches each collective.
         completions: work of a process group or an accelerator that completes a collective, in order.
         loading: waits for the data loader.
@@ -62,7 +63,7 @@ class RankTrace:
         return tuple(bound / 1000 for bound in self.profile.bounds_ns)
 
     def step_at(self, moment: float) -> int | None:
-        """Return the number of the step at a moment; None outside of the window."""
+        """Return the number of the step at a moment; None outside the window."""
         bounds = self.bounds
         index = bisect_right(bounds, moment) - 1
         return self.profile.first_step + index if 0 <= index < len(bounds) - 1 else None
@@ -73,8 +74,8 @@ def read_trace(profile: RankProfile, events: Iterable[Mapping[str, Any]], base_u
 
     Args:
         profile: of the rank; kept with the trace.
-        events: of the framework's trace, from a file of the user: malformed ones are skipped, and at most MAX_EVENTS
-            are read.
+        events: events of the framework's trace. A user's file contains them: malformed events are skipped, and at most
+            MAX_EVENTS are read.
         base_us: added to each time, in microseconds, to make it Unix time.
     """
     trace = RankTrace(profile=profile)
@@ -127,14 +128,14 @@ def shifted(trace: RankTrace, offset_us: float) -> RankTrace:
 
 
 def self_times(operations: Sequence[Operation]) -> list[tuple[Operation, float, bool]]:
-    """Return each operation with its time outside of nested ones, and whether it has no nested ones."""
+    """Return each operation with its time outside nested operations, and whether it has no nested operations."""
     by_thread: dict[object, list[Operation]] = {}
     for operation in operations:
         by_thread.setdefault(operation.thread, []).append(operation)
     found: list[tuple[Operation, float, bool]] = []
     for members in by_thread.values():
         members.sort(key=lambda operation: (operation.begin, -operation.end))
-        stack: list[list[Any]] = []  # operation, time of its children, whether it has any
+        stack: list[list[Any]] = []  # operation, time of its children, whether it has children
 
         for operation in members:
             while stack and stack[-1][0].end <= operation.begin:
@@ -159,9 +160,9 @@ def is_collective_call(name: str) -> bool:
 
 
 def is_work(name: str, *, is_leaf: bool) -> bool:
-    """Whether a processor's operation computes while it runs, with all that is nested in it.
+    """Whether an operation of the processor, including its nested operations, counts as computation.
 
-    Nodes of the backward pass may contain waits: their hooks wait for collectives.
+    Nodes of the backward pass do not count, since their hooks may wait for collectives.
     """
     if is_collective(name):
         return False

@@ -1,6 +1,6 @@
 """A rank's window as a strip of cells, each with its longest activity: a timeline in a few hundred bytes. Pure.
 
-Letters: `c` compute, `x` exposed communication, `d` data wait, `.` the rest.
+Letters: `c` compute, `x` exposed communication, `d` data wait, `.` other times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def strip(parts: Mapping[str, Intervals], *, begin: float, end: float) -> str:
     """Return the strip of a window.
 
     Args:
-        parts: letter -> its times, which do not overlap those of other letters.
+        parts: letter -> its times; times of different letters do not overlap.
         begin, end: of the window, in the unit of the times.
     """
     width = (end - begin) / NUM_CELLS

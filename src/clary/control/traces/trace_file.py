@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MAX_TEXT_BYTES = 4 * 1024 * 1024 * 1024  # of an unpacked trace; the rest is not read
+MAX_TEXT_BYTES = 4 * 1024 * 1024 * 1024  # most bytes of an unpacked trace that are read
 MAX_EVENT_CHARACTERS = 4 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*([0-9]{1,20})')
-_KEPT_CHARACTERS = 4096  # before and after the events, where the base time is
+_KEPT_CHARACTERS = 4096  # text kept before and after the events, which contains the base time
 _SKIPPED = re.compile(r"[\s,]*")
 
 

@@ -1,7 +1,8 @@
 """The next act of a tuning job: start trials, wait, or end. Pure.
 
-Where: the keeper asks after each change of a trial and every few seconds, and carries out the decision.
-Source: ResourceLimits, TuningJobCompletionCriteria (AWS API reference); "Completion criteria" (developer guide).
+Where: the tuning keeper calls `decide` after each change of a trial and every few seconds, and carries out the
+decision. Source: ResourceLimits, TuningJobCompletionCriteria (AWS API reference); "Completion criteria" (developer
+guide).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from clary.control.tuning.tuning_job import Trial, TuningJob, TuningStatus
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
 CONVERGENCE_LEAST_TRIALS = 10
-CONVERGENCE_PART = 0.3  # of the trials: this part of them in a row must not improve the best value
-CONVERGENCE_GAIN = 0.01  # of the spread of all values: a smaller gain is no improvement
-LEAST_FAILURES = 5  # before the first success: the definition is broken, and further trials would fail as well
+CONVERGENCE_PART = 0.3  # share of the trials that must have ended in a row without improving the best value
+CONVERGENCE_GAIN = 0.01  # share of the spread of all values; a smaller gain is no improvement
+LEAST_FAILURES = 5  # failed trials before the first success that show that further trials would fail as well
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class Decision:
     """The next act of a tuning job."""
 
     num_starts: int = 0  # trials to start now
-    ends_as: TuningStatus | None = None  # no further trial starts, and this status follows once all have ended
+    ends_as: TuningStatus | None = None  # status after the last trial has ended; no further trial starts
     stops_running: bool = False  # whether running trials are stopped
     reason: str = ""  # a sentence
     has_converged: bool = False
@@ -38,7 +39,7 @@ def decide(job: TuningJob, trials: Sequence[Trial], *, now: datetime) -> Decisio
 
     Args:
         job: the record.
-        trials: all of them.
+        trials: all trials of the job.
         now: present time on the job's own clock.
     """
     request = TuningRequest(job.request)
@@ -61,7 +62,7 @@ def max_trials(request: TuningRequest) -> int | None:
 
 
 def next_definition(request: TuningRequest, trials: Sequence[Trial]) -> Definition:
-    """Return the next trial's definition: the one with the fewest trials; in a grid, the first with points left."""
+    """Return the definition with the fewest trials for the next trial; for Grid, the first one with points left."""
     counts: Mapping[str, int] = {
         one.name: sum(trial.definition == one.name for trial in trials) for one in request.definitions
     }
@@ -80,7 +81,7 @@ def _end(job: TuningJob, request: TuningRequest, trials: Sequence[Trial], now: d
     if len(broken) == len(over) >= max(LEAST_FAILURES, request.max_parallel):
         reason = f"All {len(over)} training jobs that have ended gave no objective; the first: {_first_reason(broken)}"
         return Decision(ends_as=TuningStatus.FAILED, stops_running=True, reason=reason[:1024])
-    objective = request.definitions[0].objective  # the same in all definitions
+    objective = request.definitions[0].objective  # all definitions have the same objective
     best = best_of(trials, objective)
     target = request.target_value
     if (
@@ -102,10 +103,10 @@ def _end(job: TuningJob, request: TuningRequest, trials: Sequence[Trial], now: d
 
 
 def has_converged(trials: Sequence[Trial], *, is_maximized: bool) -> bool:
-    """Whether the last trials have hardly improved the best value.
+    """Whether the last trials have improved the best value by at most CONVERGENCE_GAIN of the spread.
 
     Args:
-        trials: all of a tuning job.
+        trials: all trials of a tuning job.
         is_maximized: whether greater values are better.
     """
     values = [trial.value for trial in in_order_of_ends(trials) if trial.value is not None]
@@ -127,7 +128,7 @@ def _finish(trials: Sequence[Trial]) -> Decision:
 
 
 def _is_broken(trial: Trial) -> bool:
-    """Whether a trial failed by itself, or completed without a value of the objective: further ones will, too."""
+    """Whether a trial's program failed or completed without an objective; further trials would do the same."""
     assert trial.outcome is not None, "only ended trials"
     if trial.outcome.status is TrainingJobStatus.COMPLETED:
         return trial.outcome.value is None

@@ -1,7 +1,7 @@
-"""Configurations of a tuning job: points of the space with the trials that trained each, one after the other. Pure.
+"""Configurations of a tuning job: points of the space, each with the trials that trained it one after the other. Pure.
 
-Where: the search sees a configuration as one observation, trained by one training job or by several, each from the
-checkpoints of the one before. Hyperband may later continue a configuration that it has ended.
+Where: the search sees a configuration as one observation, trained by one training job or by several, each starting from
+the checkpoints of its predecessor. Hyperband may later continue a configuration that it has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clary.control.tuning.tuning_request import Definition, TuningRequest
 
 Curves = Mapping[str, Sequence[float]]  # running training job -> reported values of the objective
 
-HYPERBAND = "Hyperband: "  # begins the reason of each stop by Hyperband
+HYPERBAND = "Hyperband: "  # prefix of the stop reasons that Hyperband gives
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Configuration:
 
     @property
     def first(self) -> Trial:
-        """The trial that began it; its training job's name is in the prefix of the checkpoints."""
+        """The configuration's first trial, whose training job's name is in the prefix of the checkpoints."""
         return self.trials[0]
 
     @property
     def last(self) -> Trial:
-        """The last trial that trains it, or has trained it."""
+        """The configuration's latest trial, running or ended."""
         return self.trials[-1]
 
     @property
     def is_paused(self) -> bool:
-        """Whether Hyperband has stopped it; false if it has failed or ended by itself."""
+        """Whether Hyperband has stopped the latest trial; false if that trial failed or ended by itself."""
         outcome = self.last.outcome
         return (
             outcome is not None
@@ -47,10 +47,10 @@ class Configuration:
         )
 
     def curve(self, curves: Curves) -> tuple[float, ...]:
-        """Return all its reported values of the objective.
+        """Return all values of the objective that the configuration's trials have reported.
 
         Args:
-            curves: values of running trials.
+            curves: reported values of running trials.
         """
         return tuple(value for one in self.trials for value in _curve_of(one, curves))
 
@@ -58,7 +58,7 @@ class Configuration:
         """Return the search's observation of this configuration.
 
         Args:
-            curves: values of running trials.
+            curves: reported values of running trials.
         """
         outcome = self.last.outcome
         return Observation(
@@ -73,13 +73,13 @@ def configurations_of(trials: Iterable[Trial], definition: str) -> list[Configur
     """Return the configurations of one definition, in the order of their first trials.
 
     Args:
-        trials: all of a tuning job.
+        trials: all trials of a tuning job.
         definition: name of the definition.
     """
     found: dict[int, list[Trial]] = {}
     for trial in sorted(trials, key=lambda one: one.number):
         if trial.definition == definition:
-            # A trial whose first one is lost begins a configuration of its own.
+            # A trial that continues a missing trial begins a configuration of its own.
             found.setdefault(trial.continues if trial.continues in found else trial.number, []).append(trial)
     return [Configuration(tuple(found[number])) for number in sorted(found)]
 
@@ -91,19 +91,19 @@ def place_of(configurations: Sequence[Configuration], trial: Trial) -> int:
 
 
 def rungs_of(request: TuningRequest, definition: Definition) -> Rungs:
-    """Return the points of comparison of a definition's trials; only trials with checkpoints can be continued."""
+    """Return the rungs at which a definition's trials are compared; only trials with checkpoints can be continued."""
     least, most = request.hyperband_resources
     can_go_on = bool(definition.definition.get("CheckpointConfig"))
     return Rungs(least=least, most=most or definition.num_epochs, can_go_on=can_go_on)
 
 
 def why_ended(num_values: int, rungs: Rungs, metric: str) -> str:
-    """Return the reason of a stop by Hyperband.
+    """Return the reason why Hyperband stops a trial.
 
     Args:
         num_values: number of values that the configuration has reported.
         rungs: at which it is compared.
-        metric: of the objective.
+        metric: name of the objective's metric.
     """
     values = f"{num_values} value{'' if num_values == 1 else 's'} of {metric}"
     if rungs.can_go_on:
@@ -115,8 +115,8 @@ def promoted(configurations: Sequence[Configuration], question: Question, rungs:
     """Return the paused configuration that Hyperband continues; None to begin a new one.
 
     Args:
-        configurations: of the definition.
-        question: the search's, with the observations of these configurations last.
+        configurations: all configurations of the definition.
+        question: the search's question, whose last observations are those of `configurations`.
         rungs: at which trials are compared.
     """
     if question.strategy != "Hyperband" or not rungs.can_go_on:

@@ -1,6 +1,6 @@
 """The median rule of early stopping: decides whether a running trial should continue. Pure.
 
-Where: `services.tuning.tuning_keeper` asks each time a running trial reports another value of its objective.
+Where: `services.tuning.tuning_keeper` calls it each time a running trial reports another value of its objective.
 Source: "Stop Training Jobs Early" (developer guide): after each epoch the value is compared with the median of the
 running averages of the objective of earlier training jobs up to the same epoch.
 """
@@ -13,8 +13,8 @@ from statistics import median
 
 from clary.control.tuning.tuning_request import Objective
 
-LEAST_TRIALS = 3  # trials with a curve of the same length; a median of fewer is no evidence
-LEAST_VALUES = 2  # values of the trial itself: its first ones are those of an untrained model
+LEAST_TRIALS = 3  # fewest other trials with a curve as long; a median of fewer is no evidence
+LEAST_VALUES = 2  # fewest values of the trial itself; the first value is that of an untrained model
 
 
 def why_stop(curve: Sequence[float], others: Sequence[Sequence[float]], objective: Objective) -> str:
@@ -23,7 +23,7 @@ def why_stop(curve: Sequence[float], others: Sequence[Sequence[float]], objectiv
     Args:
         curve: values of the objective that the trial has reported, in order.
         others: curves of the trials that have ended.
-        objective: says which values are better.
+        objective: the objective; decides which values are better.
     """
     number = len(curve)
     if number < LEAST_VALUES:

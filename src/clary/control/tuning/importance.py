@@ -1,4 +1,4 @@
-"""Importance of each tuned hyperparameter: its share in the success of the best trials. Pure.
+"""Importance of each tuned hyperparameter: how much it distinguishes the best trials from all trials. Pure.
 
 Where: the page of a tuning job, on a thread of its own: the first call imports Optuna.
 Source: PED-ANOVA (arXiv 2304.10255) in Optuna's implementation, which compares the distribution of the best trials over
@@ -15,10 +15,10 @@ from clary.control.tuning.search import Observation, Question, optuna_module, st
 from clary.control.tuning.tuning_job import Trial
 from clary.control.tuning.tuning_request import Definition
 
-LEAST_TRIALS = 8  # with an objective: with fewer, any parameter looks important
-LEAST_PARAMETERS = 2  # varying ones: the share of a single one is always 1
-BEST_PART = 0.1  # this part of the trials counts as the best ones
-LEAST_BEST = 5  # best ones; with fewer, Optuna's documentation calls the result unstable
+LEAST_TRIALS = 8  # fewest trials with an objective; with fewer, any parameter looks important
+LEAST_PARAMETERS = 2  # fewest varying parameters; the share of a single parameter is always 1
+BEST_PART = 0.1  # share of the trials that counts as the best trials
+LEAST_BEST = 5  # fewest best trials; with fewer, Optuna's documentation calls the result unstable
 MOST_BEST_PART = 0.5
 
 
@@ -35,7 +35,7 @@ def importance_of(definitions: Sequence[Definition], trials: Sequence[Trial]) ->
 
     Args:
         definitions: of the tuning job.
-        trials: all of them, running ones included.
+        trials: all trials, including running trials.
     """
     if len(definitions) != 1:
         return Importance(shares=None, why="Each of its training job definitions has ranges of its own.")
@@ -69,7 +69,7 @@ def importance_of(definitions: Sequence[Definition], trials: Sequence[Trial]) ->
 def _weighed(question: Question) -> dict[str, float]:
     part = max(BEST_PART, min(MOST_BEST_PART, LEAST_BEST / len(question.observations)))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of an experimental evaluator
+        warnings.simplefilter("ignore")  # warning that the evaluator is experimental
         evaluator = optuna_module().importance.PedAnovaImportanceEvaluator(target_quantile=part)
         found = evaluator.evaluate(study_of(question, sampler=optuna_module().samplers.RandomSampler(seed=0)))
     return {name: float(value) for name, value in found.items()}

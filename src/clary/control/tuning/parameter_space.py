@@ -1,4 +1,4 @@
-"""Ranges of hyperparameters: their values and the texts of these. Pure.
+"""Ranges of hyperparameters: their values, and the text of each value. Pure.
 
 Where: `tuning_request` makes them from a request, `search` chooses a value of each, `validation` checks them. A value
 is passed as the text that a training job gets.
@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-AUTO_IS_LOGARITHMIC_FROM = 2 - 1e-9  # orders of magnitude; slightly less: in floats, 1e-7 is less than 100 * 1e-9
+AUTO_IS_LOGARITHMIC_FROM = 2 - 1e-9  # orders of magnitude; below 2, since in floats 1e-7 is less than 100 * 1e-9
 
 
 class Scaling(StrEnum):
@@ -63,7 +63,7 @@ class Integer:
 
 @dataclass(frozen=True, kw_only=True)
 class Categorical:
-    """One of a list of texts."""
+    """A list of texts; the value is one of them."""
 
     name: str
     values: tuple[str, ...]
@@ -111,7 +111,7 @@ def num_values(space: Space) -> int | None:
 
 def _whole_number(text: str) -> int | None:
     try:
-        return int(text)  # not by a float, which rounds large numbers
+        return int(text)  # no float: it would round large numbers
     except ValueError:
         number = _number(text)
     return None if number is None or number != int(number) else int(number)

@@ -1,8 +1,8 @@
 """Proposes the hyperparameters of the next trial, and decides which trials Hyperband ends. Deterministic.
 
-Where: the keeper calls it in a thread. All results are computed anew from the trials so far: the same trials, seed and
-number give the same result, so that a service continues after a kill as if nothing had happened.
-Source: Optuna's samplers and pruners (docs/adr/0090): TPE with a constant liar for trials that still run, Hyperband.
+Where: the tuning keeper calls it in a thread. Each result is computed anew from the trials so far: the same trials,
+seed and number give the same result, so that a restarted service proposes the same trials. Source: Optuna's samplers
+and pruners (docs/adr/0090): TPE with a constant liar for trials that still run, Hyperband.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from clary.control.tuning.parameter_space import Categorical, Continuous, Integer, Range, Scaling, Space, num_values
 
-STARTUP_TRIALS = 10  # trials of TPE before its model is used
-AGAIN = 20  # samples per proposal at most; in a finite space, points that have a trial are rejected
+STARTUP_TRIALS = 10  # random trials before TPE uses its model
+AGAIN = 20  # most samples per proposal; in a finite space, a sample that already has a trial is rejected
 HYPERBAND_FACTOR = 3
 
 
@@ -39,7 +39,7 @@ class Question:
     strategy: str
     space: Space
     is_maximized: bool
-    observations: Sequence[Observation]  # trials of parent tuning jobs, then this definition's by number
+    observations: Sequence[Observation]  # trials of parent tuning jobs, then trials of this definition by number
     seed: int
     number: int  # number of the proposed trial
 
@@ -66,19 +66,20 @@ class Rungs:
     """Numbers of values at which Hyperband compares trials: `least` and its multiples by powers of three."""
 
     least: int
-    most: int | None  # most values of a trial; None: the most of any ended trial
+    most: int | None  # most values of a trial; None: the largest number that any ended trial has
     can_go_on: bool  # whether an ended trial may be continued
 
 
 def is_pruned(question: Question, index: int, rungs: Rungs) -> bool:
     """Whether Hyperband ends a running trial at the last rung that it has reached.
 
-    A trial with the most possible values is about to end by itself, and is not ended. If trials can be continued, the
-    first two trials at each rung of a bracket end without a comparison; `next_to_go_on` may continue them.
+    A trial with the largest possible number of values is about to end by itself, and is not stopped. If trials can be
+    continued, the first two trials at each rung of a bracket end without a comparison; `next_to_go_on` may continue
+    them.
 
     Args:
-        question: with all trials of the definition.
-        index: of the trial among the observations.
+        question: its observations include all trials of the definition.
+        index: index of the trial among the observations.
         rungs: at which trials are compared.
     """
     steps = _steps(question, rungs)
@@ -92,12 +93,12 @@ def next_to_go_on(question: Question, paused: Sequence[int], rungs: Rungs) -> in
     """Return the index of the ended trial that Hyperband continues, or None.
 
     A third, rounded down, of a bracket's trials that have reached a rung may pass it; trials that still run count as
-    passed. If there is room, the best ended trial of the rung is continued, unless Hyperband would end it now. Higher
-    rungs are tried first.
+    passed. If another trial may pass, the best ended trial of the rung is continued, unless Hyperband would end it now.
+    Higher rungs are tried first.
 
     Args:
-        question: with all trials of the definition.
-        paused: indices of the trials that it has ended.
+        question: its observations include all trials of the definition.
+        paused: indices of the trials that Hyperband has ended.
         rungs: at which trials are compared.
     """
     steps = _steps(question, rungs)
@@ -127,7 +128,7 @@ def next_to_go_on(question: Question, paused: Sequence[int], rungs: Rungs) -> in
 
 
 def _has_room(question: Question, brackets: Sequence[int], bracket: int, rung: int, steps: _Steps) -> bool:
-    """Whether fewer than a third, rounded down, of a bracket's trials at a rung run or have passed it."""
+    """Whether another trial may pass a rung: fewer than a third of the bracket's trials there run or have passed it."""
     rivals = [
         one
         for one, own in zip(question.observations, brackets, strict=True)
@@ -142,10 +143,10 @@ def _has_room(question: Question, brackets: Sequence[int], bracket: int, rung: i
 class _Steps:
     least: int
     greatest: int
-    num_waiting: int  # first trials of a rung, which end there without a comparison
+    num_waiting: int  # number of first trials at a rung, which end there without a comparison
 
     def passed(self, question: Question, index: int) -> list[int]:
-        """Return the rungs that a trial has reached, as numbers of values, without the last rung of all."""
+        """Return the rungs that a trial has reached, as numbers of values, without the highest rung."""
         found = []
         step = self.least
         while step <= len(question.observations[index].curve) and step < self.greatest:
@@ -187,7 +188,7 @@ def _sampled(question: Question, attempt: int) -> dict[str, str]:
     if question.strategy == "Random":
         asked = study_of(question, sampler=by_chance).ask(_distributions(question.space))
     else:
-        # Set before each proposal, not at the import: other code may reset the filters.
+        # Set before each proposal, not at import: other code may reset the warning filters.
         warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"optuna\.")  # the logarithm of 0
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         model = optuna.samplers.TPESampler(
@@ -195,7 +196,7 @@ def _sampled(question: Question, attempt: int) -> dict[str, str]:
         )
         try:
             asked = study_of(question, sampler=model).ask(_distributions(question.space))
-        except ValueError:  # the model fails with extreme floats, and must not stop the tuning job
+        except ValueError:  # the model fails on extreme floats; that must not stop the tuning job
             asked = study_of(question, sampler=by_chance).ask(_distributions(question.space))
     return {one.name: one.text(_outer(one, asked.params[one.name])) for one in question.space}
 
@@ -229,7 +230,7 @@ def _direction(question: Question) -> str:
 
 
 def _until(optuna: ModuleType, frozen: Any, step: int) -> Any:
-    """Return a trial in its state after a number of values, with the rungs reached so far."""
+    """Return a copy of a trial with only its first `step` values, and with the rungs recorded so far."""
     shorter = {key: value for key, value in frozen.intermediate_values.items() if key <= step}
     copy = optuna.trial.create_trial(
         state=frozen.state, intermediate_values=shorter, system_attrs=dict(frozen.system_attrs)
@@ -260,7 +261,7 @@ def _inner(one: Continuous, value: float) -> float:
 
 
 def _outer(one: Range, value: Any) -> Any:
-    """Convert a value of the search to one of the range, within its bounds, which rounded logarithms may exceed."""
+    """Convert a value of the search to the range, clamped to its bounds, which rounded logarithms may exceed."""
     if isinstance(one, Categorical):
         return value
     outer = _inner(one, value) if isinstance(one, Continuous) else value
@@ -268,7 +269,7 @@ def _outer(one: Range, value: Any) -> Any:
 
 
 def _inner_of(space: Space, parameters: Mapping[str, str]) -> dict[str, Any] | None:
-    """Convert a point to the search's values; None if it is not in this space, like some points of parents."""
+    """Convert a point to the search's values; None for a point outside the space, such as some points of parents."""
     found: dict[str, Any] = {}
     for one in space:
         value = one.value(parameters.get(one.name, ""))
@@ -282,7 +283,7 @@ def _point_left(space: Space, taken: Collection[tuple[Any, ...]]) -> dict[str, s
     """Return the first point of a finite space without a trial, varying the last range first; else None."""
     total = num_values(space)
     assert total is not None, "only finite spaces"
-    for index in range(min(total, len(taken) + 1)):  # one of these is free, unless all points have trials
+    for index in range(min(total, len(taken) + 1)):  # one of these points has no trial, unless all have
         point = _point(space, index)
         if _key(space, point) not in taken:
             return point
@@ -304,14 +305,14 @@ def _point(space: Space, index: int) -> dict[str, str]:
 
 
 def _key(space: Space, parameters: Mapping[str, str]) -> tuple[Any, ...]:
-    """Return the values of a point, for comparison: parent jobs may have written equal values as other texts."""
+    """Return the values of a point for comparison: parent jobs may have written equal values as different texts."""
     return tuple(one.value(parameters.get(one.name, "")) for one in space)
 
 
 @cache
 def optuna_module() -> ModuleType:
     """Return Optuna, which is imported at the first call."""
-    import optuna  # here, not above: it costs 0.2 s and 19 MB, only needed for tuning jobs
+    import optuna  # a local import: it takes 0.2 s and 19 MB, and only tuning jobs need it
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -1,4 +1,4 @@
-"""The standing of a tuning job: its best trial, and the numbers of trials of each kind. Pure.
+"""The state of a tuning job's trials: the best trial, and the number of trials per status. Pure.
 
 Source: TrainingJobStatusCounters, ObjectiveStatusCounters, TuningJobCompletionDetails (AWS API reference).
 """
@@ -13,7 +13,7 @@ from clary.control.tuning.tuning_request import Objective
 
 
 def best_of(trials: Iterable[Trial], objective: Objective) -> Trial | None:
-    """Return the trial with the best objective, of equals the earlier one; None if no trial has an objective."""
+    """Return the trial with the best objective, the earliest of equal trials; None if no trial has an objective."""
     best: Trial | None = None
     for trial in sorted(trials, key=lambda one: one.number):
         if trial.value is None:
@@ -40,7 +40,7 @@ def objective_counters(trials: Iterable[Trial]) -> dict[str, int]:
 
 
 def num_not_improving(trials: Sequence[Trial], objective: Objective) -> int:
-    """Return the number of trials with an objective that have ended after the best one."""
+    """Return the number of trials with an objective that have ended after the best trial."""
     best: float | None = None
     count = 0
     for trial in in_order_of_ends(trials):

@@ -1,9 +1,8 @@
 """The CreateTrainingJob request of a trial, and the name of its training job. Pure.
 
-Where: the keeper creates trials with it; creation of a tuning job checks one such request, so that an impossible
-definition is refused at once.
-Source: HyperParameterTrainingJobDefinition (AWS API reference). On AWS, each training job of a tuning job has its
-own checkpoint prefix, and the hyperparameter `_tuning_objective_metric`.
+Where: the tuning keeper creates trials with it; the creation of a tuning job validates one such request, so that an
+impossible definition is refused at once. Source: HyperParameterTrainingJobDefinition (AWS API reference). On AWS, each
+training job of a tuning job has its own checkpoint prefix, and the hyperparameter `_tuning_objective_metric`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from clary.control.tuning.tuning_job import TuningJob
 from clary.control.tuning.tuning_request import Definition
 
 OBJECTIVE_KEY = "_tuning_objective_metric"
-KEEP_ALIVE_S = 120  # time for which the hosts of a trial wait for the next one, unless the definition sets it
+KEEP_ALIVE_S = 120  # time for which a trial's hosts wait for the next trial, unless the definition sets it
 _NUM_DIGITS = 8  # digits of the digest in a name
 _SAME_MEMBERS = (
     "RoleArn",
@@ -38,8 +37,8 @@ def trial_name(job: TuningJob, number: int) -> str:
     """Return the name of a trial's training job; the same arguments give the same name.
 
     Args:
-        job: that the trial belongs to.
-        number: of the trial, from 1.
+        job: tuning job of the trial.
+        number: number of the trial, from 1.
     """
     identity = f"{job.arn} {job.created_at.isoformat()} {number}"
     return f"{job.name}-{number:03d}-{hashlib.sha256(identity.encode()).hexdigest()[:_NUM_DIGITS]}"
@@ -54,7 +53,8 @@ def trial_request(
         definition: of the training job.
         parameters: tuned hyperparameters as text.
         name: of the training job.
-        continues: name of the training job whose checkpoints it continues and adds to; empty for none.
+        continues: name of the training job from whose checkpoints it starts and to which it adds; empty for a new
+            configuration.
     """
     given = definition.definition
     request = {member: given[member] for member in _SAME_MEMBERS if given.get(member) is not None}

@@ -1,4 +1,4 @@
-"""Facts of a tuning job for its pages: limits, ends, the best trial, the course of the best objective. Pure.
+"""Facts of a tuning job for its pages: limits, ends, the best trial, the best objective over time. Pure.
 
 Where: `server.pages.tuning_page`, which adds statuses and curves of running training jobs.
 """
@@ -24,10 +24,10 @@ def row_of(job: TuningJob, trials: Sequence[Trial]) -> dict[str, Any]:
 
     Args:
         job: the record.
-        trials: of it.
+        trials: all trials of the job.
     """
     request = TuningRequest(job.request)
-    objective = request.definitions[0].objective  # the same in all definitions
+    objective = request.definitions[0].objective  # all definitions have the same objective
     best = best_of(trials, objective)
     return {
         "name": job.name,
@@ -56,7 +56,7 @@ def facts_of(job: TuningJob, trials: Sequence[Trial]) -> dict[str, Any]:
 
     Args:
         job: the record.
-        trials: of it.
+        trials: all trials of the job.
     """
     request = TuningRequest(job.request)
     rungs = rungs_of(request, request.definitions[0])
@@ -105,8 +105,8 @@ def best_so_far(trials: Sequence[Trial], objective: Objective) -> list[list[floa
     """Return [number of the trial, milliseconds of its end, best value so far], in the order of ends.
 
     Args:
-        trials: all of a tuning job; those without an objective are left out.
-        objective: says which values are better.
+        trials: all trials of a tuning job; trials without an objective are left out.
+        objective: the objective; decides which values are better.
     """
     course: list[list[float]] = []
     best: float | None = None
@@ -121,7 +121,7 @@ def best_so_far(trials: Sequence[Trial], objective: Objective) -> list[list[floa
 
 
 def few(values: Sequence[float], most: int) -> list[float]:
-    """Return values of a curve at even distances, with the first and the last one.
+    """Return evenly spaced values of a curve, including the first and the last.
 
     Args:
         values: in order.

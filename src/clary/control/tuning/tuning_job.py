@@ -45,12 +45,12 @@ class TrialOutcome:
     """The end of a trial."""
 
     status: TrainingJobStatus  # of its training job
-    value: float | None  # of the objective; None if the job reported none
+    value: float | None  # value of the objective; None if the job reported no value
     curve: tuple[float, ...] = ()  # first values of the objective, in the order of arrival
     training_started_at: datetime | None = None
     training_ended_at: datetime | None = None
     failure_reason: str = ""
-    is_retryable: bool = False  # whether the failure is not the program's
+    is_retryable: bool = False  # whether the program is not the cause of the failure
     runtime_s: int = 0
 
 
@@ -62,11 +62,11 @@ class Trial:
     number: int  # from 1, in the order of proposals
     job_name: str
     job_arn: str
-    definition: str  # name of the training job definition; empty for the only one
+    definition: str  # name of the training job definition; empty for a single unnamed definition
     parameters: Mapping[str, str]  # tuned hyperparameters, as the training job gets them
     created_at: datetime
     continues: int = 0  # number of the trial whose configuration it continues from checkpoints; 0 for a new one
-    stop_reason: str = ""  # why the tuning job ended it early, in words
+    stop_reason: str = ""  # reason why the tuning job ended it early
     outcome: TrialOutcome | None = None
 
     @property
@@ -97,17 +97,17 @@ class TuningJob:
     status: TuningStatus
     created_at: datetime
     modified_at: datetime
-    anchor: ClockAnchor | None = None  # the anchor of its times
-    seed: int  # of all proposals: RandomSeed, or drawn
+    anchor: ClockAnchor | None = None  # keeps the job's times independent of the wall clock
+    seed: int  # seed of all proposals: RandomSeed, or a random number
     ended_at: datetime | None = None
     ends_as: TuningStatus | None = None  # status that follows once all training jobs have ended
-    stops_running: bool = False  # whether running training jobs are stopped before
-    end_reason: str = ""  # why it ends, in words; FailureReason after a failure
+    stops_running: bool = False  # whether running training jobs are stopped
+    end_reason: str = ""  # reason of its end; FailureReason after a failure
     converged_at: datetime | None = None
     unknown_members: tuple[str, ...] = ()  # paths of members that this release does not know
 
     def now(self, clock: Clock) -> datetime:
-        """Return the present on the tuning job's own clock: setting the wall clock does not shorten its run time."""
+        """Return the present time by the job's own clock: a change of the wall clock does not shorten the run time."""
         return clock.now() if self.anchor is None else self.anchor.now(clock)
 
     @property

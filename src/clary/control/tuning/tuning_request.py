@@ -13,9 +13,9 @@ from typing import Any
 from clary.control.tuning.parameter_space import Categorical, Continuous, Integer, Space, scaling_of
 
 MAXIMIZE = "Maximize"
-HINT_SPAN = 10.0  # AutoParameters: a tenth of the hint to ten times of it
+HINT_SPAN = 10.0  # AutoParameters: the range is a tenth of the hint to ten times the hint
 INTEGER_HINT_SPAN = 4
-# Static hyperparameters that replace a missing MaxResource of Hyperband (AWS API reference).
+# Static hyperparameters that Hyperband uses if MaxResource is missing (AWS API reference).
 EPOCH_KEYS = ("epochs", "numepochs", "n-epochs", "n_epochs", "num_epochs")
 
 
@@ -42,7 +42,7 @@ class Definition:
 
     @property
     def num_epochs(self) -> int | None:
-        """Number of epochs in StaticHyperParameters; None if they have no such number."""
+        """Number of epochs in StaticHyperParameters; None if they lack it."""
         static = self.definition.get("StaticHyperParameters") or {}
         texts = (str(static[key]).strip('"') for key in EPOCH_KEYS if key in static)
         return next((int(text) for text in texts if text.isdecimal() and int(text) > 0), None)
@@ -67,7 +67,7 @@ class TuningRequest:
 
     @property
     def is_autotuned(self) -> bool:
-        """Autotune: the service chooses for the request."""
+        """Whether Autotune is set: the service chooses ranges and defaults."""
         return bool(self.request.get("Autotune"))
 
     @property
@@ -152,7 +152,7 @@ class TuningRequest:
         return tuple(self._definition(one, is_only=False) for one in self.request.get("TrainingJobDefinitions") or ())
 
     def definition(self, name: str) -> Definition:
-        """Return the definition of a name; raises StopIteration for an unknown name."""
+        """Return the definition with a name; raises StopIteration for an unknown name."""
         return next(one for one in self.definitions if one.name == name)
 
     def _definition(self, definition: Mapping[str, Any], *, is_only: bool) -> Definition:
@@ -174,7 +174,7 @@ class TuningRequest:
 
 
 def space_of(ranges: Mapping[str, Any]) -> Space:
-    """Return the ranges of a request, in the order of their kinds. Raises: ValueError for a bound that is no number."""
+    """Return the ranges of a request, grouped by kind. Raises: ValueError for a bound that is no number."""
     found: list[Continuous | Integer | Categorical] = []
     for one in _listed(ranges, "ContinuousParameterRanges"):
         least, greatest = float(one["MinValue"]), float(one["MaxValue"])
@@ -193,7 +193,7 @@ def space_of(ranges: Mapping[str, Any]) -> Space:
 
 
 def _around(name: str, hint: str) -> Continuous | Integer | Categorical:
-    """Return Autotune's range around a hint; a hint that is no positive number is the only value."""
+    """Return Autotune's range around a hint; a hint that is no positive number becomes the only value."""
     try:
         number = float(hint)
     except ValueError:

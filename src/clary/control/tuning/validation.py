@@ -1,8 +1,8 @@
 """Rules of CreateHyperParameterTuningJob that the service model does not contain. Pure.
 
-Where: `services.tuning.tuning_calls` calls `check` after the wire has validated shapes, before anything is stored.
-Source: CreateHyperParameterTuningJob (AWS API reference); "Define hyperparameter ranges", "Configure and launch a
-hyperparameter tuning job" (developer guide).
+Where: `services.tuning.tuning_calls` calls `check` after `wire.validation` has checked the shapes and before anything
+is stored. Source: CreateHyperParameterTuningJob (AWS API reference); "Define hyperparameter ranges", "Configure and
+launch a hyperparameter tuning job" (developer guide).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from clary.control.tuning.parameter_space import Categorical, Continuous, Intege
 from clary.control.tuning.trial_requests import OBJECTIVE_KEY
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
-MAX_GRID = 100_000  # points
+MAX_GRID = 100_000  # most points of a grid
 _ONE_TYPE = ("InstanceType", "InstanceCount", "VolumeSizeInGB")  # members that InstanceConfigs excludes
 # Member of the tuning job's configuration -> equivalent member of a training job definition.
 _PLACES = {"HyperParameterTuningJobObjective": "TuningObjective", "ParameterRanges": "HyperParameterRanges"}
 MAX_EPOCHS = 20_000  # limit of Hyperband's MaxResource (AWS API reference)
-MAX_INTEGER = 2**53  # a search rounds greater ones
+MAX_INTEGER = 2**53  # a search rounds greater integers
 
 
 def check(raw: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ def check(raw: Mapping[str, Any]) -> None:
 
 
 def without_effect(request: TuningRequest) -> tuple[str, ...]:
-    """Return sentences on members without effect with the request's strategy; its training jobs show them."""
+    """Return a sentence for each member that the request's strategy ignores; its training jobs show these sentences."""
     found = []
     if request.parents and request.strategy == "Grid":
         found.append("WarmStartConfig has no effect with Strategy Grid, which takes each of its points.")

@@ -1,6 +1,6 @@
-"""Trials of earlier tuning jobs that a new one begins with. Pure.
+"""Warm start: trials of earlier tuning jobs with which a new tuning job begins. Pure.
 
-Where: services read the parents when a tuning job is created; the search sees their trials before its own.
+Where: services read the parents when a tuning job is created; the search receives their trials before the job's own.
 Source: HyperParameterTuningJobWarmStartConfig (AWS API reference); "Run a Warm Start Hyperparameter Tuning Job".
 """
 
@@ -13,7 +13,7 @@ from clary.control.tuning.search import Observation
 from clary.control.tuning.tuning_job import Trial, TuningJob
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
-MAX_PARENT_TRIALS = 500  # newest trials of each parent
+MAX_PARENT_TRIALS = 500  # most trials of each parent, the newest ones
 
 
 def why_not_parent(child: TuningRequest, parent: TuningJob) -> str:
@@ -21,7 +21,7 @@ def why_not_parent(child: TuningRequest, parent: TuningJob) -> str:
 
     Args:
         child: tuning job that would begin with the parent's trials.
-        parent: the record.
+        parent: the earlier tuning job.
     """
     if not parent.is_terminal:
         return (
@@ -49,7 +49,7 @@ def with_metrics_of(definition: Mapping[str, Any], parent: TuningJob) -> dict[st
 
     Args:
         definition: of the child, without metrics.
-        parent: the record.
+        parent: the earlier tuning job.
     """
     for one in TuningRequest(parent.request).definitions:
         metrics = one.definition["AlgorithmSpecification"].get("MetricDefinitions")
@@ -60,7 +60,7 @@ def with_metrics_of(definition: Mapping[str, Any], parent: TuningJob) -> dict[st
 
 
 def observations_of(trials: Sequence[Trial], definition: Definition) -> tuple[Observation, ...]:
-    """Return the observations of trials with an objective whose hyperparameters are possible for a definition.
+    """Return the observations of trials that have an objective and whose hyperparameters fit a definition's ranges.
 
     Args:
         trials: of a parent.

@@ -1,7 +1,7 @@
 """Empty lists as answers, made from a service's model.
 
-Where: `services.dispatch` returns them for listings of kinds that are not offered. Records of these kinds cannot be
-made here, so the empty list is true, and scripts that list before they clean up continue.
+Where: `services.dispatch` returns them when clients list records of kinds that Clary does not offer. No such record can
+exist, so the empty list is correct, and scripts that list records before they clean up keep working.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ _LISTING = "List"
 
 
 def empty_listing(service_name: str, operation_name: str, *, always_there: Sequence[str] = ()) -> dict[str, Any] | None:
-    """Return the answer of a listing without results.
+    """Return the answer of a List operation without results.
 
     Args:
         service_name: name of botocore's data folder.
         operation_name: of that service.
-        always_there: members of requests that name things which exist under every name.
-    Returns: None if the operation is no listing, or requires the name of another thing, which does not exist.
+        always_there: required request members that a caller accepts with any value.
+    Returns: None if the operation is no List operation, or requires another member, such as the name of a record that
+        cannot exist.
     """
     model = service(service_name).model.operation_model(operation_name)
     if not operation_name.startswith(_LISTING) or model.output_shape is None:

@@ -1,8 +1,8 @@
-"""Cuts documents to the members that a structure of the model has.
+"""Removes the members of a document that a structure of the model lacks.
 
 Where: a job's stored request is repeated in answers whose structures differ from the request's: DescribeTrainingJob
-lacks some of its members, Search lacks more, and a release with another model may have written it. The writers of
-answers refuse such members as bugs of the service; `fit` removes them before, and names them.
+lacks some of the request's members, Search lacks more, and a release with another model may have written the request.
+`json_serializing` refuses such members as bugs of the service; `fit` removes them first, and returns their names.
 Source: Smithy, "AWS JSON 1.1 protocol"; closures are compiled once for each shape, as in `json_serializing`.
 """
 
@@ -18,22 +18,23 @@ from clary.control.wire.models import service
 from clary.control.wire.scalars import MisfitError
 
 _NOTHING = object()  # stands for a value that its shape can not represent
-# Takes a value and its path; returns the part that the shape can represent, or _NOTHING, and adds the rest's paths.
+# Takes a value and its path; returns the part that the shape can represent, or _NOTHING, and adds the paths of the
+# removed members to the list.
 _Fitter = Callable[[Any, str, list[str]], Any]
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The part of a document that a structure can represent, and the dotted paths of the rest."""
+    """The part of a document that a structure can represent, and the dotted paths of the removed members."""
 
     document: dict[str, Any]
     left_out: tuple[str, ...]
 
 
 def fit(shape_name: str, document: Mapping[str, Any]) -> Fitted:
-    """Cut a document to the members that a structure of SageMaker's model has.
+    """Remove the members of a document that a structure of SageMaker's model lacks.
 
-    Structures of a list that lack a required member are removed, so that readers can rely on it.
+    A structure in a list is removed if it lacks a required member, so that readers can rely on required members.
 
     Args:
         shape_name: of the model, as in botocore's data: DescribeTrainingJobResponse.
@@ -50,7 +51,7 @@ def _top(shape_name: str) -> _Fitter:
 
 
 class _Compiler:
-    """Compiles one shape with its members; records begun shapes, so that recursive ones end."""
+    """Compiles one shape with its members; records the shapes in progress, so that recursive shapes end."""
 
     def __init__(self) -> None:
         self._done: dict[str, _Fitter | None] = {}

@@ -1,9 +1,8 @@
 """JSON documents to request parameters, by closures compiled once for each shape.
 
 Where: `parsing` calls the closure of an operation's input; REST bodies use it too. Unknown members are ignored and
-null members are absent, as on AWS, so that newer clients keep working; null elements of lists and maps stay None, and
-validation refuses them.
-Source: Smithy, "AWS JSON 1.1 protocol".
+null members are absent, as on AWS, so that newer clients keep working; null elements of lists and maps become None, and
+validation refuses them. Source: Smithy, "AWS JSON 1.1 protocol".
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ def load_document(body: bytes) -> Any:
 
 
 def json_reader(shape: Any) -> Reader:
-    """Return the function that turns a JSON value into a value of `shape`; it raises MisfitError."""
+    """Return the function that turns a JSON value into a value of `shape`; that function raises MisfitError."""
     return _Compiler().reader(shape)
 
 
 class _Compiler:
-    """Compiles one shape with its members; records begun shapes, so that recursive ones end."""
+    """Compiles one shape with its members; records the shapes in progress, so that recursive shapes end."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str, bool], Reader | None] = {}
@@ -179,7 +178,7 @@ def _boolean(value: Any) -> bool:
 def _integer(value: Any, type_name: str) -> int:
     if type(value) is int:
         return check_integer(value, type_name)
-    # JSON has one kind of number: 1.0 and 1e2 are whole, 1.5 is not.
+    # JSON has one kind of number: 1.0 and 1e2 are integers, 1.5 is none.
     if type(value) is float and value.is_integer():
         return check_integer(int(value), type_name)
     raise MisfitError(f"{token_of(value)} can not be converted to {article_of(type_name)}")
@@ -206,7 +205,7 @@ def _plain_type(shape: Any) -> type | None:
 
 
 def _check_escapes(document: Any) -> None:
-    # Valid UTF-8 can contain these only as escapes. Dumping finds them at any depth, at C speed.
+    # Valid UTF-8 can contain such characters only as escapes; dumping finds them at any depth, at C speed.
     dumped = json.dumps(document, ensure_ascii=False)
     try:
         dumped.encode("utf-8")

@@ -24,12 +24,12 @@ Writer = Callable[[Any], Any]
 
 
 def json_writer(shape: Any) -> Writer:
-    """Return the function that turns a value of `shape` into plain values for `json.dumps`; it raises MisfitError."""
+    """Return the function that turns a value of `shape` into a value for `json.dumps`, or raises MisfitError."""
     return _Compiler().writer(shape)
 
 
 class _Compiler:
-    """Compiles one shape with its members; records begun shapes, so that recursive ones end."""
+    """Compiles one shape with its members; records the shapes in progress, so that recursive shapes end."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str], Writer | None] = {}

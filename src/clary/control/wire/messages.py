@@ -1,6 +1,6 @@
 """HTTP requests and responses of the wire: bytes and strings, without a server library.
 
-Where: `control.server` makes requests from those of its HTTP library, and passes responses back to it.
+Where: `control.server` makes these requests from the HTTP library's requests, and passes the responses to that library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class HttpRequest:
         query: query as on the wire, without `?`.
         headers: in the order of arrival; a name may occur several times.
         remote: address of the client, for logs.
-        is_secure: whether it came over TLS.
+        is_secure: whether it was received over TLS.
     """
 
     method: str
@@ -32,12 +32,12 @@ class HttpRequest:
     is_secure: bool = False
 
     def header(self, name: str) -> str | None:
-        """Return the value of a header, case-insensitively; several of one name are joined with commas."""
+        """Return the value of a header, case-insensitively; several headers of one name are joined with commas."""
         return self.lowered_headers.get(name.lower())
 
     @cached_property
     def lowered_headers(self) -> dict[str, str]:
-        """Headers by lower-case name; several of one name are joined with commas (RFC 9110 section 5.3)."""
+        """Headers by lower-case name; repeated headers are joined with commas (RFC 9110 section 5.3)."""
         found: dict[str, str] = {}
         for name, value in self.headers:
             lowered = name.lower()
@@ -47,7 +47,7 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """One answer with its whole body."""
+    """One response with its whole body."""
 
     status: int
     headers: list[tuple[str, str]] = field(default_factory=list)

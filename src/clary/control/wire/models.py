@@ -1,7 +1,7 @@
 """Service models: the operations and shapes of each AWS service, read from botocore's own data.
 
-Where: routing looks operations up here; parsing, validation and serialising compile an operation's shapes once and
-keep the result for the life of the process. Models load on first use (about 0.1 s for SageMaker, less for others).
+Where: routing looks operations up here; parsing, validation and serializing compile an operation's shapes once and
+cache the result for the life of the process. Models load on first use (about 0.1 s for SageMaker, less for others).
 Source: botocore's `service-2.json` files; shapes are documented in AWS's API references under the same names.
 """
 
@@ -25,8 +25,8 @@ class Protocol(StrEnum):
 
     JSON_1_0 = "json-1.0"  # X-Amz-Target, application/x-amz-json-1.0
     JSON_1_1 = "json-1.1"  # X-Amz-Target, application/x-amz-json-1.1
-    QUERY = "query"  # form with Action in, XML out
-    REST_JSON = "rest-json"  # HTTP method and path name the operation
+    QUERY = "query"  # form with Action as request, XML as answer
+    REST_JSON = "rest-json"  # HTTP method and path identify the operation
 
     @property
     def content_type(self) -> str:
@@ -44,11 +44,11 @@ _CONTENT_TYPES = {
 
 @dataclass(frozen=True)
 class ExceptionModel:
-    """An error that a service's model names."""
+    """An error that a service's model defines."""
 
     shape_name: str  # NoSuchEntityException
     code: str  # code for query clients, such as NoSuchEntity
-    http_status: int | None  # None: not in the model
+    http_status: int | None  # None if the model names no status
     message_member: str  # message, or Message
     is_sender_fault: bool
 
@@ -65,17 +65,17 @@ class Service:
 
     @cached_property
     def signing_name(self) -> str:
-        """Service in the credential scope of signatures."""
+        """Name of the service in the credential scope of signatures."""
         return str(self.metadata.get("signingName") or self.metadata.get("endpointPrefix", self.name))
 
     @cached_property
     def target_prefix(self) -> str:
-        """The prefix of the operation in X-Amz-Target; empty for services without targets."""
+        """Prefix of the operation's name in X-Amz-Target; empty for services that do not use this header."""
         return str(self.metadata.get("targetPrefix", ""))
 
     @cached_property
     def api_version(self) -> str:
-        """Version that query clients send."""
+        """API version that query clients send."""
         return str(self.metadata.get("apiVersion", ""))
 
     @cached_property
@@ -85,12 +85,12 @@ class Service:
 
     @cached_property
     def is_query_compatible(self) -> bool:
-        """Whether JSON errors also contain the code for older query clients."""
+        """Whether JSON errors also carry the error code for older query clients."""
         return "awsQueryCompatible" in self.metadata
 
     @cached_property
     def protocol_names(self) -> frozenset[str]:
-        """Protocols of the model in botocore's words: json, query, rest-json..."""
+        """Protocols of the model by botocore's names: json, query, rest-json..."""
         return frozenset(self.metadata.get("protocols") or [self.metadata["protocol"]])
 
     @cached_property
@@ -123,7 +123,7 @@ class Service:
             if name not in self.operation_names:
                 raise KeyError(name)
             found = Operation(self, name, protocol, self.model.operation_model(name))
-            # setdefault: two threads that compile the same operation get the same object.
+            # setdefault, so that two threads that create the same operation get the same object.
             found = self._operations.setdefault((name, protocol), found)
         return found
 

@@ -1,7 +1,7 @@
-"""Requests to parameters, spelled as in AWS's model, with Python's types.
+"""Conversion of requests to parameters: AWS's member names and Python's types.
 
-Where: after routing and the signature, before validation. Strings, ints, floats, bools, bytes for blobs, aware
-datetimes for timestamps, lists and dicts; there are no other types.
+Where: after routing and the check of the signature, before validation. Values are strings, ints, floats, bools, bytes
+for blobs, aware datetimes for timestamps, lists and dicts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clary.control.wire.query_parsing import form_reader, load_form
 from clary.control.wire.rest_parsing import rest_reader
 from clary.control.wire.scalars import MisfitError
 
-MAX_DECOMPRESSED_BYTES = 32 * 1024 * 1024  # of a gzip body; clients compress only metric data, in requests up to 1 MiB
+MAX_DECOMPRESSED_BYTES = 32 * 1024 * 1024  # of a gzip body; clients compress only metric data, up to 1 MiB
 
 
 def parse(request: HttpRequest, operation: Operation) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def parse(request: HttpRequest, operation: Operation) -> dict[str, Any]:
 def unknown_members(request: HttpRequest, params: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the dotted paths of members of a JSON body that `parse` left out of `params`, as the model lacks them.
 
-    A newer client may send them. The callers report that they have no effect.
+    A newer client may send such members; callers report that they have no effect.
     """
     document = load_document(body) if (body := _plain_body(request)) else {}
     return tuple(_left_out(document, params, ""))

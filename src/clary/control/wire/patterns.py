@@ -1,13 +1,14 @@
-r"""Patterns of service models as compiled expressions that are safe to run on hostile values.
+r"""Patterns of service models, compiled to expressions that are safe to run on hostile values.
 
 Where: validation compiles the pattern of each string shape here. AWS writes patterns for Java. Syntax that Python's
-`re` lacks is translated (`\p{L}`, surrogate pairs); else the pattern is left out and recorded in `skipped_patterns`.
+`re` lacks is translated (`\p{L}`, surrogate pairs); a pattern that cannot be translated is not enforced, and is
+recorded in `skipped_patterns`.
 
-[Note: runaway patterns] `re` backtracks and holds the interpreter meanwhile: `(a+/?){3,}` takes exponential time on
-"aaaa...!". A repetition of a group that itself repeats is run only if its rounds can not be cut in several ways: each
-round must begin or end with exactly one character of a set that occurs nowhere else in the round. `(-*[a-z])*` passes,
-`([-a-z]*[a-z])*` fails the test and is left out. Lengths are checked before patterns, which bounds the rest.
-Source: Java SE API, class java.util.regex.Pattern.
+[Note: runaway patterns] `re` backtracks and blocks the interpreter meanwhile: `(a+/?){3,}` takes exponential time on
+"aaaa...!". A repeated group that contains a repetition is run only if no text can be divided into its rounds in several
+ways: each round must begin or end with exactly one character of a set that occurs nowhere else in the round.
+    `(-*[a-z])*` passes the test; `([-a-z]*[a-z])*` fails it and is not enforced. Lengths are checked before patterns,
+    which bounds the time of all other patterns. Source: Java SE API, class java.util.regex.Pattern.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _POSIX = {
 _PROPERTY = re.compile(r"\\p(?:\{(?:Is)?([A-Za-z]+)\}|([A-Z]))")
 _SURROGATES = re.compile(r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 _CLASS_THEN_DASH = re.compile(r"(\\[wdsWDS])-(?!\])")
-_SMALL_COUNT = 8  # (x{1,4}:){1,7}: both repetitions are bounded, so that the time is, too
+_SMALL_COUNT = 8  # (x{1,4}:){1,7}: both repetitions are bounded, and so is the time
 _BYTES = frozenset(range(256))
 _BEYOND = 256  # stands for every character above Latin-1
 _EVERYTHING = _BYTES | {_BEYOND}
@@ -53,7 +54,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str] | None:
     try:
         translated = _translated(pattern)
         with warnings.catch_warnings():
-            # `[[` means a nested set in Java; Python warns and reads it otherwise.
+            # In Java `[[` begins a nested set; Python warns and interprets it differently.
             warnings.simplefilter("error", FutureWarning)
             # Java's \w, \d and \s are ASCII unless a flag says otherwise.
             compiled = re.compile(translated, re.ASCII)
@@ -79,7 +80,7 @@ def _one_character(match: re.Match[str]) -> str:
 
 
 def _expand_properties(pattern: str) -> list[str]:
-    r"""Replace `\p{L}` by ranges, bare inside a set, as a set of its own outside."""
+    r"""Replace `\p{L}` by ranges: bare ranges inside a set, a set of its own outside."""
     pieces: list[str] = []
     position, in_set = 0, False
     while position < len(pattern):
@@ -114,7 +115,7 @@ def _property_ranges(name: str) -> str:
 
 @cache
 def _category_ranges() -> dict[str, str]:
-    """Return the ranges of every general category (Lu) and group of categories (L); takes about 0.2 s, once."""
+    """Return the ranges of every general category (Lu) and group of categories (L); the first call takes 0.2 s."""
     found: dict[str, list[tuple[int, int]]] = {}
     start, previous = 0, unicodedata.category("\0")
     for code in range(1, sys.maxunicode + 2):
@@ -133,7 +134,7 @@ def _category_ranges() -> dict[str, str]:
 def can_run_away(pattern: str, flags: int = re.ASCII) -> bool:
     """Return whether a pattern may take exponential time ([Note: runaway patterns]).
 
-    The pattern is parsed, and neither compiled nor run. Raises: re.error, OverflowError or RecursionError.
+    The pattern is only parsed, not compiled or run. Raises: re.error, OverflowError or RecursionError.
     """
     return _is_ambiguous(_parsed(pattern, flags))
 
@@ -144,13 +145,13 @@ def has_groups(pattern: str, flags: int = re.ASCII) -> bool:
 
 
 def _parsed(pattern: str, flags: int) -> Any:
-    # The tree that `re` itself compiles from; it has no public name.
+    # The syntax tree that `re` compiles; its parser is not public.
     parser: Any = importlib.import_module("re._parser")
     return parser.parse(pattern, flags)
 
 
 def _is_ambiguous(items: Any) -> bool:
-    """Whether a sequence holds a repetition whose rounds can be cut in several ways ([Note: runaway patterns])."""
+    """Whether a sequence has a repetition with several divisions of a text into rounds ([Note: runaway patterns])."""
     for operation, argument in items:
         for _, most, body in _repetition(operation, argument):
             if _is_ambiguous(body):
@@ -164,7 +165,7 @@ def _is_ambiguous(items: Any) -> bool:
 
 
 def _varies(items: Any, rounds: int) -> bool:
-    """Whether a round can have many lengths."""
+    """Whether a round can match texts of many lengths."""
     for operation, argument in items:
         for least, most, body in _repetition(operation, argument):
             if most != least and not (int(most) <= _SMALL_COUNT and rounds <= _SMALL_COUNT):
@@ -203,7 +204,7 @@ def _bodies(operation: Any, argument: Any) -> list[Any]:
 
 
 def _characters(items: Any) -> frozenset[int]:
-    """Return the characters that a sequence may hold, all above Latin-1 as one."""
+    """Return the characters that a sequence may match; `_BEYOND` stands for all above Latin-1."""
     found: frozenset[int] = frozenset()
     for operation, argument in items:
         name = str(operation)
@@ -230,7 +231,7 @@ def _set_characters(argument: Any) -> frozenset[int]:
             first, last = value
             found.update(range(min(first, _BEYOND), min(last, _BEYOND) + 1))
         else:
-            # NEGATE and other categories: taking them for everything errs towards leaving a pattern out.
+            # NEGATE and other categories count as every character, so that a doubtful pattern is not enforced.
             category = _CATEGORIES.get(str(value))
             if category is None:
                 return _EVERYTHING

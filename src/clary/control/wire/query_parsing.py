@@ -1,8 +1,8 @@
 """Form-encoded query requests to parameters.
 
-Where: `parsing` calls the reader of an operation's input with the decoded form. `A.member.1.B=x` is a tree written
-as lines: the form is folded into nested dicts once, then the shapes walk it.
-Source: Smithy, "AWS query protocol": lists as `.member.N` or flattened, maps as `.entry.N.key` and `.value`.
+Where: `parsing` calls the reader of an operation's input with the decoded form. `A.member.1.B=x` names a leaf of a
+tree: the form is folded into nested dicts once, then the shapes walk them. Source: Smithy, "AWS query protocol": lists
+    as `.member.N` or flattened, maps as `.entry.N.key` and `.value`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from urllib.parse import unquote_to_bytes
 
 from clary.control.wire.scalars import MisfitError, reader_of
 
-MAX_FIELDS = 10_000  # of one form
-MAX_DEPTH = 64  # dots in one name
+MAX_FIELDS = 10_000  # most fields of a form
+MAX_DEPTH = 64  # most dots in a name
 
-Tree = dict[str, Any]  # name -> subtree; "" -> the text at this very name
+Tree = dict[str, Any]  # name -> subtree; "" -> the text of the node itself
 Reader = Callable[[Tree], Any]
 
 _PROTOCOL_FIELDS = frozenset({"Action", "Version"})
@@ -58,7 +58,7 @@ def form_reader(shape: Any) -> Reader:
 
 
 class _Compiler:
-    """Compiles one shape with its members; remembers the shapes under way, so that recursive shapes end."""
+    """Compiles one shape with its members; records the shapes in progress, so that recursive shapes end."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str, bool], Reader | None] = {}
@@ -176,7 +176,7 @@ def _scalar(read_text: Callable[[str], Any]) -> Reader:
 def _field_names(member: Any, name: str) -> set[str]:
     names = {_name(member, name)}
     if member.type_name == "list" and member.serialization.get("flattened") and member.member.serialization.get("name"):
-        # A flattened list has the name of its elements, if these have one, and its own name if it is empty.
+        # A flattened list has the name of its elements if the model names them; an empty list has its own name.
         names.add(_name(member.member, name))
     return names
 

@@ -1,13 +1,16 @@
-"""Journal of used signatures on disk, so that a restarted service still refuses them.
+"""Journal of used signatures on disk, so that a restarted service still refuses these signatures.
 
-Where: `replays` notes each one here before its request is carried out; the service opens the journal at its start.
+Where: `replays` records each signature here before its request is carried out; the service opens the journal at its
+start.
 
 [Note: what survives] A record is handed to the kernel and not forced to the disk, which would cost every change some
-milliseconds. It survives a crash of the service, but not one of the machine. The journal therefore names the boot in
-which it was written. A journal of another boot, or a missing one in a state folder that is not new, may lack records:
-then every change that was signed before this start is refused as used. The error makes AWS clients sign the request
-again. A restart of the service alone refuses no request that is under way. After a crash of the machine, a client whose
-clock is behind waits once, for as long as its clock is behind.
+milliseconds. It survives a crash of the service, but not a crash of the machine. The journal therefore contains the id
+of the machine's boot during which it was written. A journal of another boot, or a missing one in a state folder that is
+not new, may lack records: then every change that was signed before this start is refused as used. The error makes AWS
+clients sign the
+    request
+again. After a restart of the service alone, every unused signature is still accepted. After a crash of the machine, a
+client whose clock is behind must retry until its clock passes the service's start.
 
 Two files: `current` is written to; when it is old enough it is renamed to `previous`, whose records have all expired by
 the next renaming.
@@ -22,9 +25,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-KEPT_BYTES = 16  # of a signature's 32: enough that two never collide by chance
+KEPT_BYTES = 16  # of a signature's 32 bytes: enough to make a collision by chance impossible
 MARGIN_S = 60.0
-_RECORD = struct.Struct(f">Q{KEPT_BYTES}s")  # second of signing, start of the signature
+_RECORD = struct.Struct(f">Q{KEPT_BYTES}s")  # second of signing, first bytes of the signature
 _HEADER = b"clary-signatures 1 "
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -32,11 +35,11 @@ _log = logging.getLogger(__name__)
 
 
 class ReplayJournal:
-    """Reads the signatures that an earlier service recorded, and records those of this one.
+    """Reads the signatures that an earlier service recorded, and records the signatures that this service accepts.
 
     Args:
         folder: made if absent.
-        skew_s: how long before and after its time a signature is good.
+        skew_s: seconds before and after its time during which a signature is valid.
         now: time of the start.
         is_first: whether the state folder is new, so that no signature can have been used.
         boot_id: of this machine's present boot; empty if unknown.
@@ -67,12 +70,12 @@ class ReplayJournal:
             self._give_up(error)
 
     def note(self, second: int, kept: bytes, *, now: datetime) -> None:
-        """Keep a signature; after a failed write, the next start refuses all changes signed before it.
+        """Record a signature; after a failed write, the next start refuses all changes signed before that start.
 
         A failed write is logged and ends the journal; it never raises OSError.
 
         Args:
-            second: of the signing time, since 1970.
+            second: signing time in seconds since 1970.
             kept: first KEPT_BYTES of the signature.
             now: time of the service; decides when `current` becomes `previous`.
         """
@@ -116,7 +119,7 @@ class ReplayJournal:
             _log.warning("cannot remove %s/current: %s", self._folder, again)
 
     def _read(self, name: str) -> tuple[list[tuple[int, bytes]], bool]:
-        """Return a file's records, and whether the file exists and is of this boot; a torn end is left out."""
+        """Return a file's records, and whether this boot wrote the file; an incomplete last record is left out."""
         try:
             content = (self._folder / name).read_bytes()
         except FileNotFoundError:

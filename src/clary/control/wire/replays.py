@@ -1,13 +1,13 @@
-"""Signatures seen lately, so that a recorded request can not be sent again.
+"""Recently used signatures, so that nobody can send a recorded request again.
 
-Where: `signatures` calls it for every request that changes something. A signature is good for the clock skew before and
-after its time; nothing needs to be remembered longer.
+Where: `signatures` calls it for every request that changes something. A signature is valid for the clock skew before
+and after its time, and need not be remembered longer.
 
 [Note: floor] Memory is bounded. When it is full the oldest signing times are forgotten, and from then on requests
 signed at those times are refused as if they had been seen: a forgotten request can not be replayed.
 
-[Note: when it is forgotten] A signature is forgotten twice the skew after it was seen, by monotonic time: a clock that
-is set forward and back lets no recorded request pass.
+[Note: when it is forgotten] A signature is forgotten twice the skew after it was seen, by monotonic time: setting the
+clock forward and back makes no recorded request acceptable.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class ReplayGuard:
     """Remembers signatures by the time that they were made.
 
     Args:
-        skew_s: how long before and after its time a signature is good.
-        max_signatures: that are remembered at once.
-        journal: keeps them over restarts of the service; None keeps none.
+        skew_s: seconds before and after its time during which a signature is valid.
+        max_signatures: most signatures that are remembered at once.
+        journal: keeps signatures over restarts of the service; without it, they are forgotten at a restart.
         now_s: monotonic time, from which the journal's signatures count.
     """
 
@@ -46,21 +46,21 @@ class ReplayGuard:
         self._buckets: dict[int, set[bytes]] = {}
         self._newest_s: dict[int, float] = {}  # bucket -> time of its last addition, monotonic
         self._count = 0
-        self._floor = 0  # no bucket below this one is trusted any more
+        self._floor = 0  # signing times in lower buckets are refused
         self._lock = Lock()
         self._journal = journal
         for second, kept in journal.seen if journal is not None else ():
             self._add(second // BUCKET_S, kept, now_s=now_s)
 
     def is_new(self, signature: str, *, signed_at: datetime, clock: Clock) -> bool:
-        """Remember a signature; return False if it was seen before, or if its signing time is not trusted any more.
+        """Remember a signature; return False if it was seen before, or if its signing time is refused.
 
-        The journal has the signature, too, before this returns.
+        The journal contains the signature before this method returns.
 
         Args:
-            signature: hexadecimal, proved.
-            signed_at: aware time that the signature names.
-            clock: monotonic time decides when signatures are forgotten; time of day goes to the journal.
+            signature: verified signature, in hexadecimal.
+            signed_at: signing time, aware.
+            clock: its monotonic time decides when signatures are forgotten; the journal uses its time of day.
         """
         kept, bucket = _kept(signature), _bucket_of(signed_at)
         now_s = clock.monotonic()

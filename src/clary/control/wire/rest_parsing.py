@@ -25,7 +25,7 @@ Reader = Callable[[HttpRequest, bytes], dict[str, Any]]
 
 
 def rest_reader(operation_model: Any) -> Reader:
-    """Return the function that turns a request and its decoded body into parameters; it raises MisfitError."""
+    """Return the function that turns a request and its decoded body into parameters, or raises MisfitError."""
     shape = operation_model.input_shape
     if shape is None:
         return lambda request, body: {}
@@ -87,7 +87,7 @@ def _binding(shape: Any, name: str) -> Binding:
 
 def _query_binding(shape: Any, name: str) -> Binding:
     if shape.type_name == "map":
-        # Servers put every parameter into the map, also those that other members are bound to.
+        # A map gets every query parameter, including parameters that are bound to other members.
         if shape.value.type_name == "list":
             return lambda parts: _grouped(parts.parameters) or None
         return lambda parts: dict(parts.parameters) or None
@@ -157,7 +157,7 @@ def _grouped(pairs: list[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _header_items(text: str, *, is_date: bool) -> list[str]:
-    """Split a header list at its commas: not inside quotes, and for dates, which hold a comma, at every second one."""
+    """Split a header list at its commas outside quotes; for dates, which contain a comma, at every second comma."""
     if is_date:
         pieces = [piece.strip() for piece in text.split(",")]
         return [", ".join(pieces[index : index + 2]) for index in range(0, len(pieces), 2)]

@@ -22,7 +22,7 @@ Writer = Callable[[Mapping[str, Any]], HttpResponse]
 
 
 def rest_writer(operation_model: Any) -> Writer:
-    """Return the function that turns a result into an answer; it raises MisfitError."""
+    """Return the function that turns a result into an answer; that function raises MisfitError."""
     shape = operation_model.output_shape
     status = int(operation_model.http.get("responseCode", 200))
     if shape is None:

@@ -1,9 +1,9 @@
-"""The operation that a request asks for.
+"""Routing: the operation that a request names.
 
 Where: first step of the wire. The credential scope of the signature names the service; X-Amz-Target, the form's
-Action, or method and path name the operation. Unsigned requests are routed too, so that their refusal has the shape
-that their sender can read.
-Source: contract of the clients, section "Wire protocol per service"; Smithy's AWS JSON, query and restJson1 protocols.
+Action, or method and path name the operation. Unsigned requests are routed too, so that the sender can parse the
+refusal. Source: contract of the clients, section "Wire protocol per service"; Smithy's AWS JSON, query and restJson1
+protocols.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _JSON_PROTOCOLS = {
 _FORM = "application/x-www-form-urlencoded"
 _SCOPE = re.compile(r"Credential=[^,\s]*?/\d{8}/[^/,\s]*/([^/,\s]+)/")
 _QUERY_SCOPE = re.compile(r"(?i:x-amz-credential)=[^&]*?%2F\d{8}%2F[^&%]*%2F([^&%]+)%2F", re.IGNORECASE)
-REST_XML_SCOPES = ("cloudfront", "route53", "s3")  # signing names of AWS's services that speak restXml
+REST_XML_SCOPES = ("cloudfront", "route53", "s3")  # signing names of AWS's services that use the restXml protocol
 _ACTION = re.compile(rb"(?:^|&)Action=([^&]*)")
 _VERSION = re.compile(rb"(?:^|&)Version=([^&]*)")
-_SHOWN_CHARACTERS = 80  # of a client's own words in an error text
+_SHOWN_CHARACTERS = 80  # most characters of a client's text in an error
 
 
 class Router:
@@ -39,7 +39,7 @@ class Router:
         self._templates: dict[Service, list[tuple[UriTemplate, str]]] = {}
 
     def route(self, request: HttpRequest) -> Operation:
-        """Return the operation that a request asks for.
+        """Return the operation that a request names.
 
         Raises: WireError with UnknownOperationException, InvalidAction or MissingAction if there is none.
         """
@@ -123,18 +123,18 @@ def default_router() -> Router:
 
 
 def route(request: HttpRequest) -> Operation:
-    """Return the operation that a request asks for, among every service; see `Router.route`."""
+    """Return the operation that a request names, among every service; see `Router.route`."""
     return default_router().route(request)
 
 
 def protocol_of(request: HttpRequest) -> Protocol:
-    """Return the protocol in which the sender can read an error, also when no operation was found."""
+    """Return the protocol in which the sender can parse an error, even if no operation was found."""
     media_type = _media_type(request)
     if media_type in _JSON_PROTOCOLS:
         return _JSON_PROTOCOLS[media_type]
     if request.header("x-amz-target") is not None:
         return Protocol.JSON_1_1
-    # Clients of restXml read the errors of the query protocol; none of their services is offered.
+    # Clients of restXml can parse the query protocol's errors; Clary offers no restXml service.
     is_xml = _is_query(request) or credential_service(request) in REST_XML_SCOPES
     return Protocol.QUERY if is_xml else Protocol.REST_JSON
 

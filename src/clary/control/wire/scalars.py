@@ -18,7 +18,7 @@ from typing import Any
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 INTEGER_BITS = {"integer": 32, "long": 64}
-MAX_NUMBER_CHARACTERS = 400  # longer numbers are not numbers but attacks on int() and float()
+MAX_NUMBER_CHARACTERS = 400  # longer numbers would only serve to overload int() and float()
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -31,7 +31,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 class MisfitError(Exception):
-    """A value that does not fit its shape; `path` grows from the inside out while it passes the enclosing shapes."""
+    """A value that does not fit its shape; `path` grows outwards as the error passes the enclosing shapes."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -63,7 +63,7 @@ def from_epoch(seconds: float) -> datetime:
 
 
 def parse_time(text: str, wanted: str) -> datetime:
-    """Read a time in the wanted format; ISO 8601 and epoch seconds are accepted for each other, as AWS does in forms.
+    """Parse a time; where ISO 8601 or epoch seconds are expected, both are accepted, as AWS does in forms.
 
     Raises: MisfitError.
     """
@@ -79,7 +79,7 @@ def parse_time(text: str, wanted: str) -> datetime:
 
 
 def format_time(value: Any, wanted: str) -> str | float:
-    """Write an aware datetime: a number of seconds for unixtimestamp, text for the others, to the millisecond.
+    """Format an aware datetime: a number of seconds for unixtimestamp, text for other formats, to the millisecond.
 
     Raises: MisfitError for anything but an aware datetime.
     """
@@ -96,7 +96,7 @@ def format_time(value: Any, wanted: str) -> str | float:
 
 
 def decode_blob(value: Any) -> bytes:
-    """Read base64; MisfitError if it is not."""
+    """Decode base64; raises MisfitError for other text."""
     if type(value) is not str:
         raise MisfitError(f"{token_of(value)} can not be converted to a Blob")
     try:
@@ -113,7 +113,7 @@ def encode_blob(value: Any) -> str:
 
 
 def float_text(value: float) -> float | str:
-    """Return a finite number unchanged, or the word for NaN or an infinity, for which JSON and XML have no digits."""
+    """Return a finite number unchanged; for NaN or an infinity, which JSON and XML cannot write, return its name."""
     if value != value:
         return "NaN"
     if value in (math.inf, -math.inf):
@@ -122,7 +122,7 @@ def float_text(value: float) -> float | str:
 
 
 def special_float(text: str) -> float | None:
-    """Return NaN or an infinity by its word, None for any other text."""
+    """Return NaN or an infinity by its name; None for any other text."""
     return _SPECIAL_FLOATS.get(text)
 
 
@@ -135,7 +135,7 @@ def check_integer(value: int, type_name: str) -> int:
 
 
 def reader_of(shape: Any, *, time_format: str = "iso8601") -> Callable[[str], Any]:
-    """Return the function that turns text into a scalar shape's value; it raises MisfitError."""
+    """Return the function that turns text into a scalar shape's value; that function raises MisfitError."""
     type_name = shape.type_name
     if type_name == "timestamp":
         wanted = timestamp_format(shape, time_format)
@@ -146,7 +146,7 @@ def reader_of(shape: Any, *, time_format: str = "iso8601") -> Callable[[str], An
 
 
 def writer_of(shape: Any, *, time_format: str = "iso8601") -> Callable[[Any], str]:
-    """Return the function that turns a scalar shape's value into text; it raises MisfitError."""
+    """Return the function that turns a scalar shape's value into text; that function raises MisfitError."""
     type_name = shape.type_name
     if type_name == "timestamp":
         wanted = timestamp_format(shape, time_format)
@@ -162,7 +162,7 @@ def write_string(value: Any) -> str:
 
 
 def token_of(value: Any) -> str:
-    """Return AWS's word for the kind of a JSON value, as it occurs in SerializationException."""
+    """Return AWS's name for the kind of a JSON value, as SerializationException uses it."""
     if value is None:
         return "NULL_VALUE"
     if isinstance(value, bool):
@@ -236,7 +236,7 @@ def _parse_http_date(text: str) -> datetime:
 
 
 def _looks_like_date(text: str) -> bool:
-    # 20260131 is an ISO 8601 basic date, and as epoch seconds a day in 1970, which is never meant.
+    # 20260131 is an ISO 8601 basic date; as epoch seconds it would be a day in 1970, which no client means.
     return len(text) == len("20260131") and text.isdigit() and text.startswith(("19", "20"))
 
 

@@ -1,8 +1,8 @@
-"""Results and errors to HTTP answers.
+"""Conversion of results and errors to HTTP responses.
 
-Where: last step of the wire. Results pass the output shape of their operation; errors need no operation, so that a
-request that could not even be routed is refused in a form that its sender can read.
-Source: Smithy, "AWS JSON 1.0/1.1", "AWS query", "AWS restJson1" and "awsQueryCompatible".
+Where: last step of the wire. Results are written by the output shape of their operation; errors need no operation, so
+that the sender of a request that could not be routed can parse the refusal. Source: Smithy, "AWS JSON 1.0/1.1", "AWS
+query", "AWS restJson1" and "awsQueryCompatible".
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ ERROR_TYPE_HEADER = "x-amzn-ErrorType"
 QUERY_ERROR_HEADER = "x-amzn-query-error"
 RETRY_AFTER_HEADER = "x-amz-retry-after"  # milliseconds that a client should wait before it retries
 MEMBERS = "members"  # key in a WireError's details: further members of the error, spelled as in its model
-RETRY_AFTER_MS = "retry_after_ms"  # key in a WireError's details: the value of that header
+RETRY_AFTER_MS = "retry_after_ms"  # key in a WireError's details: value of the header below
 SERVER_ERROR_STATUS = 500
 DEFAULT_ERROR_STATUS = 400
 
 
 def serialize(operation: Operation, result: Mapping[str, Any], *, request_id: str) -> HttpResponse:
-    """Return the answer that carries a result.
+    """Return the HTTP response with a result.
 
     Args:
         result: spelled as in the model; members that are None are left out.
-    Raises: ContractError naming the first member that the model does not have, or whose value has another type.
+    Raises: ContractError naming the first member that the model does not have, or the first value of another type.
     """
     try:
         response = _writer(operation)(result, request_id)
@@ -49,7 +49,7 @@ def serialize(operation: Operation, result: Mapping[str, Any], *, request_id: st
 def serialize_error(
     error: WireError, *, protocol: Protocol, request_id: str, service: Service | None = None
 ) -> HttpResponse:
-    """Return the answer that carries an error.
+    """Return the HTTP response with an error.
 
     Args:
         error: `details["retry_after_ms"]`, if set, is the time for which clients wait before they retry;
@@ -77,7 +77,7 @@ def serialize_error(
     code = model.shape_name if model is not None else error.code
     document = {**error.details.get(MEMBERS, {}), "__type": code, "message": error.message}
     if model is not None and model.message_member != "message":
-        # Generated clients read the member that the model names, other clients read `message`.
+        # Generated clients read the member that the model names; other clients read `message`.
         document[model.message_member] = error.message
     headers.append((ERROR_TYPE_HEADER, code))
     if service is not None and service.is_query_compatible:
@@ -102,7 +102,7 @@ def _json_writer(operation: Operation) -> Writer:
     shape = operation.model.output_shape
     content_type = operation.protocol.content_type
     if shape is None:
-        # Operations without output answer with no body at all (StopTrainingJob).
+        # The response of an operation without output has no body (StopTrainingJob).
         return lambda result, request_id: HttpResponse(200, [("Content-Type", content_type)], _nothing(result))
     write_document = json_writer(shape)
 

@@ -1,12 +1,12 @@
-"""Verification of SigV4 signatures: the key behind each request.
+"""Verification of SigV4 signatures: authenticates the sender of each request.
 
-Where: after routing, before the body is parsed. A request passes only if its signature was made with a key that is
-known here, over exactly this method, path, query, body and the headers that give it its meaning, not long ago, and,
-if it changes something, for the first time.
-Source: AWS General Reference, "Signature Version 4 signing process"; texts as the real services write them.
+Where: after routing, before the body is parsed. A request passes only if its signature was made recently, with a key
+that the service knows, over exactly this method, path, query, body and `_MEANINGFUL_HEADERS`. A request that changes
+something passes only once. Source: AWS General Reference, "Signature Version 4 signing process"; texts as the real
+services write them.
 
 [Note: replays] Two equal requests signed in the same second have the same signature: the SDKs send a unique
-`amz-sdk-invocation-id`, but do not sign it, so that it proves nothing. The second one is refused with
+`amz-sdk-invocation-id`, but do not sign it, so that it proves nothing. The second request is refused with
 ThrottlingException, which every retry mode of the SDKs answers by signing again, and with `x-amz-retry-after`, which
 makes standard mode wait until the next second, whose signature differs, so that the request passes.
 """
@@ -34,12 +34,12 @@ from clary.control.wire.serializing import RETRY_AFTER_MS
 
 # Operations that only read; every other operation counts as a change.
 _READING = re.compile(r"(?:Batch)?(?:Describe|List|Get|Filter|Search|Simulate)(?=[A-Z]|$)")
-# Headers that give a request its meaning: unsigned, they could be changed on the way.
+# Headers that determine the meaning of a request: unsigned, they could be changed in transit.
 _MEANINGFUL_HEADERS = ("host", "content-type", "x-amz-target", "x-amz-date", "x-amz-content-sha256")
 _FORBIDDEN_STATUS = 403
 INVALID_TOKEN = "The security token included in the request is invalid."  # noqa: S105 - AWS's words
 EXPIRED_TOKEN = "The security token included in the request is expired"  # noqa: S105 - AWS's words
-REPLAY_RETRY_AFTER_MS = 1000  # signatures are made of whole seconds
+REPLAY_RETRY_AFTER_MS = 1000  # the time in a signature has whole seconds
 
 
 class Refusal(StrEnum):
@@ -65,13 +65,13 @@ _STATUS = {Refusal.MALFORMED: 400, Refusal.REPLAYED: 400}
 
 
 class SignatureVerifier:
-    """Verifies signatures of any region, made with the keys that `find_secret` knows.
+    """Verifies signatures for any region.
 
     Args:
-        find_secret: access key id -> secret access key, None for a key that is not known.
-        skew_s: how far a signature's time may lie before or after ours.
-        journal: keeps used signatures over restarts; None forgets them.
-        temporary: has the keys that come with a session token; None has no such keys.
+        find_secret: access key id -> secret access key; None for an unknown key.
+        skew_s: largest difference in seconds between a signature's time and the service's clock.
+        journal: keeps used signatures over restarts; without it, they are forgotten at a restart.
+        temporary: the keys that require a session token; None if there are no such keys.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class SignatureVerifier:
         Args:
             payload: body, or its hexadecimal SHA-256 if already computed; None takes the request's body.
             operation: from routing; names the expected service, the spelling of error codes and whether something
-                changes. None accepts any service and does not look for replays.
-        Raises: WireError with the code of the operation's protocol and AWS's text.
+                changes. None accepts any service and does not check for replays.
+        Raises: WireError with an error code of the operation's protocol and AWS's text.
         """
         check = _Check(operation.protocol if operation is not None else Protocol.JSON_1_1)
         body = request.body if payload is None else payload
@@ -110,7 +110,7 @@ class SignatureVerifier:
         authorization = head.authorization
         if not _is_signed_by(secret, head, request, body_hash=body_hash):
             raise check.wrong()
-        # Only proved signatures are remembered, so that strangers can not fill the memory.
+        # Only verified signatures are remembered, so that strangers cannot fill the memory.
         is_guarded = operation is not None and is_changing(operation.name)
         if is_guarded and not self._replays.is_new(
             authorization.signature, signed_at=head.signed_at, clock=self._clock
@@ -125,18 +125,18 @@ class SignatureVerifier:
         return authorization
 
     def give_back(self, request: HttpRequest) -> None:
-        """Permit a verified request that changed nothing to be sent again with the same signature."""
+        """Forget the signature of a verified request that changed nothing, so that its client may send it again."""
         head = self._read_head(request, _Check(Protocol.JSON_1_1))
         self._replays.give_back(head.authorization.signature, signed_at=head.signed_at)
 
     def judge_head(self, request: HttpRequest, *, protocol: Protocol = Protocol.JSON_1_1) -> sigv4.Authorization:
-        """Return the Authorization that a request claims, before its body is read.
+        """Check a request's headers before its body is read, and return its Authorization.
 
-        A head with x-amz-content-sha256 is proved: the signature covers the body's hash, which `verify` compares with
-        the body. Of a head without it, only the key and the time are checked; most clients send no hash. A request that
-        passes here must still be verified with its body.
+        With x-amz-content-sha256, the signature is verified: it covers the body's hash, which `verify` later compares
+        with the body. Without this header, which most clients do not send, only the key and the time are checked. A
+        request that passes must still be verified with its body.
 
-        Raises: WireError for a head with which no body could pass.
+        Raises: WireError for headers with which no body could pass.
         """
         check = _Check(protocol)
         head = self._read_head(request, check)
@@ -196,23 +196,23 @@ class SignatureVerifier:
 
 @dataclass(frozen=True, kw_only=True)
 class _Head:
-    """The signature's members in headers or query."""
+    """The parts of a signature, from the headers or the query."""
 
     authorization: sigv4.Authorization
-    query: str  # the text that was signed
+    query: str  # the query that the signature covers
     amz_date: str
     signed_at: datetime
     session_token: str
-    expires_s: float | None = None  # of a presigned URL
+    expires_s: float | None = None  # lifetime of a presigned URL
 
 
 def is_changing(operation_name: str) -> bool:
-    """Return whether an operation changes something, judged by its verb."""
+    """Return whether an operation changes something; the verb in its name decides."""
     return _READING.match(operation_name) is None
 
 
 class _Check:
-    """The single checks, in the error codes of one protocol."""
+    """The individual checks, with the error codes of one protocol."""
 
     def __init__(self, protocol: Protocol) -> None:
         self._is_query = protocol is Protocol.QUERY
@@ -223,7 +223,7 @@ class _Check:
         return WireError(code, message, http_status=_STATUS.get(refusal, _FORBIDDEN_STATUS))
 
     def wrong(self) -> WireError:
-        """Return the error of a signature that was made with another key, or over something else."""
+        """Return the error for a signature that was made with another key, or over a different request."""
         return self.refused(
             Refusal.WRONG,
             "The request signature we calculated does not match the signature you provided. Check your AWS Secret "
@@ -245,7 +245,7 @@ class _Check:
             )
 
     def signed_headers(self, authorization: sigv4.Authorization, request: HttpRequest, *, is_presigned: bool) -> None:
-        """Refuse a signature that does not cover each header that gives the request its meaning."""
+        """Refuse a signature that does not cover each header of `_MEANINGFUL_HEADERS`."""
         present = request.lowered_headers
         for name in _MEANINGFUL_HEADERS:
             if name in authorization.signed_headers:
@@ -274,7 +274,7 @@ class _Check:
             )
 
     def payload(self, request: HttpRequest, body_hash: str) -> None:
-        """Refuse a body that is not the one that x-amz-content-sha256 announces."""
+        """Refuse a body whose SHA-256 differs from x-amz-content-sha256."""
         claimed = request.header("x-amz-content-sha256")
         if claimed is not None and not hmac.compare_digest(claimed.encode("utf-8", "replace"), body_hash.encode()):
             raise self.refused(

@@ -23,7 +23,7 @@ class UriTemplate:
     path: re.Pattern[str]
     labels: tuple[str, ...]
     constants: tuple[tuple[str, str], ...]
-    specificity: tuple[int, int]  # literal characters, constant parameters
+    specificity: tuple[int, int]  # numbers of literal characters and constant parameters
 
     @classmethod
     def of(cls, http: Mapping[str, Any]) -> UriTemplate:

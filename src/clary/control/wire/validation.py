@@ -1,10 +1,10 @@
 """Checks of the model's constraints, with AWS's error texts.
 
 Where: after parsing, before services see the parameters. Checkers are closures compiled once for each operation; a
-valid request costs one walk and no message.
-Source: contract of the clients, section "Errors of the real service"; texts as the real service writes them:
-`2 validation errors detected: Value 'a_b' at 'trainingJobName' failed to satisfy constraint: Member must satisfy
-regular expression pattern: ...; Value null at 'roleArn' failed to satisfy constraint: Member must not be null`.
+valid request costs one walk and builds no message. Source: contract of the clients, section "Errors of the real
+service"; texts as the real service writes them: `2 validation errors detected: Value 'a_b' at 'trainingJobName' failed
+to satisfy constraint: Member must satisfy regular expression pattern: ...; Value null at 'roleArn' failed to satisfy
+constraint: Member must not be null`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from clary.base.errors import WireError
 from clary.control.wire.models import Operation
 from clary.control.wire.patterns import compile_pattern
 
-# Shapes whose values outgrow the model: any ml.*, local or future instance type is judged later, by the catalogue.
+# Shapes whose enumeration is not enforced: the catalogue of instance types later decides on the name.
 LENIENT_ENUMS = frozenset({"TrainingInstanceType"})
 LENIENT_MAX_LENGTH = 128  # of a value whose enumeration is not enforced
-PATTERN_MAX_LENGTH = 4096  # longer values, if the model allows them, are not matched: see patterns
+PATTERN_MAX_LENGTH = 4096  # longer values are accepted without matching: see `patterns`
 MAX_SHOWN_ERRORS = 20
-MAX_SHOWN_CHARACTERS = 1024  # of a refused value
+MAX_SHOWN_CHARACTERS = 1024  # characters of a refused value in the error text
 
 _NOT_NULL = "Member must not be null"
 
@@ -35,7 +35,7 @@ class Violation:
 
     def __init__(self, constraint: str, shown: str, path: str = "") -> None:
         self.constraint = constraint
-        self.shown = shown  # " 'value'", " null", or nothing for secrets
+        self.shown = shown  # " 'value'", " null", or empty for a secret
         self.path = path
 
     def within(self, name: str) -> Violation:
@@ -85,7 +85,7 @@ def _checker(operation: Operation, lenient_enums: frozenset[str]) -> Checker | N
 
 
 class _Compiler:
-    """Compiles one shape with its members; remembers the shapes under way, so that recursive shapes end."""
+    """Compiles one shape with its members; records the shapes in progress, so that recursive shapes end."""
 
     def __init__(self, lenient_enums: frozenset[str]) -> None:
         self._lenient_enums = lenient_enums
@@ -93,7 +93,7 @@ class _Compiler:
         self._under_way: set[str] = set()
 
     def checker(self, shape: Any) -> Checker | None:
-        """Return the checker of a shape, None if all its values are valid."""
+        """Return the checker of a shape; None if every value is valid."""
         name = shape.name
         if name in self._under_way:
             return lambda value: found(value) if (found := self._done[name]) is not None else None
@@ -191,7 +191,7 @@ class _Compiler:
                 if is_nested:
                     violations.extend(violation.within(f"{key}.member") for violation in found)
                 else:
-                    # The real service shows the whole map; the wrong pair alone is shown here, to identify it.
+                    # The real service shows the whole map; only the invalid pair is shown here, to identify it.
                     violations.append(Violation(value_constraints, "" if hides else _shown({key: item})))
             return violations
 
@@ -225,7 +225,7 @@ def _string_checker(shape: Any, lenient_enums: frozenset[str]) -> Checker | None
     def check(value: Any) -> list[Violation] | None:
         length = len(value)
         fits = least <= length <= most
-        # A value of the wrong length is not matched: that bounds the time a pattern can take.
+        # A value of invalid length is not matched, which bounds the time that a pattern can take.
         is_matched = matches is None or not fits or length > PATTERN_MAX_LENGTH or matches(value) is not None
         is_known = not enum or value in enum
         if fits and is_matched and is_known:

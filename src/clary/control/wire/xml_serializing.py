@@ -1,6 +1,6 @@
 """Results to XML of the query protocol.
 
-Where: `serializing` calls the writer of an operation's output and wraps what it returns.
+Where: `serializing` calls the writer of an operation's output and wraps the returned XML.
 Source: Smithy, "AWS query protocol": lists as `<member>` or flattened, maps as `<entry><key/><value/></entry>`.
 """
 
@@ -20,9 +20,9 @@ _MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#xD;"})
 
 
 def xml_members_writer(shape: Any) -> Callable[[Any], str]:
-    """Return the function that writes the members of a structure, without an element around them.
+    """Return the function that writes the members of a structure, without an enclosing element.
 
-    It raises MisfitError for members that the model does not have.
+    That function raises MisfitError for members that the model lacks.
     """
     return _Compiler().members(shape)
 
@@ -33,7 +33,7 @@ def xml_text(text: str) -> str:
 
 
 class _Compiler:
-    """Compiles one shape with its members; remembers the shapes under way, so that recursive shapes end."""
+    """Compiles one shape with its members; records the shapes in progress, so that recursive shapes end."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str, bool], Writer | None] = {}
@@ -128,7 +128,7 @@ def _element(name: str, content: str) -> str:
 
 def _element_name(member: Any, name: str) -> str:
     if member.type_name == "list" and member.serialization.get("flattened"):
-        # A flattened list has the name of its elements, if these have one (as in botocore).
+        # A flattened list has the name of its elements if the model names them (as in botocore).
         element_name = member.member.serialization.get("name")
         if element_name is not None:
             return str(element_name)

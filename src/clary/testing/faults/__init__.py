@@ -1,1 +1,1 @@
-"""Deliberate faults at a real service with real jobs, and the audit afterwards."""
+"""Injection of faults into a real service with real jobs, and the audit afterwards."""

@@ -1,4 +1,4 @@
-"""Evidence of a job's end, gathered as a client gathers it.
+"""Evidence of a job's end, gathered through calls that any client can make.
 
 Where: `fault_fleet` calls it when a job has ended. Every call is repeated while the service is down.
 """
@@ -92,10 +92,10 @@ def gather(world: FaultWorld, spec: JobSpec, ending: Ending) -> Evidence:
     """Return the evidence that the job has left behind.
 
     Args:
-        world: of the service; every request is repeated while it is down.
+        world: world of the service; every request is repeated while the service is down.
         spec: of the job.
-        ending: of the job, as described.
-    Raises: NoAnswer; ClientError for an answer that no client should get.
+        ending: end of the job, from its description.
+    Raises: NoAnswer; ClientError for an unexpected refusal.
     """
     has_artifact, trouble, files = _artifact(world, spec, ending)
     return Evidence(
@@ -139,7 +139,7 @@ def _starts(world: FaultWorld, name: str) -> dict[str, int]:
 
 
 def _artifact(world: FaultWorld, spec: JobSpec, ending: Ending) -> tuple[bool, str, dict[str, bool]]:
-    """Return whether an artifact exists, its fault, and file name -> whether its bytes are right."""
+    """Return whether an artifact exists, its defect if any, and file name -> whether its bytes are right."""
     place = urlsplit(ending.artifact or f"s3://{BUCKET}/{OUTPUT_PREFIX}/{spec.name}/output/model.tar.gz")
     try:
         data: bytes = world.ask(

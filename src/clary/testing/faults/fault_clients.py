@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from clary.base.errors import ClaryError
 from clary.control.state_folder import RootSecrets, StateFolder
 
-ANSWER_DEADLINE_S = 60.0  # limit for a service after all faults have ended
+ANSWER_DEADLINE_S = 60.0  # limit for an answer when no fault is active
 PAGE_TIMEOUT_S = 30.0
 RETRY_S = 0.1
 REGION = "us-west-2"
@@ -33,11 +33,11 @@ class NoAnswer(Exception):
 
 
 class FaultClients:
-    """boto3 clients, one set a thread.
+    """boto3 clients, one set per thread.
 
     Args:
         home: state folder of the service.
-        revive: called after each failed try.
+        revive: called after each failed attempt.
     """
 
     def __init__(self, home: Path, revive: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ class FaultClients:
         self._record: Mapping[str, Any] = {}
 
     def url(self) -> str:
-        """Return the service's present URL, or its last one."""
+        """Return the service's present URL, or its last URL while it is down."""
         with suppress(OSError, ValueError):
             self._record = json.loads((self._home / "run" / "service.json").read_text())
         return str(self._record["url"])
@@ -100,7 +100,7 @@ class FaultClients:
         return self._secrets
 
     def ask(self, call: Callable[[], T], *, deadline_s: float = ANSWER_DEADLINE_S) -> T:
-        """Call until the service answers; its refusals (4xx) are answers.
+        """Repeat a call until the service answers; a refusal (4xx) is an answer.
 
         Raises: ClientError; NoAnswer.
         """

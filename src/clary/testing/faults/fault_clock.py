@@ -1,9 +1,9 @@
-"""A time of day that jumps for the service and its agents alone.
+"""A time of day that jumps for the service and its agents only.
 
 A small library is loaded before the C library (LD_PRELOAD) and adds the offset in a shared file to the machine's time
-of day; monotonic time stays, as when an administrator or NTP sets a clock. It is compiled when it is needed, since
-libfaketime breaks `time.sleep` of Python 3.11 (its clock_nanosleep refuses absolute monotonic times). Without a C
-compiler clocks do not jump.
+of day; monotonic time is unchanged, as when an administrator or NTP sets a clock. The library is compiled when it is
+needed, since libfaketime breaks `time.sleep` of Python 3.11 (its clock_nanosleep refuses absolute monotonic times).
+Without a C compiler clocks do not jump.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FaultClock:
     """The clock of one run.
 
     Args:
-        folder: where library and offset are kept.
+        folder: folder of the library and the offset file.
         compiler: path of a C compiler.
     """
 
@@ -92,7 +92,7 @@ class FaultClock:
         return {"LD_PRELOAD": str(self._library), FILE_VARIABLE: str(self._file)}
 
     def set_offset_of_new(self, offset_s: float) -> None:
-        """Offset the time of day of processes that begin from now on; running processes keep their offset for good."""
+        """Set the offset of processes that start from now on; running processes keep their present offset for good."""
         draft = self._file.with_suffix(".new")
         draft.write_bytes(struct.pack("=q", round(offset_s * _NS_PER_S)).ljust(mmap.PAGESIZE, b"\0"))
         draft.replace(self._file)

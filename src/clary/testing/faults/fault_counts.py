@@ -25,7 +25,7 @@ class KindCounts:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was lost, doubled or hung."""
+        """Whether the faults caused no loss, duplicate or hang."""
         return not (self.lost or self.doubled or self.hung)
 
 
@@ -34,15 +34,15 @@ class RunResult:
     """One run."""
 
     seed: int
-    counts: tuple[KindCounts, ...]  # by kind, in the order of FaultKind
+    counts: tuple[KindCounts, ...]  # one per kind, in the order of FaultKind
     statuses: dict[str, int]  # of jobs
     violations: tuple[str, ...]
     wall_s: float
-    num_tuned: int = 0  # tuning jobs that have ended and were audited
+    num_tuned: int = 0  # tuning jobs that were audited after their end
 
     @property
     def total(self) -> KindCounts:
-        """All kinds together."""
+        """Sums over all kinds."""
         return KindCounts(
             kind="all",
             injected=sum(item.injected for item in self.counts),
@@ -58,11 +58,11 @@ class RunResult:
         return not self.violations
 
     def json_lines(self) -> str:
-        """Return one JSON object a kind, and one for all kinds."""
+        """Return one JSON object per kind, and one for all kinds together."""
         return "\n".join(json.dumps({"seed": self.seed, **asdict(item)}) for item in (*self.counts, self.total))
 
     def table(self) -> str:
-        """Return the counts as a table for people."""
+        """Return the counts as a text table."""
         rows = [f"{'kind':<20} {'injected':>8} {'survived':>8} {'lost':>6} {'doubled':>8} {'hung':>6}"]
         rows += [
             f"{item.kind:<20} {item.injected:>8} {item.survived:>8} {item.lost:>6} {item.doubled:>8} {item.hung:>6}"

@@ -1,4 +1,4 @@
-"""A fault that has struck, with the function that mends it."""
+"""A fault that has struck, and the function that repairs its damage."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Damage:
 
     fault: Fault
     target: str  # in words
-    jobs: tuple[str, ...]  # the jobs that it was aimed at; empty if it was aimed at no job in particular
+    jobs: tuple[str, ...]  # the jobs that it was aimed at; empty if all jobs can be affected
     mend_at_s: float
     mend: Callable[[], object]
 
 
 def damage_of(fault: Fault, target: str, *, job_name: str = "", mend: Callable[[], object] | None = None) -> Damage:
-    """Return the damage of a fault that strikes now; without `mend` it ends at once.
+    """Return the damage of a fault that has just struck; without `mend` the damage ends at once.
 
     Args:
-        fault: that strikes.
-        target: in words; the job's name is added.
-        job_name: of the job that it is aimed at; empty without a single target.
+        fault: the fault.
+        target: description of the target; the job's name is appended.
+        job_name: job that the fault is aimed at; empty if all jobs can be affected.
         mend: ends the fault after its duration.
     """
     mend_at_s = time.monotonic() + (fault.duration_s if mend is not None else 0.0)
@@ -38,5 +38,5 @@ def damage_of(fault: Fault, target: str, *, job_name: str = "", mend: Callable[[
 
 
 def choose(items: Sequence[T], fault: Fault) -> T | None:
-    """Return the possible target that the plan chose."""
+    """Return the item that the plan's choice selects; None if there are no items."""
     return items[int(fault.choice * len(items))] if items else None

@@ -1,4 +1,4 @@
-"""Strike the database: PostgreSQL's connections and processes, and the locks of either database."""
+"""Faults of the database: PostgreSQL's connections and processes, and locks of PostgreSQL or SQLite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clary.testing.faults.fault_damage import Damage, damage_of
 from clary.testing.faults.fault_plan import Fault
 from clary.testing.faults.fault_world import FaultWorld
 
-STEP_S = 0.02  # between searches for new connections
+STEP_S = 0.02  # seconds between searches for new connections
 CONNECT_TIMEOUT_S = 10
 SQLITE_TIMEOUT_S = 5.0
 _END_BACKENDS = (
@@ -36,7 +36,7 @@ def cut_connections(world: FaultWorld, fault: Fault) -> Damage | None:
 
 
 def kill_backend(world: FaultWorld, fault: Fault) -> Damage | None:
-    """Kill a process of PostgreSQL that serves the service; the server ends all others and recovers."""
+    """Kill a PostgreSQL process that serves the service; the server then ends its other processes and recovers."""
     pid = _ask(world.database_url, _ONE_BACKEND)
     if not pid:
         return None
@@ -67,14 +67,14 @@ def _hold_sqlite(world: FaultWorld, fault: Fault) -> Damage | None:
     connection = sqlite3.connect(path, timeout=SQLITE_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("BEGIN IMMEDIATE")
-    except sqlite3.OperationalError:  # locked by the service all that time, or the disk is full
+    except sqlite3.OperationalError:  # the service held the lock until the timeout, or the disk is full
         connection.close()
         return None
     return damage_of(fault, path.name, mend=connection.close)
 
 
 def _ask(url: str, query: str) -> int:
-    """Return the number that a query answers; 0 while PostgreSQL restarts."""
+    """Return the number that a query yields; 0 while PostgreSQL restarts."""
     import psycopg
 
     with suppress(psycopg.Error), _connect(url) as connection:

@@ -1,7 +1,7 @@
-"""Executor of one fault, which names its target. It decides nothing: kind, time, length, choice are the plan's.
+"""Executor of one fault: finds its target and strikes. The plan decides kind, time, duration and choice.
 
-Where: `fault_runner` calls `strike` and, at the fault's end, `Damage.mend`. A fault without a target (no job is at that
-point, a process has just ended) has no effect and is not counted.
+Where: `fault_runner` calls `strike` and, at the fault's end, `Damage.mend`. A fault without a target (no job is at the
+planned moment, a process has just ended) has no effect and is not counted.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Strike = Callable[[FaultWorld, Fault, str], Damage | None]
 
 
 def strike(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Strike with a fault.
+    """Inject a fault.
 
     Args:
-        world: that it strikes.
-        fault: that strikes.
-        job_name: a job at the fault's moment; empty if there is none.
+        world: world of the service.
+        fault: the fault.
+        job_name: a job at the fault's moment; empty if no job is there.
 
-    Returns: the damage, to be mended at its time; None without a target.
+    Returns: the damage, which the caller mends at `mend_at_s`; None without a target.
     """
     try:
         return _STRIKES[fault.kind](world, fault, job_name)
@@ -49,7 +49,7 @@ def strike(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
 
 def _kill_service(world: FaultWorld, fault: Fault, _: str) -> Damage | None:
     killed = world.service.kill()
-    # Started again even if it had ended before the kill.
+    # The service is started again even if it had ended before the kill.
     return damage_of(fault, f"service {killed.pid if killed else '(gone)'}", mend=world.service.start)
 
 

@@ -1,7 +1,7 @@
 """Jobs that are always in flight while faults strike, each followed from its request to the end of its audit.
 
-Where: `fault_runner` starts a fleet, asks it for a job at a given moment, and tells it which faults have struck. Each
-of its threads follows one job at a time, as an impatient client would: it creates, describes, and checks what is left.
+Where: `fault_runner` starts a fleet, asks it for a job at a given moment, and records the faults that have struck. Each
+of its threads follows one job at a time: it creates the job, describes it often, and audits its remains.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from clary.testing.faults.fault_world import FaultWorld
 
 POLL_S = 0.12
 JOB_DEADLINE_S = 150.0  # from the request to a terminal status
-LEFT_DEADLINE_S = 45.0  # from there until every process of the job has ended
-FRESH_S = 0.3  # how long a job counts as just accepted
-AFTERMATH_S = 10.0  # how long after its mending a fault can still be the cause of a failure
-STORE_AFTERMATH_S = 75.0  # the same for a full disk of the object store, which looks for space once a minute
+LEFT_DEADLINE_S = 45.0  # from the terminal status to the end of the job's last process
+FRESH_S = 0.3  # seconds for which a job counts as just accepted
+AFTERMATH_S = 10.0  # seconds after its mending in which a fault can still cause a failure
+STORE_AFTERMATH_S = 75.0  # the same for a full disk of the object store, which checks for space once a minute
 
 _MOMENT_OF = {
     "Starting": Moment.STARTING,
@@ -38,11 +38,11 @@ _MOMENT_OF = {
 
 @dataclass
 class Strike:
-    """A fault that has met its target."""
+    """A fault that has struck its target."""
 
     number: int
     kind: FaultKind
-    jobs: tuple[str, ...]  # jobs that it was aimed at; empty if it meets all jobs
+    jobs: tuple[str, ...]  # jobs that it was aimed at; empty if it can affect all jobs
     at_s: float
     mended_at_s: float | None = None
 
@@ -71,9 +71,9 @@ class Book:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def add_violation(self, violation: Violation) -> None:
-        """Record a violation with the fault that is its likeliest cause.
+        """Record a violation with its likeliest cause.
 
-        That is the last fault aimed at the job, else the last during the job's life, else the last of all.
+        The cause is the last fault aimed at the job, else the last during the job's life, else the last of the run.
         """
         with self.changed:
             entry = self.jobs.get(violation.job)
@@ -102,8 +102,8 @@ class Fleet:
         world: the service.
         specs: the jobs, in order.
         book: records jobs, faults and broken promises.
-        num_jobs: at a time.
-        say: gets each broken promise at once.
+        num_jobs: number of jobs at a time.
+        say: receives each broken promise at once.
     """
 
     def __init__(
@@ -117,24 +117,24 @@ class Fleet:
         self._threads = [threading.Thread(target=self._run, name=f"fleet-{index}") for index in range(num_jobs)]
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def finish(self) -> None:
-        """Start no more jobs and wait until those in flight are audited."""
+        """Start no more jobs, and wait until the jobs in flight are audited."""
         self._finishing.set()
         for thread in self._threads:
             thread.join()
 
     def find_job(self, moment: Moment, choice: float, *, timeout_s: float) -> tuple[str, Moment | None]:
-        """Wait for a job at this moment; after `timeout_s`, take any job in flight.
+        """Wait for a job at a moment of its life; after `timeout_s`, take any job in flight.
 
         Args:
             moment: at which the job should be.
-            choice: 0 to 1, exclusive: which of the possible jobs.
-            timeout_s: in seconds.
-        Returns: the job's name, empty without one, and the moment at which the job really is.
+            choice: selects one of the possible jobs; 0 to 1, exclusive.
+            timeout_s: longest wait in seconds.
+        Returns: the job's name, or an empty string, and the moment at which the job really is.
         """
         deadline = time.monotonic() + timeout_s
         with self._book.changed:
@@ -188,7 +188,7 @@ class Fleet:
             try:
                 self._world.client("sagemaker").create_training_job(**request)
             except ClientError as error:
-                # The answer to an earlier try was lost on its way: the job exists.
+                # The job exists: the answer to an earlier request was lost.
                 if error.response["Error"]["Code"] != "ResourceInUse":
                     raise
 
@@ -208,7 +208,7 @@ class Fleet:
                 if not (is_spoiled and fault_audit.is_set_aside(error, entry.spec.name)):
                     raise
                 facts = {}
-            if not facts:  # the driver is about to mend its record
+            if not facts:  # the driver will soon mend the job's record
                 time.sleep(POLL_S)
                 continue
             if facts["TrainingJobStatus"] in TERMINAL:

@@ -1,7 +1,7 @@
-"""Promises to every accepted job under any fault, judged from facts that clients can see. Pure.
+"""The promises to every accepted job, judged from facts that clients can see. Pure.
 
-Where: `fault_audit` gathers a job's evidence, `fault_run` counts the violations. The ledger is the driver's own; from
-the service it takes only answers that a client would get.
+Where: `fault_audit` gathers a job's evidence, `fault_run` counts the violations. The ledger is the driver's own record;
+from the service it takes only answers that a client would get.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ TERMINAL = ("Completed", "Failed", "Stopped")
 
 
 class Harm(StrEnum):
-    """The harm of a violated promise."""
+    """The kind of harm of a violated promise."""
 
     LOST = "lost"  # a job, a line, a result, or the reason of a failure
     DOUBLED = "doubled"  # a job, a start, a line; a terminal status that changed; work after the end
-    HUNG = "hung"  # no end, no answer, or something left behind
+    HUNG = "hung"  # a job without end, a call without answer, or remains of a job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Violation:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """DescribeTrainingJob's final facts of an ended job; they never change again."""
+    """The facts of an ended job in DescribeTrainingJob that must never change again."""
 
     status: str
     reason: str
@@ -56,12 +56,13 @@ class Evidence:
     ending: Ending
     lines: Mapping[str, Sequence[str]]  # host -> its log
     num_starts: Mapping[str, int]  # host -> starts recorded in the object store
-    artifact_trouble: str = ""  # why the stored artifact is not whole; empty also without an artifact
+    artifact_trouble: str = ""  # defect of the stored artifact; empty if it is intact or missing
     has_artifact: bool = False
     files: Mapping[str, bool] = field(default_factory=dict)  # name in the artifact -> whether its bytes are right
 
 
-# A failure is accounted for if a fault of these kinds struck the job, and the reason has one of the kind's words.
+# A failure is explained if a fault of one of these kinds struck the job, and its reason contains one of the kind's
+# texts.
 MAY_FAIL: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.KILL_AGENT: ("agent",),
     FaultKind.KILL_PROGRAM: ("SIGKILL", "signal 9", "exit code"),
@@ -69,7 +70,7 @@ MAY_FAIL: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.CUT_HOSTS: ("link has carried nothing",),
     FaultKind.FILL_HOME: ("No space left", "disk", "object store runs and is not full"),
     FaultKind.FILL_HOSTS: ("No space left", "disk"),
-    # The service releases the hosts of a job with an unreadable record when it starts.
+    # At its start, the service releases the hosts of a job whose record is unreadable.
     FaultKind.SPOIL_ROW: ("agent", "taken back"),
     FaultKind.TEAR_SPOOL: ("agent",),
 }
@@ -79,11 +80,11 @@ _LOSS_NOTICE = re.compile(r"clary: (\d+) lines? .*lost here")
 
 
 def judge(spec: JobSpec, evidence: Evidence, struck_by: Collection[FaultKind]) -> list[Violation]:
-    """Return the promises that are broken to a job.
+    """Return the broken promises to a job.
 
     Args:
         spec: the job that was requested.
-        evidence: gathered after its end.
+        evidence: evidence gathered after the job's end.
         struck_by: the kinds of faults that struck during the job's life.
     """
     found = _judge_ending(spec, evidence, struck_by)
@@ -101,8 +102,8 @@ def compare_endings(name: str, first: Ending, later: Ending) -> list[Violation]:
 
     Args:
         name: of the job.
-        first: end that was seen first.
-        later: end that was seen afterwards; any difference is a violation.
+        first: end in the first description.
+        later: end in a later description; any difference is a violation.
     """
     if first == later:
         return []
@@ -117,7 +118,7 @@ def compare_lists(
     Args:
         accepted: name -> end, as known before the list was requested.
         listed: (name, status) as listed.
-        created_meanwhile: names that may be listed or not.
+        created_meanwhile: names of jobs that the list may contain or lack.
     """
     found = []
     names = [name for name, _ in listed]
@@ -162,7 +163,7 @@ def _failed_by_itself(spec: JobSpec, ending: Ending) -> bool:
 def _judge_lines(
     spec: JobSpec, host: str, lines: Sequence[str], struck_by: AbstractSet[FaultKind], *, is_whole: bool
 ) -> list[Violation]:
-    """Compare a host's log with its program's lines; only a full disk may cost lines, and the log must say so."""
+    """Compare a host's log with its program's lines; only a full disk may lose lines, and the log must report it."""
     num_starts = sum(line.startswith(STARTED_LINE) for line in lines)
     if num_starts > 1:
         return [_violation(Harm.DOUBLED, spec, f"{host} has logged {num_starts} starts")]
@@ -178,7 +179,7 @@ def _judge_lines(
                 around = list(lines[max(0, index - 2) : index + 2])
                 return [_violation(harm, spec, f"the log of {host} is out of order at line {index + 1}: {around}")]
             place += 1
-    # Of a gang, one host may fail before the others have printed all.
+    # One host of a gang may fail before the other hosts have printed all lines.
     if is_whole and (spec.num_hosts == 1 or not spec.exit_code) and place < len(wanted):
         return [_violation(Harm.LOST, spec, f"the log of {host} has {place} of {len(wanted)} lines")]
     return []

@@ -1,6 +1,6 @@
-"""Strike connections: between agents and the service, to the object store, between the hosts of a job.
+"""Faults of connections: between agents and the service, to the object store, between the hosts of a job.
 
-Where: `fault_executor` calls it; `fault_links` does it to single connections.
+Where: `fault_executor` calls it; `fault_links` changes single connections.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from clary.testing.faults.fault_damage import Damage, choose, damage_of
 from clary.testing.faults.fault_plan import Fault
 from clary.testing.faults.fault_world import FaultWorld
 
-STEP_S = 0.02  # between searches for new connections of a cut link
-SWALLOW_WAIT_S = 0.5  # time for bytes to arrive
+STEP_S = 0.02  # seconds between searches for new connections of a cut link
+SWALLOW_WAIT_S = 0.5  # seconds in which bytes can arrive
 
 
 class Link:
     """Connections of several processes to one port.
 
     Args:
-        processes: that opened them; None stands for an ended process.
-        port: at the other end.
+        processes: processes that opened the connections; None stands for an ended process.
+        port: port at the other end.
         job_name: job that the link belongs to; empty if it belongs to no single job.
     """
 
@@ -38,7 +38,7 @@ class Link:
         self._job_name = job_name
 
     def cut(self, fault: Fault) -> Damage | None:
-        """Cut the open connections, and new ones until the fault ends."""
+        """Cut the open connections, and new connections until the fault ends."""
         deadline = time.monotonic() + fault.duration_s
         num_cut = 0
         while True:
@@ -53,7 +53,7 @@ class Link:
         return self._damage(fault, num_cut, f"{num_cut} connections")
 
     def slow_down(self, fault: Fault) -> Damage | None:
-        """Slow down sending for a while."""
+        """Slow down sending until the fault ends."""
         num_paced = self._pace(fault_links.SLOW_BYTES_PER_S)
         if not num_paced:
             return None
@@ -62,7 +62,7 @@ class Link:
         return damage_of(fault, target, job_name=self._job_name, mend=mend)
 
     def garble(self, fault: Fault) -> Damage | None:
-        """Send made-up bytes, drawn from the plan's seed."""
+        """Send random bytes that follow from the plan's seed."""
         noise = hashlib.shake_128(str(fault.choice).encode()).digest(int(fault.amount))
         num_garbled = 0
         for pid in self._pids:
@@ -73,7 +73,7 @@ class Link:
         return self._damage(fault, num_garbled, f"{len(noise)} bytes into {num_garbled} connections")
 
     def swallow(self, fault: Fault) -> Damage | None:
-        """Remove bytes of an answer, on connections that stay open."""
+        """Remove bytes of an answer and leave the connections open."""
         deadline = time.monotonic() + SWALLOW_WAIT_S
         num_swallowed = 0
         while not num_swallowed and time.monotonic() < deadline:
@@ -101,7 +101,7 @@ def link_of_agent(world: FaultWorld, fault: Fault, job_name: str) -> Link:
     Args:
         world: of the service and its jobs.
         fault: its choice picks the agent.
-        job_name: of a job; without a living agent the link has no connections.
+        job_name: name of a job; if its agent has ended, the link has no connections.
     """
     agents = world.agents(job_name)
     return Link([agents.get(choose(sorted(agents), fault) or "")], world.service_port(), job_name)
@@ -119,7 +119,7 @@ def links_to_store(world: FaultWorld) -> Link:
 
 
 def cut_off_host(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Cut a host off its job's other hosts.
+    """Cut a host off from its job's other hosts.
 
     Args:
         world: of the service and its jobs.
@@ -133,7 +133,7 @@ def cut_off_host(world: FaultWorld, fault: Fault, job_name: str) -> Damage | Non
         return None
 
     def connect(*, up: bool) -> None:
-        with suppress(EngineError):  # the job may end meanwhile, and its network with it
+        with suppress(EngineError):  # the job may have ended meanwhile, and its network too
             asyncio.run(partition(str(folder), host, up=up))
 
     connect(up=False)

@@ -1,9 +1,9 @@
-"""Damage to the connections of other processes: cut, slowed, with bytes made up or swallowed.
+"""Damage to the connections of other processes: cut, slowed down, with bytes inserted or removed.
 
 A socket of another process is duplicated (`pidfd_getfd`), changed and closed; the owner notices only the effects of a
-broken network. No proxy stands between the two ends, so nothing else of the product changes. Needs the right to trace
-the process: root, or the same user where the kernel allows it. Linux 5.6.
-Source: pidfd_getfd(2); socket(7) for SO_MAX_PACING_RATE.
+broken network. No proxy is needed between the two ends, so the product runs unchanged. Needs permission to trace the
+process (root, or the same user where the kernel allows it) and Linux 5.6. Source: pidfd_getfd(2); socket(7) for
+SO_MAX_PACING_RATE.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def garble(item: socket.socket, data: bytes) -> None:
 
 
 def swallow(item: socket.socket, num_bytes: int) -> int:
-    """Take bytes that have arrived, so that the owner never reads them; return how many there were."""
+    """Read received bytes, so that the owner never reads them; return their number."""
     try:
         return len(item.recv(num_bytes, socket.MSG_DONTWAIT))
     except OSError:

@@ -1,4 +1,4 @@
-"""The plan of faults and jobs: kinds, times, targets and lengths, made from a seed alone. Pure.
+"""The plan of faults and jobs: kinds, times, choices and durations, derived from a seed alone. Pure.
 
 Where: `fault_runner` carries the plan out through `fault_executor`. The same seed, number and kinds give the same
 plan on every machine; the target that a fault finds when it strikes depends on the machine's speed, and is recorded.
@@ -26,29 +26,29 @@ class FaultKind(StrEnum):
     PAUSE_STORE = "pause_store"
     CUT_AGENT_LINK = "cut_agent_link"  # agent and service
     SLOW_AGENT_LINK = "slow_agent_link"
-    GARBLE_AGENT_LINK = "garble_agent_link"  # made-up bytes
-    SWALLOW_AGENT_LINK = "swallow_agent_link"  # bytes that never arrive on a connection that stays open
+    GARBLE_AGENT_LINK = "garble_agent_link"  # random bytes are inserted
+    SWALLOW_AGENT_LINK = "swallow_agent_link"  # bytes are removed, and the connection stays open
     CUT_STORE_LINK = "cut_store_link"  # clients of the object store: service and agents
     GARBLE_STORE_LINK = "garble_store_link"
     SLOW_STORE_LINK = "slow_store_link"
-    CUT_HOSTS = "cut_hosts"  # one host of a job loses its link to the others
+    CUT_HOSTS = "cut_hosts"  # one host of a job loses its link to the other hosts
     CUT_DATABASE = "cut_database"  # every connection of the service to PostgreSQL
     KILL_DATABASE = "kill_database"  # one process of PostgreSQL, after which the server restarts itself
-    HOLD_DATABASE = "hold_database"  # another process holds the lock
+    HOLD_DATABASE = "hold_database"  # another process holds the database's lock
     FILL_HOME = "fill_home"  # the disk of the service: database, logs, objects
     FILL_HOSTS = "fill_hosts"  # the disk of the hosts
     JUMP_CLOCK = "jump_clock"
     SPOIL_ROW = "spoil_row"  # the record of one job in the database
-    DELETE_DATABASE = "delete_database"  # its files, while the service runs
-    LOSE_DATABASE = "lose_database"  # its file is missing or damaged when the service starts
+    DELETE_DATABASE = "delete_database"  # the database's files, while the service runs
+    LOSE_DATABASE = "lose_database"  # the database's file is missing or damaged when the service starts
     DAMAGE_KEYS = "damage_keys"  # while the service runs
     LOSE_KEYS = "lose_keys"  # when the service starts
     DAMAGE_SERVICE_RECORD = "damage_service_record"
     DAMAGE_STORE_RECORD = "damage_store_record"
     DAMAGE_ENGINE_RECORD = "damage_engine_record"  # the engine's record of a job's processes
     DAMAGE_NETWORK_RECORD = "damage_network_record"  # a file of the process that holds a job's network
-    TEAR_LOG = "tear_log"  # the service was killed within a write: half a line, half an index, drafts of files
-    TEAR_SPOOL = "tear_spool"  # the same for an agent
+    TEAR_LOG = "tear_log"  # the service is killed within a write: half a line, half an index, drafts of files
+    TEAR_SPOOL = "tear_spool"  # an agent is killed within a write
 
 
 class Ruin(StrEnum):
@@ -61,7 +61,7 @@ class Ruin(StrEnum):
 
 
 class Moment(StrEnum):
-    """When a fault strikes: at once, or as soon as some job is at this point."""
+    """The point in a job's life at which a fault strikes; ANY strikes at once."""
 
     ANY = "any"
     ACCEPTED = "accepted"  # CreateTrainingJob has just answered
@@ -74,17 +74,17 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One thing that goes wrong."""
+    """One planned fault."""
 
     number: int  # from 1
     kind: FaultKind
     moment: Moment
-    pause_s: float  # after the fault before it
-    duration_s: float  # until it is mended; for a kill of the service, until it is started again
-    choice: float  # 0 to 1: which of the possible targets
-    amount: float = 0.0  # seconds of the clock's offset, bytes that are lost or made up; see the strike
+    pause_s: float  # delay after the previous fault
+    duration_s: float  # time until it is mended; for a kill of the service, until the service is started again
+    choice: float  # 0 to 1: selects one of the possible targets
+    amount: float = 0.0  # seconds of the clock's offset, number of bytes, or another value that the strike explains
     ruin: Ruin | None = None  # of a file
-    overlaps: bool = False  # the next fault strikes before this one is mended
+    overlaps: bool = False  # whether the next fault strikes before this fault is mended
 
     def __str__(self) -> str:
         return f"fault {self.number}: {self.kind} at {self.moment} for {self.duration_s:.1f} s"
@@ -96,9 +96,9 @@ class JobSpec:
 
     name: str
     num_hosts: int
-    num_lines: int  # that each host's program prints
-    work_s: float  # over this time
-    weights_bytes: int  # of each host's result
+    num_lines: int  # lines that each host's program prints
+    work_s: float  # time over which the program prints them
+    weights_bytes: int  # size of each host's result
     exit_code: int
 
     @property
@@ -107,7 +107,7 @@ class JobSpec:
         return tuple(f"algo-{index + 1}" for index in range(self.num_hosts))
 
 
-# Of each kind: its frequency relative to the others, its shortest and its longest duration.
+# Kind -> relative frequency, shortest and longest duration in seconds.
 _WEIGHTS: dict[FaultKind, tuple[int, float, float]] = {
     FaultKind.KILL_SERVICE: (6, 0.0, 0.8),
     FaultKind.KILL_AGENT: (7, 0.0, 0.0),
@@ -144,7 +144,7 @@ _WEIGHTS: dict[FaultKind, tuple[int, float, float]] = {
     FaultKind.TEAR_LOG: (4, 0.0, 0.0),
     FaultKind.TEAR_SPOOL: (3, 0.0, 0.0),
 }
-# A fault of a job needs a job at a moment at which its target exists.
+# A fault aimed at a job needs a job at a moment at which the fault's target exists.
 _MOMENTS_OF_JOBS = (Moment.STARTING, Moment.DOWNLOADING, Moment.TRAINING, Moment.UPLOADING, Moment.ENDED)
 _MOMENTS_WITH_PROGRAM = (Moment.TRAINING,)
 _NEEDS_PROGRAM = {FaultKind.KILL_PROGRAM, FaultKind.PAUSE_PROGRAM, FaultKind.CUT_HOSTS}
@@ -186,9 +186,9 @@ def make_faults(
 
     Args:
         seed: any number.
-        num_faults: that shall strike.
+        num_faults: number of faults to strike.
         kinds: of the faults; each strikes at least once if `num_faults` allows.
-        num_spare: further faults, in place of those without a target.
+        num_spare: further faults that replace faults without a target.
     """
     chooser = random.Random(f"faults:{seed}")
     ordered = [kind for kind in FaultKind if kind in set(kinds)]
@@ -206,7 +206,7 @@ def name_prefix(seed: int, run: str) -> str:
 
 
 def make_jobs(seed: int, run: str) -> Iterator[JobSpec]:
-    """Yield the jobs that follow from a seed, without end; only their names depend on the run."""
+    """Yield the jobs that follow from a seed, endlessly; only their names depend on the run."""
     chooser = random.Random(f"jobs:{seed}")
     number = 0
     while True:

@@ -1,7 +1,7 @@
-"""The training program of jobs under faults, and its expected traces. Pure.
+"""The training program of jobs under faults, and its expected output. Pure.
 
-The program records its start in the object store, under a key of its own, so that starts can be counted even if
-their output was lost; prints numbered lines; writes weights that follow from the job's name; and prints that it is
+The program records each start in the object store under a key of its own, so that starts can be counted even if their
+output was lost. Then it prints numbered lines, writes weights that follow from the job's name, and prints that it is
 done. Standard library only: it runs in the job's interpreter, which has no package of Clary.
 """
 

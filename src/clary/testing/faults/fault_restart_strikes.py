@@ -1,7 +1,7 @@
-"""Strikes on the state folder while the service is down: needed files are gone or torn when it starts again.
+"""Faults of the state folder while the service is down: files are missing or incomplete at its next start.
 
-Where: `fault_executor` calls it. Without its database, or its keys, the service must refuse to start, name the file and
-the remedies, and create no new one; with the file back, or a backup in its place, it runs as before.
+Where: `fault_executor` calls it. Without its database or its keys, the service must refuse to start, name the file and
+the remedies, and create no new file; after the file or a backup is put back, it runs as before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from clary.testing.faults.fault_world import FaultWorld
 
 COMMAND_TIMEOUT_S = 60.0
 SPARE_BYTES = 64 * 1024 * 1024  # for a copy of the database and for the files that are put back
-BACKUP_SHARE = 0.5  # of lost databases that are restored from a backup; the others are put back
+BACKUP_SHARE = 0.5  # share of lost databases that are restored from a backup; other databases are put back
 
 
 def lose_database(world: FaultWorld, fault: Fault) -> Damage | None:
@@ -40,7 +40,7 @@ def lose_database(world: FaultWorld, fault: Fault) -> Damage | None:
     with world.service.down():
         put_back = put_aside([path, *sides], world.aside)
         backup = _backup(world, path) if fault.choice < BACKUP_SHARE else ""
-        # Put back to its former state: SQLite makes the backup, and merges the journal into the database.
+        # Put all files back in their former state, since making the backup merges the journal into the database.
         put_back()
         for side in sides:
             side.unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def lose_keys(world: FaultWorld, fault: Fault) -> Damage | None:
 
 
 def tear_log(world: FaultWorld, fault: Fault) -> Damage | None:
-    """Kill the service within its writes: half a line at the end of a log, its index damaged, half-written drafts."""
+    """Kill the service and simulate interrupted writes: half a line in a log, a damaged index, incomplete drafts."""
     logs = sorted(StateFolder(world.home).logs.glob("**/*.log"))
     path = choose(logs, fault)
     if path is None:
@@ -126,7 +126,7 @@ def _restore(world: FaultWorld, backup: str, put_back: Callable[[], None]) -> No
 
 
 def _end_of(path: Path) -> int:
-    """Return the offset at which the last whole record of a log ends."""
+    """Return the offset of the end of a log's last complete record."""
     data = path.read_bytes()
     _, end = log_records.unpack_header(data, path=str(path))
 

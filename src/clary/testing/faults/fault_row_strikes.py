@@ -1,4 +1,4 @@
-"""Spoil the record of one job in the database, and mend it as an owner would.
+"""Damage to the record of one job in the database, and its repair as an owner would do it.
 
 Where: `fault_executor` calls it. Until it is mended, the service may refuse requests for the job, naming the command
 that releases it; every other job continues, and no other job is named. Afterwards the job is as before.
@@ -20,17 +20,17 @@ from clary.testing.faults.fault_ruin import WAIT_S, BrokenPromise
 from clary.testing.faults.fault_state_strikes import DATABASE
 from clary.testing.faults.fault_world import FaultWorld
 
-KEPT_CHARACTERS = 60  # of the record: half of a member's name, with which no JSON ends
+KEPT_CHARACTERS = 60  # end of the truncated record: half of a member's name, which is no end of valid JSON
 LOCK_TIMEOUT_S = 20.0
 POLL_S = 0.1
 
 
 def spoil_row(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Cut a job's record short, while the service runs (amount 0) or is down (1).
+    """Truncate a job's record while the service runs (amount 0) or is down (1).
 
     Args:
         world: of the service and its database.
-        fault: has the amount, 0 or 1.
+        fault: its amount is 0 or 1.
         job_name: of the job; empty strikes nothing.
     Returns: the damage, whose `mend` restores the record; None if the record was not found or could not be written.
     """
@@ -48,7 +48,7 @@ def spoil_row(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
 def _mend(world: FaultWorld, job_name: str, before: str) -> None:
     """Put the record back, unless the service has rewritten it, and release it from quarantine; raises BrokenPromise.
 
-    The service itself rewrites a record of which it has a copy in memory.
+    The service rewrites a record itself if it has a copy in memory.
     """
     world.ask(lambda: _exchange(world, job_name, before))
     deadline = time.monotonic() + WAIT_S
@@ -74,7 +74,7 @@ def _entries(world: FaultWorld) -> list[dict[str, Any]]:
 
 
 def _exchange(world: FaultWorld, job_name: str, back: str | None) -> str:
-    """Cut a job's record short and return the whole record, or put it back if it still is short; else return "".
+    """Truncate a job's record and return the original, or restore a record that is still truncated; else return "".
 
     Raises: OSError while the database accepts no statements.
     """
@@ -90,7 +90,7 @@ def _exchange(world: FaultWorld, job_name: str, back: str | None) -> str:
 
 @contextlib.contextmanager
 def _connected(world: FaultWorld) -> Iterator[tuple[Any, str]]:
-    """Yield a function that executes statements in one transaction, and the mark of a parameter; raises OSError."""
+    """Yield a function that executes statements in one transaction, and the parameter marker; raises OSError."""
     if world.database_url:
         import psycopg
 

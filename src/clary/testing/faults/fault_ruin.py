@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clary.testing.faults.fault_plan import Fault, Ruin
 
-WAIT_S = 30.0  # for repairs that a running service must make by itself
+WAIT_S = 30.0  # longest time for repairs that a running service must make by itself
 POLL_S = 0.05
 
 
@@ -19,7 +19,7 @@ class BrokenPromise(Exception):
 
 
 def ruin(path: Path, fault: Fault) -> bool:
-    """Damage a file as the plan says; return whether it existed. Written bytes follow from the fault's number."""
+    """Damage a file as the plan says; return whether it existed. Random bytes follow from the fault's number."""
     try:
         size = path.stat().st_size
         if fault.ruin is Ruin.DELETED:
@@ -41,7 +41,7 @@ def noise(fault: Fault, size: int) -> bytes:
 
 
 def wait_until(condition: Callable[[], bool], promise: str) -> None:
-    """Wait for a condition; after WAIT_S, raises BrokenPromise with the promise."""
+    """Wait for a condition; after WAIT_S, raise BrokenPromise with the promise."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         if time.monotonic() > deadline:
@@ -50,7 +50,7 @@ def wait_until(condition: Callable[[], bool], promise: str) -> None:
 
 
 def put_aside(paths: list[Path], folder: Path) -> Callable[[], None]:
-    """Copy the existing files; return a function that restores them and removes the others."""
+    """Copy the files that exist; return a function that restores them and removes the files that did not exist."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for path in paths:

@@ -1,4 +1,4 @@
-"""One run: faults strike one after another; after several the book is compared with the service's answers.
+"""One run: faults strike one after another, and from time to time the book is compared with the service's answers.
 
 Where: `fault_runner` makes the world and one run in it.
 """
@@ -28,9 +28,9 @@ from clary.testing.faults.fault_ruin import BrokenPromise
 from clary.testing.faults.fault_tuning import TuningDriver
 from clary.testing.faults.fault_world import FaultWorld
 
-NUM_JOBS = 6  # in flight
+NUM_JOBS = 6  # jobs in flight
 MOMENT_TIMEOUT_S = 0.8
-MAX_STANDING = 3  # faults that have not been mended yet
+MAX_STANDING = 3  # most faults at a time that are not mended yet
 FAULTS_PER_CHECK = 25
 
 Say = Callable[[str], None]
@@ -49,11 +49,11 @@ class FaultRun:
         self._tuning = TuningDriver(
             world, f"tuned-{seed}-{world.run}-", struck_since=self._struck_since, tell=self._tell
         )
-        self._standing: list[threading.Thread] = []  # each mends one fault at its time
+        self._standing: list[threading.Thread] = []  # each thread mends one fault when it ends
         self._started_at_s = time.monotonic()
 
     def run(self, faults: tuple[Fault, ...], num_faults: int) -> None:
-        """Strike until `num_faults` have met a target; then wait for the jobs and check everything once more."""
+        """Strike until `num_faults` faults have met a target; then wait for the jobs and run all checks once more."""
         self._fleet.start()
         self._tuning.start()
         try:
@@ -65,7 +65,7 @@ class FaultRun:
                     self._check()
         except KeyboardInterrupt:
             self._say("told to stop: no more faults; the jobs in flight are followed to their end")
-        except NoAnswer as error:  # no more faults: their effects could no longer be distinguished
+        except NoAnswer as error:  # further faults would have effects that cannot be told apart
             self._tell(Violation(harm=Harm.HUNG, job="", what=str(error)))
         finally:
             self._mend_all()
@@ -97,7 +97,7 @@ class FaultRun:
         job_name, met = self._fleet.find_job(fault.moment, fault.choice, timeout_s=MOMENT_TIMEOUT_S)
         strike = Strike(fault.number, fault.kind, (), time.monotonic())
         with self._book.changed:
-            self._book.strikes.append(strike)  # before it strikes: its effect may be seen at once
+            self._book.strikes.append(strike)  # recorded before the strike, whose effect may be visible at once
         try:
             damage = strike_world(self._world, fault, job_name)
         except (BrokenPromise, ClaryError) as error:
@@ -159,7 +159,7 @@ class FaultRun:
         )
 
     def _check_quarantine(self) -> None:
-        """Look for records in quarantine: each spoiled record has been mended by now."""
+        """Check that no record is in quarantine: every damaged record has been mended by now."""
         try:
             held = held_records(self._world)
         except (NoAnswer, ClaryError) as error:
@@ -168,7 +168,7 @@ class FaultRun:
             self._tell(Violation(harm=Harm.LOST, job="", what=f"a record is in quarantine: {words}"))
 
     def _check_endings(self) -> None:
-        """Describe every ended job once more: its end must not change."""
+        """Describe every ended job once more: its end must not have changed."""
         for name, entry in self._book.jobs.items():
             if entry.ending is None:
                 continue
@@ -181,7 +181,7 @@ class FaultRun:
                 self._tell(violation)
 
     def _struck_since(self, began_s: float) -> set[FaultKind]:
-        """Return the kinds of faults that were active at any time since a moment of the monotonic clock."""
+        """Return the kinds of faults that were active at any time since a monotonic time."""
         with self._book.changed:
             return {
                 strike.kind

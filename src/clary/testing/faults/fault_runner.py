@@ -1,9 +1,9 @@
-"""Let a number of faults strike a service at work, and check meanwhile and at the end that every promise was kept.
+"""Injects a number of faults into a working service, and checks during and after the run that it keeps every promise.
 
 Run: `python -m clary.testing.faults.fault_runner --seed 7 --faults 1000` (or `make faults SEED=7 FAULTS=1000`).
-Progress and the table go to stderr, one JSON object a kind to stdout; the exit code is 1 if anything was lost, doubled
-or hung. The same seed gives the same faults and the same jobs. `--journal` records the target and the outcome of each
-fault.
+Progress and the table go to stderr, one JSON object per kind to stdout; the exit code is 1 if a fault caused a loss, a
+duplicate or a hang. The same seed gives the same faults and the same jobs. `--journal` records the target and the
+outcome of each fault.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ def run_faults(
     journal: TextIO | None = None,
     keep_in: Path | None = None,
 ) -> RunResult:
-    """Start a service of its own, let faults strike it, and return the results.
+    """Start a service, inject faults, and return the results.
 
     Args:
         seed: of faults and jobs.
-        num_faults: that strike.
-        database_url: empty is SQLite.
-        kinds: of the faults; those that the machine does not allow are left out, and `say` gets the reason.
+        num_faults: number of faults that strike.
+        database_url: empty for SQLite.
+        kinds: of the faults; kinds that the machine does not allow are left out, and `say` receives the reason.
         python: interpreter of the training programs.
-        say: gets the progress.
-        journal: gets one JSON object for each fault that has struck.
-        keep_in: folder for the service's logs, if a promise was broken.
+        say: receives the progress.
+        journal: receives one JSON object for each fault that has struck.
+        keep_in: folder that gets the service's logs if a promise was broken.
     """
     abilities = find_abilities()
     for reason in abilities.missing:
@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="folder for the service's logs if a promise was broken")
     options = parser.parse_args(arguments)
     kinds = [FaultKind(kind) for kind in options.kinds] if options.kinds else tuple(FaultKind)
-    # As for ctrl-c: the started processes end too, and disks are unmounted.
+    # Treated like ctrl-c, so that started processes end and disks are unmounted.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"seed {options.seed}, {options.faults} faults", file=sys.stderr)
     result = run_faults(

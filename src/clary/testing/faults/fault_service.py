@@ -1,6 +1,6 @@
-"""The process of the service that faults strike: started, killed, started again, and refused.
+"""The process of the service that faults strike: its start, kill, restart and refusal to start.
 
-Where: `fault_world` has one. It is started as `clary up` starts it, without the seconds that the command itself takes.
+Where: `fault_world` has one. It is started as `clary up` starts it, without the seconds that `clary up` itself takes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FaultService:
     """
 
     def __init__(self, home: Path, environment: Callable[[], Mapping[str, str]]) -> None:
-        self.unexpected_ends: list[str] = []  # ends of the service that no fault caused
+        self.unexpected_ends: list[str] = []  # unexpected ends of the service, which no fault caused
         self._folder = StateFolder(home)
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
@@ -40,7 +40,7 @@ class FaultService:
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Start the service, unless it runs, and return when it answers.
+        """Start the service unless it runs, and wait until it answers.
 
         Raises: NoAnswer with the end of its log.
         """
@@ -67,7 +67,7 @@ class FaultService:
 
     @contextmanager
     def down(self) -> Iterator[None]:
-        """Kill the service, and start it again after the block; no other thread starts it meanwhile."""
+        """Kill the service for the length of the block, then start it again; no other thread starts it meanwhile."""
         with self._lock:
             self.kill()
             try:
@@ -83,13 +83,13 @@ class FaultService:
             process = self._process = self._spawn()
             if self._becomes_ready(process, time.monotonic() + START_TIMEOUT_S):
                 return ""
-            self.kill()  # if it neither starts nor ends
+            self.kill()  # reached if the service neither starts nor ends
             with log.open("rb") as file:
                 file.seek(told_before)
                 return file.read().decode(errors="replace") or f"(nothing; it ended with {process.returncode})"
 
     def revive(self) -> None:
-        """Start the service again if it has ended by itself, and record that end."""
+        """Start the service again if it has ended by itself, and record the end."""
         with self._lock:
             process = self._process
             has_ended = self._is_expected_up and process is not None and process.poll() is not None

@@ -1,8 +1,8 @@
-"""Strike the state folder under the service: its database, its keys, its records, the spool of an agent.
+"""Faults of the state folder while the service runs: its database, its keys, its records, the spool of an agent.
 
 Where: `fault_executor` calls it. The service itself must repair this damage, from its memory or from running processes,
-and lose nothing that it has acknowledged. It can repair keys and database only while it runs, so a strike on them
-returns when they are back, and no other strikes meanwhile.
+and lose nothing that it has acknowledged. It can repair keys and database only while it runs, so a fault of these
+returns only when they are restored, and no other fault strikes meanwhile.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def delete_database(world: FaultWorld, fault: Fault) -> Damage | None:
 
 
 def damage_keys(world: FaultWorld, fault: Fault) -> Damage | None:
-    """Damage secrets/root.json under the service, which must write the same keys again."""
+    """Damage secrets/root.json of the running service, which must write the same keys again."""
     path = StateFolder(world.home).secrets_path
     if not world.service.is_up or not path.exists():
         return None
@@ -95,7 +95,7 @@ def damage_engine_record(world: FaultWorld, fault: Fault, job_name: str) -> Dama
 
     Args:
         world: of the service and its state folder.
-        fault: its ruin says how.
+        fault: its `ruin` tells the kind of damage.
         job_name: of the job.
     Returns: the damage, which needs no mending; None if the job has no such file now.
     """
@@ -106,7 +106,7 @@ def damage_engine_record(world: FaultWorld, fault: Fault, job_name: str) -> Dama
 
 
 def damage_network_record(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Damage a file of the process that holds a job's network; it writes the file again while it lives.
+    """Damage a file of the process that holds a job's network; that process writes the file again while it lives.
 
     Args: as `damage_engine_record`.
     Returns: the damage, whose `mend` waits until the file is restored; None if the job has no such file now.
@@ -130,7 +130,7 @@ def damage_network_record(world: FaultWorld, fault: Fault, job_name: str) -> Dam
 
 
 def tear_spool(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
-    """Kill an agent within a write to its spool; the whole lines before it reach the log.
+    """Kill an agent and simulate an interrupted write to its spool; all complete lines must reach the log.
 
     Args:
         world: of the service and its state folder.
@@ -151,12 +151,12 @@ def tear_spool(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
 
 
 def tear(path: Path, end: int, record: bytes) -> None:
-    """Write the first half of a record behind the last whole one.
+    """Write the first half of a record after the last complete record.
 
     Args:
-        path: file of records; exists.
-        end: bytes up to the end of the last whole record; the rest is cut off.
-        record: of which the first half is written.
+        path: an existing file of records.
+        end: offset of the end of the last complete record; the file is cut there.
+        record: record whose first half is written.
     """
     with path.open("r+b") as file:
         file.truncate(end)

@@ -1,7 +1,7 @@
-"""One tuning job after the other while faults strike: no trial is lost, doubled or proposed twice.
+"""One tuning job after the other while faults strike: no trial is lost, duplicated or proposed twice.
 
-Where: `fault_run` keeps one beside its fleet. The space of a tuning job has as many points as it has trials, so that a
-doubled proposal can be seen.
+Where: `fault_run` keeps one beside its fleet. The space of a tuning job has as many points as trials, so that a
+repeated proposal is visible.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def judge_tuning(evidence: TuningEvidence, kinds: Collection[FaultKind]) -> list
 
     Args:
         evidence: of its end.
-        kinds: of the faults during its life; only full disks may cost trials or their values.
+        kinds: kinds of faults during its life; only full disks may lose trials or their values.
     """
     found: list[Violation] = []
 
@@ -90,9 +90,9 @@ class TuningDriver:
 
     Args:
         world: the service.
-        prefix: of names; no other job's name contains it.
-        struck_since: returns the kinds of faults that have struck since a moment of the monotonic clock.
-        tell: gets each broken promise.
+        prefix: prefix of the jobs' names, which no other job's name contains.
+        struck_since: returns the kinds of faults that were active since a monotonic time.
+        tell: receives each broken promise.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class TuningDriver:
         self.num_ended = 0
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Start no more tuning jobs and wait for the end of the one in flight."""
+        """Start no more tuning jobs, and wait for the end of the tuning job in flight."""
         self._finishing.set()
         self._thread.join()
 
@@ -157,7 +157,7 @@ class TuningDriver:
             try:
                 self._world.client("sagemaker").create_hyper_parameter_tuning_job(**request_of(name))
             except ClientError as error:
-                # The answer to an earlier try was lost on its way: the tuning job exists.
+                # The tuning job exists: the answer to an earlier request was lost.
                 if error.response["Error"]["Code"] != "ResourceInUse":
                     raise
 
@@ -204,7 +204,7 @@ class TuningDriver:
 
 
 def request_of(name: str) -> dict[str, Any]:
-    """Return the CreateHyperParameterTuningJob request of a tuning job with one trial a point.
+    """Return the CreateHyperParameterTuningJob request of a tuning job with one trial per point.
 
     Args:
         name: of the tuning job.

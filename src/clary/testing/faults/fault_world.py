@@ -1,7 +1,7 @@
 """The service that faults strike: its state folder on small disks of its own, its process, its clients.
 
-Where: `fault_runner` makes one. Everything is found as an administrator would find it: by the records in the state
-folder and in /proc.
+Where: `fault_runner` makes one. Processes are found as an administrator would find them: through the records in the
+state folder and in /proc.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ train = "{python}"
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """The abilities of this machine for faults, with reasons for missing ones."""
+    """The faults that this machine allows, with the reasons why others are impossible."""
 
     has_disks: bool
-    compiler: str  # path of a C compiler; empty without one
+    compiler: str  # path of a C compiler; empty if there is none
     missing: tuple[str, ...]
 
 
@@ -69,11 +69,11 @@ class FaultWorld:
     """
 
     def __init__(self, folder: Path, *, abilities: Abilities, python: str, database_url: str = "") -> None:
-        self.run = secrets.token_hex(3)  # in the names of all jobs, so that no other run's processes are taken for ours
+        self.run = secrets.token_hex(3)  # part of all job names, so that they differ from the names in other runs
         self.home = folder / "home"
         self.abilities = abilities
         self.database_url = database_url
-        self.aside = folder / "aside"  # files that were taken out of the state folder and are put back
+        self.aside = folder / "aside"  # files that are moved out of the state folder and put back later
         self.service = FaultService(self.home, self._environment)
         self._folder = folder
         self._clock: FaultClock | None = None
@@ -103,7 +103,7 @@ class FaultWorld:
         self.ask(lambda: self.client("s3").put_object(Bucket=BUCKET, Key=PROGRAM_KEY, Body=body))
 
     def close(self) -> None:
-        """End the service with everything that it started, and unmount the disks."""
+        """End the service and all processes that it started, and unmount the disks."""
         try:
             self.service.end()
             self._kill_what_is_left()
@@ -124,7 +124,7 @@ class FaultWorld:
                 process.kill(timeout_s=DOWN_TIMEOUT_S)
 
     def service_port(self) -> int:
-        """The port on which the service was last."""
+        """Port of the running or the last service."""
         return int(self._clients.url().rpartition(":")[2])
 
     def store_record(self) -> Mapping[str, Any]:
@@ -146,7 +146,7 @@ class FaultWorld:
         return self.home / "jobs" / job_name / "1"
 
     def pool_folder(self, job_name: str) -> Path | None:
-        """Return the folder of the pool that runs the attempt; None if no record names the pool yet, or any more."""
+        """Return the folder of the pool that runs the attempt; None while no record names the pool."""
         try:
             return pool_folder(self.attempt_folder(job_name))
         except EngineError:
@@ -155,7 +155,7 @@ class FaultWorld:
     def agents(self, job_name: str) -> dict[str, ProcessId]:
         """Return host name -> agent, of living agents."""
         folder = self.pool_folder(job_name)
-        with suppress(EngineError):  # its record is damaged
+        with suppress(EngineError):  # the agent's record is damaged
             return {} if folder is None else living_agents(folder)
         return {}
 
@@ -165,7 +165,7 @@ class FaultWorld:
         return None if folder is None else living_anchor(folder)
 
     def processes_of_jobs(self) -> dict[str, dict[int, str]]:
-        """Return job name -> pid -> command line of every living process that names a job of this folder."""
+        """Return job name -> pid -> command line, for every process whose command line names a job of this run."""
         found: dict[str, dict[int, str]] = {}
         name = re.compile(rf"fault-\d+-{self.run}-\d{{5}}|tuned-\d+-{self.run}-\d+-\d{{3}}-[0-9a-f]{{8}}")
         deadline = exec_deadline()
@@ -177,7 +177,7 @@ class FaultWorld:
         return found
 
     def programs(self, job_name: str) -> list[ProcessId]:
-        """Return the training programs of a job that live, as seen by their command lines."""
+        """Return the living training programs of a job, identified by their command lines."""
         commands = self.processes_of_jobs().get(job_name, {})
         pids = [pid for pid, command in commands.items() if "program.py" in command]
         return [process for pid in sorted(pids) if (process := ProcessId.of(pid)) is not None]

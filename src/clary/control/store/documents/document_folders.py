@@ -44,7 +44,7 @@ async def take_over(folder: Path, documents: NumberedDocuments, *, first: str, k
                 await asyncio.to_thread(_remove, place)
             continue
         if known[job_name] and number < min(known[job_name]):
-            continue  # it was removed in favour of newer ones, and a kill left its folder: do not restore it
+            continue  # newer numbers have replaced it, but a killed service left its folder: do not restore it
         found = await asyncio.to_thread(_read, place)
         if first not in found:
             continue

@@ -19,11 +19,11 @@ from clary.control.store.errors import JobNotFound
 from clary.control.store.series_blocks import Runner
 from clary.control.store.tables import jobs, numbered_documents
 
-REQUEST = "request"  # name of a number's first document; others are named after hosts
+REQUEST = "request"  # name of a number's first document; the documents of hosts have the hosts' names
 
 T = TypeVar("T")
 
-_NUMBERS = 1 << 63  # numbers of a BIGINT end here
+_NUMBERS = 1 << 63  # largest BIGINT
 _SET = text(
     "INSERT INTO numbered_documents (job_name, kind, number, name, document)"
     " VALUES (:job_name, :kind, :number, :name, :document)"
@@ -52,7 +52,7 @@ class NumberedDocuments:
             job_name: a stored job.
             number: at least 0.
             documents: name -> JSON value.
-            keep: number of the job's newest numbers that stay, beside this one; None removes none.
+            keep: how many of the job's newest numbers stay besides `number`; None keeps all.
         Raises: JobNotFound.
         """
         key = {"job_name": job_name, "kind": self._kind, "number": number}
@@ -75,7 +75,7 @@ class NumberedDocuments:
         return await self._read(lambda connection: self._numbers(connection, job_name))
 
     async def read(self, job_name: str, number: int) -> dict[str, Any]:
-        """Return the documents of a number by name; empty without any."""
+        """Return the documents of a number by name; empty if it has no documents."""
         return {name: value for _, _, name, value in await self._documents(*self._at(job_name, number))}
 
     async def read_one(self, job_name: str, number: int, name: str) -> Any | None:
@@ -83,7 +83,7 @@ class NumberedDocuments:
 
         Args:
             job_name: of any job.
-            number: any; one outside of BIGINT has no documents.
+            number: any integer; one outside of BIGINT has no documents.
             name: of the document.
         """
         found = await self._documents(*self._at(job_name, number), _COLUMNS.name == name)
@@ -132,7 +132,7 @@ class NumberedDocuments:
 
 
 def built(cls: type[T], document: object | None) -> T | None:
-    """Return a dataclass of a document; None if there is no document, or it is of another release."""
+    """Return a document as a dataclass; None if there is no document, or another release wrote it."""
     try:
         return None if document is None else from_plain(cls, document)
     except ContractError:

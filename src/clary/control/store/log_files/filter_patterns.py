@@ -1,11 +1,11 @@
 """CloudWatch filter patterns over plain text: select messages for FilterLogEvents.
 
-    ERROR timeout         both terms occur
+    ERROR timeout         both words occur
     "disk full"           the phrase occurs; quotes are needed for anything but letters, digits and _
-    ERROR -retry          the first occurs and the second does not
-    ?ERROR ?WARN          one of the terms occurs; ignored beside terms of the other kinds
+    ERROR -retry          the first word occurs and the second does not
+    ?ERROR ?WARN          one of the words occurs; ignored in a pattern that has other terms
 
-Case counts; a term is found anywhere in the message. Patterns over JSON `{ }`, space-delimited fields `[ ]` and regular
+Case counts; a term matches anywhere in the message. Patterns over JSON `{ }`, space-delimited fields `[ ]` and regular
 expressions `% %` are refused by name.
 Source: Amazon CloudWatch Logs user guide, "Filter pattern syntax", unstructured log events.
 """

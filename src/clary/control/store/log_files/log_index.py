@@ -1,8 +1,8 @@
-"""The offsets of blocks of records in a log file: they find a line by number or time without reading the whole file.
+"""The offsets of blocks of records in a log file: to find a line by number or time without reading the whole file.
 
 Where: `StreamFile` keeps one in memory for each open stream (24 bytes for every block of up to 256 lines) and saves it
-beside the file when it closes, so that opening again does not read the whole file. The saved index is a cache: one that
-is missing, damaged or ahead of its log file is not used; one that is behind is completed from the log file.
+beside the file when it closes, so that opening again does not read the whole file. The saved index is a cache: an index
+that is missing, damaged or ahead of its log file is not used; an index that is behind is completed from the log file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 
 BLOCK_RECORDS = 256
-BLOCK_BYTES = 256 * 1024  # a block ends after this size even with fewer records, which bounds the work of one read
+BLOCK_BYTES = 256 * 1024  # bytes after which a block ends even with fewer records; bounds the work of one read
 _MAGIC = "CLARYINDEX1"
 
 
@@ -40,13 +40,13 @@ class LogIndex:
     block_times_ms: array[int] = field(default_factory=_numbers)
 
     def add(self, *, offset: int, end: int, at_ms: int, ingestion_ms: int) -> None:
-        """Add the next record, which lies from `offset` to `end`.
+        """Add the next record.
 
         Args:
-            offset: of its first byte in the file.
+            offset: offset of its first byte in the file.
             end: offset after its last byte.
             at_ms: its time, in ms since 1970; not before the last record's.
-            ingestion_ms: time of its arrival, likewise.
+            ingestion_ms: time of its arrival, in the same unit.
         """
         if not self.block_offsets or (
             self.next_sequence - self.block_sequences[-1] >= BLOCK_RECORDS
@@ -64,12 +64,12 @@ class LogIndex:
         self.next_sequence += 1
 
     def add_run(self, sizes: Sequence[int], *, at_ms: int, ingestion_ms: int) -> None:
-        """Add several records after the last one, all with the same time.
+        """Add several consecutive records with the same time.
 
         Args:
             sizes: in bytes, headers of records included.
             at_ms: time of all of them, in ms since 1970.
-            ingestion_ms: time of their arrival, likewise.
+            ingestion_ms: time of their arrival, in the same unit.
         """
         first = 0
         while first < len(sizes):

@@ -3,7 +3,7 @@
 Where: `LogStore.get_events` (GetLogEvents, one stream) and `LogStore.filter_events` (FilterLogEvents, many streams by
 time). Both work on views of streams, so lines that arrive meanwhile do not disturb a page.
 
-GetLogEvents always returns both tokens. A token is a place between two lines: `f/...` continues after it, `b/...`
+GetLogEvents always returns both tokens. A token names a position between two lines: `f/...` continues after it, `b/...`
 before it. A page without new lines returns the request's token, and the same token yields new lines once they exist.
 Source: AWS API reference, GetLogEvents and FilterLogEvents; docs/design/contract.md section 4.
 """
@@ -23,7 +23,7 @@ from clary.control.store.log_files.stream_file import StreamView
 
 MAX_EVENTS = 10_000  # GetLogEvents and FilterLogEvents, limit
 MAX_PAGE_BYTES = 1024 * 1024
-MAX_SEARCHED = 100_000  # lines that one FilterLogEvents call reads before it answers with a token
+MAX_SEARCHED = 100_000  # lines that one FilterLogEvents call reads at most; then it returns a token
 _END_OF_TIME_MS = 2**63 - 1
 
 _PLACE = re.compile(r"(?P<way>[fb])/(?P<sequence>[0-9]{20})(?P<check>[0-9]{10})/s")
@@ -35,7 +35,7 @@ class LogEvent(NamedTuple):
     timestamp_ms: int
     ingestion_ms: int
     message: str
-    event_id: str  # digits; permanent, and unique to the line
+    event_id: str  # digits; permanent and unique
     stream: str
     rank: int | None  # of the process that wrote the line, if known
 
@@ -81,8 +81,8 @@ def read_page(view: StreamView, *, within: TimeRange, from_head: bool, token: st
         view: of the stream.
         within: the range of time.
         from_head: whether the page without a token is the first one.
-        token: of an earlier page of this stream; it also has the direction.
-        limit: of events, 1 to `MAX_EVENTS`; a page ends at 1 MiB in any case.
+        token: token of an earlier page of this stream; it includes the direction.
+        limit: most events, 1 to `MAX_EVENTS`; a page ends at 1 MiB in any case.
     Raises: BadToken for a token of another stream or a forged one; BadLogQuery for a bad limit.
     """
     _check_limit(limit)
@@ -144,7 +144,7 @@ def _check_limit(limit: int) -> None:
 
 
 def _take(records: Iterator[LogRecord], limit: int) -> list[LogRecord]:
-    """Return records until the page is full; the first one always fits."""
+    """Return records up to the size of a page; the first record always fits."""
     taken: list[LogRecord] = []
     size_bytes = 0
     for record in records:
@@ -204,7 +204,7 @@ def _make_place(view: StreamView, way: str, sequence: int) -> str:
 
 
 def _read_place(view: StreamView, token: str) -> tuple[bool, int]:
-    """Return whether a token leads forward, and its place."""
+    """Return whether a token leads forward, and its position."""
     found = _PLACE.fullmatch(token)
     if found is None or int(found["check"]) != _check_number(view) or int(found["sequence"]) > view.next_sequence:
         raise BadToken(
@@ -227,7 +227,7 @@ def query_identity(
         streams: names, in any order; None for all of `prefix`.
         prefix: of streams' names.
         within: the range of time.
-        pattern: of lines.
+        pattern: filter pattern of the lines.
     """
     names = None if streams is None else sorted(streams)
     return {"filter": "events", "streams": names, "prefix": prefix, "pattern": pattern, **within.__dict__}

@@ -6,8 +6,8 @@ Where: `StreamFile` writes and reads them; no other module knows the layout.
     record: length of the message, checksum of all that follows, time, ingestion time, rank, message in UTF-8
 
 A crash during a write leaves an incomplete last record, and a power cut may leave zeros in place of data that was not
-on disk yet; `scan` calls both torn and stops there. Any other invalid record is damage, which is reported and never
-skipped.
+on disk yet; `scan` calls both kinds torn, and stops there. Any other invalid record is damage, which is reported and
+never skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from clary.control.store.errors import StreamDamaged
 
 MAX_MESSAGE_BYTES = 256 * 1024  # CloudWatch's limit on an event
-# Bytes that CloudWatch adds to each event's message for the size of a page (PutLogEvents, quotas).
+# Bytes that CloudWatch counts for each event besides its message (PutLogEvents, quotas).
 EVENT_OVERHEAD_BYTES = 26
 NO_RANK = -1
 MAX_TIME_MS = 253_402_300_799_999  # end of the year 9999, the last that clients can print
@@ -34,10 +34,10 @@ _MAGIC = b"CLARYLOG1 "
 _RECORD = struct.Struct("<IIqqi")
 _LENGTH_AND_CHECKSUM = struct.Struct("<II")
 _CHECKED = struct.Struct("<qqi")
-_SUSPICIOUS_CHARACTERS = MAX_MESSAGE_BYTES // 4  # a shorter text cannot have more bytes than a message may
+_SUSPICIOUS_CHARACTERS = MAX_MESSAGE_BYTES // 4  # UTF-8 has at most 4 bytes per character
 _CHECKSUM_END = 8  # the checksum covers neither the length nor itself
 _MAX_RANK = 2**31 - 1
-# Records are at most this long; a longer length can only be damage.
+# Longest record in bytes; a record with a greater length is damaged.
 _MAX_RECORD_BYTES = _RECORD.size + MAX_MESSAGE_BYTES
 # JSON from agents may contain lone surrogates; they are stored unchanged.
 _LENIENT = "surrogatepass"
@@ -69,7 +69,7 @@ class StreamHeader:
 
     stream: str
     created_at_ms: int
-    stream_id: int  # random: differs from that of an earlier stream of the same name
+    stream_id: int  # random: an earlier stream of the same name had another id
 
 
 def pack_header(header: StreamHeader) -> bytes:
@@ -98,11 +98,11 @@ def pack_lines(text: str, *, at_ms: int, ingestion_ms: int, rank: int | None) ->
 
     Args:
         text: lines with line ends between them; a line over MAX_MESSAGE_BYTES is cut and ends with a note.
-        at_ms: time of all of them.
-        ingestion_ms: time of their arrival.
+        at_ms: time of all lines, in ms since 1970.
+        ingestion_ms: time of their arrival, in the same unit.
         rank: of the process that wrote them.
     """
-    # Every line of every log passes here: for speed, no Python statement runs for each line.
+    # Every line of every log passes through here: for speed, no Python statement runs per line.
     messages = text.encode("utf-8", _LENIENT).split(b"\n")
     if len(text) >= _SUSPICIOUS_CHARACTERS:
         messages = [_cut(message) if len(message) > MAX_MESSAGE_BYTES else message for message in messages]
@@ -117,13 +117,13 @@ def pack_lines(text: str, *, at_ms: int, ingestion_ms: int, rank: int | None) ->
 
 
 def unpack_block(data: bytes, *, first_sequence: int, first_offset: int, path: str) -> list[LogRecord]:
-    """Return the records of whole-record `data`, which begins at `first_offset` of the file at `path`.
+    """Return the records in a part of a log file.
 
     Args:
-        data: whole records, one after the other.
+        data: complete records, without gaps.
         first_sequence: number of the first record.
-        first_offset: of its first byte in the file.
-        path: for the error.
+        first_offset: offset of its first byte in the file.
+        path: path of the log file, for the error.
     Raises: StreamDamaged naming the first damaged record.
     """
     records: list[LogRecord] = []
@@ -142,7 +142,7 @@ def unpack_block(data: bytes, *, first_sequence: int, first_offset: int, path: s
 
 
 def scan(read: Reader, *, start: int, size: int, path: str) -> Iterator[ScannedRecord]:
-    """Yield the records from offset `start` to the end of the file, or to a torn one, where it stops.
+    """Yield the records from offset `start` to the end of the file, or to a torn record.
 
     Args:
         read: returns up to `count` bytes at an offset.
@@ -174,9 +174,9 @@ def scan(read: Reader, *, start: int, size: int, path: str) -> Iterator[ScannedR
 
 
 def _cut(payload: bytes) -> bytes:
-    note_bytes = 64  # room for the note below
+    note_bytes = 64  # leaves space for the note below
     end = MAX_MESSAGE_BYTES - note_bytes
-    while payload[end] & 0b1100_0000 == 0b1000_0000:  # within a character's bytes
+    while payload[end] & 0b1100_0000 == 0b1000_0000:  # a continuation byte of a character
         end -= 1
     return payload[:end] + f" ... [line cut by the log store: {len(payload) - end} bytes more]".encode("ascii")
 

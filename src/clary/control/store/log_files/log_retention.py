@@ -1,7 +1,7 @@
-"""Retention of log lines: the policy of the log group, beside its streams, overrides the settings.
+"""Retention of log lines: the policy of the log group, a file beside its streams, overrides the settings.
 
-Where: `LogStore` hides expired lines, and `remove_expired` deletes streams without younger lines. An expired line in a
-stream that still grows is hidden at once; its space is freed with the stream.
+Where: `LogStore` hides expired lines, and `remove_expired` deletes streams whose lines have all expired. An expired
+line in a stream that still grows is hidden at once; its space is freed with the stream.
 Source: PutRetentionPolicy, DeleteRetentionPolicy (API reference).
 """
 
@@ -19,7 +19,7 @@ _DAYS = "retention_in_days"
 
 
 class LogRetention:
-    """Knows for how many days lines are kept; calls that change this must not overlap.
+    """The number of days for which lines are kept; calls that change it must not overlap.
 
     Args:
         folder: of the log streams.

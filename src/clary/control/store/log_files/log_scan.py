@@ -1,7 +1,7 @@
-"""Reads all lines of several streams in slices of time, so that a long scan does not block a thread.
+"""Reads all lines of several streams in short slices, so that a long scan does not block a thread.
 
-Where: `LogStore.scan` makes a scan and `LogStore.advance` moves it, for queries over lines (`services.query_desk`). The
-order is stream after stream, and line after line in a stream.
+Where: `LogStore.scan` makes a scan and `LogStore.advance` runs its next slice, for queries over lines
+(`services.query_desk`). Streams are read one after the other, each from its first line to its last.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from clary.control.store.log_files.log_pages import TimeRange
 from clary.control.store.log_files.log_records import LogRecord
 from clary.control.store.log_files.stream_file import StreamView
 
-Take = Callable[[str, LogRecord], None]  # gets the stream's name and a line
+Take = Callable[[str, LogRecord], None]  # receives the stream's name and a line
 Step = tuple[str, LogRecord] | None  # a line; None at a stream's end, so that the time is checked between empty streams
 
 
@@ -34,12 +34,12 @@ class LogScan:
 
 
 def steps_of(names: Iterable[str], views: Callable[[str], Iterator[StreamView]], within: TimeRange) -> Iterator[Step]:
-    """Yield the lines of streams within a range of time; a stream that is deleted meanwhile has no further lines.
+    """Yield the lines of streams within a range of time; a stream that is deleted meanwhile ends early.
 
     Args:
         names: of streams.
         views: returns the view of a stream, or no view if it has no lines in the range.
-        within: the range.
+        within: the range of time.
 
     Raises: StreamDamaged.
     """
@@ -55,13 +55,13 @@ def steps_of(names: Iterable[str], views: Callable[[str], Iterator[StreamView]],
 
 
 def advance(steps: Iterator[Step], take: Take, *, budget_s: float) -> bool:
-    """Pass lines to `take` until the time is over; return whether all lines were passed.
+    """Pass lines to `take` for `budget_s` seconds; return whether all lines were passed.
 
     Args:
-        steps: of `steps_of`; the next call continues with the rest.
-        take: gets each line and its stream.
-        budget_s: checked after each step, so at least one is done.
-    Raises: errors of `take`.
+        steps: iterator from `steps_of`; the next call continues where this one ends.
+        take: receives each line and its stream.
+        budget_s: checked after each step, so at least one step runs.
+    Raises: the errors that `take` raises.
     """
     deadline = time.monotonic() + budget_s
     for step in steps:

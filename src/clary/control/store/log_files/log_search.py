@@ -1,12 +1,12 @@
 """Lines of several streams by time in both directions, with a search that ends in bounded time.
 
-Where: `LogStore.find_lines`, for the console's log page. `log_pages` has CloudWatch's pages, which lead through many
-streams in one direction.
+Where: `LogStore.find_lines`, for the console's log page. `log_pages` has CloudWatch's pages, which read many streams in
+one direction only.
 
-A place is the key of a line: time, number of its stream among the requested ones, number of the line. Streams are
-merged by key; within a stream keys only grow, since its times never decrease. A search first looks for the text's bytes
-in whole blocks of the file, and splits only matching blocks into lines: a million lines take a fraction of a second.
-The case of ASCII letters does not count.
+A place is the key of a line: its time, the index of its stream in the request, and its number in the stream. Streams
+are merged by key; within a stream keys only grow, since its times never decrease. A search first looks for the text's
+bytes in whole blocks of the file, and splits only matching blocks into lines: a million lines take a fraction of a
+second. The case of ASCII letters does not count.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from clary.control.store.log_files.log_records import NO_RANK, LogRecord
 from clary.control.store.log_files.stream_file import StreamView
 
 MAX_LINES = 2000  # in one page
-SEARCH_S = 0.5  # a longer search answers with its lines so far, and the place at which to continue
+SEARCH_S = 0.5  # a longer search returns the lines found so far, and the place at which to continue
 
 
 class LinePlace(NamedTuple):
     """The key of a line."""
 
     at_ms: int
-    stream: int  # number of its stream among the requested ones
+    stream: int  # index of its stream in the request
     sequence: int
 
 
@@ -46,14 +46,14 @@ class FoundLine(NamedTuple):
 class LineQuery:
     """A query of lines: filters, direction and limit."""
 
-    needle: str = ""  # only lines with this text
+    needle: str = ""  # only lines that contain this text
     rank: int | None = None  # only lines of this rank
-    start: LinePlace | None = None  # lines before it, or after it; None begins with the newest, or the oldest
-    # Forward only: number of seen lines of each stream, whatever their times; None begins at `start`.
+    start: LinePlace | None = None  # search from here; None: from the newest line (backward) or the oldest (forward)
+    # Forward only: for each stream, how many of its lines earlier pages have searched; None begins at `start`.
     seen: tuple[int | None, ...] = ()
     is_backward: bool = True  # from newer to older lines
     limit: int = 200
-    begin_ms: int = 0  # older lines have expired
+    begin_ms: int = 0  # lines before this time have expired
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +61,11 @@ class FoundLines:
     """A page: lines in the direction of the query.
 
     Args:
-        lines: fewer than the limit if there are no more, the page got too large, or the time was over.
+        lines: fewer than the limit if no more match, the page would be too large, or the time ran out.
         searched_to: place of the last searched line; None if no line was searched.
         is_complete: whether no more lines match in this direction.
-        num_lines: of the requested streams, without the query's filters.
-        seen: for the next query forward; None for streams that were not searched. A line may arrive after lines of
+        num_lines: number of lines of the requested streams that have not expired, whether or not they match.
+        seen: `LineQuery.seen` of the next query forward; None for missing streams. A line may arrive after lines of
             other hosts with later times: a query by time alone would miss it.
     """
 
@@ -91,9 +91,9 @@ def find_lines(views: Sequence[StreamView | None], query: LineQuery, *, budget_s
     """Return a page of the lines of all views.
 
     Args:
-        views: of the streams in the order of their numbers in places; None for a missing stream.
+        views: one per requested stream, in order; None for a missing stream.
         query: selects the lines.
-        budget_s: seconds; each call searches at least one block of lines.
+        budget_s: longest search in seconds; each call searches at least one block of lines.
 
     Raises: StoreError for a bad limit; StreamDamaged.
     """
@@ -138,7 +138,7 @@ def _num_lines(view: StreamView, query: LineQuery) -> int:
 
 
 def _seen_before(views: Sequence[StreamView | None], query: LineQuery) -> dict[int, int | None]:
-    """Return the number of each stream's lines before a page; for a backward page, of all its lines."""
+    """Return each stream's number of lines before a forward page; for a backward page, its number of all lines."""
     seen: dict[int, int | None] = dict(enumerate(query.seen))
     for number, view in enumerate(views):
         if view is None:
@@ -150,7 +150,7 @@ def _seen_before(views: Sequence[StreamView | None], query: LineQuery) -> dict[i
     return seen
 
 
-_Step = tuple[LinePlace, LogRecord | None]  # a wanted line; or a place up to which no line is wanted
+_Step = tuple[LinePlace, LogRecord | None]  # a matching line; or a place up to which no further line matches
 
 
 def _merged(views: Sequence[StreamView | None], query: LineQuery) -> Iterator[_Step]:
@@ -161,7 +161,7 @@ def _merged(views: Sequence[StreamView | None], query: LineQuery) -> Iterator[_S
 
 
 def _steps(view: StreamView, number: int, query: LineQuery) -> Iterator[_Step]:
-    """Yield the wanted lines of one stream, and the end of the search for each block without them."""
+    """Yield the matching lines of one stream, and the place reached where a block does not end with a matching line."""
     first = view.first_at_or_after(query.begin_ms) if query.begin_ms else 0
     stop = view.next_sequence
     seen = query.seen[number] if number < len(query.seen) and not query.is_backward else None
@@ -197,24 +197,24 @@ def _passed(view: StreamView, number: int, block: int, begin: int, data: bytes, 
         # The block's first line. If the range begins within the block, its first line is not older than this.
         return LinePlace(times[block], number, begin)
     if block + 1 < view.num_blocks:
-        # Just before the next block's first line, whose time is known without splitting this block into lines.
+        # The place just before the next block's first line, known without splitting this block into lines.
         return LinePlace(times[block + 1], number, view.index.block_sequences[block + 1] - 1)
     last = view.block_records(block, data)[-1]
     return LinePlace(last.at_ms, number, last.sequence)
 
 
 def _border(view: StreamView, number: int, start: LinePlace, *, is_inside: bool) -> int:
-    """Return the number of the stream's first line after a place, or of the line at the place itself.
+    """Return the number of the stream's first line at or after a place.
 
     Args:
         view: of the stream.
-        number: of the stream.
+        number: index of the stream in the request.
         start: the place.
-        is_inside: whether to leave out the line at the place itself (forward); else it counts as after the place.
+        is_inside: whether to skip a line at the place itself, as a forward search does.
     """
     if number == start.stream:
         return start.sequence + 1 if is_inside else start.sequence
-    # Of lines with the same time, those of streams with lower numbers are before the place.
+    # Of lines with the same time, lines of streams with lower indices precede the place.
     return view.first_at_or_after(start.at_ms + 1 if number < start.stream else start.at_ms)
 
 

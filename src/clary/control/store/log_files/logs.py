@@ -1,8 +1,9 @@
-"""Log streams in a folder: appended by agents exactly once, read with CloudWatch's rules, kept over restarts.
+"""Log streams in a folder: each line is appended exactly once and survives restarts; pages follow CloudWatch's rules.
 
 Where: the agents' service appends batches, the logs service answers DescribeLogStreams, GetLogEvents and
-FilterLogEvents from here. One file a stream (`stream_file`, `stream_registry`), pages in `log_pages`. When a call
-returns, the kernel has its lines, so that they survive the death of this process; `seal` forces them to disk.
+FilterLogEvents from here. Each stream is one file (`stream_file`, `stream_registry`); `log_pages` makes pages. When a
+call returns, the kernel has the written lines, so that they survive the death of this process; `seal` forces them to
+disk.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ NUM_SEARCHERS = 2
 CALL_TIMEOUT_S = 60.0
 MAX_LISTED = 50  # DescribeLogStreams, limit
 REMOVED_AT_ONCE = 200  # streams checked in one call, far fewer than CALL_TIMEOUT_S allows
-# Log tokens give no access that their bearer lacks: the digest only has to detect mistakes.
+# Log tokens grant no access, so their digest only has to detect mistakes.
 _TOKEN_KEY = b"clary log pages"
 
 _log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class StreamOrder(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPage:
-    """One page of streams; `next_token` is None unless more streams follow."""
+    """One page of streams; `next_token` is None on the last page."""
 
     streams: tuple[StreamSummary, ...]
     next_token: str | None
@@ -64,9 +65,10 @@ class LogStore:
     """All log streams of a service.
 
     Args:
-        folder: holds one file a stream and belongs to this store alone; created if missing, at the first call.
-        clock: for ingestion times and ages of lines.
-        retention_days: days for which lines are kept, unless `set_retention` sets another number; 0 is for ever.
+        folder: holds one file per stream and belongs to this store alone; the first call creates it.
+        clock: gives the ingestion times and ages of lines.
+        retention_days: days for which lines are kept, unless `set_retention` sets another number; 0 keeps them for
+            ever.
     """
 
     def __init__(self, folder: Path | str, *, clock: Clock | None = None, retention_days: int = 0) -> None:
@@ -76,14 +78,14 @@ class LogStore:
         self._retention = LogRetention(self._folder, default_days=retention_days)
         self._setting_retention = asyncio.Lock()
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="clary-log-store")
-        # Separate threads: a search takes a second, and must not delay storing lines.
+        # Separate threads, because a search of a second must not delay the storing of lines.
         self._searchers = ThreadPoolExecutor(NUM_SEARCHERS, thread_name_prefix="clary-log-search")
         self._is_closed = False
 
     async def open(self) -> None:
-        """Take possession of the folder and find its streams; every other call does this by itself.
+        """Lock the folder and find its streams; every other method does so at its first call.
 
-        Raises: StoreError if another process has the folder, or it cannot be used.
+        Raises: StoreError if another process holds the folder's lock, or the folder cannot be used.
         """
         await self._run(lambda: None)
 
@@ -122,14 +124,14 @@ class LogStore:
         return await self._run(append)
 
     async def next_sequence(self, stream: str) -> int:
-        """Return the number of the line that a stream expects next.
+        """Return the number of the next line that a stream expects.
 
         Raises: StreamNotFound.
         """
         return (await self._run(lambda: self._registry.summary(stream))).next_sequence
 
     async def seal(self, stream: str) -> None:
-        """Force a stream to disk; returns when it would survive a power cut. Later lines are still accepted.
+        """Force a stream to disk; its lines then survive a power cut. Later lines are still accepted.
 
         Raises: StreamNotFound.
         """
@@ -197,13 +199,13 @@ class LogStore:
     ) -> StreamPage:
         """Return one page of streams whose names begin with `prefix`.
 
-        A damaged stream is left out; reading its events raises the reason.
+        Damaged streams are left out; reading the events of such a stream raises StreamDamaged.
 
         Args:
-            prefix: of names; empty for all.
+            prefix: of the streams' names; empty for all streams.
             order_by: name, or time of the last event.
             descending: whether the order is reversed.
-            limit: of streams, 1 to `MAX_LISTED`.
+            limit: most streams, 1 to `MAX_LISTED`.
             token: of the last page of the same query.
         Raises: BadToken; BadLogQuery for a bad limit.
         """
@@ -243,9 +245,9 @@ class LogStore:
             stream: its name.
             start_ms: events of this time and later.
             end_ms: events before this time.
-            from_head: without a token, begin with the oldest events and not with the newest.
+            from_head: whether a request without a token begins with the oldest events; else with the newest.
             token: of an earlier page of this stream.
-            limit: of events, 1 to 10,000; a page ends at 1 MiB in any case.
+            limit: most events, 1 to 10,000; a page ends at 1 MiB in any case.
 
         Raises: StreamNotFound; BadToken; BadLogQuery.
         """
@@ -270,12 +272,12 @@ class LogStore:
         """Return matching events of many streams, oldest first, by the rules of FilterLogEvents.
 
         Args:
-            streams: names; None for all, or for those with `prefix`. Missing streams are skipped.
-            prefix: of names; not together with `streams`.
+            streams: their names; None for all streams with `prefix`. Missing streams are skipped.
+            prefix: of the streams' names; not together with `streams`.
             start_ms: events of this time and later.
             end_ms: events before this time.
             pattern: CloudWatch filter pattern (see `filter_patterns`).
-            limit: of events, 1 to 10,000; a page may hold fewer, or none, and still have a token.
+            limit: most events, 1 to 10,000; a page with a token may hold fewer events, even no event.
             token: of the last page of the same query.
 
         Raises: BadLogQuery; BadToken.
@@ -301,11 +303,11 @@ class LogStore:
         return await self._run(search, threads=self._searchers)
 
     async def find_lines(self, streams: Sequence[str | None], query: LineQuery) -> tuple[FoundLines, LinePlace]:
-        """Return a page of lines by time, and the place of the newest of all lines (see `log_search`).
+        """Return a page of lines by time, and the place of the newest line of all streams (see `log_search`).
 
         Args:
-            streams: names in the order of their numbers in places; None keeps the number of an omitted stream. A
-                missing stream has no lines.
+            streams: names; a place refers to a stream by its index here. None stands for an omitted stream. A missing
+                stream has no lines.
             query: selects the lines and the direction.
 
         Raises: StoreError for a bad limit; StreamDamaged.
@@ -319,17 +321,17 @@ class LogStore:
         return await self._run(find, threads=self._searchers)
 
     def scan(self, prefix: str, *, start_ms: int, end_ms: int) -> LogScan:
-        """Return a scan of the lines of all streams with a prefix, from one time to another; `advance` moves it.
+        """Return a scan of the lines of all streams with a prefix, within a range of time; `advance` reads them.
 
         Args:
             prefix: of streams' names.
-            start_ms: first time, in ms since 1970.
-            end_ms: end of the span, exclusive.
+            start_ms: begin of the range, in ms since 1970.
+            end_ms: end of the range, exclusive.
         """
         return LogScan(prefix, TimeRange(start_ms=start_ms, end_ms=end_ms))
 
     async def advance(self, scan: LogScan, take: log_scan.Take, *, budget_s: float) -> bool:
-        """Pass the next lines of a scan to `take`, in a thread, for about `budget_s`; return whether the scan is done.
+        """Pass the next lines of a scan to `take` for about `budget_s` seconds; return whether the scan has ended.
 
         Raises: StreamDamaged; errors of `take`. After an error, a scan can not be continued.
         """
@@ -384,7 +386,7 @@ class LogStore:
                 yield self._registry.view(name)
 
     def _summary_or_none(self, stream: str) -> StreamSummary | None:
-        """Return a stream's summary; None for a deleted or damaged one, which must not hide the others."""
+        """Return a stream's summary; None for a deleted or damaged one, which must not hide other streams."""
         try:
             return self._registry.summary(stream)
         except StreamNotFound:

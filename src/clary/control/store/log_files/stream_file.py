@@ -1,6 +1,6 @@
 """One log stream in one append-only file.
 
-Where: `LogStore` keeps a few of these open; appends come from agents through the service, reads from log queries.
+Where: `LogStore` keeps a few of these open; agents append through the service, log queries read.
 Threads: every method of `StreamFile` needs the caller's lock; a `StreamView` needs none, and keeps no file open, so
 that a search may hold views of thousands of streams.
 """
@@ -42,7 +42,7 @@ def create_stream_file(path: Path, header: StreamHeader) -> None:
 
 
 def read_stream_name(path: Path) -> str:
-    """Return the name of the stream that a file holds.
+    """Return the name of the stream in a file.
 
     Raises: StoreError for a file that is no log stream.
     """
@@ -79,9 +79,9 @@ class StreamFile:
         return self.index.end - self._start
 
     def append(self, first_sequence: int, blocks: Sequence[LogBlock], *, now_ms: int) -> int:
-        """Store the lines that are not stored yet and return the number of the next one.
+        """Store the lines that are not stored yet; return the number of the next expected line.
 
-        Times never decrease within a stream: a line with an earlier time gets the time of the line before.
+        Times never decrease within a stream: a line with an earlier time gets the previous line's time.
 
         Args:
             first_sequence: number of the first line, from 0; lines that are stored already are dropped.
@@ -110,7 +110,7 @@ class StreamFile:
     def flush(self) -> None:
         """Force all stored lines to disk, and save the index beside the file.
 
-        Raises: StoreError; not for the index, which only saves reading the file later.
+        Raises: StoreError for the lines; a failure to save the index, which is only a cache, is ignored.
         """
         try:
             os.fsync(self._file)
@@ -129,7 +129,7 @@ class StreamFile:
         os.close(self._file)
 
     def view(self) -> StreamView:
-        """Return the stream as it is now, for reading from any thread while others append."""
+        """Return a snapshot of the stream, which any thread can read while others append."""
         return StreamView(
             header=self.header,
             index=self.index,
@@ -140,7 +140,7 @@ class StreamFile:
         )
 
     def _load(self, start: int) -> LogIndex:
-        """Return the file's index, from the saved one and the records after it; cut off a torn last record."""
+        """Return the file's index, built from the saved index and the records after it; cut off a torn last record."""
         size = os.fstat(self._file).st_size
         index = load_index(self._index_path, file_size=size) or LogIndex(end=start)
         for record in log_records.scan(self._read, start=index.end, size=size, path=str(self._path)):
@@ -161,7 +161,7 @@ class StreamFile:
                 while position < len(data):
                     position += os.pwrite(self._file, left[position:], offset + position)
         except OSError as error:
-            with contextlib.suppress(OSError):  # the leftover is overwritten, or cut off at the next opening
+            with contextlib.suppress(OSError):  # the next write or the next opening removes the incomplete record
                 os.ftruncate(self._file, offset)
             raise _failure("append to", self._path, error) from error
 
@@ -178,7 +178,7 @@ class StreamFile:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamView:
-    """A stream as it was at one moment: records 0 to `next_sequence` - 1."""
+    """Snapshot of a stream: records 0 to `next_sequence` - 1."""
 
     header: StreamHeader
     index: LogIndex  # grows with further appends; only records within the numbers below belong to the view
@@ -188,11 +188,11 @@ class StreamView:
     path: Path
 
     def first_at_or_after(self, at_ms: int) -> int:
-        """Return the number of the first record of that time or later, or `next_sequence` without one."""
+        """Return the number of the first record at or after a time; `next_sequence` if all are older."""
         if not self.num_blocks:
             return 0
         first_block = self.index.block_before_time(at_ms, num_blocks=self.num_blocks)
-        # The record is in this block, or is the first one of the next block.
+        # The record is in this block, or is the next block's first record.
         for record in self._block(first_block):
             if record.at_ms >= at_ms:
                 return record.sequence
@@ -229,7 +229,7 @@ class StreamView:
         return self.index.block_of(sequence, num_blocks=self.num_blocks)
 
     def block_bytes(self, number: int) -> bytes:
-        """Return the bytes of a block in the file: much faster to search than its records one by one.
+        """Return the bytes of a block in the file: searching them is much faster than searching its records.
 
         Raises: StreamNotFound if the stream was deleted; StoreError.
         """
@@ -259,7 +259,7 @@ class StreamView:
 
 
 def _behind(blocks: Sequence[LogBlock], num_lines: int) -> Iterator[LogBlock]:
-    """Yield the blocks without their first lines, which are stored already."""
+    """Yield the blocks without the lines that are stored already."""
     for block in blocks:
         count = block.num_lines if num_lines else 0
         if not count:

@@ -1,6 +1,6 @@
 """The log streams of a folder, and the few whose files are open.
 
-Where: `LogStore` calls this from its threads; everything here blocks, and is safe to call from several of them.
+Where: `LogStore` calls this from its threads; every call blocks, and several threads may call at once.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MAX_NAME_LENGTH = 512  # logStreamName
 _FOLDER_MODE = 0o700
 _SUFFIX = ".log"
 _INDEX_SUFFIX = ".idx"
-_LEFTOVER_SUFFIXES = (".new", ".tmp")  # files that a crash left before they were renamed
+_LEFTOVER_SUFFIXES = (".new", ".tmp")  # files that a crash left unrenamed
 _MAX_QUOTED_LENGTH = 200  # file systems allow 255 bytes
-_HASHED = "~"  # begins file names with a digest instead of the stream's name; quoted names never contain it
+_HASHED = "~"  # begins the names of files that are named by a digest; quoted stream names never contain it
 
 _log = logging.getLogger(__name__)
 
@@ -69,17 +69,17 @@ class StreamRegistry:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._registry = threading.Lock()  # guards the next three; held only for moments, never during file access
+        self._registry = threading.Lock()  # guards the next three attributes; held briefly, never during file access
         self._entries: dict[str, _Entry] = {}
         self._names: list[str] = []  # sorted
-        self._opened: OrderedDict[str, _Entry] = OrderedDict()  # longest unused first
+        self._opened: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
         self._changing = threading.Lock()  # held while streams are created and deleted
         self._folder_lock: int | None = None
 
     def ensure_open(self) -> None:
-        """Take possession of the folder and find its streams, at the first call.
+        """Lock the folder and find its streams, at the first call.
 
-        Raises: StoreError if another process has the folder, or it cannot be used.
+        Raises: StoreError if another process holds the folder's lock, or the folder cannot be used.
         """
         with self._changing:
             if self._folder_lock is not None:
@@ -122,12 +122,12 @@ class StreamRegistry:
             raise BadLogQuery(
                 f"a log stream's name has 1 to {MAX_NAME_LENGTH} characters, got {len(stream)}: {stream[:40]!r}"
             )
-        with self._changing:  # one creation at a time, so that two of the same name cannot collide
+        with self._changing:  # one creation at a time, so that two streams of one name cannot collide
             with self._registry:
                 if stream in self._entries:
                     return
             entry = _Entry(stream, self._folder / _file_name(stream))
-            entry.path.with_suffix(_INDEX_SUFFIX).unlink(missing_ok=True)  # left by an earlier stream of that name
+            entry.path.with_suffix(_INDEX_SUFFIX).unlink(missing_ok=True)  # index of an earlier stream of that name
             header = StreamHeader(stream=stream, created_at_ms=created_at_ms, stream_id=secrets.randbits(63))
             create_stream_file(entry.path, header)
             with self._registry:
@@ -163,7 +163,7 @@ class StreamRegistry:
 
     @contextmanager
     def file_of(self, stream: str) -> Iterator[StreamFile]:
-        """Hold a stream with its file open; no other thread appends to it or deletes it meanwhile.
+        """Lock a stream and open its file; no other thread appends to the stream or deletes it meanwhile.
 
         Raises: StreamNotFound.
         """
@@ -184,7 +184,7 @@ class StreamRegistry:
         self._close_longest_unused()
 
     def view(self, stream: str) -> StreamView:
-        """Return a stream as it is now.
+        """Return a snapshot of a stream.
 
         Raises: StreamNotFound.
         """
@@ -253,7 +253,7 @@ def _summarise(file: StreamFile) -> StreamSummary:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Return the open lock file; the lock ends with the process, even after a crash."""
+    """Lock the folder and return the open lock file; the lock ends with the process, even after a crash."""
     path = folder / ".lock"
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -41,7 +41,7 @@ class EdgeQuery:
     descending: bool = True
 
     def equals(self) -> dict[str, str | None]:
-        """Return column -> required value."""
+        """Return column -> required value; None for any value."""
         return {
             "source_arn": self.source_arn,
             "destination_arn": self.destination_arn,
@@ -65,7 +65,7 @@ class Associations:
         self._token_key = token_key
 
     async def add(self, edge: Association) -> bool:
-        """Store an edge; return False, without a change, if the two are associated already."""
+        """Store an edge; if its source and destination already have one, change nothing and return False."""
 
         def put(connection: Connection) -> bool:
             if connection.execute(select(associations.c.source_arn).where(_between(edge))).one_or_none() is not None:
@@ -85,7 +85,7 @@ class Associations:
     async def page(
         self, query: EdgeQuery, *, max_results: int, next_token: str | None
     ) -> tuple[list[Association], str | None]:
-        """Return one page of edges and the token of the next; None on the last. Raises BadToken.
+        """Return one page of edges, and the token of the next page or None. Raises BadToken.
 
         Args:
             query: filters and order.

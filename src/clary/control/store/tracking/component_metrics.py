@@ -1,7 +1,7 @@
 """Values that programs report for a trial component, with steps, and their summaries.
 
-Where: `services.experiments.values` stores and reads them. Values of a training job's own component are in the table
-of jobs' metrics, together with those of metric definitions; `of_job` tells the two tables apart.
+Where: `services.experiments.values` stores and reads them. Values of a training job's own component are in the table of
+job metrics, together with the values of metric definitions; `of_job` selects the table.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from clary.control.store.tables import component_metrics, from_microseconds, met
 from clary.control.store.tracking.experiment_rows import Kind, key_of
 
 US_PER_S = 1_000_000
-LARGEST = 1e150  # its square is finite: beyond it, PostgreSQL refuses a mean and a deviation
+LARGEST = 1e150  # its square is finite; PostgreSQL computes no mean and deviation of larger values
 MAX_ROWS = 200_000  # rows read for one answer
-_MOST = 2**63 - 1  # largest number of a column
+_MOST = 2**63 - 1  # largest BIGINT
 _AT_ONCE = 200  # owners in one query
 
 
@@ -37,7 +37,7 @@ class Summary:
     least: float
     greatest: float
     mean: float
-    deviation: float  # of the values themselves, not an estimate from a sample
+    deviation: float  # standard deviation of the whole, not of a sample
     last: float
     count: int
     last_at: datetime
@@ -59,7 +59,7 @@ class ComponentMetrics:
         self._write = write
 
     async def add(self, component: str, values: Sequence[FinalMetric]) -> bool:
-        """Append values, which may be NaN or infinite; without such a component, write nothing and return False."""
+        """Append values, which may be NaN or infinite; return False if the component does not exist."""
         key = key_of(component)
         rows = [
             {
@@ -101,16 +101,16 @@ class ComponentMetrics:
     async def buckets(
         self, owner: Owner, name: str, *, width_s: int | None, start: int | None, end: int | None, limit: int
     ) -> tuple[list[tuple[int, Summary]], bool]:
-        """Return values of one metric in buckets, and whether others follow.
+        """Return the values of one metric in buckets, and whether further buckets follow.
 
-        Buckets are in order, each as (its beginning, summary of its values).
+        Each bucket is a pair (begin, summary of its values); buckets are in order.
 
         Args:
             owner: of the values.
             name: of the metric.
-            width_s: of a bucket in seconds since 1970; None for one bucket a step.
-            start: first second or step; None for the first one stored.
-            end: last second or step, inclusive.
+            width_s: width of a bucket in seconds; None for one bucket per step.
+            start: first second since 1970, or first step; None for the first stored value.
+            end: last second or step, inclusive; None for the last stored value.
             limit: most buckets.
         """
         table, column = _place(owner.of_job)
@@ -136,7 +136,7 @@ class ComponentMetrics:
                 begin = row.step if width_s is None else row.at // (width_s * US_PER_S) * width_s
                 groups.setdefault(begin, []).append(row)
             if len(rows) > MAX_ROWS:
-                groups.popitem()  # it may have more values, which were not read
+                groups.popitem()  # the last bucket may have values that were not read
             shown = list(groups.items())[:limit]
             is_cut = len(rows) > MAX_ROWS or len(groups) > limit
             return [
@@ -174,7 +174,7 @@ def _place(of_job: bool) -> tuple[Any, Any]:
 
 
 def _summary_rows(connection: Connection, *, of_job: bool, names: Sequence[str]) -> Sequence[Row[Any]]:
-    """Return a row for each metric: the database reads the values twice, since the deviation needs the mean."""
+    """Return one row per metric; the database reads the values twice, since the deviation needs the mean."""
     table, column = _place(of_job)
     counted = (
         select(column.label("owner"), table.c.metric_name, table.c.at, table.c.id, table.c.value)

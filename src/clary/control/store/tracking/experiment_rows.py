@@ -19,7 +19,7 @@ from clary.base.errors import Fault, StoreError
 from clary.control.store.damage import readable
 from clary.control.store.tables import from_microseconds, to_microseconds, tracked
 
-_TIME = "$time_us"  # marks a time in a stored document, since JSON has no times
+_TIME = "$time_us"  # key that marks a time in a stored document, since JSON has no times
 
 
 class Kind(StrEnum):
@@ -39,10 +39,10 @@ class Tracked:
     name: str  # spelled as in the request that created it
     arn: str
     parent: str = ""  # experiment of a trial
-    source: str = ""  # ARN of the job of a component, URI of an artifact
+    source: str = ""  # ARN of a component's job, URI of an artifact
     created_at: datetime
     modified_at: datetime
-    # all other members, spelled as in the API; times may occur
+    # all other members, spelled as in the API; values may be times
     document: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -57,7 +57,7 @@ class Association:
 
     source_arn: str
     destination_arn: str
-    association_type: str  # empty for none
+    association_type: str  # empty if the edge has no type
     source_type: str
     destination_type: str
     source_name: str
@@ -98,7 +98,7 @@ def key_of(name: str) -> str:
 
 
 def source_key_of(kind: Kind, source: str) -> str:
-    """Return a source in the form in which sources are compared: in URIs, case counts."""
+    """Return a source in the form in which sources are compared; in URIs, case counts."""
     return source if kind is Kind.ARTIFACT else key_of(source)
 
 

@@ -1,6 +1,6 @@
 """Experiments, trials, trial components and artifacts in the database, with their relations.
 
-Where: `services.experiments` reads and writes them through `Store.experiments`. `associations` has their lineage,
+Where: `services.experiments` reads and writes them through `Store.experiments`. `associations` holds their lineage,
 `component_metrics` the values of components.
 """
 
@@ -60,13 +60,13 @@ class TrackedQuery:
     name: str | None = None
     parent: str | None = None  # of trials: the experiment
     trial: str | None = None  # of components
-    experiment: str | None = None  # of components: in any of its trials
+    experiment: str | None = None  # of components: the experiment that has their trial
     component: str | None = None  # of trials
     source: str | None = None
     label: str | None = None  # of artifacts: the type
     created_after: datetime | None = None
     created_before: datetime | None = None
-    by_name: bool = False  # else in order of creation
+    by_name: bool = False  # else by creation time
     descending: bool = True
 
     def identity(self) -> list[Any]:
@@ -102,9 +102,9 @@ class ExperimentStore:
 
         Args:
             thing: the record.
-            new_tags: of it.
-            trials: of a component.
-            replaces: whether to delete a record of the same name first, with all that depends on it.
+            new_tags: tags of the record.
+            trials: names of the trials that a component joins.
+            replaces: whether to delete a record of the same name first, with its tags, values and edges.
 
         Raises: TrackedExists; TrackedNotFound for a trial, or for the experiment of a trial. Then nothing is written.
         """
@@ -180,7 +180,7 @@ class ExperimentStore:
     async def page(
         self, query: TrackedQuery, *, max_results: int, next_token: str | None
     ) -> tuple[list[Tracked], str | None]:
-        """Return one page of records and the token of the next; None on the last.
+        """Return one page of records, and the token of the next page or None.
 
         Args:
             query: filters and order.
@@ -216,7 +216,7 @@ class ExperimentStore:
         return found[:max_results], tokens.make_token(self._token_key, query=identity, position=position)
 
     def make_token(self, *, query: Any, position: list[Any]) -> str:
-        """Return the token of a page whose records were sorted outside of the database."""
+        """Return the token of a page whose records were sorted outside the database."""
         return tokens.make_token(self._token_key, query=query, position=position)
 
     def read_token(self, token: str, *, query: Any) -> list[Any]:
@@ -234,7 +234,7 @@ class ExperimentStore:
         Args:
             trial: its name.
             component: its name.
-            at: time of the edge, if it is new.
+            at: time of joining, stored if the membership is new.
         Raises: TrackedNotFound.
         """
 
@@ -312,7 +312,7 @@ def _join(connection: Connection, trial: str, component: str, *, at: datetime) -
 
 
 def _users(connection: Connection, thing: Tracked) -> str:
-    """Return a sentence on the number of records that depend on a record, with the remedy; empty without any."""
+    """Return a sentence on how many records depend on a record, with the remedy; empty if no record does."""
     match thing.kind:
         case Kind.EXPERIMENT:
             belongs = (tracked.c.kind == Kind.TRIAL.value) & (tracked.c.parent_key == thing.key)

@@ -1,6 +1,6 @@
 """Tuning jobs and their trials: a document each, and columns for queries.
 
-Where: it is `Store.tuning`. A trial is written in the transaction that stores its training job (`add_trial`), and only
+Where: `Store.tuning`. A trial is written in the transaction that stores its training job (`add_trial`), and only
 while its tuning job is in progress; its number stays taken after the training job was deleted.
 """
 
@@ -56,7 +56,7 @@ class TrialRefused(StoreError):
 
 
 class TuningSort(StrEnum):
-    """Sort order of tuning jobs; equal ones are sorted by name."""
+    """Sort order of tuning jobs; equal jobs are sorted by name."""
 
     NAME = "Name"
     STATUS = "Status"
@@ -84,7 +84,7 @@ class TuningQuery:
 
 
 def add_trial(connection: Connection, trial: Trial) -> None:
-    """Store a trial in the caller's transaction. Raises: TrialRefused; the caller rolls back."""
+    """Store a trial in the caller's transaction. Raises: TrialRefused; then the caller must roll back."""
     at = tuning_jobs.c.name == trial.tuning_job
     status = connection.execute(select(tuning_jobs.c.status).where(at).with_for_update()).scalar()
     if status != TuningStatus.IN_PROGRESS.value:
@@ -128,7 +128,7 @@ class TuningRecords:
         return await self._jobs(tuning_jobs.c.is_terminal == 0)
 
     async def change(self, name: str, change: Callable[[TuningJob], TuningJob]) -> TuningJob:
-        """Read a tuning job, change it and write it back in one transaction; return the stored one.
+        """Read a tuning job, change it and write it back in one transaction; return the stored job.
 
         Args:
             name: of the tuning job.
@@ -173,7 +173,7 @@ class TuningRecords:
         return await self._read(find)
 
     async def put_trial(self, trial: Trial) -> None:
-        """Write a stored trial again, with its outcome or the reason of its stop."""
+        """Update a stored trial with its outcome or the reason why it is stopped."""
         at = (tuning_trials.c.tuning_job == trial.tuning_job) & (tuning_trials.c.number == trial.number)
         statement = update(tuning_trials).where(at).values(document=_document(trial))
         await self._write(lambda connection: connection.execute(statement))
@@ -181,7 +181,7 @@ class TuningRecords:
     async def page(
         self, query: TuningQuery, *, max_results: int, next_token: str | None
     ) -> tuple[list[TuningJob], str | None]:
-        """Return one page of tuning jobs and the token of the next; None on the last.
+        """Return one page of tuning jobs, and the token of the next page or None.
 
         Args:
             query: filters and order.
@@ -214,10 +214,10 @@ class TuningRecords:
     def cut(
         self, items: Sequence[T], *, identity: list[Any], max_results: int, next_token: str | None
     ) -> tuple[Sequence[T], str | None]:
-        """Return one page of a list in memory, and the token of the next; None on the last.
+        """Return one page of a list in memory, and the token of the next page or None.
 
         Args:
-            items: all, in the order of the pages.
+            items: all items, in the order of the pages.
             identity: of the query; a token is bound to it.
             max_results: above 0.
             next_token: of the last page; None for the first page.
