@@ -1,11 +1,11 @@
-"""Registers Clary with torch at the end of `import torch`, through the entry point of the folder that jobs get.
+"""Registers Clary with torch at the end of `import torch`, through the entry point in the library folder of jobs.
 
-Scripts may then say `init_process_group("smddp")` without importing anything, and `import torch.sagemaker`, as in AWS's
+Scripts may then call `init_process_group("smddp")` without further imports, and `import torch.sagemaker`, as in AWS's
 images, and `import torch._six`, as in images with torch 1. The module installs the hook of a job's DebugHookConfig and
-begins to record the times of training steps (`train.steps`). A failure here would fail `import torch` for jobs that
-never use it, so any error leaves torch unchanged; scripts that import `smdistributed.dataparallel.torch.torch_smddp`
-themselves get the error. It runs in the user's environment, also in Python versions that Clary's train side does not
-support.
+begins to record the times of training steps (`train.steps`). A failure in this module would fail `import torch` for
+jobs that never use Clary's parts, so any error leaves torch unchanged; scripts that import
+`smdistributed.dataparallel.torch.torch_smddp` themselves get the error. It runs in the user's environment, also in
+Python versions that Clary's train side does not support.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ _ADAPTER = os.path.join("train", "collective", "adapters", "torch", "registratio
 _DEBUGGER = os.path.join("train", "debugger", "automatic.py")
 _COMPILATION = os.path.join("train", "compilation", "outermost.py")
 _TRAINERS = os.path.join("train", "trainers", "installing.py")
-# parameters of jobs; with one of them, trainers are also patched in processes that are no ranks
+# parameters of jobs; with one of these parameters, trainers are also patched in processes that are not ranks
 _FRAMEWORK = "SM_FRAMEWORK_PARAMS"
 _FOR_TRAINERS = ("sagemaker_distributed_dataparallel_enabled", "sagemaker_mpi_enabled")
-_HOOK_CONFIGURATION = "SMDEBUG_CONFIG_FILE_PATH"  # set by the agent where a job has a DebugHookConfig
+_HOOK_CONFIGURATION = "SMDEBUG_CONFIG_FILE_PATH"  # set by the agent if a job has a DebugHookConfig
 # set by the agent: the recordings that a job asks for
 _WISHES = ("CLARY_STEPS_FOLDER", "CLARY_PROFILES_FOLDER", _HOOK_CONFIGURATION)
-_FOR_MODELS = ("CLARY_COMPILE", "CLARY_AMP")  # set by the agent too: whether models are compiled or run under autocast
+_FOR_MODELS = ("CLARY_COMPILE", "CLARY_AMP")  # set by the agent, too: whether models are compiled or run under autocast
 _TOLD = "CLARY_TOLD_TOO_OLD"
-_FIRST_VERSION = (3, 10)  # of Python, for clary.train
-_MASTER_PORT = "CLARY_RUN_MASTER_PORT"  # set by `clary run`; jobs have the variables of ranks from their launcher
+_FIRST_VERSION = (3, 10)  # first Python version that clary.train supports
+_MASTER_PORT = "CLARY_RUN_MASTER_PORT"  # set by `clary run`; in jobs the launcher sets the variables of ranks
 _OF_MPIRUN = {
     "RANK": "OMPI_COMM_WORLD_RANK",
     "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
@@ -49,13 +49,13 @@ _OF_MPIRUN = {
 class SagemakerFinder:
     """Finds `torch.sagemaker` and `torch._six` in a folder of Clary, so that torch's own files stay unchanged.
 
-    It stands last in `sys.meta_path`, so a module of torch or of AWS's library is found first. Submodules are found by
+    It is last in `sys.meta_path`, so a module of torch or of AWS's library is found first. Submodules are found through
     the package's folder.
     """
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        """Return where the module is; None for any other name.
+        """Return the module's spec; None for any other name.
 
         Args: as `importlib.abc.MetaPathFinder.find_spec`; `path` and `target` have no effect.
         """
@@ -82,7 +82,7 @@ def register() -> None:
 
 
 def _take_ranks_of_mpirun() -> None:
-    """Set the variables of a job's rank if `clary run` runs mpirun, which sets only its own names."""
+    """Set the variables of a job's rank if `clary run` runs mpirun, which sets only its own variables."""
     port = os.environ.get(_MASTER_PORT)
     if not port or "RANK" in os.environ or not all(name in os.environ for name in _OF_MPIRUN.values()):
         return
@@ -92,7 +92,7 @@ def _take_ranks_of_mpirun() -> None:
 
 
 def _say_too_old() -> None:
-    """Print once that nothing of the program is recorded; its child processes inherit the mark and stay silent."""
+    """Print once that this program is not recorded; its child processes inherit a variable and do not print it."""
     if os.environ.get(_TOLD) or not any(map(os.environ.get, _WISHES)) or not _has(_STEPS):
         return
     os.environ[_TOLD] = "1"
@@ -106,11 +106,11 @@ def _say_too_old() -> None:
 
 
 def _install_hook() -> None:
-    """Install the hook that saves tensors as DebugHookConfig says; its failure must not end the program."""
+    """Install the hook that saves tensors by the job's DebugHookConfig; its failure must not end the program."""
     if not _has(_DEBUGGER):
         return
     try:
-        # saves 17 ms of jobs without a hook
+        # a late import saves 17 ms in jobs without a hook
         from clary.train.debugger.automatic import install_from_config
 
         install_from_config()
@@ -119,11 +119,11 @@ def _install_hook() -> None:
 
 
 def _watch_models() -> None:
-    """Make models compile, or run under autocast, as the job's hyperparameters say."""
+    """Compile models, or run them under autocast, as the job's hyperparameters request."""
     if not _has(_COMPILATION):
         return
     try:
-        # saves 20 ms of jobs without compiler_config and sagemaker_amp
+        # a late import saves 20 ms in jobs without compiler_config and sagemaker_amp
         from clary.train.compilation import outermost
 
         outermost.install()
@@ -135,7 +135,7 @@ def _register_smddp() -> None:
     if not _has_adapter() or _is_replaced():
         return
     try:
-        # saves 752 ms of other programs, mostly torch's import
+        # a late import saves 752 ms in other programs, mostly torch's import
         from clary.train.collective.adapters.torch import registration
     except ImportError:
         return  # the user's own folder `clary` has a subfolder of the same name
@@ -149,7 +149,7 @@ def _mend_trainers() -> None:
     if not is_wanted or not _has(_TRAINERS) or _is_replaced():
         return
     try:
-        # saves 14 ms of programs other than ranks
+        # a late import saves 14 ms in programs other than ranks
         from clary.train.trainers import install
 
         install()
@@ -158,11 +158,11 @@ def _mend_trainers() -> None:
 
 
 def _record_steps() -> None:
-    """Record the times of training steps for the agent, if it asks for them."""
+    """Record the times of training steps for the agent, if it requests them."""
     if not os.environ.get("CLARY_STEPS_FOLDER") or not _has(_STEPS):
         return
     try:
-        from clary.train.steps import torch_hooks  # saves 13 ms of other jobs
+        from clary.train.steps import torch_hooks  # a late import saves 13 ms in other jobs
 
         torch_hooks.install()
     except Exception:
@@ -170,11 +170,11 @@ def _record_steps() -> None:
 
 
 def _take_profiles() -> None:
-    """Record windows of torch.profiler when the agent asks for them."""
+    """Record windows of torch.profiler when the agent requests them."""
     if not os.environ.get("CLARY_PROFILES_FOLDER") or not _has(_PROFILING):
         return
     try:
-        from clary.train import profiling  # saves 24 ms of other jobs
+        from clary.train import profiling  # a late import saves 24 ms in other jobs
 
         profiling.install()
     except Exception:
@@ -186,7 +186,7 @@ def _has_adapter() -> bool:
 
 
 def _has(file: str) -> bool:
-    """Whether `clary` is Clary, and not a script or package of the user, which an import would run."""
+    """Whether the package `clary` has this file, so that an import would not run a user's script or package `clary`."""
     return any(os.path.isfile(os.path.join(folder, file)) for folder in _folders("clary"))
 
 
@@ -200,6 +200,6 @@ def _folders(package: str) -> "list[str]":
     """Return the folders of a package of this name, without importing it."""
     try:
         spec = importlib.util.find_spec(package)
-    except ValueError:  # another library has put a module without a spec there: it stays
+    except ValueError:  # another library has put a module without a spec into sys.modules: leave it
         return []
     return [] if spec is None else list(spec.submodule_search_locations or ())

@@ -1,9 +1,9 @@
-"""Writes down which samples a program draws and when its optimizer steps; only in a rehearsal.
+"""Records the samples that a program draws and the steps of its optimizers; only in a rehearsal.
 
-Where: torch calls `register` at the end of `import torch`, through the entry point of the folder that jobs get (as
+Where: torch calls `register` at the end of `import torch`, through the entry point in the library folder of jobs (as
 `clary_autoload`); `clary rehearse` sets the variable. It runs in the user's environment, also in Python versions that
-Clary does not support. torch before 2.5 calls no hook: samples are not recorded there. An error here leaves the
-program unchanged, and ends the record.
+Clary does not support. torch before 2.5 calls no entry points: samples are not recorded there. An error in this module
+leaves the program unchanged, and ends the record.
 
 One file for each process, one JSON object in each line, in the order of events:
 
@@ -13,7 +13,7 @@ One file for each process, one JSON object in each line, in the order of events:
     {"e": "line", "s": "step 1"}      the program printed a line
     {"e": "full"}                     the record ends here, the training does not
 
-Lines are recorded here because the log does not give their order among batches and steps.
+Printed lines are recorded, too, because the log does not give their order among batches and steps.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import threading
 from collections import deque
 from typing import Any
 
-VARIABLE = "CLARY_REHEARSAL"  # copied from `clary.contract.rehearsals`, which programs may lack
+VARIABLE = "CLARY_REHEARSAL"  # copied from `clary.contract.rehearsals`, which programs may be unable to import
 ERRORS_VARIABLE = "CLARY_ERRORS_FOLDER"
 FOLDER = "rehearsal"
 MAX_LINE = 400
-MAX_RECORD_BYTES = 16 * 1024 * 1024  # of one process; at the limit the record ends, the training continues
+MAX_RECORD_BYTES = 16 * 1024 * 1024  # limit for one process; at the limit the record ends, and the training continues
 
 
 class Record:
-    """Appends to this process's file; each line is written before the next event."""
+    """Appends to this process's file; each line is written at its event."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -42,7 +42,7 @@ class Record:
         self._lock = threading.Lock()
 
     def write(self, **members: object) -> None:
-        """Append one object; a process forked from this one writes nothing."""
+        """Append one object; do nothing in a process forked from this one."""
         if self._left <= 0 or os.getpid() != self._owner:
             return
         try:
@@ -87,7 +87,7 @@ def _open() -> Record:
 def _watch_batches(record: Record) -> None:
     """Record the indices that samplers return, in the order in which the batches reach the program.
 
-    With workers, indices are drawn ahead of the batches; batches keep their order.
+    With worker processes, indices are drawn ahead of the batches; batches keep the order of their indices.
     """
     from torch.utils.data import dataloader
 
@@ -116,7 +116,7 @@ def _watch_batches(record: Record) -> None:
 
 
 def _numbers(iterator: Any, drawn: Any) -> list[int | str] | None:
-    """Return the samples' numbers in the whole data set; None where samples have no numbers."""
+    """Return the samples' indices in the whole data set; None if samples have no indices."""
     from torch.utils.data import Subset
 
     numbers = drawn if isinstance(drawn, (list, tuple)) else [drawn]

@@ -1,31 +1,32 @@
-"""Runs scripts that demand CUDA on the CPU, for rehearsals; only where CLARY_CUDA_ON_CPU=1 is set.
+"""Runs scripts that require CUDA on the CPU, for rehearsals; only if CLARY_CUDA_ON_CPU=1 is set.
 
-Where: torch calls `register` at the end of `import torch`, through the entry point of the folder that jobs get (as
+Where: torch calls `register` at the end of `import torch`, through the entry point in the library folder of jobs (as
 `clary_autoload`); `clary run --cuda-on-cpu` and a job's hyperparameter set the variable. It runs in the user's
-environment, also in Python versions that Clary does not support. torch before 2.5 calls no hook, so nothing happens
-there.
+environment, also in Python versions that Clary does not support. torch before 2.5 calls no entry points, so the package
+has no effect there.
 
 [Note: how] Three mechanisms, from general to particular.
-1. One mode of torch that sees every function with its arguments (`TorchFunctionMode`, of which
-   `torch.set_default_device` is made) turns every device that is CUDA into the CPU: in factories, `.to`, `torch.device`
-   itself. No function of torch is replaced for this, so scripting, pickling and comparing them still work. Modes
-   belong to threads, so new threads enter it as well.
-2. `torch.cuda` is Python over parts that a build for CPUs does not have: its functions are replaced, by a table.
-3. The few classes and functions that take a device before torch looks at its arguments are wrapped: autocast,
-   GradScaler, DistributedDataParallel, init_process_group, load.
-Other ways fail: a private backend cannot be named `cuda`, as torch has that name; replacing each factory would
-break scripting, and would miss unlisted factories.
+1. One mode of torch that intercepts every function with its arguments (`TorchFunctionMode`, on which
+   `torch.set_default_device` is built) replaces every CUDA device by the CPU: in factories, `.to`, `torch.device`
+   itself. No function of torch is replaced for this, so functions can still be scripted, pickled and compared. A mode
+   belongs to a thread, so new threads enter the mode as well.
+2. `torch.cuda` is Python code over parts that a build for CPUs lacks: its functions are replaced by those of a table.
+3. The few classes and functions that read their device before the mode can intercept the call are wrapped: autocast,
+   GradScaler, DistributedDataParallel, init_process_group, load. Alternatives fail: a private backend cannot be named
+   `cuda`, because torch reserves that name; replacing each factory would break scripting, and would miss unlisted
+   factories.
 
-[Note: what differs] `x.cuda()` is `x` and no copy of it. `torch.device("cuda").type` is `cpu`. Autocast to float16
-becomes bfloat16, which CPUs support. The generator of CUDA is the CPU's. Batch norm is not synchronised.
-`torch.compile` returns its argument.
+[Note: what differs] `x.cuda()` is `x` itself, not a copy. `torch.device("cuda").type` is `cpu`. Autocast to float16
+becomes autocast to bfloat16, which CPUs support. The CUDA generator is the CPU's generator. Batch norm is not
+synchronised. `torch.compile` returns its argument.
 
-[Note: classes] A class of torch stays a class, so that it may stand in annotations and checks. Where the CPU cannot
-do its work, its constructor raises an error that names it. `torch._C` is not replaced.
+[Note: classes] A class of torch stays a class, so that annotations and type checks can use it. If the CPU cannot do the
+work of the class, its constructor raises an error that names the class. `torch._C` is not replaced.
 
-[Note: libraries] FSDP, meshes and Lightning ask whether a device is CUDA, and refuse the CPU; modes see none of it. The
-few functions that ask are replaced when their module is imported, and so are DeepSpeed's Adams. apex, flash_attn and
-Transformer Engine cannot be installed where there is no GPU: torch computes the functions that scripts use of them.
+[Note: libraries] FSDP, meshes and Lightning check whether a device is CUDA, and refuse the CPU; a mode cannot intercept
+these checks. The few functions that check are replaced when their module is imported, and so are DeepSpeed's Adams.
+apex, flash_attn and Transformer Engine cannot be installed without a GPU: torch computes those functions of theirs that
+scripts use.
 
     names       the variable, and the name of the made-up GPU
     mode        the mode, and its test for CUDA devices                    1.
@@ -63,7 +64,8 @@ def register() -> None:
 
     if getattr(torch.cuda, "_is_clary", False):
         return
-    # `import torch` of every job imports this module; imports for rehearsals may fail in rehearsals alone.
+    # `import torch` in every job imports this module; the imports below are late, so that they can fail only in
+    # rehearsals.
     from .answers import answer_for_libraries
     from .cuda_table import replace_cuda
     from .libraries import mend_libraries

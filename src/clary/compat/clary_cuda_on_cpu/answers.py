@@ -12,14 +12,14 @@ from typing import Any
 from .names import NAME
 from .streams import Stream
 
-CAPABILITY = (8, 0)  # the first capability with bfloat16, so that scripts that ask for it use it
-CUDA_VERSION = "12.8"  # of torch's wheels on PyPI when this was written
+CAPABILITY = (8, 0)  # the first capability with bfloat16, so that scripts that check for bfloat16 use it
+CUDA_VERSION = "12.8"  # version in torch's wheels on PyPI when this was written
 CUDNN_VERSION = 91002
 NCCL_VERSION = (2, 27, 3)
 
 
 class DeviceProperties:
-    """The answer of `torch.cuda.get_device_properties`; an A100's values where the CPU has no such property."""
+    """The answer of `torch.cuda.get_device_properties`; an A100's values for properties that a CPU lacks."""
 
     name = NAME
     major, minor = CAPABILITY
@@ -35,7 +35,7 @@ class DeviceProperties:
 
 
 class Cudart:
-    """The functions of CUDA's own library that scripts call: profilers begin and end, memory is registered."""
+    """The CUDA runtime functions that scripts call, such as for profilers and registered memory; each returns 0."""
 
     class cudaError:
         """Error codes: only success exists."""

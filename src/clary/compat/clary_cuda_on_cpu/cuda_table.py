@@ -1,4 +1,4 @@
-"""Replaces the functions and classes of `torch.cuda`, by a table.
+"""Replaces the functions and classes of `torch.cuda` by those of a table.
 
 See [Note: how], 2, and [Note: classes] of the package.
 """
@@ -47,7 +47,7 @@ def replace_cuda(torch: Any) -> None:
 
 
 def _put(name: str, before: Any, now: Any) -> None:
-    """Replace a function or class in every module of `torch.cuda` that holds it, as scripts may use any of them."""
+    """Replace a function or class in every module of `torch.cuda` that holds it, as scripts may use any module."""
     if before is None:
         return
     for place, module in list(sys.modules.items()):
@@ -115,7 +115,7 @@ def _lazy_init() -> None:
 
 
 def _of_memory() -> dict[str, Any]:
-    """Return the functions that only `torch.cuda.memory` has, by name: their records of GPU memory stay empty."""
+    """Return the functions that only `torch.cuda.memory` has, by name; they report empty records of GPU memory."""
 
     def dump(filename: Any = "dump_snapshot.pickle", *_: Any, **__: Any) -> None:
         with open(filename, "wb") as file:

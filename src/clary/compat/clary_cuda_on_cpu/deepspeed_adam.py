@@ -1,4 +1,4 @@
-"""Puts torch's Adam in place of DeepSpeed's own, which would need CUDA's compiler.
+"""Replaces DeepSpeed's own Adam, which would need CUDA's compiler, by torch's Adam.
 
 Source: the documentation of DeepSpeed's optimizers. See [Note: libraries] of the package.
 """
@@ -57,7 +57,7 @@ def _replace(name: str, module: Any) -> None:
 
 
 def _add_decay(group: Any) -> None:
-    """Add the decay of weights to the gradients of a group, as in Adam, unlike AdamW."""
+    """Add the weight decay to the gradients of a parameter group, as in Adam, unlike AdamW."""
     for weight in group["params"]:
         if weight.grad is not None:
             weight.grad.add_(weight.detach(), alpha=group["weight_decay"])

@@ -14,13 +14,13 @@ _own = types.SimpleNamespace(current=0, asked_for=1)
 
 
 def num_devices() -> int:
-    """Count the made-up GPUs: one for each process of this host, by its launcher or a library; at least 1."""
+    """Return the number of made-up GPUs: the launcher's local size or a library's request, at least 1."""
     told = (os.environ.get(name, "") for name in _LOCAL_SIZES)
     return max([int(_own.asked_for), *(int(text) for text in told if text.isdigit())])
 
 
 def make_up_devices(number: int) -> None:
-    """Raise the number of made-up devices to at least `number`, for a library that asks for that many."""
+    """Raise the number of made-up devices to at least `number`, for a library that requires that many."""
     _own.asked_for = max(_own.asked_for, number)
 
 

@@ -1,7 +1,7 @@
 """Attention of the package flash_attn, computed by torch's own `scaled_dot_product_attention`.
 
-Where: `stand_ins` makes scripts of rehearsals import it under the package's names. B is the batch, S a sequence, H the
-number of heads, D the size of a head; keys and values may have fewer heads.
+Where: `stand_ins` lets scripts in rehearsals import this module under the package's names. B is the batch, S a
+sequence, H the number of heads, D the size of a head; keys and values may have fewer heads.
 Source: the documentation of flash_attn, its first and its second version.
 """
 
@@ -26,9 +26,9 @@ def flash_attn_func(
 
     Args:
         q_BSHD: queries; `k_BSHD` and `v_BSHD` may have another S, and fewer heads, whose number divides H.
-        dropout_p: probability at which weights are dropped; 0 outside of training.
-        softmax_scale: of the scores; None is 1 / sqrt(D).
-        causal: whether queries see earlier keys alone; the last query sees the last key, whatever the lengths.
+        dropout_p: probability that a weight is dropped; 0 outside of training.
+        softmax_scale: factor of the scores; None stands for 1 / sqrt(D).
+        causal: whether each query sees only keys up to its own position; the last query is aligned with the last key.
         more: may be None or False; any other value is refused.
 
     Raises: NotImplementedError for an argument that would change the result.
@@ -38,7 +38,7 @@ def flash_attn_func(
     times = queries.shape[1] // keys.shape[1]
     keys, values = (one.repeat_interleave(times, dim=1) for one in (keys, values))
     mask = None
-    if causal:  # the last query sees the last key, whatever the lengths
+    if causal:  # the last query is aligned with the last key, for any lengths
         shape = (queries.shape[2], keys.shape[2])
         mask = torch.ones(shape, dtype=torch.bool, device=queries.device).tril(shape[1] - shape[0])
     given = {"attn_mask": mask, "dropout_p": dropout_p, "scale": softmax_scale}
@@ -46,7 +46,7 @@ def flash_attn_func(
 
 
 class FlashAttention(torch.nn.Module):
-    """The module of the first version: queries, keys and values in one tensor."""
+    """The module of flash_attn's first version: queries, keys and values in one tensor."""
 
     def __init__(self, softmax_scale: float | None = None, attention_dropout: float = 0.0, **more: Any) -> None:
         super().__init__()

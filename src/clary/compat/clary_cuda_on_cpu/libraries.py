@@ -1,4 +1,4 @@
-"""Patches parts of libraries that look for a GPU in their own way, when a program imports them.
+"""Patches parts of libraries that check for a GPU by themselves, when a program imports these libraries.
 
 See [Note: libraries] of the package.
 """
@@ -61,7 +61,7 @@ class _MendingLoader(Loader):
 
 
 def _mend_fsdp(module: Any) -> None:
-    """Make FSDP shard over CPUs: it synchronises states there, and takes a missing device for the CPU."""
+    """Make FSDP shard over CPUs: it synchronises states on the CPU, and uses the CPU if no device is given."""
     module._check_module_states_for_sync_module_states = lambda module_states: None
     initialize = getattr(module, "_init_device_handle", None)
     if initialize is None:
@@ -80,12 +80,12 @@ def _mend_device_handles(module: Any) -> None:
 
 
 def _mend_flat_parameters(module: Any) -> None:
-    """Keep FSDP from moving a parameter that is to be offloaded: FSDP would free the only copy."""
+    """Prevent FSDP from moving an offloaded parameter to the CPU, where it is: FSDP would free the only copy."""
     module.FlatParamHandle.to_cpu = lambda self: contextlib.nullcontext()
 
 
 def _mend_device_mesh(module: Any) -> None:
-    """Make meshes of CUDA meshes of CPUs: torch makes tensors and generators by the mesh's device name."""
+    """Turn meshes of CUDA devices into meshes of CPUs: torch makes tensors and generators by the mesh's device name."""
     mesh = getattr(module, "DeviceMesh", None)
     if mesh is None:
         return
@@ -104,7 +104,7 @@ def _mend_lightning(module: Any) -> None:
 
 
 def _mend_lightning_devices(module: Any) -> None:
-    """Make Lightning find the number of GPUs that a script requests: it starts the other processes itself."""
+    """Make Lightning find the number of GPUs that a script requests: Lightning itself starts the other processes."""
     check = module._sanitize_gpu_ids
 
     @functools.wraps(check)

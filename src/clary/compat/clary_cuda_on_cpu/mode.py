@@ -1,4 +1,4 @@
-"""The mode in which every function of torch computes on the CPU instead of CUDA.
+"""The torch mode in which every function of torch computes on the CPU instead of CUDA.
 
 See [Note: how], 1, of the package.
 """
@@ -14,7 +14,7 @@ _CUDA = re.compile(r"cuda(:\d+)?")
 
 
 def is_cuda(value: Any) -> bool:
-    """Whether a value names a CUDA device; numbers do so only as arguments for devices."""
+    """Whether a value names a CUDA device; False for numbers, which only `on_cpu` treats as devices."""
     if isinstance(value, str):
         return _CUDA.fullmatch(value) is not None
     return type(value).__name__ == "device" and value.type == "cuda"
@@ -34,7 +34,7 @@ def enter_mode(torch: Any) -> None:
     takes_number = {tensor.to, torch._C._nn._parse_to}
 
     class CudaOnCpu(TorchFunctionMode):
-        """See [Note: how], 1."""
+        """The mode of [Note: how], 1."""
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}

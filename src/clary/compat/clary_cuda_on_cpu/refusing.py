@@ -1,4 +1,4 @@
-"""Errors, with names, for functions and classes of CUDA that a CPU cannot replace; classes stay classes.
+"""Errors for functions and classes of CUDA that a CPU cannot replace; each error names its function or class.
 
 See [Note: classes] of the package.
 """
@@ -39,7 +39,7 @@ def refused_class(name: str, original: type) -> type:
 
 
 def named_refusals(function: Any, name: str) -> Any:
-    """Wrap a function of torch: if it needs a part that builds for CPUs lack, the error names the function."""
+    """Wrap a function of torch so that an error names it if the function needs a part that builds for CPUs lack."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -54,10 +54,10 @@ def named_refusals(function: Any, name: str) -> Any:
 
 
 def asks_for_a_gpu(frame: FrameType) -> str | None:
-    """Return in words the call behind `torch.cuda._lazy_init` that needs a GPU; None if CUDA is only initialised.
+    """Describe the caller of `torch.cuda._lazy_init` that needs a GPU; None if it only initialises CUDA.
 
     Args:
-        frame: of its caller, or of the caller of the C++ function that called it.
+        frame: frame of the caller of `_lazy_init`, or of the caller of the C++ function that called it.
     """
     module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
     if module == _CUDA_MODULES or module.startswith(f"{_CUDA_MODULES}."):

@@ -1,8 +1,8 @@
-"""Stands in for libraries of kernels that no machine without a GPU can have: apex, flash_attn, Transformer Engine.
+"""Stand-ins for kernel libraries that need a GPU to be installed: apex, flash_attn, Transformer Engine.
 
-Where: rehearsals import them by their own names, where the environment lacks them. The stand-ins compute
-the same on the CPU with torch's own functions; FP8 is not rehearsed, numbers keep their precision. A missing name is
-refused, and the error names it.
+Where: in rehearsals, scripts import a stand-in by the library's name if the environment lacks the library. The
+stand-ins compute the same results on the CPU with torch's own functions; FP8 is not rehearsed, numbers keep their
+precision. An import of a missing name raises an error with that name.
 
 Source: the documentation of apex's `multi_tensor_apply` and of Transformer Engine's PyTorch and recipe pages.
 """
@@ -23,7 +23,7 @@ from .flash_attention import FlashAttention, flash_attn_func
 
 
 def stand_in_for_kernels() -> None:
-    """Add a finder of the table's modules behind all other finders: an installed library wins."""
+    """Add a finder of the table's modules after all other finders: an installed library has precedence."""
     if not any(isinstance(finder, StandInFinder) for finder in sys.meta_path):
         sys.meta_path.append(StandInFinder())
 
@@ -32,9 +32,10 @@ class StandInFinder(MetaPathFinder):
     """Finds the modules of the table."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return a spec that makes the module; None for a module outside of the table, and for mere questions.
+        """Return a spec for a module of the table; None for any other module, and for a bare call of `find_spec`.
 
-        Libraries such as transformers ask whether apex is installed, and use far more of it than scripts do.
+        Libraries such as transformers check by `find_spec` whether apex is installed, and would use more of it than
+        exists here.
 
         Args: as `importlib.abc.MetaPathFinder.find_spec`; `path` and `target` have no effect.
         """
@@ -49,13 +50,13 @@ class _StandInLoader(Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill the module, and make it refuse every other name."""
+        """Fill the module with the table's names, and make it refuse every other name."""
         name = module.__name__
 
         def refuse(word: str) -> Any:
             if word.startswith("__"):
                 raise AttributeError(word)
-            if f"{name}.{word}" in _MODULES:  # the libraries import their own parts
+            if f"{name}.{word}" in _MODULES:  # libraries import their own submodules
                 return importlib.import_module(f"{name}.{word}")
             raise AttributeError(
                 f"{name}.{word} is not rehearsed on the CPU: of {name} there are {', '.join(sorted(_MODULES[name]))}; "
@@ -66,7 +67,7 @@ class _StandInLoader(Loader):
 
 
 def _is_asked_alone() -> bool:
-    """Return whether the next callers hold `importlib.util.find_spec`, so that no import is under way."""
+    """Return whether `importlib.util.find_spec` is among the next callers, so that no import is in progress."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_CALLERS):
         if frame is None or frame.f_globals.get("__name__") == "importlib.util":
@@ -79,8 +80,8 @@ def multi_tensor_applier(operation: Callable[..., Any], overflow: Any, tensor_li
     """Apply an operation of `amp_C` to lists of tensors.
 
     Args:
-        operation: called with a length of chunks, and then with the other arguments.
-        overflow: a tensor that the operation fills with 1 where a number is not finite.
+        operation: called with a chunk length, followed by the other arguments.
+        overflow: a tensor that the operation fills with 1 if a number is not finite.
         tensor_lists: as the operation takes them.
         arguments: further positional arguments of the operation.
 
@@ -90,14 +91,14 @@ def multi_tensor_applier(operation: Callable[..., Any], overflow: Any, tensor_li
 
 
 def multi_tensor_scale(chunk: int, overflow: Any, tensor_lists: Any, scale: float) -> None:
-    """Write each tensor of the first list, times `scale`, to its place in the second.
+    """Write each tensor of the first list, times `scale`, into the tensor at the same index of the second list.
 
     If a tensor is not finite, `overflow` becomes 1.
 
     Args:
         chunk: without effect.
         overflow: a tensor of any shape.
-        tensor_lists: two lists; tensors at the same place have the same shape.
+        tensor_lists: two lists; tensors at the same index have the same shape.
     """
     for source, target in zip(*tensor_lists, strict=True):
         target.copy_(source * scale)
@@ -106,12 +107,12 @@ def multi_tensor_scale(chunk: int, overflow: Any, tensor_lists: Any, scale: floa
 
 
 def multi_tensor_l2norm(chunk: int, overflow: Any, tensor_lists: Any, per_tensor: bool = False) -> tuple[Any, Any]:
-    """Return the norm of all tensors of the first list together as one element, and the norm of each on request.
+    """Return the joint norm of the first list's tensors, shape [1], and on request the norm of each tensor.
 
     Args:
         chunk: without effect.
         overflow: without effect.
-        tensor_lists: only the first list counts.
+        tensor_lists: only the first list is used.
         per_tensor: whether the second result has the norm of each tensor, [tensors], in place of None.
     """
     import torch
@@ -130,7 +131,7 @@ class Format(enum.Enum):
 
 
 class DelayedScaling:
-    """A recipe of FP8: it keeps its arguments, and has no effect."""
+    """A recipe of FP8, which keeps its arguments and has no effect."""
 
     def __init__(self, **given: Any) -> None:
         vars(self).update(given)
@@ -138,7 +139,7 @@ class DelayedScaling:
 
 @contextlib.contextmanager
 def fp8_autocast(enabled: bool = True, **given: Any) -> Iterator[None]:
-    """Compute in the present precision."""
+    """Do nothing: computations keep their present precision."""
     yield
 
 

@@ -12,7 +12,7 @@ import torch
 
 
 class Event(torch.Event):
-    """A moment of this process's clock; all earlier work is done."""
+    """A moment of this process's clock; all earlier work has finished."""
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         """Make an event of the CPU."""
@@ -27,7 +27,7 @@ class Event(torch.Event):
         return torch.device("cpu")
 
     def record(self, stream: Any = None) -> None:
-        """Take the time."""
+        """Record the present time."""
         self.moment_s = time.perf_counter()
 
     def elapsed_time(self, end: Any) -> float:
@@ -35,14 +35,14 @@ class Event(torch.Event):
         return float(1000 * (end.moment_s - self.moment_s))
 
     def query(self) -> bool:
-        """Return True: all earlier work is done."""
+        """Return True: all earlier work has finished."""
         return True
 
     def wait(self, stream: Any = None) -> None:
-        """Return: no work is pending."""
+        """Do nothing: no work is pending."""
 
     def synchronize(self) -> None:
-        """Return: no work is pending."""
+        """Do nothing: no work is pending."""
 
 
 class Stream(torch.Stream):
@@ -55,7 +55,7 @@ class Stream(torch.Stream):
         return super().__new__(cls, stream_id=0, device_index=0, device_type=0)
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Take any arguments."""
+        """Accept any arguments."""
 
     @property
     def device(self) -> Any:
@@ -73,23 +73,23 @@ class Stream(torch.Stream):
         return False
 
     def query(self) -> bool:
-        """Return True: all earlier work is done."""
+        """Return True: all earlier work has finished."""
         return True
 
     def wait_stream(self, stream: Any) -> None:
-        """Return: no work is pending."""
+        """Do nothing: no work is pending."""
 
     def wait_event(self, event: Any) -> None:
-        """Return: no work is pending."""
+        """Do nothing: no work is pending."""
 
     def synchronize(self) -> None:
-        """Return: no work is pending."""
+        """Do nothing: no work is pending."""
 
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Return: no work is pending."""
+        """Do nothing: no work is pending."""
 
 
 class ExternalStream(Stream):
@@ -103,7 +103,7 @@ class StreamContext:
         self.stream = stream
 
     def __enter__(self) -> None:
-        """Return: work is done at each call."""
+        """Do nothing: each call finishes its work before it returns."""
 
     def __exit__(self, *_: object) -> None:
-        """Return: no work is pending."""
+        """Do nothing: no work is pending."""

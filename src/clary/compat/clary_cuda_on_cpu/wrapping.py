@@ -1,4 +1,4 @@
-"""Wrappers of calls that take devices unseen by torch's modes: loading, autocast, scaler, parallel modules, groups.
+"""Wrappers of calls whose devices torch's modes cannot intercept: loading, autocast, scaler, parallel modules, groups.
 
 See [Note: how], 3, of the package.
 """
@@ -13,7 +13,7 @@ from .mode import is_cuda, on_cpu
 
 
 def wrap_devices(torch: Any) -> None:
-    """Wrap the functions of torch that take a device and are not seen by its modes."""
+    """Wrap the functions of torch that take a device and that its modes do not intercept."""
 
     def placed(location: Any) -> Any:
         if isinstance(location, dict):
@@ -37,7 +37,7 @@ def wrap_devices(torch: Any) -> None:
         **kwargs: Any,
     ) -> Any:
         if is_cuda(kwargs.get("device_type", "cuda")):
-            devices = []  # with a device it would use the device's module, and `torch.cpu` forks no generator
+            devices = []  # with a device the function would use the device's module, and `torch.cpu` forks no generator
         return fork(devices, enabled, _caller, _devices_kw, **kwargs)
 
     torch.load = load_on_cpu
@@ -56,7 +56,7 @@ def wrap_devices(torch: Any) -> None:
 
 
 def wrap_generator(torch: Any) -> None:
-    """Replace `torch.Generator` by a class that makes generators of the CPU; torch's own are instances of it, too."""
+    """Replace `torch.Generator` by a class that makes CPU generators; torch's own generators are its instances, too."""
     original = torch.Generator
 
     class Kind(type(original)):  # type: ignore[misc]
@@ -109,12 +109,12 @@ def wrap_parallel(torch: Any) -> None:
 
     nn.parallel.DistributedDataParallel.__init__ = init_distributed
     nn.DataParallel.__init__ = init_data_parallel
-    # SyncBatchNorm of torch refuses tensors of the CPU.
+    # torch's SyncBatchNorm refuses tensors on the CPU.
     nn.SyncBatchNorm.convert_sync_batchnorm = classmethod(lambda cls, module, process_group=None: module)
 
 
 def leave_compiling_out(torch: Any) -> None:
-    """Have `torch.compile` return its argument: it cannot trace through this kind of mode."""
+    """Make `torch.compile` return its argument: torch cannot trace through this kind of mode."""
     original = torch.compile
 
     @functools.wraps(original)
@@ -126,10 +126,10 @@ def leave_compiling_out(torch: Any) -> None:
 
 
 class ProcessGroupNCCL:
-    """Stands for the class of groups over nccl if torch lacks it: no group is an instance. Options have no effect."""
+    """Replaces the class of groups over nccl if torch lacks it: no group is an instance. Options have no effect."""
 
     class Options:
-        """Takes and keeps every option."""
+        """Accepts and keeps every option."""
 
         def __init__(self, **options: Any) -> None:
             self.is_high_priority_stream = bool(options.get("is_high_priority_stream", False))

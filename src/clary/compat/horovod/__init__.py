@@ -1,7 +1,7 @@
-"""Horovod by the names that users' scripts import, over Clary's collectives (`clary.train.horovod`).
+"""Horovod under the names that users' scripts import, over Clary's collectives (`clary.train.horovod`).
 
-A Python that the train side does not support gets an error that says so. A real Horovod, where one is installed,
-replaces this one. `horovod.run` starts ranks on this machine.
+In a Python version that the train side does not support, the import raises an error. A real Horovod, if installed,
+replaces this package. `horovod.run` starts ranks on this machine.
 """
 
 import importlib.util
@@ -10,7 +10,7 @@ import sys
 from importlib.machinery import PathFinder
 from typing import Any
 
-_FIRST_VERSION = (3, 10)  # of Python, for clary.train
+_FIRST_VERSION = (3, 10)  # first Python version that clary.train supports
 _OWN_FOLDER = os.path.dirname(os.path.realpath(__file__))
 
 _places = [place for place in sys.path if os.path.realpath(os.path.join(place, "horovod")) != _OWN_FOLDER]
@@ -25,12 +25,12 @@ elif sys.version_info < _FIRST_VERSION:
         + ": choose a newer interpreter for the job's environment in settings.toml, or install Horovod there."
     )
 
-__version__ = "0.28.1"  # the release of Horovod whose interface this is
+__version__ = "0.28.1"  # the release of Horovod whose interface this package has
 
 
 def __getattr__(name: str) -> Any:
     if name == "run":
-        from horovod.runner import run  # imported here: it takes 60 ms, which other programs save
+        from horovod.runner import run  # imported late: other programs save the 60 ms of this import
 
         return run
     raise AttributeError(f"module 'horovod' has no attribute {name!r}")

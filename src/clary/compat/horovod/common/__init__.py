@@ -1,1 +1,1 @@
-"""Modules that the interfaces for all frameworks share."""
+"""Modules that Horovod's interfaces for all frameworks share."""

@@ -1,7 +1,7 @@
 """Requests on NumPy arrays, for the frameworks whose tensors are accessed through NumPy: TensorFlow and MXNet.
 
-Arrays are C-contiguous. Names, sizes and ranks are looked up when an operation runs, so that a graph outlives a change
-of the ranks.
+Arrays are C-contiguous. Names, sizes and ranks are looked up when an operation runs, so that a graph stays valid after
+a change of the ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DTYPES = {
     "bool": Dtype.BOOL,
 }
 _AS_BITS = {"uint16": np.int16, "uint32": np.int32, "uint64": np.int64}  # for operations that only move data
-_TWO_BYTES = 2  # of float16 and bfloat16
+_TWO_BYTES = 2  # size of float16 and bfloat16
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Call:
     """The arguments that identify one operation.
 
     Args:
-        name: equal on all ranks; None: a name is made for each run, in the order of nameless operations.
-        process_set: its number.
-        is_group: whether its arrays are ready all at once or not at all.
+        name: equal on all ranks; None: a name is made for each run, from the order of the operations without a name.
+        process_set: number of the process set.
+        is_group: whether the operation waits until all of its arrays are ready on all ranks.
     """
 
     name: str | None = None
@@ -49,7 +49,7 @@ class Call:
 
     @property
     def nameless(self) -> Call:
-        """A copy without name, for a related operation such as the gradient."""
+        """A copy without a name, for a related operation such as the gradient."""
         return replace(self, name=None)
 
     def named(self, verb: str, count: int) -> tuple[str, list[str], bool]:
@@ -80,7 +80,7 @@ class Scaling:
     after: float = 1.0
 
     def divided(self, dtype: np.dtype, process_set: int) -> tuple[Reduction, float]:
-        """Return the reduction that runs and the factor after it: averages of whole numbers are sums, divided later."""
+        """Return the reduction to run and the factor after it: an average of integers is a sum, divided afterwards."""
         if self.op is Reduction.AVERAGE and dtype.kind in "iub":
             return Reduction.SUM, self.after / len(world.ranks_of(process_set))
         return self.op, self.after
@@ -90,9 +90,9 @@ class Room:
     """Memory of a result whose number of rows is known only when the operation runs.
 
     Args:
-        like: array whose type and further lengths the result has.
+        like: array with the type of the result, and with its lengths after the first axis.
         factor: multiplies the result.
-        take: returns an array of uint8 of the given number of bytes.
+        take: allocates an array of uint8 with the given number of bytes.
     """
 
     def __init__(self, like: np.ndarray, factor: float = 1.0, *, take: Callable[[int], np.ndarray]) -> None:
@@ -128,9 +128,9 @@ class Room:
         """Return the request that writes its result to this memory.
 
         Args:
-            name: of the operation.
+            name: name of the operation.
             what: its description.
-            rows: array that is sent, with a first axis.
+            rows: array to send, not a scalar.
             is_nameless: whether the name was made up.
         """
         return Request(
@@ -149,9 +149,9 @@ def counts_of(rows: int, splits: Sequence[int] | None, num_ranks: int) -> list[i
     """Return the rows for each rank of an all-to-all.
 
     Args:
-        rows: of the array that is sent.
-        splits: rows for each rank; None cuts them equally.
-        num_ranks: of the process set.
+        rows: number of rows of the array to send.
+        splits: rows for each rank; None splits the rows equally.
+        num_ranks: number of ranks of the process set.
 
     Raises: ValueError for splits that do not fit.
     """
@@ -166,9 +166,9 @@ def counts_of(rows: int, splits: Sequence[int] | None, num_ranks: int) -> list[i
 
 
 def root_index(root_rank: int, process_set: int) -> int:
-    """Return the index of a broadcast's root inside of its process set.
+    """Return the index of a broadcast's root within its process set.
 
-    Raises: HorovodInternalError for a rank that is not in it.
+    Raises: HorovodInternalError for a rank outside of the process set.
     """
     ranks = world.ranks_of(process_set)
     if root_rank not in ranks:
@@ -177,9 +177,9 @@ def root_index(root_rank: int, process_set: int) -> int:
 
 
 def scaled(array: np.ndarray, factor: float) -> np.ndarray:
-    """Return the array times a factor, rounded to zero where it holds whole numbers; the array itself for factor 1.
+    """Return the array times a factor, for integer types rounded towards zero; the array itself for factor 1.
 
-    Whole numbers are multiplied in float64, types of two bytes in float32, as Horovod does on a CPU.
+    Integers are multiplied in float64, 2-byte floating types in float32, as Horovod does on a CPU.
     """
     if factor == 1.0:
         return array
@@ -190,7 +190,7 @@ def scaled(array: np.ndarray, factor: float) -> np.ndarray:
 
 
 def scaling_in_place(array: np.ndarray, factor: float) -> Callable[[], None] | None:
-    """Return a function that multiplies an array by a factor; None for 1."""
+    """Return a function that multiplies an array by a factor; None for factor 1."""
     if factor == 1.0:
         return None
 
@@ -201,13 +201,13 @@ def scaling_in_place(array: np.ndarray, factor: float) -> Callable[[], None] | N
 
 
 def as_bits(array: np.ndarray) -> np.ndarray:
-    """Return an array for an operation that only moves it, in a type that the engine knows."""
+    """Return a view of an array in a type that the engine supports, for operations that only move data."""
     kind = _AS_BITS.get(array.dtype.name)
     return array if kind is None else array.view(kind)
 
 
 def dtype_of(array: np.ndarray) -> Dtype:
-    """Return the type of an array's elements. Raises: ValueError for a type that cannot travel."""
+    """Return the type of an array's elements. Raises: ValueError for an unsupported element type."""
     dtype = DTYPES.get(array.dtype.name)
     if dtype is None:
         raise ValueError(f"arrays of type {array.dtype.name} cannot travel: cast to one of {', '.join(DTYPES)}")
@@ -215,6 +215,6 @@ def dtype_of(array: np.ndarray) -> Dtype:
 
 
 def buffer_of(array: np.ndarray) -> Buffer:
-    """Describe the memory of a contiguous array. Raises: ValueError for a type that cannot travel."""
+    """Describe the memory of a contiguous array. Raises: ValueError for an unsupported element type."""
     address: int = array.__array_interface__["data"][0]
     return Buffer(address, array.size, dtype_of(array), True, array)

@@ -11,7 +11,7 @@ from clary.train.horovod.process_sets import ProcessSet, init
 
 
 def shutdown() -> None:
-    """Leave the group; operations under way fail on all ranks. A second call does nothing."""
+    """Leave the group; operations in progress fail on all ranks. A second call does nothing."""
     world.stop()
 
 
@@ -24,7 +24,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Begin to write a timeline on rank 0; see `clary.train.horovod.timeline`.
 
     Args:
-        file_path: of rank 0's host.
+        file_path: path on rank 0's host.
         mark_cycles: whether each round of agreement gets a mark.
     """
     world.start_timeline(file_path, marks_cycles=mark_cycles)
@@ -112,7 +112,7 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether operations run on a GPU: False. Tensors of a GPU travel through memory of the host."""
+    """Whether operations run on a GPU: False. Tensors on a GPU are sent through memory of the host."""
     return False
 
 
@@ -122,7 +122,7 @@ def rocm_built() -> bool:
 
 
 class HorovodBasics:
-    """The same functions as methods, as programs find them at `mpi_ops._basics`."""
+    """The functions of this module as methods, which programs use through `mpi_ops._basics`."""
 
     init = staticmethod(init)
     shutdown = staticmethod(shutdown)

@@ -1,7 +1,7 @@
 """Elastic training: state that is committed, restored after a failure, and equal on all ranks.
 
-In a job a lost host ends the attempt; the next attempt continues from the last commit (`clary.train.horovod.commits`).
-Where all processes still live, an operation that failed is repeated from the last commit in the same processes.
+In a job, a lost host ends the attempt; the next attempt continues from the last commit (`clary.train.horovod.commits`).
+If all processes are alive after a failed operation, the same processes continue from the last commit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from clary.train.horovod.commits import FILE_NAME, CommitWriter, commit_folder, read_commit
 from clary.train.horovod.errors import CommitError
 
-# Errors for a state of another framework, model or optimizer; torch raises RuntimeError for different sizes.
+# Errors on loading a state of another framework, model or optimizer; torch raises RuntimeError for different sizes.
 _OF_ANOTHER_PROGRAM = (pickle.PickleError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, ImportError)
 
 
@@ -26,8 +26,8 @@ class State:
     """State of a training loop.
 
     Args:
-        bcast_object: gives all ranks the object of rank 0.
-        get_rank: returns this process's rank.
+        bcast_object: callback that sends the object of rank 0 to all ranks.
+        get_rank: callback that returns this process's rank.
     """
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
@@ -50,7 +50,7 @@ class State:
         """Do nothing: hosts of an attempt stay the same; a new attempt has new processes."""
 
     def commit(self) -> None:
-        """Save the state in memory and, on rank 0 of a job with checkpoints, into their folder."""
+        """Save the state in memory and, on rank 0 of a job with checkpoints, into the checkpoint folder."""
         self.save()
         self.check_host_updates()
         folder = commit_folder(os.environ)
@@ -67,21 +67,21 @@ class State:
         """Return a function that returns the saved state as bytes.
 
         Later changes by the program are not in these bytes.
-        Raises: NotImplementedError here; subclasses do it.
+        Raises: NotImplementedError unless overridden.
         """
         raise NotImplementedError
 
     def unpack(self, content: bytes) -> None:
-        """Load a state that `packer` wrote, as if it had been saved here.
+        """Load a state that `packer` wrote, as if `save` had been called in this process.
 
-        Raises: NotImplementedError here; subclasses do it.
+        Raises: NotImplementedError unless overridden.
         """
         raise NotImplementedError
 
     def resume(self) -> bool:
         """Load the last commit of an earlier attempt on rank 0; return whether there was one.
 
-        Raises: CommitError naming the file if it is no commit, or a commit of another program.
+        Raises: CommitError naming the file if it is not a commit, or a commit of another program.
         """
         folder = commit_folder(os.environ)
         content = read_commit(folder) if folder is not None and self._rank() == 0 else None
@@ -99,15 +99,15 @@ class State:
         return True
 
     def save(self) -> None:
-        """Keep a copy of the state in memory. Raises: NotImplementedError here; subclasses do it."""
+        """Keep a copy of the state in memory. Raises: NotImplementedError unless overridden."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to the copy. Raises: NotImplementedError here; subclasses do it."""
+        """Restore the state from the copy. Raises: NotImplementedError unless overridden."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give all ranks the state of rank 0. Raises: NotImplementedError here; subclasses do it."""
+        """Send the state of rank 0 to all ranks. Raises: NotImplementedError unless overridden."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -119,7 +119,7 @@ class ObjectState(State):
 
     Args:
         bcast_object, get_rank: as for `State`.
-        kwargs: names and first values.
+        kwargs: names and initial values of the attributes.
     """
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
@@ -128,26 +128,26 @@ class ObjectState(State):
         self._set_attrs()
 
     def save(self) -> None:
-        """Keep the values of all attributes."""
+        """Save the values of all attributes."""
         self._saved_state = {name: getattr(self, name) for name in self._saved_state}
 
     def restore(self) -> None:
-        """Set all attributes to the kept values."""
+        """Set all attributes to the saved values."""
         self._set_attrs()
 
     def sync(self) -> None:
-        """Give all ranks the values that rank 0 keeps."""
+        """Send the saved values of rank 0 to all ranks."""
         if self._saved_state:
             self._saved_state = self._bcast_object(self._saved_state)
             self._set_attrs()
 
     def packer(self) -> Callable[[], bytes]:
-        """Return a function that returns the kept values as a pickle."""
+        """Return a function that returns the saved values as a pickle."""
         content = pickle.dumps(self._saved_state)
         return lambda: content
 
     def unpack(self, content: bytes) -> None:
-        """Keep the values of a pickle that this job wrote."""
+        """Load the saved values from a pickle that this job wrote."""
         self._saved_state.update(pickle.loads(content))  # noqa: S301 - of this job's own folder
 
     def _set_attrs(self) -> None:
@@ -156,7 +156,7 @@ class ObjectState(State):
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """Return `func` with its first argument, a `State`, kept equal on all ranks and restored after failures.
+    """Return `func` wrapped so that its first argument, a `State`, is equal on all ranks and restored after failures.
 
     Args:
         func: the training loop.

@@ -1,4 +1,4 @@
-"""Errors by Horovod's names."""
+"""Errors under Horovod's names."""
 
 from clary.train.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
 

@@ -1,4 +1,4 @@
-"""Process sets by Horovod's names."""
+"""Process sets under Horovod's names."""
 
 from clary.train.horovod.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 

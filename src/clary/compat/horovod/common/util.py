@@ -32,7 +32,7 @@ __all__ = [
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return whether a framework can be imported, which is all that Horovod needs of it.
+    """Return whether a framework can be imported; this Horovod needs no compiled extension.
 
     Args:
         ext_base_name: torch, tensorflow or mxnet.
@@ -63,7 +63,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 @contextlib.contextmanager
 def env(**kwargs: str) -> Iterator[None]:
-    """Set environment variables inside of a block; None as value removes one."""
+    """Set environment variables within a block; the value None removes a variable."""
     before = {name: os.environ.get(name) for name in kwargs}
     _set(kwargs)
     try:
@@ -86,7 +86,7 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any = None) -> Any:
 
 
 def handle_average(op: int | None, average: bool | None) -> Reduction:
-    """Return the reduction of a call: `op`, or `average`, which is older than Horovod 0.19.
+    """Return the reduction of a call: `op`, or `average`, the argument before Horovod 0.19.
 
     Raises: ValueError if both are given.
     """
@@ -110,7 +110,7 @@ def split_list(l: Sequence[Any], n: int) -> list[Sequence[Any]]:  # noqa: E741 -
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Return whether version `ver` is `target` or newer, by the numbers that both begin with."""
+    """Return whether version `ver` is `target` or newer, comparing the leading numbers of both."""
     return _release(ver) >= _release(target)
 
 
@@ -120,7 +120,7 @@ def _release(version: str) -> list[int]:
 
 
 def is_iterable(x: Any) -> bool:
-    """Return whether `iter` takes a value."""
+    """Return whether `iter` accepts a value."""
     try:
         iter(x)
     except TypeError:

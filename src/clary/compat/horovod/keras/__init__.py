@@ -1,4 +1,4 @@
-"""Horovod for Keras by its older name, `import horovod.keras as hvd`; all of it is in `horovod.tensorflow.keras`."""
+"""Horovod for Keras under its older name, `import horovod.keras as hvd`; the code is in `horovod.tensorflow.keras`."""
 
 from horovod.keras import callbacks, elastic
 from horovod.tensorflow.keras import *  # noqa: F403 - the same names

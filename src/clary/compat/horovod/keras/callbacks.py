@@ -1,4 +1,4 @@
-"""Callbacks of `fit` by their older name."""
+"""Callbacks of `fit` under their older module name."""
 
 from horovod.tensorflow.keras.callbacks import (
     BestModelCheckpoint,

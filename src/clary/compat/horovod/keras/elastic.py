@@ -1,4 +1,4 @@
-"""Elastic training with Keras by its older name."""
+"""Elastic training with Keras under its older module name."""
 
 from horovod.tensorflow.keras.elastic import (
     CommitStateCallback,

@@ -1,4 +1,4 @@
-"""Compression of gradients on their way."""
+"""Compression of gradients for sending."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 
 
 class Compressor:
-    """One way to make an array smaller; programs may write their own."""
+    """Base class of compressors of arrays; programs may write their own."""
 
     @staticmethod
     def compress(tensor: mx.nd.NDArray) -> tuple[mx.nd.NDArray, Any]:
-        """Return an array of the same shape that travels, and the `ctx` of `decompress`.
+        """Return the array to send, of the same shape, and the `ctx` of `decompress`.
 
-        Raises: NotImplementedError, here.
+        Raises: NotImplementedError unless overridden.
         """
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: mx.nd.NDArray, ctx: Any) -> mx.nd.NDArray:
-        """Return an array of the type before.
+        """Return an array of the type before compression.
 
         Args:
-            tensor: as it arrived.
-            ctx: of `compress`.
+            tensor: the received array.
+            ctx: second result of `compress`.
 
-        Raises: NotImplementedError, here.
+        Raises: NotImplementedError unless overridden.
         """
         raise NotImplementedError
 
@@ -47,17 +47,17 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """Sends floating arrays in 16 bits; other types travel as they are."""
+    """Sends floating-point arrays as float16, and arrays of other types unchanged."""
 
     @staticmethod
     def compress(tensor: mx.nd.NDArray) -> tuple[mx.nd.NDArray, Any]:
-        """Return the array as float16, and its type before."""
+        """Return the array as float16, and its original type."""
         is_floating = np.dtype(tensor.dtype).kind == "f"
         return (tensor.astype("float16", copy=False) if is_floating else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: mx.nd.NDArray, ctx: Any) -> mx.nd.NDArray:
-        """Return the array in its type before. Args: as `Compressor.decompress`."""
+        """Return the array in its original type. Args: as `Compressor.decompress`."""
         return tensor.astype(ctx, copy=False)
 
 

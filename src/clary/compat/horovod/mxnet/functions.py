@@ -1,4 +1,4 @@
-"""Parameters and objects, from one rank to all."""
+"""Broadcasts and gathers of parameters and objects."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mxnet.gluon.parameter import DeferredInitializationError, Parameter, Parame
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
     """Overwrite the parameters of all ranks with the parameters of one rank.
 
-    A parameter whose shape is not known yet is overwritten when it gets its first values.
+    A parameter whose shape is not known yet is overwritten once it is initialised.
 
     Args:
         params: a ParameterDict, or a dict of parameters or arrays.
         root_rank: rank that sends.
-        prefix: of names; programs that call this more than once give different prefixes.
+        prefix: prefix of names; a program that calls the function several times passes different prefixes.
 
     Raises: ValueError for anything else.
     """
@@ -51,10 +51,10 @@ def _broadcast_when_there(parameter: Parameter, root_rank: int, name: str) -> No
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """Return the object of one rank on all ranks; it travels as a pickle.
+    """Return the object of one rank on all ranks; it is sent as a pickle.
 
     Args:
-        obj: of the root; on other ranks, only its class has an effect, on the name.
+        obj: the object on the root; on other ranks only its class matters, for the default name.
         root_rank: rank that sends.
         name: equal on all ranks; None takes the name of the object's class.
     """
@@ -69,7 +69,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Return the objects of all ranks, in rank order; they travel as pickles.
+    """Return the objects of all ranks, in rank order; they are sent as pickles.
 
     Args: as `broadcast_object`.
     """
@@ -82,7 +82,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 
 def _pack(obj: Any) -> mx.nd.NDArray:
-    """Return the pickle of an object as bytes; functions and classes of `__main__` too, if cloudpickle is installed."""
+    """Return the pickle of an object; with cloudpickle also of functions and classes of `__main__`."""
     try:
         import cloudpickle as writer
     except ImportError:

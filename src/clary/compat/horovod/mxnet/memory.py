@@ -1,7 +1,7 @@
-"""Arrays of MXNet in the form that the engine takes: contiguous memory of the host, as NumPy arrays without a copy.
+"""Arrays of MXNet as the engine's input: contiguous host memory, as NumPy arrays without a copy.
 
 MXNet computes in threads of its own, and an array may not be computed yet when Python holds it. So a view is made only
-after all queued work has ended; work queued later sees the data that the engine has written.
+after all queued work has ended; work that is queued later reads the data that the engine has written.
 Source: c_api.h of MXNet 1.9.1, `MXNDArrayGetData` and `MXNDArrayWaitToWrite`.
 """
 
@@ -19,9 +19,9 @@ def view(tensor: mx.nd.NDArray) -> np.ndarray:
     """Return the array's own memory, which may be written; for an array on a GPU, a copy on the host.
 
     Args:
-        tensor: of any shape; it must live as long as the result is used.
+        tensor: of any shape; the caller keeps it alive while the result is used.
 
-    Raises: ValueError for a sparse array, and for a type that cannot travel; MXNetError of earlier queued work.
+    Raises: ValueError for a sparse array or an unsupported element type; MXNetError of work that was queued before.
     """
     if tensor.stype != "default":
         raise ValueError(f"only dense arrays travel; got storage type {tensor.stype}: use tostype('default')")

@@ -1,8 +1,8 @@
-"""All operations, under the module name that programs import; MPI is not used.
+"""All operations, under the module name that programs import. MPI is not used.
 
-Arguments that operations share: `name` is equal on all ranks (made up if None: then all ranks call the same operations
-in the same order); `priority` has no effect, as operations run when they are called; `process_set` are the ranks that
-take part; `prescale_factor` multiplies each rank's array first, `postscale_factor` the result.
+Arguments that operations share: `name` is equal on all ranks (if None, a name is made up, and all ranks must call the
+same operations in the same order); `priority` has no effect, as operations run when they are called; `process_set`
+holds the ranks that take part; `prescale_factor` multiplies each rank's array first, `postscale_factor` the result.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def allreduce(
 
     Args:
         tensor: of one shape and type on all ranks; it is not changed.
-        average: older than Horovod 0.24; use `op`.
+        average: argument of Horovod before 0.24; use `op`.
         name, priority, prescale_factor, postscale_factor, process_set: see the module.
         op: Average (if None), Sum, Min, Max or Product.
 
-    Raises: HorovodInternalError; ValueError for Adasum and for a type that cannot travel.
+    Raises: HorovodInternalError; ValueError for Adasum and for an unsupported element type.
     """
     scaling = Scaling(handle_average(op, average), prescale_factor, postscale_factor)
     target = mx.nd.empty(tensor.shape, ctx=tensor.context, dtype=tensor.dtype)
@@ -103,7 +103,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> list[mx.nd.NDArray]:
-    """Return several arrays reduced over all ranks; they are ready only together.
+    """Return several arrays reduced over all ranks in one group.
 
     Args: as `allreduce`.
     """
@@ -123,7 +123,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> Sequence[mx.nd.NDArray]:
-    """Reduce several arrays over all ranks in place, and return them; they are ready only together.
+    """Reduce several arrays over all ranks in place in one group, and return them.
 
     Args: as `allreduce`.
     """
@@ -138,7 +138,7 @@ def allgather(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> mx.nd.NDArray:
-    """Return the arrays of all ranks behind each other along their first axis.
+    """Return the arrays of all ranks, concatenated along their first axis.
 
     Args:
         tensor: the first length may differ by rank.
@@ -155,7 +155,7 @@ def grouped_allgather(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> list[mx.nd.NDArray]:
-    """Return several arrays gathered from all ranks; they are ready only together.
+    """Return several arrays gathered from all ranks in one group.
 
     Args: as `allgather`.
     """
@@ -191,7 +191,7 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> mx.nd.NDArray:
-    """Overwrite the array of all ranks with the array of one rank, and return it.
+    """Overwrite this rank's array with the array of one rank, and return it.
 
     Args: as `broadcast`.
     """
@@ -206,10 +206,10 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Give each rank its rows; return the rows received and, where `splits` are given, how many came from each rank.
+    """Send each rank its rows; return the received rows and, with `splits`, the number of rows from each rank.
 
     Args:
-        tensor: with a first axis.
+        tensor: any array but a scalar.
         splits: rows for each rank, an array of int32 or a sequence; None cuts the first axis equally.
         name, priority, process_set: see the module.
 
@@ -234,7 +234,7 @@ def reducescatter(
     """Reduce an array over all ranks, and return this rank's rows of the result.
 
     Args:
-        tensor: with a first axis, of one shape on all ranks.
+        tensor: any array but a scalar, of one shape on all ranks.
         op: Average or Sum.
         name, priority, process_set, prescale_factor, postscale_factor: see the module.
 
@@ -254,7 +254,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[mx.nd.NDArray]:
-    """Reduce several arrays, which are ready only together, and return this rank's rows of each.
+    """Reduce several arrays in one group, and return this rank's rows of each array.
 
     Args: as `reducescatter`.
     """

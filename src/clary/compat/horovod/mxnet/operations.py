@@ -1,7 +1,7 @@
-"""Operations on arrays of MXNet. Each waits until all ranks have called it, and returns with its result.
+"""Operations on arrays of MXNet. Each waits until all ranks have called it, and returns its result.
 
-Horovod queues operations and returns at once, so that ranks may call them in different orders. Here ranks that call
-operations in different orders block each other; only the operations of one list may be in different orders.
+Horovod queues operations and returns at once, so that ranks may call them in different orders. With this module, ranks
+that call operations in different orders block each other; only the operations of one list may have different orders.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def call_of(name: str | None, process_set: ProcessSet, *, is_group: bool = False
     Args:
         name: equal on all ranks, or None.
         process_set: ranks that take part.
-        is_group: whether no array is processed before all arrays are ready on all ranks.
+        is_group: whether the operation waits until all of its arrays are ready on all ranks.
 
     Raises: ValueError for a process set that was not added.
     """
@@ -51,7 +51,7 @@ def all_reduce(
 
     Args:
         tensors: of any shapes, equal on all ranks.
-        targets: of the same shapes and types.
+        targets: arrays of the same shapes and types, for the results.
         call: name and process set.
         scaling: reduction and factors.
 
@@ -67,7 +67,7 @@ def reduce_all(
 
     Args:
         calls: arrays, targets and call of each, as `all_reduce`; all in one process set.
-        scaling: of all calls.
+        scaling: reduction and factors of all calls.
 
     Raises: as `all_reduce`.
     """
@@ -158,10 +158,10 @@ def broadcast(tensor: mx.nd.NDArray, target: mx.nd.NDArray, root_rank: int, call
 
 
 def all_to_all(tensor: mx.nd.NDArray, splits: mx.nd.NDArray | None, call: Call) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
-    """Give each rank its rows; return the rows received in rank order, and how many came from each rank.
+    """Send each rank its rows; return the received rows in rank order, and the number of rows from each rank.
 
     Args:
-        tensor: with a first axis.
+        tensor: any array but a scalar.
         splits: rows for each rank, whole numbers of 32 bits, shape [ranks]; None cuts the first axis equally.
         call: name and process set.
 
@@ -180,10 +180,10 @@ def all_to_all(tensor: mx.nd.NDArray, splits: mx.nd.NDArray | None, call: Call) 
 
 
 def reduce_scatter(tensors: Sequence[mx.nd.NDArray], call: Call, scaling: Scaling) -> list[mx.nd.NDArray]:
-    """Reduce each array and return this rank's rows of it; the first ranks get one row more where rows do not divide.
+    """Reduce each array and return this rank's rows; the first ranks get one row more if rows do not divide evenly.
 
     Args:
-        tensors: with a first axis, of shapes equal on all ranks.
+        tensors: arrays, no scalars, of shapes equal on all ranks.
         call: name and process set.
         scaling: reduction and factors.
 

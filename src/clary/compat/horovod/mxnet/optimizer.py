@@ -1,4 +1,4 @@
-"""The optimizer and the trainer that average gradients over all ranks."""
+"""An optimizer and a trainer that average gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
 
     Args:
         optimizer: of MXNet; it does all work except averaging gradients.
-        gradient_predivide_factor: divides gradients before the sum; the average is corrected after it.
-        num_groups: number of groups whose gradients are reduced together; 0: each gradient by itself.
-        process_set: ranks that take part; others update with their own gradients.
+        gradient_predivide_factor: divides gradients before the sum, and multiplies the average.
+        num_groups: number of groups whose gradients are reduced together; 0: each gradient is reduced by itself.
+        process_set: ranks that take part; other ranks update with their own gradients.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         self._optimizer.set_learning_rate(lr)
 
     def set_lr_mult(self, args_lr_mult: dict[Any, float]) -> None:
-        """Change the optimizer's factors of the learning rate."""
+        """Change the optimizer's factors for the learning rate of parameters."""
         self._optimizer.set_lr_mult(args_lr_mult)
 
     def set_wd_mult(self, args_wd_mult: dict[Any, float]) -> None:
-        """Change the optimizer's factors of the weight decay."""
+        """Change the optimizer's factors for the weight decay of parameters."""
         self._optimizer.set_wd_mult(args_wd_mult)
 
     def _average(self, index: Any, grad: Any) -> None:
@@ -86,14 +86,14 @@ class DistributedTrainer(mx.gluon.Trainer):
     """A trainer that steps with the average gradient of all ranks.
 
     Args:
-        params: of `mx.gluon.Trainer`, as are `optimizer` and `optimizer_params`.
-        optimizer: a name or an optimizer; of a DistributedOptimizer the inner one is used, with a warning.
-        optimizer_params: of the optimizer.
-        compression: of gradients on their way.
-        gradient_predivide_factor: divides gradients before the sum; the average is corrected after it.
-        prefix: of names; programs with several trainers give different prefixes.
-        num_groups: number of groups whose gradients are reduced together; 0: each gradient by itself.
-        process_set: ranks that take part; others step with their own gradients.
+        params: as in `mx.gluon.Trainer`, like `optimizer` and `optimizer_params`.
+        optimizer: a name or an optimizer; of a DistributedOptimizer, the wrapped optimizer is used, with a warning.
+        optimizer_params: arguments of the optimizer.
+        compression: compressor of gradients for sending.
+        gradient_predivide_factor: divides gradients before the sum, and multiplies the average.
+        prefix: prefix of names; a program with several trainers passes different prefixes.
+        num_groups: number of groups whose gradients are reduced together; 0: each gradient is reduced by itself.
+        process_set: ranks that take part; other ranks step with their own gradients.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Starting ranks: `horovod.run`, and the command horovodrun (`launch`)."""
+"""Launchers of ranks: `horovod.run`, and the command horovodrun (`launch`)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def run(
     """Run a function on ranks of this machine and return its results in rank order.
 
     Args:
-        func: taken by cloudpickle where it is installed, else by name; arguments and results are pickled too.
-        args, kwargs: of the function.
+        func: function, sent by cloudpickle if it is installed, else by name; arguments and results are pickled, too.
+        args, kwargs: arguments of the function.
         num_proc: number of ranks.
-        np: older than Horovod 0.25; use `num_proc`.
-        env: further variables of the ranks.
-        executable: Python that runs them; None for this one.
+        np: argument of Horovod before 0.25; use `num_proc`.
+        env: additional environment variables of the ranks.
+        executable: Python interpreter of the ranks; None for the present interpreter.
         hosts: localhost:SLOTS; other hosts are refused.
         verbose, use_gloo, use_mpi: have no effect.
 
-    Raises: RuntimeError if a rank failed; ValueError for hosts other than this one.
+    Raises: RuntimeError if a rank failed; ValueError for hosts other than this machine.
     """
     from horovod.runner.launch import run_command  # late: `python -m horovod.runner.launch` imports this package
 

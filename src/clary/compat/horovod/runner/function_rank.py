@@ -1,4 +1,4 @@
-"""One rank of `horovod.run`: runs the pickled function, and leaves its result in a file.
+"""One rank of `horovod.run`: runs the pickled function, and writes its result to a file.
 
 python -m horovod.runner.function_rank FOLDER
 """

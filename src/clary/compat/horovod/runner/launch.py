@@ -2,8 +2,8 @@
 
     horovodrun -np 4 python train.py
 
-Output of ranks has `[RANK]<stdout>:` before each line. In a job of several hosts use its distribution (mpi, or
-torch_distributed): it starts ranks on all of them.
+Each line of a rank's output begins with `[RANK]<stdout>:`. In a job with several hosts, use the job's distribution (mpi
+or torch_distributed), which starts ranks on all hosts.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from horovod.runner import options as lines
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _SHARED_WORD = "CLARY_COLLECTIVE_SECRET"  # variable of the secret by which ranks authenticate each other
-_GRACE_S = 5.0  # between SIGTERM and SIGKILL
+_GRACE_S = 5.0  # seconds between SIGTERM and SIGKILL
 _LOOK_S = 0.05
 _FAILED = 1
 _USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code of the first rank that failed, else 0."""
+    """Run the command line; return the exit code of the first rank that failed, else 0."""
     options = lines.parser().parse_args(arguments)
     if options.check_build:
         print(check_build())
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_build() -> str:
-    """Return the list of parts that are built in, as horovodrun prints it."""
+    """Return the list of available features, as horovodrun prints it."""
     import importlib.util
 
     frameworks = (("TensorFlow", "tensorflow"), ("PyTorch", "torch"), ("MXNet", "mxnet"))
@@ -77,7 +77,7 @@ def check_build() -> str:
 
 
 def _read(options: Any) -> tuple[int, dict[str, str]]:
-    """Return the number of ranks and their variables.
+    """Return the number of ranks and their environment variables.
 
     Raises: ValueError for options that cannot be honoured; OSError for a host file that cannot be read.
     """
@@ -116,15 +116,15 @@ def run_command(
 
     Args:
         command: program and arguments.
-        variables: further variables of each rank.
-        folder: of files for each rank's output; None prints it with the rank before each line.
+        variables: additional environment variables of each rank.
+        folder: folder for a file with each rank's output; None prints the output with the rank before each line.
         has_stamps: whether each printed line begins with the time.
 
     Returns: the exit code of the first rank that failed, else 0.
     Raises: OSError if the command cannot be started.
     """
     port = _free_port()
-    secret = os.environ.get(_SHARED_WORD) or secrets.token_hex(32)  # else any local user could join as a rank
+    secret = os.environ.get(_SHARED_WORD) or secrets.token_hex(32)  # without it any local user could join as a rank
     ranks: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
     stopped = threading.Event()
@@ -153,12 +153,12 @@ def run_command(
 
 
 def rank_variables(rank: int, count: int, port: int) -> dict[str, str]:
-    """Return the variables that tell a rank its place, as horovodrun and torchrun set them.
+    """Return the environment variables of a rank, as horovodrun and torchrun set them.
 
     Args:
-        rank: of the process; all ranks are on this machine.
+        rank: rank of the process; all ranks are on this machine.
         count: number of ranks.
-        port: of loopback, free, on which rank 0 meets the others.
+        port: free port of the loopback interface, at which rank 0 meets the other ranks.
     """
     return {
         "HOROVOD_RANK": str(rank),
@@ -195,7 +195,7 @@ def _await(ranks: Sequence[subprocess.Popen[bytes]], stopped: threading.Event) -
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End the ranks that still run, each with the processes that it has started."""
+    """End the running ranks, each with the processes that it has started."""
     living = [process for process in ranks if process.poll() is None]
     for process in living:
         with contextlib.suppress(ProcessLookupError):
@@ -212,7 +212,7 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
 
 @contextlib.contextmanager
 def _signals_stop(stopped: threading.Event) -> Any:
-    """Make SIGTERM and SIGINT end the ranks; outside of the main thread do nothing."""
+    """Make SIGTERM and SIGINT end the ranks; do nothing outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -233,7 +233,7 @@ def _files(folder: str | None, rank: int, count: int) -> list[BinaryIO]:
 
 
 def _readers(process: subprocess.Popen[bytes], rank: int, has_stamps: bool) -> list[threading.Thread]:
-    """Begin to print a rank's output."""
+    """Start the threads that print a rank's output."""
     made = []
     for stream, target, name in ((process.stdout, sys.stdout, "stdout"), (process.stderr, sys.stderr, "stderr")):
         prefix = f"[{rank}]<{name}>:"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 VERSION = "0.28.1"
 _MIB = 1 << 20
 
-# Option, variable of the ranks, and the function from the option's text to the variable's.
+# Option, environment variable of the ranks, and the function that converts the option's text to the variable's text.
 _TUNABLE: Sequence[tuple[str, str, str]] = (
     ("--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", "mib"),
     ("--cycle-time-ms", "HOROVOD_CYCLE_TIME", ""),
@@ -25,7 +25,7 @@ _FLAGS: Mapping[str, tuple[str, str]] = {
     "--no-stall-check": ("HOROVOD_STALL_CHECK_DISABLE", "1"),
     "--stall-check": ("HOROVOD_STALL_CHECK_DISABLE", "0"),
 }
-_UNDERSTOOD = ("--gloo",)  # has always this effect
+_UNDERSTOOD = ("--gloo",)  # always in effect
 _WITHOUT_EFFECT = (
     "--disable-cache",
     "--mpi",
@@ -75,7 +75,7 @@ _REFUSED = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser; refused options are known to it, so that they can be refused by name."""
+    """Return the parser; it accepts refused options, so that `refusal` can name them."""
     made = argparse.ArgumentParser(prog="horovodrun", description="Start ranks of a program on this machine.")
     made.add_argument("-v", "--version", action="version", version=VERSION)
     made.add_argument("-np", "--num-proc", dest="num_proc", type=int, help="number of ranks; one a slot if left out")
@@ -137,10 +137,10 @@ def slots(hosts: str | None, hostfile_lines: Sequence[str]) -> dict[str, int]:
     """Return the number of slots by host.
 
     Args:
-        hosts: of `-H`, or None.
-        hostfile_lines: of the file of `--hostfile`.
+        hosts: value of `-H`, or None.
+        hostfile_lines: lines of the file given by `--hostfile`.
 
-    Raises: ValueError for text of another form.
+    Raises: ValueError for malformed text.
     """
     found: dict[str, int] = {}
     for text in (hosts or "").split(","):
