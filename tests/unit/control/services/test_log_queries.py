@@ -1,4 +1,4 @@
-"""Queries over training logs: their life, their errors, their bounds, and a job's view of them."""
+"""Queries over training logs: their lifetime, their errors, their limits, and a job's access to them."""
 
 import asyncio
 import time
@@ -43,7 +43,7 @@ def grants(job):
 
 
 async def call(plane, operation, *, by=None, **params):
-    """Call as the owner, or as a job with its key."""
+    """Call as the owner, or as the job `by` with its key."""
     if by is not None:
         decision = api_rules.decide(grants(by), "logs", operation, params)
         assert decision.is_allowed, decision.reason
@@ -82,7 +82,7 @@ async def refused(awaitable):
     return error.value
 
 
-async def test_a_query_runs_to_its_end_and_says_what_it_looked_at(plane):
+async def test_a_query_runs_to_its_end_and_reports_the_records_that_it_scanned(plane):
     answer = await results(plane, await start(plane, "filter @message like /e$/ | sort @timestamp"))
     assert answer["status"] == "Complete"
     assert sorted(messages(answer)) == ["five", "one", "three"]
@@ -102,7 +102,7 @@ async def test_a_query_runs_to_its_end_and_says_what_it_looked_at(plane):
         ({"startTime": 0, "endTime": 2**62}, ["five", "four", "one", "six", "three", "two"]),
     ],
 )
-async def test_times_are_seconds_or_milliseconds_and_both_ends_belong_to_them(plane, times, found):
+async def test_times_are_seconds_or_milliseconds_and_both_ends_are_included(plane, times, found):
     answer = await results(plane, await start(plane, "fields @message", **times))
     assert sorted(messages(answer)) == found
 
@@ -115,7 +115,7 @@ async def test_times_are_seconds_or_milliseconds_and_both_ends_belong_to_them(pl
         {"logGroupIdentifiers": [f"arn:aws:logs:us-west-2:0:log-group:{GROUP}"]},
     ],
 )
-async def test_the_group_is_named_in_one_of_three_ways(plane, group):
+async def test_the_log_group_is_accepted_in_three_forms(plane, group):
     times = {"startTime": BEGIN_S, "endTime": BEGIN_S}
     query = await call(plane, "StartQuery", queryString="stats count(*)", **times, **group)
     assert (await results(plane, query["queryId"]))["results"] == [[{"field": "count(*)", "value": "3"}]]
@@ -134,7 +134,7 @@ async def test_the_group_is_named_in_one_of_three_ways(plane, group):
         ({"queryString": "parse @message 'x'"}, "MalformedQueryException", "'parse' is not offered"),
     ],
 )
-async def test_what_cannot_be_asked_is_refused_at_once(plane, change, code, words):
+async def test_an_invalid_query_is_refused_at_once(plane, change, code, words):
     params = {name: value for name, value in {**RANGE, "queryString": NEWEST, **change}.items() if value is not None}
     error = await refused(call(plane, "StartQuery", **params))
     assert error.code == code
@@ -142,7 +142,7 @@ async def test_what_cannot_be_asked_is_refused_at_once(plane, change, code, word
     assert (await call(plane, "DescribeQueries"))["queries"] == []
 
 
-async def test_results_come_page_by_page_where_a_client_asks_so(plane):
+async def test_results_are_paged_if_the_client_asks_for_pages(plane):
     query = await start(plane, "fields @message | filter @logStream = 'mine/algo-1' | sort @timestamp")
     first = await results(plane, query, maxItems=2)
     rest = await results(plane, query, maxItems=2, nextToken=first["nextToken"])
@@ -153,7 +153,7 @@ async def test_results_come_page_by_page_where_a_client_asks_so(plane):
     assert (await refused(wrong)).code == "InvalidParameterException"
 
 
-async def test_a_job_sees_the_lines_of_its_own_streams_and_its_own_queries(plane):
+async def test_a_job_reads_only_its_own_streams_and_its_own_queries(plane):
     own = await start(plane, "fields @message", by="mine")
     assert sorted(messages(await results(plane, own, by="mine"))) == ["one", "three", "two"]
     theirs = await start(plane, by="theirs")
@@ -183,7 +183,7 @@ async def test_queries_are_listed_by_status_and_page(plane):
 
 
 class SlowLogs(LogStore):
-    """Hands out no line until it is told to."""
+    """Returns no line until it is released."""
 
     def __init__(self, *args, **more):
         super().__init__(*args, **more)
@@ -196,7 +196,7 @@ class SlowLogs(LogStore):
 
 @pytest.fixture
 async def slow(plane, tmp_path):
-    """A plane whose queries stand still until its logs may go."""
+    """A plane whose queries block until its logs are released."""
     logs = SlowLogs(tmp_path / "slow", clock=plane.clock)
     desk = query_desk.QueryDesk(logs, plane.clock)
     plane.logs, plane.services = logs, replace(plane.services, logs=logs, log_queries=desk)
@@ -224,7 +224,7 @@ async def test_a_query_is_stopped_before_and_while_it_runs(slow):
     assert (error.code, "is not running" in error.message) == ("InvalidParameterException", True)
 
 
-async def test_one_query_too_many_is_refused_and_other_clients_are_not_held_up(slow):
+async def test_a_client_s_queries_beyond_the_limit_are_refused_without_delaying_other_clients(slow):
     for _ in range(query_desk.MAX_UNFINISHED_PER_CLIENT):
         await start(slow, by="theirs")
     error = await refused(start(slow, by="theirs"))
@@ -234,14 +234,14 @@ async def test_one_query_too_many_is_refused_and_other_clients_are_not_held_up(s
     assert await status_of(slow, mine) == "Running"
 
 
-async def test_clients_without_end_are_refused_too(slow, monkeypatch):
+async def test_queries_beyond_the_limit_of_all_clients_are_refused(slow, monkeypatch):
     monkeypatch.setattr(query_desk, "MAX_UNFINISHED", 5)
     for number in range(5):
         await start(slow, by=f"job-{number}")
     assert (await refused(start(slow, by="mine"))).code == "LimitExceededException"
 
 
-async def test_a_query_whose_time_is_over_says_timeout_and_shows_what_it_found(plane, monkeypatch):
+async def test_a_query_that_exceeds_its_time_has_status_timeout_and_partial_results(plane, monkeypatch):
     monkeypatch.setattr(query_desk, "WORK_S", 1e-9)
     monkeypatch.setattr(query_desk, "SLICE_S", 1e-9)
     answer = await results(plane, await start(plane, "fields @message"))
@@ -249,7 +249,7 @@ async def test_a_query_whose_time_is_over_says_timeout_and_shows_what_it_found(p
     assert messages(answer) == ["four"], "the first line of the first stream"
 
 
-async def test_a_query_that_grows_without_bounds_fails_with_its_reason(plane, caplog):
+async def test_a_query_whose_result_is_too_large_fails_with_its_reason(plane, caplog):
     await store(plane, "long/algo-1", *["x" * 200_000] * 50)
     query = await start(plane, "fields @message")
     error = await refused(results(plane, query))
@@ -258,7 +258,7 @@ async def test_a_query_that_grows_without_bounds_fails_with_its_reason(plane, ca
     assert (await call(plane, "DescribeQueries", status="Failed"))["queries"][0]["queryId"] == query
 
 
-async def test_results_are_kept_for_a_while_and_in_bounded_number(plane, monkeypatch):
+async def test_results_are_kept_for_a_while_and_in_a_bounded_number(plane, monkeypatch):
     monkeypatch.setattr(query_desk, "MAX_KEPT_PER_CLIENT", 2)
     ids = [await start(plane, by="mine") for _ in range(1)]
     for _ in range(3):
@@ -274,7 +274,7 @@ async def test_results_are_kept_for_a_while_and_in_bounded_number(plane, monkeyp
 
 
 @pytest.mark.parametrize("step", [timedelta(days=1), timedelta(days=-1)])
-async def test_a_clock_that_is_set_neither_drops_results_nor_keeps_them_for_longer(plane, step):
+async def test_a_step_of_the_clock_neither_drops_results_nor_keeps_them_longer(plane, step):
     query = await start(plane, by="mine")
     await results(plane, query, by="mine")
     plane.clock.set_time_of_day(plane.clock.now() + step)
@@ -285,7 +285,7 @@ async def test_a_clock_that_is_set_neither_drops_results_nor_keeps_them_for_long
     assert gone.code == "ResourceNotFoundException"
 
 
-async def test_large_results_push_out_old_ones(plane, monkeypatch):
+async def test_large_results_evict_old_ones(plane, monkeypatch):
     monkeypatch.setattr(query_desk, "MAX_KEPT_CHARACTERS", 500)
     ids = []
     for _ in range(3):
@@ -296,7 +296,7 @@ async def test_large_results_push_out_old_ones(plane, monkeypatch):
     assert ids[0] not in kept
 
 
-async def test_lines_that_have_expired_are_not_found(plane):
+async def test_expired_lines_are_not_found(plane):
     await plane.logs.set_retention(1)
     plane.clock.set_time_of_day(plane.clock.now().replace(year=2030))
     assert (await results(plane, await start(plane)))["results"] == []

@@ -41,7 +41,7 @@ async def refused(call):
     return error.value.code
 
 
-async def test_a_stream_of_every_host_stands_before_any_line(plane):
+async def test_a_stream_of_every_host_exists_before_the_first_line(plane):
     answer = await logs(plane, "DescribeLogStreams", logStreamNamePrefix="job/")
     epoch = int(plane.clock.now().timestamp())
     assert [stream["logStreamName"] for stream in answer["logStreams"]] == [
@@ -52,7 +52,7 @@ async def test_a_stream_of_every_host_stands_before_any_line(plane):
     assert answer["logStreams"][0]["arn"].endswith(f"log-group:{GROUP}:log-stream:job/algo-1-{epoch}")
 
 
-async def test_a_forward_token_stays_while_nothing_is_new_and_yields_what_comes(plane):
+async def test_a_forward_token_is_stable_without_new_lines_and_then_returns_new_lines(plane):
     texts, token = await read(plane)
     assert texts == []
     await say(plane, "one", "two")
@@ -65,7 +65,7 @@ async def test_a_forward_token_stays_while_nothing_is_new_and_yields_what_comes(
     assert newer != token
 
 
-async def test_pages_go_back_to_the_first_line(plane):
+async def test_backward_pages_reach_the_first_line(plane):
     await say(plane, "one", "two", "three")
     stream = (await plane.job()).log_streams[0]
     last = await logs(plane, "GetLogEvents", logStreamName=stream, limit=2)
@@ -74,7 +74,7 @@ async def test_pages_go_back_to_the_first_line(plane):
     assert [event["message"] for event in before["events"]] == ["one"]
 
 
-async def test_streams_come_page_by_page_and_a_token_only_when_more_remain(plane):
+async def test_streams_are_paged_with_a_token_only_if_more_remain(plane):
     first = await logs(plane, "DescribeLogStreams", limit=1)
     second = await logs(plane, "DescribeLogStreams", limit=1, nextToken=first["nextToken"])
     names = [page["logStreams"][0]["logStreamName"].split("-")[1] for page in (first, second)]
@@ -82,7 +82,7 @@ async def test_streams_come_page_by_page_and_a_token_only_when_more_remain(plane
     assert "nextToken" not in second
 
 
-async def test_streams_in_order_of_their_last_event(plane):
+async def test_streams_are_sorted_by_their_last_event(plane):
     await say(plane, "early")
     plane.clock.advance(5)
     await say(plane, "late", host="algo-2")
@@ -90,7 +90,7 @@ async def test_streams_in_order_of_their_last_event(plane):
     assert [stream["logStreamName"].split("-")[1] for stream in answer["logStreams"]] == ["2", "1"]
 
 
-async def test_filter_interleaves_hosts_by_time_and_ids_stay_the_same(plane):
+async def test_filter_merges_hosts_by_time_and_event_ids_are_stable(plane):
     await say(plane, "a 1")
     plane.clock.advance(1)
     await say(plane, "b 2", host="algo-2")
@@ -104,20 +104,20 @@ async def test_filter_interleaves_hosts_by_time_and_ids_stay_the_same(plane):
     assert [event["message"] for event in matching["events"]] == ["b 2"]
 
 
-async def test_filter_goes_on_behind_its_token(plane):
+async def test_filter_continues_from_its_token(plane):
     await say(plane, "one", "two")
     first = await logs(plane, "FilterLogEvents", limit=1)
     second = await logs(plane, "FilterLogEvents", limit=1, nextToken=first["nextToken"])
     assert [page["events"][0]["message"] for page in (first, second)] == ["one", "two"]
 
 
-async def test_what_does_not_exist_is_not_found(plane):
+async def test_a_missing_group_or_stream_gives_resource_not_found(plane):
     for operation in ("DescribeLogStreams", "FilterLogEvents"):
         assert await refused(logs(plane, operation, logGroupName="/other")) == "ResourceNotFoundException"
     assert await refused(logs(plane, "GetLogEvents", logStreamName="job/none")) == "ResourceNotFoundException"
 
 
-async def test_queries_that_make_no_sense_are_invalid_parameters(plane):
+async def test_invalid_queries_give_invalid_parameter(plane):
     stream = (await plane.job()).log_streams[0]
     for call in (
         logs(plane, "DescribeLogStreams", orderBy="LastEventTime", logStreamNamePrefix="job/"),
@@ -151,12 +151,12 @@ async def test_the_group_may_be_named_by_its_identifier(plane, identifier):
         ({"accountIdentifiers": ["123456789012"]}, 0),
     ],
 )
-async def test_there_is_one_log_group(plane, params, num_groups):
+async def test_there_is_exactly_one_log_group(plane, params, num_groups):
     assert len((await plane.call("logs", "DescribeLogGroups", **params))["logGroups"]) == num_groups
 
 
 async def in_days(plane, days):
-    """Let days pass at once, without a pass of the reconciler."""
+    """Advance the clock by days, without a pass of the reconciler."""
     plane.clock.advance(days * 86_400)
 
 
@@ -165,7 +165,7 @@ async def retention_of(plane):
     return answer["logGroups"][0].get("retentionInDays")
 
 
-async def test_without_a_policy_lines_are_kept_for_ever(plane):
+async def test_without_a_policy_lines_are_kept_forever(plane):
     await say(plane, "old")
     await in_days(plane, 10_000)
     assert await retention_of(plane) is None
@@ -173,7 +173,7 @@ async def test_without_a_policy_lines_are_kept_for_ever(plane):
     assert (await read(plane))[0] == ["old"]
 
 
-async def test_a_policy_hides_lines_that_are_older_in_every_reading(plane):
+async def test_a_policy_hides_older_lines_in_every_operation(plane):
     await logs(plane, "PutRetentionPolicy", retentionInDays=7)
     assert await retention_of(plane) == 7
     await say(plane, "old")
@@ -192,7 +192,7 @@ async def test_a_policy_hides_lines_that_are_older_in_every_reading(plane):
     assert (await read(plane))[0] == ["old", "young"], "nothing was removed yet: the stream has a younger line"
 
 
-async def test_streams_go_when_all_their_lines_have_expired_but_never_under_a_job_that_is_not_over(plane):
+async def test_streams_are_removed_when_all_lines_have_expired_and_the_job_has_ended(plane):
     await logs(plane, "PutRetentionPolicy", retentionInDays=1)
     await say(plane, "old")
     await in_days(plane, 2)
@@ -206,7 +206,7 @@ async def test_streams_go_when_all_their_lines_have_expired_but_never_under_a_jo
     assert await refused(logs(plane, "GetLogEvents", logStreamName=over[0])) == "ResourceNotFoundException"
 
 
-async def test_a_policy_outlives_the_service_and_counts_above_its_setting(tmp_path):
+async def test_a_policy_outlives_the_service_and_overrides_its_setting(tmp_path):
     for made_with, put, days in ((30, None, 30), (0, 3, 3), (30, 3, 3)):
         store = LogStore(tmp_path, retention_days=made_with)
         if put is not None:
@@ -220,7 +220,7 @@ async def test_a_policy_outlives_the_service_and_counts_above_its_setting(tmp_pa
     await store.close()
 
 
-async def test_a_policy_that_cannot_be_read_removes_nothing(tmp_path):
+async def test_an_unreadable_policy_removes_no_lines(tmp_path):
     (tmp_path / "retention.json").write_text("{}")
     store = LogStore(tmp_path, retention_days=1)
     with pytest.raises(StoreError, match="cannot read the retention policy"):
@@ -229,12 +229,12 @@ async def test_a_policy_that_cannot_be_read_removes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("days", [0, 2, 4000])
-async def test_only_the_periods_that_aws_knows_are_taken(plane, days):
+async def test_only_the_retention_periods_of_aws_are_accepted(plane, days):
     assert await refused(logs(plane, "PutRetentionPolicy", retentionInDays=days)) == "InvalidParameterException"
     assert await retention_of(plane) is None
 
 
-async def test_no_other_group_has_a_policy(plane):
+async def test_another_log_group_can_have_no_policy(plane):
     for operation, more in (("PutRetentionPolicy", {"retentionInDays": 1}), ("DeleteRetentionPolicy", {})):
         other = plane.call("logs", operation, logGroupName="/other", **more)
         assert await refused(other) == "ResourceNotFoundException"

@@ -1,4 +1,4 @@
-"""Statistics over a job's metrics, the list of them, and values that a program reports itself."""
+"""Statistics over a job's metrics, the list of metrics, and values that a program reports itself."""
 
 import math
 from datetime import timedelta
@@ -26,7 +26,7 @@ async def plane(tmp_path):
 
 
 async def put(plane, *values, name="loss"):
-    """Store a value every 20 seconds from the start on."""
+    """Store one value every 20 seconds from the start."""
     stored = [
         FinalMetric(name=name, value=value, at=START + timedelta(seconds=20 * index))
         for index, value in enumerate(values)
@@ -48,7 +48,7 @@ async def statistics(plane, **params):
     return (await plane.call("cloudwatch", "GetMetricStatistics", **asked))["Datapoints"]
 
 
-async def test_statistics_are_taken_over_each_period(plane):
+async def test_statistics_are_computed_for_each_period(plane):
     await put(plane, 1.0, 2.0, 6.0, 10.0)
     first, second = await statistics(plane)
     assert first == {
@@ -63,7 +63,7 @@ async def test_statistics_are_taken_over_each_period(plane):
     assert (second["Timestamp"], second["Average"]) == (START + timedelta(minutes=1), 10.0)
 
 
-async def test_only_what_was_asked_for_is_answered(plane):
+async def test_only_the_requested_statistics_are_returned(plane):
     await put(plane, 1.0, 2.0)
     (point,) = await statistics(plane, Statistics=["Maximum"])
     assert point == {"Timestamp": START, "Unit": "None", "Maximum": 2.0}
@@ -74,7 +74,7 @@ async def test_only_what_was_asked_for_is_answered(plane):
     assert point["SampleCount"] == 1.0
 
 
-async def test_values_that_are_not_numbers_spoil_no_period(plane):
+async def test_values_that_are_not_numbers_do_not_spoil_their_period(plane):
     await put(plane, 1.0, math.nan, 3.0, math.nan)
     (point,) = await statistics(plane)
     assert (point["Average"], point["SampleCount"]) == (2.0, 2.0)
@@ -90,13 +90,13 @@ async def test_values_that_are_not_numbers_spoil_no_period(plane):
         ({"ExtendedStatistics": ["p90"]}, "InvalidParameterCombination"),
     ],
 )
-async def test_questions_that_make_no_sense_are_refused(plane, params, code):
+async def test_invalid_queries_are_refused(plane, params, code):
     with pytest.raises(WireError) as error:
         await statistics(plane, **params)
     assert error.value.code == code
 
 
-async def test_too_many_datapoints_are_refused_in_the_real_service_s_words(plane):
+async def test_too_many_datapoints_are_refused_with_the_message_of_cloudwatch(plane):
     with pytest.raises(WireError, match=r"You have requested up to 3,600 datapoints, which exceeds the limit of 1,440"):
         await statistics(plane, Period=1)
 
@@ -117,7 +117,7 @@ async def test_metrics_of_a_job_are_listed_by_its_dimension(plane):
     assert await names() == ["loss", "acc"]
 
 
-async def test_metrics_of_all_jobs_are_listed_in_pages_newest_job_first(plane):
+async def test_metrics_of_all_jobs_are_paged_with_the_newest_job_first(plane):
     count = metric_lists.JOBS_OF_PAGE + 2
     for number in range(count):
         plane.clock.advance(3600)
@@ -149,7 +149,7 @@ async def test_a_program_s_own_values_are_stored_and_become_final_metrics(plane)
     assert [(metric.name, metric.value) for metric in (await plane.job()).final_metrics] == [("loss", 2.0)]
 
 
-async def test_times_in_seconds_since_1970_are_understood(plane):
+async def test_times_in_seconds_since_1970_are_accepted(plane):
     data = [{"MetricName": "loss", "Timestamp": START.timestamp(), "Value": 1.0}]
     await plane.call("sagemaker-metrics", "BatchPutMetrics", TrialComponentName="job-aws-training-job", MetricData=data)
     assert (await plane.job()).final_metrics[0].at == START
@@ -170,7 +170,7 @@ async def test_values_for_a_job_that_does_not_exist_are_refused(plane, monkeypat
     assert (error.value.code, error.value.http_status) == ("ResourceNotFound", 404)
 
 
-async def test_each_host_tells_how_far_its_checkpoints_are_behind(tmp_path):
+async def test_each_host_exposes_the_lag_of_its_checkpoints(tmp_path):
     async with ControlPlane.open(tmp_path) as plane:
         await plane.create(num_hosts=2)
         await plane.passes()
@@ -216,7 +216,7 @@ async def data_of(plane, *names, **params):
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 6, 100])
-async def test_datapoints_of_several_metrics_come_in_pages_of_the_wanted_size(plane, most):
+async def test_datapoints_of_several_metrics_are_paged_by_the_wanted_size(plane, most):
     await put(plane, *range(12), name="loss")  # four periods of three values
     await put(plane, *range(3), name="acc")
     found, pages, token = {"q0": [], "q1": [], "q2": []}, 0, {}
@@ -234,7 +234,7 @@ async def test_datapoints_of_several_metrics_come_in_pages_of_the_wanted_size(pl
     assert pages == -(-5 // most)
 
 
-async def test_a_token_of_another_question_and_another_account_are_refused(plane):
+async def test_a_token_of_another_query_or_another_account_is_refused(plane):
     await put(plane, *range(12))
     token = (await data_of(plane, "loss", MaxDatapoints=1))["NextToken"]
     for wrong in ({"NextToken": "x"}, {"NextToken": token, "ScanBy": "TimestampDescending"}):

@@ -19,7 +19,7 @@ async def plane(tmp_path):
 
 
 async def begin(plane, *, seconds):
-    """Bring the one host of the job to its program, which then runs for a while."""
+    """Advance the job's only host until its program runs, then advance the clock."""
     await plane.passes()
     agent = plane.agent(attempt=plane.hub.live_job("job").attempt)
     for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
@@ -33,7 +33,7 @@ async def finish(plane, agent):
     await agent.report(HostPhase.DONE, exits=(plane.exit_of(0),), uploaded=agent.model_uris(HostPhase.DONE))
 
 
-async def test_a_spot_job_is_billed_the_share_of_its_types_spot_price(plane):
+async def test_a_spot_job_is_billed_by_the_spot_fraction_of_its_type(plane):
     await plane.create(**SPOT)
     await finish(plane, await begin(plane, seconds=1000))
     answer = await plane.describe()

@@ -1,4 +1,4 @@
-"""Experiments, trials and trial components: their lives, their lists, and the components of training jobs."""
+"""Experiments, trials and trial components: their lifetimes, their lists, and the components of training jobs."""
 
 from datetime import timedelta
 
@@ -19,7 +19,7 @@ async def plane(tmp_path):
 
 
 async def make(plane, *, experiments=(), trials=(), components=()):
-    """Store records a second apart; trials are (name, experiment), components (name, trial or None)."""
+    """Create records one second apart; `trials` holds (name, experiment), `components` (name, trial or None)."""
     for name in experiments:
         plane.clock.advance(1)
         await plane.call("sagemaker", "CreateExperiment", ExperimentName=name)
@@ -34,14 +34,14 @@ async def make(plane, *, experiments=(), trials=(), components=()):
 
 
 async def refused(plane, operation, **params):
-    """Return code and words of a call that must fail."""
+    """Return the code and the message of a call that must fail."""
     with pytest.raises(WireError) as error:
         await plane.call("sagemaker", operation, **params)
     return error.value.code, error.value.message
 
 
 async def listed(plane, operation, member, name, **params):
-    """Return names from all pages of a list."""
+    """Return the names from all pages of a list."""
     names, token = [], {}
     for _ in range(100):
         answer = await plane.call("sagemaker", operation, **params, **token)
@@ -77,7 +77,7 @@ async def test_an_experiment_is_created_described_updated_and_deleted(plane):
 
 
 @pytest.mark.parametrize("second", ["Digits", "digits", "DIGITS"])
-async def test_a_name_is_taken_whatever_its_case_in_the_words_that_the_sdk_looks_for(plane, second):
+async def test_names_are_unique_ignoring_case_with_the_message_that_the_sdk_expects(plane, second):
     await make(plane, experiments=["Digits"])
     code, words = await refused(plane, "CreateExperiment", ExperimentName=second)
     assert code == "ValidationException"
@@ -90,7 +90,7 @@ async def test_an_experiment_and_a_trial_may_share_a_name(plane):
     assert (await component(plane, "same"))["TrialComponentArn"] == f"{ARN}experiment-trial-component/same"
 
 
-async def test_what_others_hang_on_is_not_deleted(plane):
+async def test_a_record_with_dependents_can_not_be_deleted(plane):
     await make(plane, experiments=["e"], trials=[("t", "e")], components=[("c", "t")])
     code, words = await refused(plane, "DeleteExperiment", ExperimentName="e")
     assert (code, "1 trial(s)" in words) == ("ValidationException", True)
@@ -124,14 +124,14 @@ async def test_what_others_hang_on_is_not_deleted(plane):
         ("DisassociateTrialComponent", {"TrialName": "t", "TrialComponentName": "c"}),
     ],
 )
-async def test_what_is_not_there_is_refused_by_name(plane, operation, params):
+async def test_a_missing_record_is_refused_by_name(plane, operation, params):
     await make(plane, experiments=["e"], trials=[("t", "e")], components=[("c", None)])
     code, words = await refused(plane, operation, **params)
     assert code == "ResourceNotFound"
     assert "does not exist" in words
 
 
-async def test_parameters_and_artifacts_are_added_to_and_taken_from(plane):
+async def test_an_update_adds_and_removes_parameters_and_artifacts(plane):
     await plane.call(
         "sagemaker",
         "CreateTrialComponent",
@@ -187,7 +187,7 @@ async def test_a_component_of_two_trials_is_listed_once(plane):
     assert await listed(plane, "ListTrials", "TrialSummaries", "TrialName", ExperimentName="f") == ["v"]
 
 
-async def test_lists_are_bounded_by_time_of_creation(plane):
+async def test_lists_are_filtered_by_time_of_creation(plane):
     await make(plane, experiments=["a", "b", "c"])
     middle = (await plane.call("sagemaker", "DescribeExperiment", ExperimentName="b"))["CreationTime"]
 
@@ -205,11 +205,11 @@ async def test_a_page_token_of_another_list_is_refused(plane):
     assert (code, words.startswith("Invalid NextToken")) == ("ValidationException", True)
 
 
-async def test_a_list_of_components_takes_one_filter(plane):
+async def test_a_list_of_components_accepts_one_filter(plane):
     assert (await refused(plane, "ListTrialComponents", TrialName="t", ExperimentName="e"))[0] == "ValidationException"
 
 
-async def test_tags_of_a_component_are_kept_and_go_with_it(plane):
+async def test_tags_of_a_component_are_kept_and_deleted_with_it(plane):
     await plane.call(
         "sagemaker", "CreateTrialComponent", TrialComponentName="c", Tags=[{"Key": "team", "Value": "red"}]
     )
@@ -264,7 +264,7 @@ async def test_the_component_follows_its_job_to_the_end_and_outlives_it(plane):
     assert (again["Status"]["PrimaryStatus"], again["Metrics"]) == ("InProgress", [])
 
 
-async def test_without_a_trial_the_job_gets_one_of_its_own_in_the_experiment(plane):
+async def test_without_a_trial_the_job_gets_its_own_trial_in_the_experiment(plane):
     await make(plane, experiments=["e"])
     await plane.create(ExperimentConfig={"ExperimentName": "e"})
     assert await components(plane, ExperimentName="e") == ["job-aws-training-job"]
@@ -281,7 +281,7 @@ async def test_without_a_trial_the_job_gets_one_of_its_own_in_the_experiment(pla
         ({"ExperimentName": "e", "TrialName": "t", "RunName": "no"}, "Run 'no' of ExperimentConfig does not exist."),
     ],
 )
-async def test_a_job_of_an_experiment_that_is_not_there_is_refused_and_not_stored(plane, config, words):
+async def test_a_job_of_a_missing_experiment_is_refused_and_not_stored(plane, config, words):
     await make(plane, experiments=["e", "f"], trials=[("t", "e"), ("u", "f")])
     with pytest.raises(WireError) as error:
         await plane.create(ExperimentConfig=config)
@@ -290,7 +290,7 @@ async def test_a_job_of_an_experiment_that_is_not_there_is_refused_and_not_store
     assert await plane.store.get_job("job") is None
 
 
-async def test_the_component_of_any_job_is_there_once_somebody_asks_for_it(plane):
+async def test_the_component_of_any_job_exists_once_it_is_requested(plane):
     await plane.create("Plain")
     assert await components(plane) == []
     found = await component(plane, "plain-aws-training-job")
@@ -298,13 +298,13 @@ async def test_the_component_of_any_job_is_there_once_somebody_asks_for_it(plane
     assert await components(plane) == ["Plain-aws-training-job"]
 
 
-async def test_the_component_of_a_job_is_found_by_its_arn_in_small_letters(plane):
+async def test_the_component_of_a_job_is_found_by_its_arn_in_lower_case(plane):
     await plane.create("Plain")
     assert await components(plane, SourceArn=f"{ARN}training-job/Plain".lower()) == ["Plain-aws-training-job"]
     assert await components(plane, SourceArn=f"{ARN}training-job/other") == []
 
 
-async def test_parameters_that_somebody_adds_stand_beside_those_of_the_job(plane):
+async def test_added_parameters_are_listed_with_those_of_the_job(plane):
     await plane.create(HyperParameters={"lr": "1"})
     await plane.call(
         "sagemaker",
@@ -316,7 +316,7 @@ async def test_parameters_that_somebody_adds_stand_beside_those_of_the_job(plane
     assert (found["lr"], found["mine"]) == ({"NumberValue": 1.0}, {"StringValue": "x"})
 
 
-async def test_a_later_job_of_the_name_has_a_component_of_its_own(plane):
+async def test_a_later_job_of_the_same_name_gets_a_new_component(plane):
     await plane.create(HyperParameters={"lr": "1"})
     await component(plane, "job-aws-training-job")
     await plane.run_to_end()

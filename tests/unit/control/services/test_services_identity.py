@@ -1,4 +1,4 @@
-"""Requests of clients to STS and IAM before they create a job."""
+"""Requests that clients send to STS and IAM before they create a job."""
 
 import base64
 import json
@@ -58,7 +58,7 @@ async def test_the_execution_role_is_listed(plane):
     assert (await plane.call("iam", "ListRoles", PathPrefix="/other/"))["Roles"] == []
 
 
-async def test_a_registry_gives_a_token_that_says_there_is_none(plane):
+async def test_a_registry_token_states_that_there_is_no_registry(plane):
     (data,) = (await plane.call("ecr", "GetAuthorizationToken"))["authorizationData"]
     assert base64.b64decode(data["authorizationToken"]) == b"AWS:there-is-no-registry-here"
     assert data["proxyEndpoint"] == "https://000000000000.dkr.ecr.us-west-2.amazonaws.com"
@@ -77,7 +77,7 @@ async def test_a_registry_gives_a_token_that_says_there_is_none(plane):
         ("GetSessionToken", {}, 12 * 3600),
     ],
 )
-async def test_a_temporary_key_is_made_and_known_again_until_its_end(plane, operation, params, lasts_s):
+async def test_a_temporary_key_is_issued_and_valid_until_it_expires(plane, operation, params, lasts_s):
     answer = await plane.call("sts", operation, **params)
     made, now = answer["Credentials"], plane.services.clock.now()
     assert made["Expiration"] == now.replace(microsecond=0) + timedelta(seconds=lasts_s)
@@ -96,21 +96,21 @@ async def test_a_temporary_key_is_made_and_known_again_until_its_end(plane, oper
         ({"RoleArn": ROLE, "PolicyArns": [{"arn": "a"}]}, "ValidationError"),
     ],
 )
-async def test_a_role_that_would_open_less_or_belongs_to_others_is_refused(plane, params, code):
+async def test_a_restricted_role_or_a_role_of_another_account_is_refused(plane, params, code):
     with pytest.raises(WireError) as error:
         await plane.call("sts", "AssumeRole", RoleSessionName="me", **params)
     assert error.value.code == code
 
 
 @pytest.mark.parametrize("key_id", ["CLARYTEMPAAAA", "CLARYJOBAAAA"])
-async def test_keys_that_end_make_no_other_keys(plane, key_id):
+async def test_a_temporary_key_can_not_issue_another_key(plane, key_id):
     call = Call(services=plane.services, params={}, region="r", access_key_id=key_id, request_id="R")
     with pytest.raises(WireError) as error:
         await dispatch("sts", "GetSessionToken", call)
     assert error.value.code == "AccessDenied"
 
 
-async def test_the_source_identity_of_a_role_is_told_back(plane):
+async def test_the_source_identity_of_a_role_is_returned(plane):
     answer = await plane.call("sts", "AssumeRole", RoleArn=ROLE, RoleSessionName="me", SourceIdentity="somebody")
     assert answer["SourceIdentity"] == "somebody"
     assert "SourceIdentity" not in await plane.call("sts", "AssumeRole", RoleArn=ROLE, RoleSessionName="me")

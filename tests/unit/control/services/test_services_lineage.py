@@ -39,7 +39,7 @@ async def refused(plane, operation, **params):
 
 
 async def put(plane, name, values, *, component="c", first=START, apart_s=1, steps=True):
-    """Store values a time apart, with their numbers as steps."""
+    """Store values at equal distances in time, with their indices as steps."""
     for index, value in enumerate(values):
         item = {"MetricName": name, "Timestamp": first + timedelta(seconds=index * apart_s), "Value": value}
         if steps:
@@ -64,7 +64,7 @@ async def get(plane, component="c", **query):
 # Artifacts
 
 
-async def test_an_artifact_is_what_it_is_made_of(plane):
+async def test_an_artifact_is_identified_by_its_source(plane):
     arn = await artifact(plane)
     assert arn.startswith(f"{ARN}artifact/")
     code, words = await refused(plane, "CreateArtifact", ArtifactName="other", ArtifactType="x", Source=SOURCE)
@@ -88,7 +88,7 @@ async def test_artifacts_are_listed_by_uri_and_type(plane):
     assert await arns(ArtifactType="other") == set()
 
 
-async def test_properties_are_changed_and_taken_away(plane):
+async def test_properties_are_changed_and_removed(plane):
     arn = await artifact(plane)
     await plane.call("sagemaker", "UpdateArtifact", ArtifactArn=arn, Properties={"a": "1", "b": "2"})
     await plane.call("sagemaker", "UpdateArtifact", ArtifactArn=arn, ArtifactName="new", PropertiesToRemove=["a"])
@@ -135,7 +135,7 @@ async def test_associations_are_listed_by_their_ends_and_types(plane):
     assert await edges(MaxResults=1, NextToken=page["NextToken"]) == both[1:]
 
 
-async def test_an_association_is_made_once_and_taken_back_once(plane):
+async def test_an_association_is_added_once_and_deleted_once(plane):
     arn, component = await artifact(plane), f"{ARN}experiment-trial-component/c"
     ends = {"SourceArn": component, "DestinationArn": arn}
     await plane.call("sagemaker", "AddAssociation", **ends)
@@ -152,7 +152,7 @@ async def test_an_association_is_made_once_and_taken_back_once(plane):
 # Values
 
 
-async def test_values_of_a_component_come_back_by_step(plane):
+async def test_values_of_a_component_are_returned_by_step(plane):
     await put(plane, "loss", [4.0, 2.0, 1.0])
     await put(plane, "loss", [6.0])
     found = await get(plane)
@@ -162,7 +162,7 @@ async def test_values_of_a_component_come_back_by_step(plane):
 
 
 @pytest.mark.parametrize("statistic", STATISTICS)
-async def test_values_of_a_minute_are_summed_up(plane, statistic):
+async def test_values_of_a_minute_are_aggregated(plane, statistic):
     begin = START.replace(second=0, microsecond=0) + timedelta(minutes=1)
     await put(plane, "loss", [1.0, 2.0, 6.0, 8.0], first=begin, apart_s=20, steps=False)
     found = await get(plane, Period="OneMinute", XAxisType="Timestamp", MetricStat=statistic)
@@ -173,7 +173,7 @@ async def test_values_of_a_minute_are_summed_up(plane, statistic):
     assert (await get(plane))["XAxisValues"] == [], "values without a step have no place on an axis of steps"
 
 
-async def test_an_answer_that_is_too_long_is_cut_and_says_so(plane, monkeypatch):
+async def test_a_result_that_is_too_long_is_marked_as_truncated(plane, monkeypatch):
     monkeypatch.setattr("clary.control.services.experiments.value_calls.MAX_POINTS", 2)
     await put(plane, "loss", [1.0, 2.0])
     assert (await get(plane))["Status"] == "Complete"
@@ -190,13 +190,13 @@ async def test_an_answer_that_is_too_long_is_cut_and_says_so(plane, monkeypatch)
         ({"Start": 2, "End": 1}, "Start must not lie after End"),
     ],
 )
-async def test_a_query_that_can_not_be_answered_says_why(plane, query, words):
+async def test_a_query_without_a_result_gives_the_reason(plane, query, words):
     found = await get(plane, **query)
     assert found["Status"] == "ValidationError"
     assert words in found["Message"]
 
 
-async def test_a_component_tells_its_metrics_in_short(plane):
+async def test_a_component_summarises_its_metrics(plane):
     await put(plane, "loss", [1.0, math.nan, 2.0, 6.0])
     await put(plane, "accuracy", [0.5])
     metrics = (await plane.call("sagemaker", "DescribeTrialComponent", TrialComponentName="c"))["Metrics"]
@@ -214,7 +214,7 @@ async def test_a_component_tells_its_metrics_in_short(plane):
     assert metrics[0]["StdDev"] == 0.0
 
 
-async def test_values_of_a_job_and_of_its_metric_definitions_are_one(plane):
+async def test_reported_values_of_a_job_become_its_final_metrics_too(plane):
     await plane.create()
     await put(plane, "loss", [3.0, 1.0], component="job-aws-training-job")
     arn = f"{ARN}experiment-trial-component/job-aws-training-job"
@@ -222,7 +222,7 @@ async def test_values_of_a_job_and_of_its_metric_definitions_are_one(plane):
     assert [metric.value for metric in (await plane.job()).final_metrics] == [1.0]
 
 
-async def test_values_go_with_their_component(plane):
+async def test_values_are_deleted_with_their_component(plane):
     await put(plane, "loss", [1.0])
     await plane.call("sagemaker", "DeleteTrialComponent", TrialComponentName="c")
     await plane.call("sagemaker", "CreateTrialComponent", TrialComponentName="c")
@@ -233,14 +233,14 @@ async def test_values_go_with_their_component(plane):
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=30))
-def test_a_summary_says_what_statistics_say(values):
+def test_a_summary_equals_the_statistics_of_python(values):
     found = summary("loss", values, last_at=0)
     assert (found.least, found.greatest, found.last, found.count) == (min(values), max(values), values[-1], len(values))
     assert found.mean == pytest.approx(statistics.fmean(values), abs=1e-6)
     assert found.deviation == pytest.approx(statistics.pstdev(values), rel=1e-6, abs=1e-3)
 
 
-async def test_values_that_no_json_holds_spoil_no_answer(plane):
+async def test_values_that_json_does_not_have_spoil_no_response(plane):
     await put(plane, "loss", [math.inf, 1.0, 1e200])
     found = await get(plane)
     assert found == {"Status": "Complete", "XAxisValues": [1], "MetricValues": [1.0]}
@@ -255,7 +255,7 @@ async def test_values_that_no_json_holds_spoil_no_answer(plane):
 @pytest.mark.parametrize(
     ("start", "end", "count"), [(0, 2**63 - 1, 3), (-(2**63), 2**63 - 1, 3), (2**62, 2**63 - 1, 0)]
 )
-async def test_bounds_that_no_column_holds_are_bounds_all_the_same(plane, period, start, end, count):
+async def test_bounds_beyond_the_range_of_a_column_are_still_bounds(plane, period, start, end, count):
     await put(plane, "loss", [1.0, 2.0, 3.0], apart_s=60)
     axis = "IterationNumber" if period == "IterationNumber" else "Timestamp"
     found = await get(plane, Period=period, XAxisType=axis, Start=start, End=end)
@@ -263,7 +263,7 @@ async def test_bounds_that_no_column_holds_are_bounds_all_the_same(plane, period
 
 
 @pytest.mark.parametrize("moment", [1e18, -1e18, float("nan"), float("inf")])
-async def test_a_value_at_no_time_is_refused(plane, moment):
+async def test_a_value_with_an_impossible_time_is_refused(plane, moment):
     item = {"MetricName": "loss", "Timestamp": moment, "Value": 1.0}
     with pytest.raises(WireError) as error:
         await plane.call("sagemaker-metrics", "BatchPutMetrics", TrialComponentName="c", MetricData=[item])

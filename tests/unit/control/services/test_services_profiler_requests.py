@@ -1,4 +1,4 @@
-"""The profiler in requests: refused, warned of, merged."""
+"""The profiler's members of requests: refused, warned of, merged."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def rule(name, kind="ProfilerReport", **members):
     }
 
 
-def test_the_intervals_that_there_are_pass_and_others_are_refused():
+def test_known_intervals_pass_and_others_are_refused():
     for interval in INTERVALS_MS:
         check_profiler({"ProfilerConfig": {"ProfilingIntervalInMilliseconds": interval}})
     with pytest.raises(WireError, match=r"must be one of 100, 200, 500, 1000, 5000, 60000; got 250"):
@@ -38,7 +38,7 @@ def test_the_intervals_that_there_are_pass_and_others_are_refused():
         ({"ProfilerRuleConfigurations": [rule(str(number)) for number in range(21)]}, "at most 20 profiler rules; 21"),
     ],
 )
-def test_what_makes_no_sense_is_refused(request_, words):
+def test_an_invalid_profiler_configuration_is_refused(request_, words):
     with pytest.raises(WireError, match=words) as refused:
         check_profiler(request_)
     assert refused.value.code == "ValidationException"
@@ -60,12 +60,12 @@ def test_rules_that_cannot_be_evaluated_are_warned_of_by_name():
     assert "DisableProfiler" in found[1]
 
 
-def test_an_update_with_no_rules_keeps_those_there_are():
+def test_an_update_without_rules_keeps_the_existing_rules():
     assert merged_rules([rule("a")], []) == [rule("a")]
     assert merged_rules([], [rule("a")]) == [rule("a")]
 
 
-def test_an_interval_is_warned_of_where_settings_measure_nothing():
+def test_an_interval_is_warned_of_if_the_settings_measure_nothing():
     request = {"ProfilerConfig": {"ProfilingIntervalInMilliseconds": 100}}
     assert profiler_warnings(request) == ()
     (sentence,) = profiler_warnings(request, is_measured=False)
@@ -93,19 +93,19 @@ def debug_rules(*rules):
         ({"source_s3_uri": "s3://b/rules.py"}, "RuleParameters have no rule_to_invoke"),
     ],
 )
-def test_rules_of_the_debugger_that_will_end_in_error_are_warned_of(parameters, words):
+def test_debugger_rules_that_will_end_in_error_are_warned_of(parameters, words):
     (sentence,) = profiler_warnings(debug_rules(rule("r") | {"RuleParameters": parameters}))
     assert sentence.startswith(f"rule r: {words}")
     assert sentence.endswith("; its evaluation will end in Error")
 
 
-def test_rules_of_the_debugger_that_can_be_evaluated_are_not_mentioned():
+def test_debugger_rules_that_can_be_evaluated_are_not_mentioned():
     own = rule("own") | {"RuleParameters": {"rule_to_invoke": "Mine", "source_s3_uri": "s3://b/rules.py", "x": "1"}}
     several = {"rule_to_invoke": "SimilarAcrossRuns", "other_trial_0": "s3://b/t", "action_json": "[]"}
     assert profiler_warnings(debug_rules(own, rule("built", "AllZero"), rule("t") | {"RuleParameters": several})) == ()
 
 
-def test_a_window_that_is_taken_otherwise_than_it_says_is_warned_of():
+def test_an_unknown_member_of_a_profiling_window_is_warned_of():
     config = {"ProfilingParameters": {"DetailedProfilingConfig": '{"StartStepp": 1}'}}
     (sentence,) = profiler_warnings({"ProfilerConfig": config})
     assert sentence.startswith("ProfilerConfig.ProfilingParameters: DetailedProfilingConfig: StartStepp has no effect")

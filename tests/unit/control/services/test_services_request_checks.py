@@ -1,4 +1,4 @@
-"""Checks when a job is created or updated, instead of an hour later: buckets, patterns, time, members."""
+"""Checks at the creation or update of a job, instead of an hour later: buckets, patterns, time, members."""
 
 import json
 import time
@@ -29,7 +29,7 @@ async def refusal(call):
     return error.value.code, error.value.message
 
 
-async def test_buckets_of_outputs_are_made_in_the_embedded_store(plane):
+async def test_buckets_of_outputs_are_created_in_the_embedded_store(plane):
     plane.objects.missing = {"results", "checkpoints", "unnamed"}
     await plane.create(
         OutputDataConfig={"S3OutputPath": "s3://results/out"}, CheckpointConfig={"S3Uri": "s3://checkpoints/c"}
@@ -37,7 +37,7 @@ async def test_buckets_of_outputs_are_made_in_the_embedded_store(plane):
     assert plane.objects.missing == {"unnamed"}
 
 
-async def test_in_another_store_the_buckets_must_be_there(plane):
+async def test_in_an_external_store_the_buckets_must_exist(plane):
     plane.objects.missing = {"bucket"}
     with_settings(plane, s3_endpoint_url="http://store.lan:9000")
     code, message = await refusal(plane.create())
@@ -46,7 +46,7 @@ async def test_in_another_store_the_buckets_must_be_there(plane):
     assert plane.objects.missing == {"bucket"}
 
 
-async def test_a_bucket_that_can_not_be_made_refuses_the_job(plane):
+async def test_a_bucket_that_can_not_be_created_refuses_the_job(plane):
     plane.objects.missing = {"Results"}
     code, message = await refusal(plane.create(OutputDataConfig={"S3OutputPath": "s3://Results/out"}))
     assert code == "ValidationException"
@@ -56,7 +56,7 @@ async def test_a_bucket_that_can_not_be_made_refuses_the_job(plane):
 
 
 @pytest.mark.parametrize("bucket", ["a..b", "b", ".hidden"])
-async def test_what_is_no_name_of_a_bucket_is_not_asked_for(plane, bucket, monkeypatch):
+async def test_an_invalid_bucket_name_is_not_queried(plane, bucket, monkeypatch):
     monkeypatch.setattr(plane.objects, "has_bucket", None)
     code, message = await refusal(plane.create(OutputDataConfig={"S3OutputPath": f"s3://{bucket}/out"}))
     assert code == "ValidationException"
@@ -70,7 +70,7 @@ async def update(plane, **members):
     return await plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", **members)
 
 
-async def test_buckets_that_an_update_names_are_made_or_must_be_there(plane):
+async def test_buckets_that_an_update_names_are_created_or_must_exist(plane):
     await plane.create()
     plane.objects.missing = {"profiles", "reports", "bucket"}
     rule = {"RuleConfigurationName": "r", "RuleEvaluatorImage": "i", "S3OutputPath": "s3://reports/r"}
@@ -87,7 +87,7 @@ async def test_buckets_that_an_update_names_are_made_or_must_be_there(plane):
 @pytest.mark.parametrize(
     "refused", [{"RemoteDebugConfig": {"EnableRemoteDebug": True}}, {"ResourceConfig": {"KeepAlivePeriodInSeconds": 9}}]
 )
-async def test_a_refused_update_makes_no_bucket(plane, refused):
+async def test_a_refused_update_creates_no_bucket(plane, refused):
     await plane.create()
     plane.objects.missing = {"profiles"}
     await refusal(update(plane, ProfilerConfig=PROFILED, **refused))
@@ -97,13 +97,13 @@ async def test_a_refused_update_makes_no_bucket(plane, refused):
     assert plane.objects.missing == {"profiles"}
 
 
-async def test_a_refused_request_makes_no_bucket(plane):
+async def test_a_refused_request_creates_no_bucket(plane):
     plane.objects.missing = {"bucket"}
     await refusal(plane.create(RemoteDebugConfig={"EnableRemoteDebug": True}))
     assert plane.objects.missing == {"bucket"}
 
 
-async def test_a_store_that_does_not_answer_is_no_fault_of_the_request(plane, monkeypatch):
+async def test_a_store_that_does_not_answer_is_not_blamed_on_the_request(plane, monkeypatch):
     async def silent(bucket):
         raise ObjectStoreError("no answer", retryable=True)
 
@@ -132,13 +132,13 @@ def metrics(*regexes):
         ("(?<=a+)b([0-9])", "look-behind requires fixed-width pattern"),
     ],
 )
-async def test_a_pattern_that_does_not_compile_is_refused_with_the_place(plane, regex, words):
+async def test_a_pattern_that_does_not_compile_is_refused_with_the_position(plane, regex, words):
     code, message = await refusal(plane.create(**metrics("loss=([0-9]+)", regex)))
     assert code == "ValidationException"
     assert message.startswith(f"Regex of metric definition 'm1' does not compile: {words}")
 
 
-async def test_a_pattern_that_can_run_away_is_warned_of_and_never_matched(plane):
+async def test_a_pattern_with_catastrophic_backtracking_is_warned_of_and_never_matched(plane):
     await plane.create(**metrics(r"(a+)+$([0-9])", r"loss: ([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)", "acc=(.*?);"))
     (sentence,) = (await plane.job()).warnings
     assert sentence.startswith("metric m0: its Regex repeats what repeats")
@@ -151,16 +151,16 @@ async def test_a_pattern_without_a_group_is_warned_of(plane, regex):
     assert sentence.startswith(f"metric m0: its Regex {regex!r} has no group in parentheses")
 
 
-async def test_patterns_that_compile_slowly_hold_nobody_up(plane):
+async def test_patterns_that_compile_slowly_do_not_block_the_service(plane):
     slow = "(?i)" + "[\\0-\uffff]" * 40 + "([0-9])"
     started = time.monotonic()
     await plane.create(**metrics(*[slow] * 40))
-    assert time.monotonic() - started < 10  # all of them take 20 s and more
+    assert time.monotonic() - started < 10  # all of them together take 20 s and more
     _, message = await refusal(plane.create("other", **metrics(*[slow] * 39, "(")))
     assert message.startswith("Regex of metric definition 'm39' does not compile: missing )")
 
 
-async def test_more_time_than_the_quota_is_refused_in_the_real_service_s_words(plane):
+async def test_more_time_than_the_quota_is_refused_with_the_message_of_sagemaker(plane):
     await plane.create("longest", StoppingCondition={"MaxRuntimeInSeconds": 28 * 86_400})
     code, message = await refusal(plane.create(StoppingCondition={"MaxRuntimeInSeconds": 28 * 86_400 + 1}))
     assert code == "ResourceLimitExceeded"
@@ -177,7 +177,7 @@ async def test_an_unknown_type_is_warned_of_with_the_nearest_name(plane):
     assert sentence.startswith("ml.m5.larg is not in the catalogue (did you mean ml.m5.large?)")
 
 
-async def test_how_this_machine_differs_from_the_type_is_no_warning(plane):
+async def test_differences_between_this_machine_and_the_type_are_no_warning(plane):
     await plane.create(
         ResourceConfig={"InstanceType": "ml.c5.18xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1},
         VpcConfig={"Subnets": ["s"], "SecurityGroupIds": ["g"]},
@@ -190,7 +190,7 @@ async def test_how_this_machine_differs_from_the_type_is_no_warning(plane):
     assert plan["warnings"] == [*job.warnings, *job.emulation], "the log begins with all of it"
 
 
-async def test_jobs_that_an_older_release_stored_say_nothing_of_emulation(plane):
+async def test_jobs_of_an_older_release_have_no_emulation_notes(plane):
     await plane.create()
     document = json.loads(row_of(await plane.job())["document"])
     del document["emulation"]
@@ -206,7 +206,7 @@ async def test_warnings_of_members_are_kept_with_the_job(plane):
     assert second.startswith("SessionChainingConfig has no effect")
 
 
-async def test_a_shell_is_refused_by_create_and_update_and_is_never_said_to_be_there(plane):
+async def test_a_remote_shell_is_refused_by_create_and_update_and_never_described(plane):
     shell = {"EnableRemoteDebug": True}
     assert (await refusal(plane.create(RemoteDebugConfig=shell)))[0] == "ValidationException"
     await plane.create()
@@ -224,7 +224,7 @@ async def test_an_update_adds_its_warnings_once(plane):
     assert sentence.startswith("ProfilerConfig.ProfilingParameters: only DetailedProfilingConfig")
 
 
-async def test_an_update_warns_as_create_does_and_takes_back_what_it_mends(plane):
+async def test_an_update_warns_like_create_and_removes_warnings_that_it_fixes(plane):
     await plane.create()
     rule = {"RuleConfigurationName": "r", "RuleEvaluatorImage": "a.b/sagemaker-debugger-rules:latest"}
     await update(plane, ProfilerRuleConfigurations=[{**rule, "RuleParameters": {"rule_to_invoke": "Nope"}}])
@@ -253,7 +253,7 @@ async def test_infra_check_decides_whether_hosts_are_checked(plane, wanted, chec
     assert (await plane.job()).plan["health_checks"] is checked
 
 
-async def test_encryption_that_is_not_done_needs_a_machine_that_is_trusted(plane):
+async def test_a_job_with_encryption_is_accepted_only_on_a_trusted_machine(plane):
     encrypted = {"OutputDataConfig": {"S3OutputPath": "s3://bucket/out", "KmsKeyId": "alias/key"}}
     code, message = await refusal(plane.create(**encrypted))
     assert code == "ValidationException"
@@ -269,7 +269,7 @@ CODE = {"sagemaker_program": "train.py", "sagemaker_submit_directory": "s3://cod
 OF_IMAGE = {"TrainingImage": "generic:1", "TrainingInputMode": "File"}
 
 
-async def test_code_that_is_not_there_yet_is_warned_of(plane):
+async def test_missing_code_objects_are_warned_of(plane):
     own = {"rule_to_invoke": "Mine", "source_s3_uri": "s3://rules/mine.py"}
     rule = {"RuleConfigurationName": "r", "RuleEvaluatorImage": "a.b/sagemaker-debugger-rules:latest"}
     asked = {"HyperParameters": CODE, "DebugRuleConfigurations": [{**rule, "RuleParameters": own}]}
@@ -286,7 +286,7 @@ async def test_code_that_is_not_there_yet_is_warned_of(plane):
 
 
 @pytest.mark.parametrize("source", ["/opt/ml/input/data/code", "file:///opt/ml/code", ""])
-async def test_code_of_another_place_is_not_looked_for(plane, source, monkeypatch):
+async def test_code_that_is_not_in_s3_is_not_looked_up(plane, source, monkeypatch):
     monkeypatch.setattr(plane.objects, "has_objects", None)
     await plane.create(AlgorithmSpecification=OF_IMAGE, HyperParameters={**CODE, "sagemaker_submit_directory": source})
     await plane.create("with-a-command", HyperParameters=CODE)
@@ -301,7 +301,7 @@ async def test_refusals_name_nodes_where_hosts_are_other_machines(plane):
     assert (await plane.job()).warnings == (), "nobody knows how much the disks of nodes have free"
 
 
-async def test_network_isolation_needs_hosts_with_networks_of_their_own(plane):
+async def test_network_isolation_needs_hosts_with_their_own_networks(plane):
     plane.admission.has_host_networks = False
     code, message = await refusal(plane.create(EnableNetworkIsolation=True))
     assert code == "ValidationException"
@@ -322,7 +322,7 @@ async def test_members_of_a_newer_client_are_warned_of(plane):
     assert (await plane.job()).warnings == ("ResourceConfig.Cooling has no effect: this release knows no such member",)
 
 
-async def test_the_first_preferred_type_that_can_run_here_is_selected_and_told(plane):
+async def test_the_first_preferred_type_that_can_run_here_is_selected_and_described(plane):
     large, small = (
         {"InstanceType": "ml.c5.xlarge", "InstanceCount": 1000},
         {"InstanceType": "ml.m5.large", "InstanceCount": 2},

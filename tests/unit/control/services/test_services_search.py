@@ -1,4 +1,4 @@
-"""Search: filters against a plain oracle, and pages over records."""
+"""Search: filters compared with a simple oracle, and pages over records."""
 
 import operator
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,7 @@ NUMBER_OPERATORS = {
     "LessThanOrEqualTo": operator.le,
 }
 
-# The oracle: records are flat and hold numbers alone, so that a filter is one comparison.
+# The oracle: records are flat and hold only numbers, so that a filter is one comparison.
 
 records = st.dictionaries(st.sampled_from(NAMES), st.integers(-3, 3))
 number_filters = st.builds(
@@ -65,12 +65,12 @@ def oracle(record, expression):
 
 
 @given(records, expressions)
-def test_an_expression_holds_when_the_oracle_says_so(record, expression):
+def test_an_expression_matches_exactly_if_the_oracle_matches(record, expression):
     assert matches(record, expression) == oracle(record, expression)
 
 
 @given(records, expressions)
-def test_how_deep_a_property_lies_and_its_case_make_no_difference(record, expression):
+def test_depth_and_letter_case_of_a_property_make_no_difference(record, expression):
     def moved(inner):
         items = [{**item, "Name": f"PARAMS.{item['Name'].upper()}"} for item in inner.get("Filters", [])]
         return {
@@ -86,7 +86,7 @@ def test_how_deep_a_property_lies_and_its_case_make_no_difference(record, expres
 
 
 @given(st.lists(st.fixed_dictionaries({"a": st.integers(0, 2), "b": st.integers(0, 2)}), max_size=4))
-def test_nested_filters_ask_one_member_at_a_time(members):
+def test_all_nested_filters_apply_to_the_same_member(members):
     wanted = [{"Name": "List.a", "Value": "1"}, {"Name": "List.b", "Operator": "GreaterThan", "Value": "1"}]
     nested = {"NestedFilters": [{"NestedPropertyName": "List", "Filters": wanted}]}
     record = {"List": members}
@@ -119,7 +119,7 @@ def test_nested_filters_ask_one_member_at_a_time(members):
         ({"Name": "Parents.Missing", "Operator": "NotExists"}, True),
     ],
 )
-def test_a_filter_reads_what_records_hold(item, expected):
+def test_a_filter_reads_every_kind_of_value_in_records(item, expected):
     record = {
         "Name": "digits",
         "IsSpot": True,
@@ -145,14 +145,14 @@ def test_a_filter_reads_what_records_hold(item, expected):
         ),
     ],
 )
-def test_an_expression_that_means_nothing_is_refused(expression, words):
+def test_a_meaningless_expression_is_refused(expression, words):
     for wrapped in (expression, {"SubExpressions": [expression]}):
         with pytest.raises(WireError, match=words) as error:
             check(wrapped)
         assert error.value.code == "ValidationException"
 
 
-def test_expressions_nest_only_so_deep():
+def test_the_nesting_of_expressions_is_limited():
     expression = {"Filters": [{"Name": "a", "Value": "1"}]}
     for _ in range(4):
         expression = {"SubExpressions": [expression]}
@@ -169,7 +169,7 @@ def test_records_sort_by_numbers_times_and_text():
     assert list(values_at({"a": [[1, 2], 3]}, "a")) == [1, 2, 3]
 
 
-# Over the service
+# Search through the service
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ async def plane(tmp_path):
 
 
 async def found(plane, *filters, resource="ExperimentTrialComponent", limit=100, **params):
-    """Return the names of the found entities, over all pages."""
+    """Return the names of the found records, over all pages."""
     member, name = {
         "ExperimentTrialComponent": ("TrialComponent", "TrialComponentName"),
         "ExperimentTrial": ("Trial", "TrialName"),
@@ -243,13 +243,13 @@ async def test_visibility_conditions_leave_out_records_with_another_value_of_the
 
 @pytest.mark.parametrize("order", ["Ascending", "Descending"])
 @pytest.mark.parametrize("limit", [1, 2, 100])
-async def test_pages_are_sorted_by_a_metric_and_what_has_none_comes_last(plane, order, limit):
+async def test_pages_are_sorted_by_a_metric_and_records_without_it_are_last(plane, order, limit):
     names = await found(plane, SortBy="metrics.acc.max", SortOrder=order, limit=limit)
     # acc: c0 0, c1 1, c3 0, c4 1; c2 none
     assert names == (["c0", "c3", "c1", "c4", "c2"] if order == "Ascending" else ["c4", "c1", "c3", "c0", "c2"])
 
 
-async def test_what_comes_between_two_pages_shifts_nothing(plane):
+async def test_a_record_that_is_created_between_two_pages_shifts_no_record(plane):
     asked = {"Resource": "ExperimentTrialComponent", "SortBy": "CreationTime", "SortOrder": "Descending"}
     first = await plane.call("sagemaker", "Search", MaxResults=2, **asked)
     plane.clock.advance(1)
@@ -330,7 +330,7 @@ async def test_training_jobs_are_found_by_status_hyperparameter_channel_and_fina
         ({"VisibilityConditions": [{"Key": "team", "Value": "a"}]}, "Key must be Tags.<key>, got 'team'"),
     ],
 )
-async def test_what_no_record_ever_has_is_refused_and_not_searched_for(plane, params, words):
+async def test_a_property_that_no_record_can_have_is_refused(plane, params, words):
     with pytest.raises(WireError) as error:
         await plane.call("sagemaker", "Search", Resource="TrainingJob", **params)
     assert error.value.code == "ValidationException"
@@ -338,7 +338,7 @@ async def test_what_no_record_ever_has_is_refused_and_not_searched_for(plane, pa
 
 
 @pytest.mark.parametrize("resource", ["TrainingJob", "ExperimentTrialComponent", "Experiment", "ExperimentTrial"])
-async def test_each_member_of_what_is_found_can_be_asked_for(plane, resource):
+async def test_every_member_of_a_found_record_can_be_used_in_a_search(plane, resource):
     await plane.create("job", HyperParameters={"a.b": "1"}, Tags=[{"Key": "team", "Value": "red"}])
     answer = await plane.call("sagemaker", "Search", Resource=resource)
     (record, *_) = (next(iter(item.values())) for item in answer["Results"])

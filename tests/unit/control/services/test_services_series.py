@@ -1,4 +1,4 @@
-"""Measurements of hosts, from an agent's batch to CloudWatch's answers and the page for people."""
+"""Measurements of hosts, from an agent's batch to CloudWatch's responses and the page for users."""
 
 import json
 from datetime import timedelta
@@ -42,7 +42,7 @@ class Plane:
         self.token = plane.agent().token
 
     async def post(self, first_row, num_rows, *, columns=SERIES, host="algo-1", token=None, start_ms=START_MS, **more):
-        """Send rows of half a second: each value once as it is, then one more."""
+        """Send rows at intervals of half a second; even rows hold each value itself, odd rows the value plus one."""
         batch = SampleBatch(
             first_row=first_row,
             at_ms=tuple(start_ms + 500 * row for row in range(first_row, first_row + num_rows)),
@@ -88,12 +88,12 @@ async def service(tmp_path):
         yield Plane(plane)
 
 
-async def test_a_batch_is_answered_with_the_row_that_comes_next(service):
+async def test_the_response_to_a_batch_is_the_number_of_the_next_row(service):
     assert await service.post(0, 10) == 10
     assert await service.post(0, 10) == 10
     assert await service.post(5, 10) == 15
     assert await service.post(40, 10, num_dropped=25) == 50
-    assert service.samples.num_rows == 40  # one batch came twice
+    assert service.samples.num_rows == 40  # one batch was sent twice
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ async def test_a_batch_is_answered_with_the_row_that_comes_next(service):
         ({"start_ms": 0}, "ValidationException"),
     ],
 )
-async def test_what_no_agent_may_send_is_refused(service, changes, code):
+async def test_a_batch_that_no_agent_may_send_is_refused(service, changes, code):
     with pytest.raises(WireError) as refused:
         await service.post(0, 2, **changes)
     assert refused.value.code == code
@@ -129,7 +129,7 @@ async def test_numbers_that_no_float_holds_count_as_not_measured(service):
     assert (point["Average"], point["SampleCount"]) == (5.0, 1.0)
 
 
-async def test_instance_metrics_are_in_percent_by_the_minute(service):
+async def test_instance_metrics_are_percentages_per_minute(service):
     for first in range(0, 240, 40):
         await service.post(first, 40)
     first, second = await service.statistics("CPUUtilization")
@@ -145,7 +145,7 @@ async def test_instance_metrics_are_in_percent_by_the_minute(service):
     assert second["Timestamp"] == START + timedelta(minutes=1)
 
 
-async def test_gpus_are_added(service):
+async def test_the_metrics_of_gpus_are_added_up(service):
     await service.post(0, 10)
     (point,) = await service.statistics("GPUUtilization")
     assert (point["Average"], point["Minimum"], point["Maximum"], point["SampleCount"]) == (161.0, 160.0, 162.0, 10.0)
@@ -153,7 +153,7 @@ async def test_gpus_are_added(service):
     assert point["Average"] == 51.0
 
 
-async def test_the_same_is_answered_when_rows_have_become_roll_ups(service):
+async def test_responses_stay_the_same_when_rows_have_become_roll_ups(service):
     for first in range(0, 1200, 200):
         await service.post(first, 200)
     before = await service.statistics("MemoryUtilization")
@@ -164,7 +164,7 @@ async def test_the_same_is_answered_when_rows_have_become_roll_ups(service):
     assert len(before) == 10
 
 
-async def test_list_metrics_names_what_a_host_has(service):
+async def test_list_metrics_names_the_series_of_a_host(service):
     metrics = await service.plane.call("cloudwatch", "ListMetrics", Namespace=NAMESPACE, Dimensions=HOST)
     assert metrics == {"Metrics": []}
     await service.post(0, 2, columns={"host/cpu_percent": 1.0, "gpu-0/memory_percent": 2.0, "rank-0/x": 3.0})
@@ -173,7 +173,7 @@ async def test_list_metrics_names_what_a_host_has(service):
     assert all(metric["Dimensions"] == HOST for metric in metrics["Metrics"])
 
 
-async def test_get_metric_data_answers_several_metrics_newest_first(service):
+async def test_get_metric_data_returns_several_metrics_newest_first(service):
     await service.post(0, 240)
     cpu, gpu = await service.data(
         metric_query("cpu", "CPUUtilization", stat="Maximum"),
@@ -192,7 +192,7 @@ async def test_get_metric_data_answers_several_metrics_newest_first(service):
     assert cpu["Timestamps"] == minutes[::-1]
 
 
-async def test_get_metric_data_leaves_out_what_is_not_to_be_returned(service):
+async def test_get_metric_data_leaves_out_queries_with_return_data_false(service):
     await service.post(0, 2)
     hidden = metric_query("hidden", "CPUUtilization", ReturnData=False)
     results = await service.data(hidden, metric_query("shown", "DiskUtilization"))
@@ -208,7 +208,7 @@ async def test_get_metric_data_leaves_out_what_is_not_to_be_returned(service):
         (metric_query("p", "CPUUtilization", period=0), "at least 1 second"),
     ],
 )
-async def test_get_metric_data_says_what_it_can_not_answer(service, query, words):
+async def test_get_metric_data_refuses_unsupported_queries_with_the_reason(service, query, words):
     with pytest.raises(WireError, match=words) as refused:
         await service.data(query)
     assert refused.value.code == "ValidationError"
@@ -223,7 +223,7 @@ async def test_get_metric_data_is_bounded(service):
         await service.data(metric_query("a", "CPUUtilization"), EndTime=START)
 
 
-async def test_the_page_for_people_has_the_last_minutes_of_every_series(service):
+async def test_the_page_has_the_last_minutes_of_every_series(service):
     await service.post(0, 20)
     service.plane.clock.advance(600)
     page = await series_page(service.plane.services, await service.plane.job(), {})
@@ -238,7 +238,7 @@ async def test_the_page_for_people_has_the_last_minutes_of_every_series(service)
     assert cpu["points"] == [[START_MS, 150.0, 151.0, 150.5, 20.0, 151.0]]
 
 
-async def test_the_page_for_people_takes_a_time_a_step_and_patterns(service):
+async def test_the_page_accepts_a_time_a_step_and_patterns(service):
     await service.post(0, 20)
     query = {"since_ms": str(START_MS), "until_ms": str(START_MS + 4_000), "step_ms": "1000", "names": "gpu-*/memory_*"}
     page = await series_page(service.plane.services, await service.plane.job(), query)
@@ -252,7 +252,7 @@ async def test_the_page_for_people_takes_a_time_a_step_and_patterns(service):
         assert refused.value.code == "ValidationException"
 
 
-async def test_the_page_for_people_knows_which_hosts_there_are(service):
+async def test_the_page_lists_the_existing_hosts_for_an_unknown_one(service):
     with pytest.raises(WireError, match=r"job has no host .algo-7.; it has algo-1") as refused:
         await series_page(service.plane.services, await service.plane.job(), {"host": "algo-7"})
     assert (refused.value.code, refused.value.http_status) == ("NotFound", 404)
@@ -273,7 +273,7 @@ async def test_series_of_a_deleted_job_are_gone(service):
     assert await service.plane.store.series.names("job") == {}
 
 
-async def test_a_full_batch_after_a_long_silence_is_taken_at_once(service):
+async def test_a_full_batch_after_a_long_silence_is_accepted_at_once(service):
     names = {f"rank-{rank}/cpu_percent": float(rank) for rank in range(20)}
     assert await service.post(0, 1200, columns=names) == 1200
     end_ms = START_MS + 1_200_000

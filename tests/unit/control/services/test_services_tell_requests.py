@@ -1,4 +1,4 @@
-"""Describe, List and Search can tell every request that Create accepts, and every record that a store may hold."""
+"""Describe, List and Search can return every request that Create accepts, and every record that a store may hold."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ BASE = request_of(
     AlgorithmSpecification={"TrainingImage": "generic:1", "ContainerEntrypoint": ["true"], "TrainingInputMode": "File"}
 )
 OPTIONAL = tuple(name for name in SHAPE.members if name not in BASE)
-REFUSED = ("ServerlessJobConfig", "MlflowConfig", "ModelPackageConfig")  # whatever they say
+REFUSED = ("ServerlessJobConfig", "MlflowConfig", "ModelPackageConfig")  # no job may have these members
 TELLABLE = tuple(name for name in OPTIONAL if name not in REFUSED)
 BAD_REQUEST = 400
 SEARCHED = {
@@ -38,7 +38,7 @@ TABLE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 @pytest.fixture
 def run():
-    """Run coroutines one after another on one loop: hypothesis calls plain functions."""
+    """Run coroutines one after another on one loop, because hypothesis calls plain functions."""
     with asyncio.Runner() as runner:
         yield runner.run
 
@@ -51,7 +51,7 @@ def plane(run, tmp_path):
 
 
 async def answers(plane, name):
-    """Return the body of every question's answer about a job, written as for the wire."""
+    """Return the serialised body of every operation's response about a job."""
     questions = {
         "DescribeTrainingJob": {"TrainingJobName": name},
         "ListTrainingJobs": {"NameContains": name},
@@ -72,7 +72,7 @@ def named(name):
 
 
 async def told(plane, request):
-    """Create a job, ask everything about it, and take it away; None if the request is refused."""
+    """Create a job, run every operation on it, and delete it; return the responses, or None if Create refuses."""
     name = f"job-{next(NUMBERS)}"
     request = {**request, "TrainingJobName": name}
     try:
@@ -94,7 +94,7 @@ async def end(plane, name):
 
 
 def damaged(request, path, value):
-    """Return a copy of a request with another value at a path: names of members, numbers of items."""
+    """Return a copy of a request with another value at a path of member names and indices."""
     if not path:
         return value
     first, *rest = path
@@ -104,7 +104,7 @@ def damaged(request, path, value):
 
 
 def places(value, prefix=()):
-    """Yield the path of every value inside of a document."""
+    """Yield the path of every value in a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield (*prefix, key)
@@ -112,23 +112,23 @@ def places(value, prefix=()):
 
 
 async def put_request(plane, name, request):
-    """Put a request into the stored document of a job, as another release or a bad disk may have left it."""
+    """Write a request into the stored document of a job, as another release or a bad disk may have left it."""
     job = replace(await plane.job(name), request=request)
     statement = jobs.update().where(jobs.c.name == name).values(document=row_of(job)["document"])
     await plane.store._writer.run(lambda connection: connection.execute(statement))
 
 
-def test_a_job_with_session_chaining_can_be_told(run, plane):
+def test_a_job_with_session_chaining_can_be_described(run, plane):
     found = run(told(plane, {**BASE, "SessionChainingConfig": {"EnableSessionTagChaining": True}}))
     assert found["DescribeTrainingJob"]["TrainingJobStatus"] == "InProgress"
 
 
 @pytest.mark.parametrize("member", OPTIONAL)
-def test_each_member_of_create_can_be_told_where_it_is_accepted(run, plane, member):
+def test_each_member_of_create_can_be_described_if_it_is_accepted(run, plane, member):
     run(told(plane, {**BASE, member: full_value(SHAPE.members[member])}))
 
 
-def test_whatever_create_accepts_can_be_told(run, plane):
+def test_every_request_that_create_accepts_can_be_described(run, plane):
     accepted = []
 
     @TABLE
@@ -145,7 +145,7 @@ def test_whatever_create_accepts_can_be_told(run, plane):
 
 @TABLE
 @given(data=st.data())
-def test_whatever_a_store_holds_is_told_or_said_to_be_unreadable(run, plane, data):
+def test_every_stored_record_is_described_or_reported_as_unreadable(run, plane, data):
     whole = {**BASE, **{name: full_value(SHAPE.members[name]) for name in OPTIONAL if name != "Tags"}}
     path = data.draw(st.sampled_from(sorted(places(whole), key=str)))
     request = damaged(whole, path, data.draw(json_values()))
@@ -162,7 +162,7 @@ def test_whatever_a_store_holds_is_told_or_said_to_be_unreadable(run, plane, dat
         ("VpcConfig", "none"),
     ],
 )
-def test_a_damaged_member_is_left_out_and_the_rest_is_told(run, plane, member, value):
+def test_a_damaged_member_is_left_out_and_the_others_are_described(run, plane, member, value):
     found = run(tell_stored(plane, {**BASE, member: value}))
     assert found["DescribeTrainingJob"]["TrainingJobStatus"] == "Stopped"
 
@@ -183,7 +183,7 @@ async def tell_stored(plane, request):
 @pytest.mark.parametrize(
     ("kind", "word"), [(Kind.EXPERIMENT, "Experiment"), (Kind.TRIAL, "Trial"), (Kind.COMPONENT, "TrialComponent")]
 )
-def test_damaged_records_of_experiments_are_told_without_what_nobody_wrote(run, plane, kind, word):
+def test_damaged_records_of_experiments_are_described_without_the_damaged_members(run, plane, kind, word):
     async def tell():
         await plane.call("sagemaker", "CreateExperiment", ExperimentName="e")
         await plane.call("sagemaker", "CreateTrial", TrialName="t", ExperimentName="e")

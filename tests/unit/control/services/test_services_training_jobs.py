@@ -1,4 +1,4 @@
-"""Create, describe, stop, update, delete and list, read as botocore reads the answers."""
+"""Create, describe, stop, update, delete and list, with the responses parsed by botocore."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ async def plane(tmp_path):
 
 
 def as_botocore_reads(operation_name, answer):
-    """Serialise an answer and return botocore's reading of it."""
+    """Serialise a response, and return it as botocore parses it."""
     operation = service("sagemaker").operation(operation_name, Protocol.JSON_1_1)
     response = serialize(operation, answer, request_id="R")
     raw = {"status_code": response.status, "headers": dict(response.headers), "body": response.body}
@@ -103,7 +103,7 @@ async def test_describe_of_a_completed_job(plane):
     assert answer["TrainingTimeInSeconds"] == answer["BillableTimeInSeconds"] == 2
 
 
-async def test_a_job_that_ended_within_a_second_has_trained_for_one(plane):
+async def test_a_job_that_ended_within_a_second_has_trained_for_one_second(plane):
     await plane.create()
     agent = await begin(plane, HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
     await agent.report(HostPhase.EXITED, exits=(plane.exit_of(0),))
@@ -139,7 +139,7 @@ async def test_describe_of_a_stopped_job_while_and_after_it_stops(plane):
     assert rows == ["Starting", "Downloading", "Training", "Stopping", "Uploading", "Stopped"]
 
 
-async def test_describe_fills_in_what_the_real_service_fills_in(plane):
+async def test_describe_fills_in_the_defaults_of_sagemaker(plane):
     source = {"DataSource": {"S3DataSource": {"S3Uri": "s3://other/p", "S3DataType": "S3Prefix"}}}
     sharded = {"DataSource": {"S3DataSource": {"S3Uri": "s3://other/p", "S3DataDistributionType": "ShardedByS3Key"}}}
     await plane.create(
@@ -162,12 +162,12 @@ async def test_describe_fills_in_what_the_real_service_fills_in(plane):
         "S3OutputPath": "s3://bucket/out",
     }
     assert answer["StoppingCondition"] == {"MaxRuntimeInSeconds": 86_400, "MaxPendingTimeInSeconds": 7200}
-    # Told as they were sent: the SDK's own tests compare them with the request.
+    # Returned as they were sent: the SDK's own tests compare them with the request.
     assert answer["CheckpointConfig"] == {"S3Uri": "s3://bucket/checkpoints"}
     assert answer["DebugHookConfig"] == {"S3OutputPath": "s3://bucket/tensors"}
 
 
-async def test_a_job_without_channels_and_profiler_is_told_as_the_real_service_tells_it(plane):
+async def test_a_job_without_channels_and_profiler_is_described_as_by_sagemaker(plane):
     await plane.create()
     answer = await described(plane)
     assert (answer["InputDataConfig"], answer["ProfilingStatus"]) == ([], "Disabled")
@@ -183,7 +183,11 @@ PROFILED = {"S3OutputPath": "s3://other/prof"}
         (PROFILED, {**PROFILED, "ProfilingIntervalInMilliseconds": 500}, "Enabled"),
         ({"ProfilingIntervalInMilliseconds": 100}, {"ProfilingIntervalInMilliseconds": 100}, "Enabled"),
         ({**PROFILED, "DisableProfiler": True}, {**PROFILED, "DisableProfiler": True}, "Disabled"),
-        ({"DisableProfiler": True}, None, "Disabled"),  # disable_profiler=True of SDK v2, and what its test expects
+        (
+            {"DisableProfiler": True},
+            None,
+            "Disabled",
+        ),  # disable_profiler=True of SDK v2, with the status that the SDK's test expects
     ],
 )
 async def test_the_profiler_s_configuration_and_status(plane, config, told, status):
@@ -192,7 +196,7 @@ async def test_the_profiler_s_configuration_and_status(plane, config, told, stat
     assert (answer.get("ProfilerConfig"), answer["ProfilingStatus"]) == (told, status)
 
 
-async def test_the_interval_that_is_told_is_the_one_that_hosts_are_given(tmp_path):
+async def test_the_described_interval_is_the_interval_that_hosts_get(tmp_path):
     async with ControlPlane.open(tmp_path, settings=Settings(home=str(tmp_path), metrics_interval_s=2)) as plane:
         await plane.create(ProfilerConfig=PROFILED)
         assert (await described(plane))["ProfilerConfig"]["ProfilingIntervalInMilliseconds"] == 2000
@@ -201,19 +205,19 @@ async def test_the_interval_that_is_told_is_the_one_that_hosts_are_given(tmp_pat
         assert (await described(plane))["ProfilerConfig"]["ProfilingIntervalInMilliseconds"] == 2000
 
 
-async def test_no_interval_is_told_where_hosts_do_not_measure_themselves(tmp_path):
+async def test_no_interval_is_described_if_hosts_are_not_measured(tmp_path):
     async with ControlPlane.open(tmp_path, settings=Settings(home=str(tmp_path), metrics_interval_s=0)) as plane:
         await plane.create(ProfilerConfig=PROFILED)
         assert (await described(plane))["ProfilerConfig"] == PROFILED
 
 
-async def test_loose_files_of_a_model_lie_below_a_prefix_without_a_slash(plane):
+async def test_an_uncompressed_model_is_stored_below_a_prefix_without_a_slash(plane):
     await plane.create(OutputDataConfig={"S3OutputPath": "s3://other", "CompressionType": "NONE"})
     await plane.run_to_end()
     assert (await described(plane))["ModelArtifacts"]["S3ModelArtifacts"] == "s3://other/job/output/model"
 
 
-async def test_final_metrics_are_described_not_a_number_included(plane):
+async def test_final_metrics_are_described_even_if_they_are_not_numbers(plane):
     await plane.create()
     at = plane.clock.now()
     await plane.hub.record_metrics(
@@ -227,7 +231,7 @@ async def test_final_metrics_are_described_not_a_number_included(plane):
     assert body["FinalMetricDataList"][1]["Value"] == "NaN"
 
 
-async def test_create_refuses_what_cannot_run_and_stores_nothing(plane):
+async def test_create_refuses_an_impossible_job_and_stores_nothing(plane):
     source = {"DataSource": {"S3DataSource": {"S3Uri": "s3://nowhere/p"}}}
     plane.objects.missing.add("nowhere")
     cases = [
@@ -265,12 +269,12 @@ async def test_a_name_can_be_used_once_and_the_refusal_names_the_arn(plane):
 
 
 @pytest.mark.parametrize("operation", ["DescribeTrainingJob", "StopTrainingJob", "DeleteTrainingJob"])
-async def test_an_unknown_job_is_a_validation_error_in_the_real_service_s_words(plane, operation):
+async def test_an_unknown_job_is_a_validation_error_with_the_message_of_sagemaker(plane, operation):
     answer = await refusal(plane.call("sagemaker", operation, TrainingJobName="none"))
     assert answer == ("ValidationException", "Requested resource not found.")
 
 
-async def test_stopping_a_job_that_is_over_is_refused_with_its_status(plane):
+async def test_stopping_an_ended_job_is_refused_with_its_status(plane):
     await plane.create()
     await plane.run_to_end()
     words = "The request was rejected because the training job is in status Completed."
@@ -287,7 +291,7 @@ async def test_stopping_twice_is_one_stop(plane):
     assert await plane.job() == first
 
 
-async def test_a_stop_that_meets_the_end_leaves_the_end_as_it_is(plane, monkeypatch):
+async def test_a_stop_at_the_moment_of_the_end_does_not_change_the_end(plane, monkeypatch):
     await plane.create()
     agent = await begin(plane, HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
     await agent.report(HostPhase.EXITED, exits=(plane.exit_of(0),))
@@ -307,7 +311,7 @@ async def test_a_job_deleted_in_the_middle_of_a_call_is_not_found(plane, monkeyp
     assert answer == ("ValidationException", "Requested resource not found.")
 
 
-async def test_update_changes_what_it_names_and_keeps_the_rest(plane):
+async def test_update_changes_the_members_that_it_names_and_keeps_the_others(plane):
     await plane.create(ProfilerConfig={"S3OutputPath": "s3://other/prof", "ProfilingIntervalInMilliseconds": 500})
     plane.clock.advance(1)
     answer = await plane.call(
@@ -328,7 +332,7 @@ async def test_update_changes_what_it_names_and_keeps_the_rest(plane):
     assert description["LastModifiedTime"] - description["CreationTime"] == timedelta(seconds=1)
 
 
-async def test_a_job_that_is_over_and_has_no_warm_pool_cannot_be_updated(plane):
+async def test_an_ended_job_without_a_warm_pool_cannot_be_updated(plane):
     await plane.create()
     await plane.run_to_end()
     call = plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", RemoteDebugConfig={})
@@ -364,7 +368,7 @@ async def test_deletion_waits_for_hosts_of_a_job_that_has_just_ended(plane):
     assert await plane.store.get_job("job") is None
 
 
-async def test_deletion_says_so_when_hosts_do_not_go(plane, monkeypatch):
+async def test_deletion_is_refused_while_hosts_are_still_being_released(plane, monkeypatch):
     await plane.create()
     agent = await begin(plane, HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
     await agent.report(HostPhase.EXITED, exits=(plane.exit_of(0),))
@@ -379,7 +383,7 @@ async def test_deletion_says_so_when_hosts_do_not_go(plane, monkeypatch):
     assert "still being released; try again in a few seconds" in message
 
 
-async def test_a_deleted_job_leaves_nothing_and_its_name_is_free(plane):
+async def test_a_deleted_job_leaves_no_data_and_its_name_can_be_used_again(plane):
     await plane.create(Tags=[{"Key": "a", "Value": "b"}])
     await plane.run_to_end()
     job = await plane.job()
@@ -406,7 +410,7 @@ async def test_a_deletion_that_fails_can_be_repeated(plane, monkeypatch):
     await plane.delete()
 
 
-async def test_a_second_deletion_does_not_hit_the_job_that_took_the_name(plane, monkeypatch):
+async def test_a_repeated_deletion_does_not_delete_a_new_job_of_the_same_name(plane, monkeypatch):
     await plane.create()
     await plane.run_to_end()
     forget = plane.engine.forget
@@ -468,7 +472,7 @@ async def test_warnings_and_notes_are_kept_with_the_job(plane):
     assert any(warning.startswith("VpcConfig") for warning in (await plane.job()).warnings)
 
 
-async def test_processes_that_the_request_names_are_planned_in_either_dialect(plane):
+async def test_processes_per_host_of_the_request_are_planned_in_either_dialect(plane):
     for name, value in (("plain", "3"), ("quoted", '"3"')):
         await plane.create(
             name,
@@ -483,7 +487,7 @@ async def test_processes_that_the_request_names_are_planned_in_either_dialect(pl
         assert (await plane.job(name)).plan["hosts"][0]["processes_per_host"] == 3
 
 
-async def test_an_operation_that_is_not_offered_is_refused_by_name(plane):
+async def test_an_unsupported_operation_is_refused_by_name(plane):
     code, message = await refusal(plane.call("sagemaker", "CreateDomain"))
     assert (code, message) == ("UnknownOperationException", "sagemaker:CreateDomain is not supported by this service.")
 

@@ -43,7 +43,7 @@ async def test_a_job_has_at_most_50_tags(plane):
     await plane.call("sagemaker", "AddTags", ResourceArn=ARN, Tags=tags(first="replaced"))
 
 
-async def test_adding_one_tag_does_not_bring_back_another_that_is_deleted_meanwhile(plane, monkeypatch):
+async def test_adding_a_tag_does_not_restore_another_tag_that_is_deleted_at_the_same_time(plane, monkeypatch):
     get_tags = plane.store.get_tags
 
     async def then_deleted(arn):
@@ -64,7 +64,7 @@ async def test_pages_of_tags_hold_every_tag_once(plane):
 
 
 @pytest.mark.parametrize("token", ["x", "-1", "\u00b2", "1.5"])
-async def test_a_token_that_was_not_given_out_is_refused(plane, token):
+async def test_a_forged_token_is_refused(plane, token):
     with pytest.raises(WireError, match="Invalid NextToken"):
         await listed(plane, NextToken=token)
 
@@ -78,14 +78,14 @@ async def test_a_token_that_was_not_given_out_is_refused(plane, token):
         ("arn:aws:sagemaker:eu-west-1:000000000000:training-job/job", "Could not find resource"),
     ],
 )
-async def test_only_jobs_that_exist_have_tags(plane, arn, words):
+async def test_only_existing_jobs_have_tags(plane, arn, words):
     for operation, params in (("AddTags", {"Tags": []}), ("ListTags", {}), ("DeleteTags", {"TagKeys": ["k"]})):
         with pytest.raises(WireError, match=words) as error:
             await plane.call("sagemaker", operation, ResourceArn=arn, **params)
         assert error.value.code == "ValidationException"
 
 
-async def test_several_callers_add_their_tags_side_by_side(plane):
+async def test_concurrent_callers_add_their_tags_without_loss(plane):
     await asyncio.gather(
         *(plane.call("sagemaker", "AddTags", ResourceArn=ARN, Tags=tags(**{f"k{n}": str(n)})) for n in range(5))
     )

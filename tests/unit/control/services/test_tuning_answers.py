@@ -1,4 +1,4 @@
-"""Answers on tuning jobs made of records alone: best trials, statuses of trials, and the request as it is told."""
+"""Responses on tuning jobs, built from records alone: best trials, statuses of trials, and the described request."""
 
 from datetime import timedelta
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def running(status=TrainingJobStatus.IN_PROGRESS, started_at=None):
     return SimpleNamespace(status=status, training_started_at=started_at)
 
 
-def test_a_description_counts_and_names_the_best():
+def test_a_description_counts_trials_and_names_the_best():
     trials = many_trials(22)
     answer = described(tuning_job(), trials)
     assert answer["TrainingJobStatusCounters"]["NonRetryableError"] == 2
@@ -42,12 +42,12 @@ def test_a_description_counts_and_names_the_best():
     assert "FailureReason" not in answer
 
 
-def test_a_reason_is_told_of_one_that_failed():
+def test_a_failed_tuning_job_is_described_with_its_reason():
     job = tuning_job(status=TuningStatus.FAILED, end_reason="no training job told anything")
     assert described(job)["FailureReason"] == "no training job told anything"
 
 
-def test_the_request_is_told_with_the_objective_among_the_hyperparameters_and_the_resources_of_a_trial():
+def test_the_request_is_described_with_its_objective_and_the_resources_of_a_trial():
     raw = tuning_request(HyperParameterTuningResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 2})
     told = described(tuning_job(request=raw))
     definition = told["TrainingJobDefinition"]
@@ -60,7 +60,7 @@ def test_the_request_is_told_with_the_objective_among_the_hyperparameters_and_th
 
 
 @pytest.mark.parametrize(("own", "parents", "is_own"), [(0.5, 0.4, True), (0.4, 0.5, False), (0.5, 0.5, False)])
-def test_the_best_of_all_is_the_better_one_and_the_parents_of_equals(own, parents, is_own):
+def test_the_overall_best_is_the_better_trial_and_the_parent_s_if_equal(own, parents, is_own):
     best = trial(3, parents, tuning_job="parent")
     answer = described(identical(), [trial(1, own, tuning_job="child")], best=best)
     overall = answer["OverallBestTrainingJob"]
@@ -68,7 +68,7 @@ def test_the_best_of_all_is_the_better_one_and_the_parents_of_equals(own, parent
     assert overall.get("TuningJobName") == (None if is_own else "parent")
 
 
-def test_the_best_of_all_is_the_only_one_there_is():
+def test_the_overall_best_is_the_only_best_trial_if_there_is_one():
     own, other = trial(1, 0.1, tuning_job="child"), trial(3, 0.5, tuning_job="parent")
     assert described(identical(), [own])["OverallBestTrainingJob"]["TrainingJobName"] == own.job_name
     assert described(identical(), best=other)["OverallBestTrainingJob"]["TrainingJobName"] == other.job_name
@@ -81,7 +81,7 @@ def test_a_trial_has_the_status_of_its_training_job():
     assert trial_status(trial(1, outcome=None), running(TrainingJobStatus.STOPPING)) is TrainingJobStatus.STOPPING
 
 
-def test_a_row_has_the_members_that_are_known():
+def test_a_summary_of_a_trial_has_the_members_that_are_known():
     job = tuning_job()
     waits = trial_summary(job, trial(1, outcome=None), running())
     assert not {"TrainingStartTime", "TrainingEndTime", "TrainingJobDefinitionName", "TuningJobName"} & set(waits)
@@ -95,7 +95,7 @@ def test_a_row_has_the_members_that_are_known():
     assert trial_summary(tuning_job("other"), trial(2), None)["TuningJobName"] == "tuned"
 
 
-def test_a_row_of_the_list_has_limits_and_an_end():
+def test_a_summary_of_a_tuning_job_has_limits_and_an_end():
     row = tuning_summary(tuning_job(), many_trials(3))
     assert row["ResourceLimits"] == {"MaxNumberOfTrainingJobs": 40, "MaxParallelTrainingJobs": 4}
     assert row["HyperParameterTuningEndTime"] == BEGIN + timedelta(minutes=30)
