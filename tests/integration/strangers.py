@@ -141,8 +141,9 @@ class Knocking:
         pid: the process to attack.
 
     Attributes:
-        answers: the bytes that each attack received. failures: errors of attacks, such as a listener that did not
-        disconnect in time. places: the places that were attacked.
+        answers: the bytes that each attack received.
+        failures: errors of attacks, such as a listener that did not disconnect in time.
+        places: the places that were attacked.
     """
 
     def __init__(self, pid):
@@ -198,7 +199,8 @@ class Recording:
     """Relays between clients and a server on loopback, and records the bytes of the first client.
 
     Attributes:
-        port: the port on which it accepts clients. words: the bytes that the first client has sent to the server.
+        port: the port on which it accepts clients.
+        words: the bytes that the first client has sent to the server.
     """
 
     def __init__(self):

@@ -10,12 +10,16 @@ def tuning_request(aws, name, program, *, strategy, ranges, most, parallel, stat
     """Store a program as a code archive; return a request that minimizes `loss=...` in its output.
 
     Args:
-        aws: clients of the service. name: name of the tuning job.
-        program: text of the trials' train.py. strategy: the search strategy.
-        ranges: ParameterRanges. most: maximum number of trials. parallel: maximum number of trials at a time.
+        aws: clients of the service.
+        name: name of the tuning job.
+        program: text of the trials' train.py.
+        strategy: the search strategy.
+        ranges: ParameterRanges.
+        most: maximum number of trials.
+        parallel: maximum number of trials at a time.
         static: hyperparameters of every trial.
-        config: further members of the tuning job's configuration. members: further members of the training job
-        definition.
+        config: further members of the tuning job's configuration.
+        members: further members of the training job definition.
     """
     job = job_request("x", "")
     specification = {key: value for key, value in job["AlgorithmSpecification"].items() if "Container" not in key}

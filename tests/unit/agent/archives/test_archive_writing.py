@@ -1,4 +1,4 @@
-"""Trees out of a host: gzip by several threads, deterministic tar, links that must not leak."""
+"""Archives of a host's trees: gzip by several threads, deterministic tar, links that must not leak other files."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_link_inside_the_source_stays_a_link_and_absolute_ones_become_relative(m
     assert members["sub/around"].linkname == "../weights.bin"
 
 
-def test_link_to_elsewhere_in_opt_ml_is_replaced_by_what_it_leads_to(ml):
+def test_link_to_elsewhere_in_opt_ml_is_replaced_by_its_target(ml):
     (ml / "model/best").symlink_to("/opt/ml/checkpoints/7")
     (ml / "model/state").symlink_to("../checkpoints/7/state")
     data, facts = archive_of(ml / "model", home=ml)
@@ -235,9 +235,9 @@ def test_parent_folder_that_is_a_link_is_not_followed(ml, tmp_path):
         archive_of(ml / "output/data", home=ml)
 
 
-def test_a_parent_that_is_a_link_does_not_tell_what_lies_behind_it(ml, tmp_path):
+def test_a_parent_that_is_a_link_does_not_reveal_its_target(ml, tmp_path):
     os.rename(ml / "output", ml / "old")
-    (ml / "output").symlink_to(tmp_path)  # where there is no data
+    (ml / "output").symlink_to(tmp_path)  # the target has no folder `data`
     with pytest.raises(AgentError, match="cannot be read"):
         archive_of(ml / "output/data", home=ml)
 
@@ -263,14 +263,14 @@ def test_sockets_and_pipes_are_left_out_with_a_note(ml, monkeypatch):
 
 
 class ChangingSink(io.BytesIO):
-    """Changes a file while it is being archived."""
+    """Changes the size of a file while it is archived."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         super().__init__()
         self._path, self._size_bytes = path, size_bytes
 
     def write(self, data: bytes, /) -> int:
-        if data.startswith(b"weights.bin"):  # its header: the file was opened just before
+        if data.startswith(b"weights.bin"):  # the header of the file, which was opened just before
             os.truncate(self._path, self._size_bytes)
         return super().write(data)
 
@@ -307,7 +307,7 @@ def test_deep_nesting_is_refused_by_name_and_not_by_a_crash(tmp_path):
 
 @pytest.fixture
 def mounts(ml, tmp_path):
-    """The folder that the program saw at /opt/ml/input/data/train, outside its /opt/ml on this machine."""
+    """Return the folder that the program saw at /opt/ml/input/data/train; on this machine it lies outside /opt/ml."""
     channel = tmp_path / "snapshot"
     (channel / "sub").mkdir(parents=True)
     (channel / "words").write_bytes(b"words")
@@ -329,14 +329,14 @@ def mounts(ml, tmp_path):
     ],
 )
 @pytest.mark.parametrize("in_its_place", ["folder", "link"])
-def test_links_lead_to_what_the_program_saw_and_not_to_what_lies_in_its_place(
+def test_links_lead_to_the_programs_mounts_and_not_to_folders_in_their_place(
     ml, mounts, tmp_path, target, expected, in_its_place
 ):
     if in_its_place == "link":
         (ml / "input/data/train").rmdir()
         (ml / "input/data/train").symlink_to(tmp_path)
         if target == "../input":
-            expected = {}  # the folder above lists the link, which leads out
+            expected = {}  # the parent folder holds a link that leads out
     (ml / "model/link").symlink_to(target)
     data, _ = archive_of(ml / "model", home=ml, follow_links=True, mounts=mounts)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
@@ -357,7 +357,7 @@ def test_has_members_tells_empty_trees_from_others(ml):
     assert not has_members([TreeSource(root=ml / "missing", home=ml)])
 
 
-def test_walk_closes_its_files_when_it_is_given_up(ml):
+def test_walk_closes_its_files_when_the_caller_stops_early(ml):
     num_open = len(os.listdir("/proc/self/fd"))
     walk = walk_tree([TreeSource(root=ml / "model")], notes=NoteBook())
     for member in walk:

@@ -1,4 +1,4 @@
-"""Hostile, damaged and honest archives into a folder."""
+"""Extraction of hostile, damaged and valid archives into a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clary.base.errors import AgentError, Fault
 
 
 class ArchiveBuilder:
-    """Writes archives with the standard library, hostile members included."""
+    """Builds archives with the standard library, including hostile members."""
 
     def __init__(self) -> None:
         self._buffer = io.BytesIO()
@@ -50,7 +50,7 @@ def unpack(data: bytes, folder: Path, **limits: float) -> object:
 
 
 def refusal(data: bytes, tmp_path: Path, **limits: float) -> str:
-    """Unpack into a folder with a guard beside it; return the message of the refusal."""
+    """Extract into a folder next to a guard file; return the message of the refusal."""
     folder = tmp_path / "jail" / "code"
     (tmp_path / "jail").mkdir(exist_ok=True)
     with pytest.raises(AgentError) as caught:
@@ -131,7 +131,7 @@ def test_symbolic_links_that_leave_the_folder_are_refused(tmp_path, target):
 
 
 def test_link_that_leaves_only_through_another_link_is_refused(tmp_path):
-    # As text a/up/../x stays inside; the kernel goes from a/up to the root and then above it.
+    # As text, a/up/../x stays inside; the kernel follows a/up to the root and then goes above it.
     data = ArchiveBuilder().entry("a", tarfile.DIRTYPE).link("a/up", "..").link("evil", "a/up/../x").bytes()
     assert "evil" in refusal(data, tmp_path)
 
@@ -295,7 +295,7 @@ def test_flipped_bit_in_gzip_data_is_noticed_by_its_checksum(tmp_path):
         (gzip.compress(b"just text " * 200, mtime=0), "no tar archive"),
     ],
 )
-def test_what_is_no_tar_archive_is_called_by_its_name(tmp_path, data, words):
+def test_a_file_of_another_format_is_refused_with_its_format(tmp_path, data, words):
     assert words in refusal(data, tmp_path)
 
 
@@ -341,7 +341,7 @@ members = st.lists(
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members=members)
-def test_nothing_an_archive_says_reaches_outside_its_folder(tmp_path_factory, members):
+def test_no_archive_writes_outside_its_folder(tmp_path_factory, members):
     base = tmp_path_factory.mktemp("hostile")
     (base / "a").write_text("guard")
     folder = base / "jail"

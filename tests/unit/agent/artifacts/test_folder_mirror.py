@@ -1,4 +1,4 @@
-"""Folders that reach the object store while a program writes them, for every kind of entry in them."""
+"""A folder is stored in the object store while a program writes it; tests of every kind of entry."""
 
 import os
 import time
@@ -13,7 +13,7 @@ LIMIT_S = 60.0
 
 
 class FakeClosableStore(FakeObjectStore):
-    """Knows that it was closed."""
+    """Records that it was closed."""
 
     is_closed = False
 
@@ -58,7 +58,7 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
-def test_files_are_stored_while_they_appear_and_the_rest_at_the_end(mirror, store, folder):
+def test_files_are_stored_as_they_appear_and_remaining_files_at_the_end(mirror, store, folder):
     (folder / "steps" / "000").mkdir(parents=True)
     (folder / "steps" / "000" / "a.tensors").write_bytes(b"one")
     mirror.start()
@@ -72,7 +72,7 @@ def test_files_are_stored_while_they_appear_and_the_rest_at_the_end(mirror, stor
     assert store.is_closed
 
 
-def test_what_says_that_a_training_is_over_is_stored_behind_everything_else(mirror, store, folder):
+def test_end_marks_of_a_training_are_stored_after_all_other_files(mirror, store, folder):
     (folder / "ended").mkdir()
     (folder / "ended" / "worker_0.json").write_text("{}")
     (folder / "END_OF_JOB.ts").touch()
@@ -130,7 +130,7 @@ def test_a_folder_that_a_link_has_replaced_is_not_followed(mirror, store, folder
     assert keys(store) == []
 
 
-def test_a_store_that_refuses_is_asked_again_and_named_in_the_end(mirror, store, folder):
+def test_an_upload_that_keeps_failing_is_named_at_the_end(mirror, store, folder):
     (folder / "a").write_text("x")
     store.fail_on = {("PUT", "t/job/debug-output/a")}
     mirror.start()
@@ -139,21 +139,21 @@ def test_a_store_that_refuses_is_asked_again_and_named_in_the_end(mirror, store,
     assert "t/job/debug-output/a" in mirror.error
 
 
-def test_a_folder_that_never_was_is_no_trouble(mirror, folder):
+def test_a_missing_folder_is_no_error(mirror, folder):
     folder.rmdir()
     mirror.start()
     assert mirror.finish(LIMIT_S)
     assert mirror.num_stored == 0
 
 
-def test_the_end_of_a_training_that_saved_nothing_is_not_stored(mirror, store, folder):
+def test_end_marks_of_a_training_that_saved_nothing_are_not_stored(mirror, store, folder):
     (folder / "END_OF_JOB.ts").touch()
     mirror.start()
     assert mirror.finish(LIMIT_S)
     assert keys(store) == []
 
 
-def test_a_file_that_can_not_be_read_keeps_no_other_from_the_store(mirror, store, folder, monkeypatch):
+def test_an_unreadable_file_does_not_prevent_the_upload_of_others(mirror, store, folder, monkeypatch):
     (folder / "a").write_text("hidden")
     (folder / "b").write_text("shown")
     real = Folder.open_file
@@ -170,7 +170,7 @@ def test_a_file_that_can_not_be_read_keeps_no_other_from_the_store(mirror, store
     assert "Permission denied" in mirror.error
 
 
-def test_ends_of_an_earlier_try_are_gone_before_anything_is_stored(mirror, store, folder):
+def test_end_marks_of_an_earlier_attempt_are_deleted(mirror, store, folder):
     for name in ("END_OF_JOB.ts", "ended/algo-1.try-1.of-2", "ended/algo-2.try-1.of-2", "steps/old"):
         store.objects["bucket", f"t/job/debug-output/{name}"] = b""
     mirror.forget(["END_OF_JOB.ts", "ended/algo-1.try-1.of-2", "ended/never.try-1.of-2"])
@@ -179,7 +179,7 @@ def test_ends_of_an_earlier_try_are_gone_before_anything_is_stored(mirror, store
     assert keys(store) == ["ended/algo-2.try-1.of-2", "steps/old"]
 
 
-def test_an_earlier_end_that_can_not_be_deleted_holds_nothing_up(mirror, store, folder):
+def test_an_end_mark_that_cannot_be_deleted_does_not_prevent_uploads(mirror, store, folder):
     (folder / "a").write_text("x")
     store.fail_on = {("DELETE", "t/job/debug-output/END_OF_JOB.ts")}
     mirror.forget(["END_OF_JOB.ts"])
@@ -188,7 +188,7 @@ def test_an_earlier_end_that_can_not_be_deleted_holds_nothing_up(mirror, store, 
     assert keys(store) == ["a"]
 
 
-def test_one_of_several_folders_says_that_it_is_over_even_if_it_has_saved_nothing(tmp_path, store, folder):
+def test_the_end_mark_of_one_of_several_folders_is_stored_even_without_files(tmp_path, store, folder):
     (folder / "ended").mkdir()
     (folder / "ended" / "algo-2.try-1.of-2").touch()
     made = FolderMirror(

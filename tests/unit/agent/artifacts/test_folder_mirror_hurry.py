@@ -1,4 +1,4 @@
-"""A program has ended and no upload may follow: the files that it has saved reach the object store all the same."""
+"""Files of a program that has ended are flushed to the object store at once, since no upload may follow."""
 
 import pytest
 
@@ -6,11 +6,11 @@ from clary.agent.artifacts.folder_mirror import FolderMirror
 from clary.testing.fake_object_store import FakeObjectStore
 
 LIMIT_S = 60.0
-NEVER_S = 3600.0  # between looks: whatever is stored meanwhile was hurried
+NEVER_S = 3600.0  # interval between polls: every file stored within the test was flushed
 
 
 class FakeClosableStore(FakeObjectStore):
-    """Can be closed."""
+    """Has a `close` method."""
 
     def close(self):
         """Do nothing."""
@@ -34,7 +34,7 @@ def keys(store):
     return sorted(key.removeprefix("t/") for _, key in store.objects)
 
 
-def test_what_lies_there_is_stored_at_once_with_what_says_that_the_training_is_over(mirror, store, tmp_path):
+def test_flush_stores_files_and_end_marks_at_once(mirror, store, tmp_path):
     mirror.start()
     (tmp_path / "tensors" / "a").write_text("x")
     (tmp_path / "tensors" / "END_OF_JOB.ts").touch()
@@ -44,7 +44,7 @@ def test_what_lies_there_is_stored_at_once_with_what_says_that_the_training_is_o
     assert [key.removeprefix("t/") for _, key in store.objects] == ["a", "END_OF_JOB.ts"]
 
 
-def test_a_mirror_that_was_hurried_can_still_be_finished(mirror, store, tmp_path):
+def test_a_mirror_can_be_finished_after_a_flush(mirror, store, tmp_path):
     mirror.start()
     (tmp_path / "tensors" / "a").write_text("x")
     mirror.flush()
@@ -54,7 +54,7 @@ def test_a_mirror_that_was_hurried_can_still_be_finished(mirror, store, tmp_path
     assert keys(store) == ["a", "b"]
 
 
-def test_a_store_that_refuses_is_asked_again_after_the_hurry(tmp_path, store):
+def test_a_failed_upload_is_retried_after_the_flush(tmp_path, store):
     (tmp_path / "tensors").mkdir()
     (tmp_path / "tensors" / "a").write_text("x")
     store.fail_on = {("PUT", "t/a")}
@@ -71,7 +71,7 @@ def test_a_store_that_refuses_is_asked_again_after_the_hurry(tmp_path, store):
         assert mirror.join(LIMIT_S)
 
 
-def test_nobody_waits_for_a_mirror_that_was_given_up_or_never_began(mirror):
+def test_wait_stored_returns_at_once_for_an_aborted_or_unstarted_mirror(mirror):
     assert mirror.wait_stored(LIMIT_S)
     mirror.start()
     mirror.abort()

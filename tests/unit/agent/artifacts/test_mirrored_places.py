@@ -1,4 +1,4 @@
-"""Where folders lie that are mirrored while a program runs, and which of them no agent makes."""
+"""Paths of folders that are mirrored while a program runs, and folders that an agent refuses to make."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_a_folder_below_opt_ml_lies_in_the_hosts_tree_however_it_is_spelled(tmp_
     assert (tmp_path / "ml/output/tensors").is_dir()
 
 
-def test_any_other_folder_is_bound_to_its_place(tmp_path: Path) -> None:
+def test_any_other_folder_is_bound_to_its_path(tmp_path: Path) -> None:
     place = place_of(tmp_path, "//data/of/mine")
     place.make()
     assert place.bind is not None

@@ -1,4 +1,4 @@
-"""Results of one and of several hosts, into a store in memory."""
+"""Results of one and of several hosts, uploaded to a store in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOSE = Output(
 
 
 class Cluster:
-    """Hosts of one attempt, each with its tree, before one store."""
+    """Hosts of one attempt, each with its tree, which share one store."""
 
     def __init__(self, folder, num_hosts: int = 1, **plan) -> None:
         self.store = FakeObjectStore()
@@ -61,7 +61,7 @@ class Cluster:
         return sorted(key for _, key in self.store.objects)
 
     def archive(self, key: str) -> dict[str, bytes | str | None]:
-        """Members of an archive: content of files, target of links, None for folders."""
+        """Return the members of an archive: the content of files, the target of links, None for folders."""
         with tarfile.open(fileobj=io.BytesIO(self.store.objects["bucket", key]), mode="r:gz") as tar:
             members = tar.getmembers()
             assert len({info.name for info in members}) == len(members)
@@ -84,7 +84,7 @@ def three(tmp_path):
 def test_a_job_that_failed_has_no_model_where_no_host_made_one(three):
     three.write("algo-2", "output/failure", "boom")
     staged = three.stage_others()
-    for _ in range(2):  # the order may be repeated once what was staged is gone
+    for _ in range(2):  # the leader may receive the order again after the staged parts were removed
         assert three.lead(staged, omits_empty_model=True).uploaded == (three.plan.output.output_uri,)
     assert three.keys() == ["out/job-1/output/output.tar.gz"]
 
@@ -173,7 +173,7 @@ def test_trees_of_all_hosts_become_one_archive_and_staging_is_removed(three):
     assert facts.notes == ()
 
 
-def test_same_file_from_all_hosts_comes_once_and_in_silence(three):
+def test_the_same_file_from_all_hosts_is_stored_once_without_a_note(three):
     for name in three.trees:
         three.write(name, "model/weights.bin", b"same" * 1000)
         three.write(name, "model/d/x", "x")
@@ -206,7 +206,7 @@ def test_first_host_wins_even_if_another_one_leads(three):
     assert three.archive(MODEL) == {"weights.bin": b"of algo-1"}
 
 
-def test_file_of_one_host_and_folder_of_another_do_not_meet(three):
+def test_a_file_of_one_host_and_a_folder_of_another_with_its_name_do_not_merge(three):
     three.write("algo-1", "model/x", "file")
     three.write("algo-2", "model/x/y", "below")
     three.write("algo-3", "model/x", "other file")
@@ -370,7 +370,7 @@ def test_without_compression_every_file_is_an_object(loose):
     }
 
 
-def test_loose_results_can_be_led_again_after_staging_was_removed(loose):
+def test_uncompressed_results_can_be_led_again_after_staging_was_removed(loose):
     loose.write("algo-2", "model/m", "mm")
     loose.write("algo-1", "output/data/d", "dd")
     parts = loose.stage("algo-2").staged
@@ -379,7 +379,7 @@ def test_loose_results_can_be_led_again_after_staging_was_removed(loose):
     assert loose.keys() == [f"{BASE}/data/d", f"{BASE}/model/m"]
 
 
-def test_loose_results_that_never_were_complete_do_not_excuse_a_vanished_part(loose):
+def test_incomplete_uncompressed_results_do_not_excuse_a_vanished_part(loose):
     loose.write("algo-2", "model/m", "mm")
     loose.write("algo-1", "model/n", "nn")
     parts = loose.stage("algo-2").staged
@@ -392,14 +392,14 @@ def test_loose_results_that_never_were_complete_do_not_excuse_a_vanished_part(lo
         loose.lead(parts)
 
 
-def test_loose_results_that_the_store_lost_are_an_error(loose, monkeypatch):
+def test_uncompressed_results_that_the_store_lost_are_an_error(loose, monkeypatch):
     loose.write("algo-1", "model/m", "mm")
     monkeypatch.setattr(loose.store, "list_objects", lambda bucket, prefix: iter(()))
     with pytest.raises(AgentError, match="not in the object store"):
         loose.lead()
 
 
-def test_empty_loose_results_write_nothing(loose):
+def test_empty_uncompressed_results_write_nothing(loose):
     assert loose.lead().uploaded == ()
     assert loose.keys() == []
 
@@ -410,7 +410,7 @@ def test_stage_notes_name_the_host(three):
     assert facts.notes[0].startswith("algo-2: model: kept without content")
 
 
-def test_a_failure_file_is_looked_at_through_no_link(tmp_path):
+def test_a_failure_file_is_not_read_through_a_link(tmp_path):
     tree = MlTree(tmp_path / "ml")
     assert len(result_sources(ResultKind.OUTPUT, tree)) == 1
     tree.output_data.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Records of collectives find their processes; those of ended ranks are kept; made-up records are left out."""
+"""Records of collectives are matched to processes; records of ended ranks are kept; invalid records are left out."""
 
 import os
 import subprocess
@@ -61,26 +61,26 @@ def test_a_link_to_anywhere_else_is_not_followed(tmp_path):
         link.unlink()
 
 
-def test_a_record_belongs_to_the_process_that_knows_itself_by_its_number():
+def test_a_record_belongs_to_the_process_with_its_pid_in_the_host():
     one, two = record(0, 7, 1), record(1, 8, 1)
     found, left = match([one, two], {1007: 7, 1008: 8, 1009: 9}, {1007: 0, 1008: 1})
     assert (found, left) == ({1007: one, 1008: two}, [])
 
 
-def test_of_records_with_one_number_the_one_of_the_process_s_rank_counts():
+def test_of_records_with_one_pid_the_record_of_the_processs_rank_is_used():
     old, new = record(3, 7, 1, 2, 3), record(0, 7, 1)
     assert match([old, new], {1007: 7}, {1007: 0})[0] == {1007: new}
     assert match([old, new], {1007: 7}, {})[0] == {1007: old}, "the one that was used last"
 
 
-def test_of_ranks_without_a_process_the_newest_record_is_left():
+def test_of_ranks_without_a_process_the_newest_record_is_kept():
     older, newer, living = record(2, 5, 1), record(2, 6, 1, 2), record(0, 7, 1)
     found, left = match([older, newer, living, record(0, 4, 1)], {1007: 7}, {1007: 0})
     assert found == {1007: living}
     assert left == [newer], "rank 0 has a process: what it left before is of no interest"
 
 
-def test_what_is_said_has_ages_and_words():
+def test_calls_are_described_with_ages_and_names_of_operations():
     facts = GroupFacts("1", "nccl", 2, 0, (1, 3), is_point_to_point=True)
     rows = (CallRow(2, 3 * SECOND_NS, 5 * SECOND_NS, 6, 1, 10, 2, FINISHED), CallRow(1, SECOND_NS, 0, 6, 1, 200, 99, 0))
     (group,) = groups_of(CallRecord(0, 1, 0, (RecordedGroup(facts, rows),)), 13 * SECOND_NS)
@@ -91,7 +91,7 @@ def test_what_is_said_has_ages_and_words():
     assert (unknown.operation, unknown.dtype, unknown.took_s, unknown.is_held) == ("an operation", "", None, True)
 
 
-def test_groups_stand_in_the_order_of_their_use():
+def test_groups_are_ordered_by_their_last_use():
     old, new = record(0, 1, 1, at_s=1.0), record(0, 1, 1, at_s=9.0, facts=WORLD._replace(name="1"))
     both = CallRecord(0, 1, 0, (*old.groups, RecordedGroup(WORLD._replace(name="2"), ()), *new.groups))
     assert [group.name for group in groups_of(both, 20 * SECOND_NS)] == ["1", "0", "2"]
@@ -140,6 +140,6 @@ def test_a_dump_holds_the_calls_of_processes_and_of_ended_ranks(tmp_path):
     assert (left.rank, left.groups[0].calls[0].number) == (2, 40)
 
 
-def test_ended_ranks_have_words_of_their_own():
+def test_calls_of_ended_ranks_have_ages_relative_to_the_dump():
     (left,) = left_calls([record(2, 6, 40)], 100 * SECOND_NS)
     assert (left.rank, left.groups[0].calls[0].age_s) == (2, 50.0)

@@ -1,4 +1,4 @@
-"""Records that ranks leave, exceptions in output, and programs that write nonsense into both."""
+"""Records that ranks leave, exceptions in output, and programs that write invalid data into both."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def test_records_that_make_no_sense_are_left_out(tmp_path, content):
 )
 @pytest.mark.parametrize("is_absolute", [True, False])
 def test_no_link_is_followed_whichever_step_it_takes_the_place_of(tmp_path, monkeypatch, step, is_absolute):
-    """A program owns the folders that lead to its records, and may put a link to folders of the machine anywhere."""
+    """A program owns the folders above its records, and may replace any of them by a link to folders of the machine."""
     looked_at = []
     scan_folder = os.scandir
 
@@ -89,7 +89,7 @@ def test_no_link_is_followed_whichever_step_it_takes_the_place_of(tmp_path, monk
     assert [path for path in looked_at if not path.startswith(os.path.realpath(root))] == []
 
 
-def test_no_pipe_is_waited_for_and_what_is_no_folder_has_no_records(tmp_path):
+def test_pipes_do_not_block_and_a_file_in_place_of_the_folder_has_no_records(tmp_path):
     folder = tmp_path / "errors"
     folder.mkdir()
     os.mkfifo(folder / "b.json")
@@ -121,12 +121,12 @@ def test_lines_that_carry_their_rank_are_told_apart():
     assert found == {1: ("KeyError: 'a'", 3), 0: ("OSError: b", 4)}
 
 
-def test_an_exception_that_the_program_survived_gives_way_to_the_last():
+def test_the_last_exception_replaces_one_that_the_program_survived():
     head = "Traceback (most recent call last):"
     assert scan(head, "ValueError: harmless", "epoch 2", head, "KeyError: last") == {None: ("KeyError: last", 4)}
 
 
-def test_a_chain_has_the_words_of_its_end_and_the_time_of_its_beginning():
+def test_a_chain_of_exceptions_has_the_last_message_and_the_first_time():
     head = "Traceback (most recent call last):"
     found = scan(
         head, "KeyError: a", "", "During handling of the above exception, another exception occurred:", head, "X: b"
@@ -134,7 +134,7 @@ def test_a_chain_has_the_words_of_its_end_and_the_time_of_its_beginning():
     assert found == {None: ("X: b", 1)}
 
 
-def test_a_rank_that_a_signal_ended_is_told_by_its_launcher():
+def test_a_launcher_line_names_a_rank_that_a_signal_ended():
     found = scan(
         "E1121 api.py:874] failed (exitcode: -9) local_rank: 1 (pid: 42) of binary: /usr/bin/python",
         "Traceback (most recent call last):",
@@ -147,7 +147,7 @@ def test_a_rank_that_a_signal_ended_is_told_by_its_launcher():
     assert list(found) == [2]
 
 
-def test_what_mpirun_says_of_an_exit_code_counts_where_the_rank_has_said_nothing():
+def test_mpiruns_line_on_an_exit_code_is_used_where_the_rank_printed_nothing():
     words = (
         "mpirun detected that one or more processes exited with non-zero status, thus causing",
         "the job to be terminated. The first process to do so was:",
@@ -162,12 +162,12 @@ def test_what_mpirun_says_of_an_exit_code_counts_where_the_rank_has_said_nothing
     assert scan(*raised, *words) == {1: ("ValueError: no", 2)}
 
 
-def test_a_file_that_python_cannot_compile_is_told_though_no_traceback_stands_above():
+def test_a_syntax_error_is_found_without_a_traceback_header():
     found = scan('  File "train.py", line 3', "    x = = 1", "        ^", "SyntaxError: invalid syntax", rank=0)
     assert found == {0: ("SyntaxError: invalid syntax", 3)}
 
 
-def test_an_exception_of_a_library_in_cpp_is_told_with_its_text():
+def test_an_exception_of_a_cpp_library_is_found_with_its_text():
     found = scan(
         "[rank1]: terminate called after throwing an instance of 'c10::DistBackendError'",
         "terminate called after throwing an instance of 'std::bad_alloc'",
@@ -190,7 +190,7 @@ def test_a_program_that_marks_its_lines_with_ever_new_ranks_has_no_more_clues_th
     assert len(scan(*lines)) == MAX_RANKS
 
 
-def test_ranks_cut_their_words_where_the_agent_does():
+def test_ranks_cut_messages_at_the_same_length_as_the_agent():
     assert clary_rank.MAX_ERROR_CHARACTERS == MAX_CLUE_CHARACTERS
 
 
@@ -199,7 +199,7 @@ def test_no_line_upsets_the_scanner(lines):
     scan(*lines)
 
 
-def test_records_stand_before_what_output_looks_like():
+def test_records_take_precedence_over_output():
     def clue(rank, seconds, text):
         return Clue(rank=rank, at=START + timedelta(seconds=seconds), text=text)
 

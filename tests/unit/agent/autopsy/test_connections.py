@@ -32,7 +32,7 @@ def test_other_lines_are_refused(line):
         parse_connections([line])
 
 
-def test_what_a_process_has_not_read_is_seen():
+def test_the_receive_queue_shows_bytes_that_a_process_has_not_read():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         accepted, _ = server.accept()
         with accepted:

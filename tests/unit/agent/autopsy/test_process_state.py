@@ -1,4 +1,4 @@
-"""State of a process from /proc: how long its threads ran or waited for a processor."""
+"""State of a process from /proc: the time for which its threads ran or waited for a processor."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Processes that hang, told apart from those with slow work."""
+"""Programs that hang, distinguished from programs with slow work."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ LIMIT_S = 300.0
 
 
 def readings(seconds, *, step_s=5.0, cpu=0.0, io=0.0, network=0.0, lines=0.0):
-    """Readings of a program that does so much a second."""
+    """Return readings of a program whose counters grow by these amounts per second."""
     times = [index * step_s for index in range(int(seconds / step_s) + 1)]
     return [
         Reading(
@@ -25,7 +25,7 @@ def readings(seconds, *, step_s=5.0, cpu=0.0, io=0.0, network=0.0, lines=0.0):
 
 
 def after(first, second):
-    """One history behind another."""
+    """Return the readings of `first` followed by the readings of `second`."""
     last = first[-1]
     return first + [
         Reading(
@@ -39,7 +39,7 @@ def after(first, second):
     ]
 
 
-def test_a_program_that_does_nothing_for_as_long_as_it_may_is_idle():
+def test_a_program_that_does_nothing_until_the_limit_is_idle():
     assert judge(readings(295), limit_s=LIMIT_S) is None
     found = judge(readings(300), limit_s=LIMIT_S)
     assert (found.kind, found.seconds) == ("idle", 300)
@@ -86,7 +86,7 @@ def test_a_process_that_ends_is_a_movement():
     assert judge([before, now], limit_s=10) is None
 
 
-def test_nothing_is_said_of_a_program_that_was_not_looked_at():
+def test_a_program_without_readings_has_no_verdict():
     assert judge([], limit_s=LIMIT_S) is None
 
 
@@ -98,7 +98,7 @@ def test_nothing_is_said_of_a_program_that_was_not_looked_at():
         max_size=40,
     )
 )
-def test_whatever_is_found_nothing_has_moved_in_all_of_its_time(steps):
+def test_no_counter_moved_during_a_reported_standstill(steps):
     history = [Reading(at_s=0, num_outputs=0, cpu_s=0, io_bytes=0, network_bytes=0)]
     for seconds, lines, cpu_s, io_bytes, network_bytes in steps:
         last = history[-1]
@@ -119,7 +119,7 @@ def test_whatever_is_found_nothing_has_moved_in_all_of_its_time(steps):
         assert found.kind == "spinning" or found.cpu_s <= 0.05 * found.seconds
 
 
-def test_who_spins_is_quiet_long_before_it_is_said_to_stand_still():
+def test_a_spinning_program_counts_as_quiet_long_before_a_standstill_is_reported():
     spins = readings(400, cpu=1.0)
     assert judge(spins, limit_s=LIMIT_S) is None
     assert quiet_s(spins) == 400

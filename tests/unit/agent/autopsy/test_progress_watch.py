@@ -1,4 +1,4 @@
-"""The watch over real processes: one that sleeps, one that computes, one that is stopped."""
+"""The progress watch over real processes: one sleeps, one computes, one is stopped."""
 
 import os
 import queue
@@ -16,7 +16,7 @@ LIMIT_S = 20.0
 
 @pytest.fixture
 def start():
-    """Start a program below a shell, as an agent's first process has its program below it."""
+    """Start a program as a child of a shell, as a program runs below the first process of its host."""
     started = []
 
     def start(script):
@@ -39,7 +39,7 @@ def watch(pid, *, limit_s, lines=lambda: 0):
     return watched, told
 
 
-def test_a_program_that_sleeps_is_told_with_what_it_waits_for_and_once(start):
+def test_a_sleeping_program_is_reported_once_with_its_wait(start):
     pid = start("import time; time.sleep(60)")
     watched, told = watch(pid, limit_s=1.0)
     words = told.get(timeout=LIMIT_S)
@@ -61,7 +61,7 @@ def test_a_program_that_computes_and_one_that_prints_are_left_alone(start):
     assert busy_told.empty()
 
 
-def test_a_program_that_computes_and_does_nothing_else_is_told_apart_and_once(start):
+def test_a_program_that_only_computes_is_reported_as_spinning_once(start):
     told, quiet = queue.Queue(), queue.Queue()
     watched = ProgressWatch(
         start("while True: pass"),
@@ -81,7 +81,7 @@ def test_a_program_that_computes_and_does_nothing_else_is_told_apart_and_once(st
         watched.close()
 
 
-def test_a_program_that_goes_on_is_told_too(start):
+def test_a_program_that_resumes_is_reported_too(start):
     lines = [0]
     watched, told = watch(start("import time; time.sleep(60)"), limit_s=0.5, lines=lambda: lines[0])
     assert "no progress" in told.get(timeout=LIMIT_S)
@@ -103,6 +103,6 @@ def test_counters_hold_what_children_did_and_evidence_names_their_state(start):
     assert "(S, " in evidence(pid)
 
 
-def test_a_program_that_is_gone_has_nothing_to_say():
+def test_an_ended_program_has_empty_counters_and_evidence():
     assert read_counters(2**22 - 1).cpu_s == 0
     assert evidence(2**22 - 1) == ""

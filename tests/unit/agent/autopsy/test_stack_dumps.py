@@ -1,4 +1,4 @@
-"""Dumps are taken once a request, sent until the service takes them, and never hold or end their processes."""
+"""Each request gets one dump, sent until the service accepts it; dumps neither delay nor end their processes."""
 
 import os
 import subprocess
@@ -86,7 +86,7 @@ def test_a_dump_is_sent_again_until_the_service_is_back(dumps_of):
 
 
 @pytest.mark.parametrize("error", [AttemptOver("over"), RuntimeError("a defect")])
-def test_what_nobody_takes_is_given_up(dumps_of, error):
+def test_a_dump_that_the_service_rejects_is_not_sent_again(dumps_of, error):
     sent = []
 
     def send(dump):
@@ -98,7 +98,7 @@ def test_what_nobody_takes_is_given_up(dumps_of, error):
     assert len(sent) == 1
 
 
-def test_who_takes_one_unasked_is_told_when_the_service_has_it(dumps_of):
+def test_take_unasked_signals_when_the_service_has_the_dump(dumps_of):
     is_held, sent = threading.Event(), []
 
     def send(dump):
@@ -133,7 +133,7 @@ def process_of(rank, *, num_threads=2):
     )
 
 
-def test_what_is_too_large_for_the_service_is_shortened_until_it_fits(dumps_of, monkeypatch):
+def test_a_dump_too_large_for_the_service_is_shortened_until_it_fits(dumps_of, monkeypatch):
     sent = []
 
     def send(dump):
@@ -150,7 +150,7 @@ def test_what_is_too_large_for_the_service_is_shortened_until_it_fits(dumps_of, 
     assert [dump.num_left_out for dump in sent] == [0, 1, 2]
 
 
-def test_a_look_that_fails_is_told_in_the_dump(dumps_of, monkeypatch):
+def test_an_error_of_the_dump_is_its_content(dumps_of, monkeypatch):
     sent = []
 
     def fail(*_, **__):

@@ -1,4 +1,4 @@
-"""py-spy's output is read as it is; broken, hostile or missing output becomes a sentence."""
+"""py-spy's output is parsed as it is printed; broken, hostile or missing output becomes an error message."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def test_calls_come_from_the_innermost_outwards_with_file_and_line():
     )
 
 
-def test_what_starts_a_rank_and_the_interpreter_itself_are_left_out():
+def test_frames_of_launchers_and_of_the_interpreter_are_left_out():
     (found,) = parsed(
         thread(
             ("clock_nanosleep", "libc.so.6", 0),
@@ -47,7 +47,7 @@ def test_what_starts_a_rank_and_the_interpreter_itself_are_left_out():
     assert [item.function for item in found.frames] == ["clock_nanosleep", "<module>"]
 
 
-def test_what_measures_a_step_is_left_out_and_our_own_collectives_bear_their_package():
+def test_frames_of_step_hooks_are_left_out_and_our_collectives_name_their_package():
     folder = "/opt/ml/.clary/python/clary/train"
     found = stacks.parse_stacks(
         json.dumps(
@@ -89,12 +89,12 @@ def test_threads_and_calls_are_bounded():
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'[{"frames": [{}]}]', b'[{"frames": null}]', b"\xff"])
-def test_anything_else_is_refused(text):
+def test_invalid_output_is_refused(text):
     with pytest.raises(ValueError, match=r"."):
         stacks.parse_stacks(text, pid=1)
 
 
-def test_the_innermost_cause_of_a_failure_is_said():
+def test_the_message_names_the_innermost_cause_of_a_failure():
     words = "Error: Failed to get stack traces\n\nCaused by:\n    0: outer\n    1: inner\n\nStack backtrace:\n   0: x\n"
     assert stacks.why_not(words) == "py-spy: 1: inner"
     assert stacks.why_not("Error: Failed to find python version from target process\n") == "no Python runs in it"
@@ -120,20 +120,20 @@ def test_a_process_with_a_thread_that_cannot_be_paused_is_not_paused(tmp_path, m
     assert stacks.read_stacks(1, program=program, limit_s=10) == ((), "")
 
 
-def test_after_a_pause_that_took_too_long_comes_none(tmp_path):
+def test_after_a_pause_that_timed_out_the_process_is_not_paused_again(tmp_path):
     program = fake_py_spy(
         tmp_path, """case "$*" in *--native*) exec sleep 60;; *--nonb*) echo '[]';; *) exit 9;; esac"""
     )
     assert stacks.read_stacks(1, program=program, limit_s=1) == ((), "")
 
 
-def test_a_py_spy_that_does_not_come_back_is_given_up(tmp_path):
+def test_a_py_spy_that_does_not_return_is_ended_at_the_limit(tmp_path):
     found, why = stacks.read_stacks(1, program=fake_py_spy(tmp_path, "exec sleep 60"), limit_s=0.2)
     assert found == ()
     assert "did not come back within 0.2 s" in why
 
 
-def test_a_missing_py_spy_is_said():
+def test_a_missing_py_spy_is_reported():
     assert "pip install py-spy" in stacks.read_stacks(1, program=None, limit_s=1)[1]
 
 
@@ -146,7 +146,7 @@ def test_stacks_of_a_real_process_name_its_functions():
         assert process.stdout.readline() == "up\n"
         end_s = time.monotonic() + 60
         while True:
-            time.sleep(0.1)  # for it to fall asleep
+            time.sleep(0.1)  # time for the process to fall asleep
             found, why = stacks.read_stacks(process.pid, program=program, limit_s=20)
             functions = [item.function for item in found[0].frames] if found else []
             if "waits_here" in functions or time.monotonic() > end_s:

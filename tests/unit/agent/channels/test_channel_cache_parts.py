@@ -1,4 +1,4 @@
-"""Channels out of the cache of a machine: objects that are fetched, kept, or never trusted."""
+"""Channels from the cache of a machine: objects that are fetched, kept, or never trusted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def store():
 
 
 class Machine:
-    """A cache, and hosts that fetch through it; snapshots are held until `forget`."""
+    """A cache and hosts that fetch through it; snapshots stay locked until `forget`."""
 
     def __init__(self, folder: Path, store: FakeObjectStore) -> None:
         self.root = folder / "cache" / "channels"
@@ -49,7 +49,7 @@ class Machine:
         return ChannelCache(self.root, limit_bytes=limit_bytes, endpoint_url=URL, boot=boot, **fields)
 
     def fetch(self, uri="s3://b/data", *, cache=None, host_index=0, num_hosts=1, **fields):
-        """Fetch a channel; returns its facts and how many objects were read."""
+        """Fetch a channel; return its facts and the number of objects that were read."""
         before = self.store.num_reads
         channel = Channel(name=fields.pop("name", "train"), s3_uri=uri, **fields)
         facts = fetch_channel(
@@ -140,7 +140,7 @@ class OpaqueTags(FakeObjectStore):
         return ObjectInfo(key=key, size_bytes=info.size_bytes, etag=f'"{tag}"')
 
 
-def test_etags_that_are_no_sums_stand_for_their_place_alone(tmp_path):
+def test_an_etag_that_is_no_md5_sum_identifies_content_only_at_its_own_key(tmp_path):
     store = OpaqueTags()
     machine = Machine(tmp_path, store)
     fill(store, "data/a", "data/b")
@@ -228,13 +228,13 @@ def test_a_channel_beyond_the_bound_is_fetched_directly_and_says_why(machine, st
     assert len(files(machine.tree.channel("train"))) == 1
 
 
-def test_the_snapshot_that_was_used_longest_ago_goes_first_and_its_objects_with_it(machine, store):
+def test_the_least_recently_used_snapshot_is_evicted_first_with_its_objects(machine, store):
     cache = machine.cache(limit_bytes=2500)
     for name in ("one", "two"):
         fill(store, f"{name}/x", size=1000)
         machine.fetch(f"s3://b/{name}", cache=cache)
     machine.forget()
-    machine.fetch("s3://b/one", cache=cache)  # two is now the one that was used longest ago
+    machine.fetch("s3://b/one", cache=cache)  # `two` is now the least recently used snapshot
     machine.forget()
     fill(store, "three/x", size=1000)
     machine.fetch("s3://b/three", cache=cache)
@@ -242,7 +242,7 @@ def test_the_snapshot_that_was_used_longest_ago_goes_first_and_its_objects_with_
     assert machine.fetch("s3://b/two", cache=cache)[1] == 1
 
 
-def test_what_a_running_host_uses_is_never_taken(machine, store):
+def test_a_snapshot_that_a_running_host_uses_is_never_evicted(machine, store):
     cache = machine.cache(limit_bytes=1500)
     fill(store, "one/x", "two/x", size=1000)
     used, _ = machine.fetch("s3://b/one", cache=cache)
@@ -256,7 +256,7 @@ def test_what_a_running_host_uses_is_never_taken(machine, store):
     assert not used.snapshot.path.exists()
 
 
-def test_a_disk_without_room_is_no_reason_to_fail_while_the_channel_fits_without_the_cache(machine, store, monkeypatch):
+def test_a_disk_too_full_for_the_cache_does_not_fail_a_channel_that_fits(machine, store, monkeypatch):
     fill(store, "data/a", size=1000)
     monkeypatch.setattr("clary.agent.channels.cache.keeping.free_bytes", lambda path: 999)
     facts, _ = machine.fetch()
@@ -264,7 +264,7 @@ def test_a_disk_without_room_is_no_reason_to_fail_while_the_channel_fits_without
     assert len(files(machine.tree.channel("train"))) == 1
 
 
-def test_a_disk_that_fills_up_on_the_way_is_no_reason_to_fail_either(machine, store):
+def test_a_disk_that_fills_up_during_the_fetch_does_not_fail_the_channel(machine, store):
     fill(store, "data/a")
 
     class FullOnce(FakeObjectStore):
@@ -283,7 +283,7 @@ def test_a_disk_that_fills_up_on_the_way_is_no_reason_to_fail_either(machine, st
     assert files(machine.tree.channel("train")) == {"a": b"at data/a"}
 
 
-def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(machine, store):
+def test_a_cache_that_cannot_be_written_does_not_fail_the_channel(machine, store):
     fill(store, "data/a")
     machine.root.parent.mkdir()
     machine.root.write_text("a file is in the way")
@@ -293,13 +293,13 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(machine, store):
 
 
 @pytest.mark.parametrize("change", ["write", "cut", "replace", "remove"])
-def test_a_snapshot_that_somebody_changed_is_made_anew(machine, store, change):
+def test_a_snapshot_that_was_changed_is_made_again(machine, store, change):
     fill(store, "data/a", "data/b")
     facts, _ = machine.fetch()
     machine.forget()
     victim = facts.snapshot.path / "a"
     if change == "write":
-        victim.write_bytes(b"of data/a")  # of the same size
+        victim.write_bytes(b"of data/a")  # changed content of the same size
     elif change == "cut":
         os.truncate(victim, 3)
     else:
@@ -311,7 +311,7 @@ def test_a_snapshot_that_somebody_changed_is_made_anew(machine, store, change):
     assert files(facts.snapshot.path) == {"a": b"at data/a", "b": b"at data/b"}
 
 
-def test_a_changed_snapshot_that_a_host_uses_is_left_to_it(machine, store):
+def test_a_changed_snapshot_stays_while_a_host_uses_it(machine, store):
     fill(store, "data/a")
     facts, _ = machine.fetch()
     (facts.snapshot.path / "a").write_bytes(b"of data/a")
@@ -321,7 +321,7 @@ def test_a_changed_snapshot_that_a_host_uses_is_left_to_it(machine, store):
     assert files(machine.tree.channel("train")) == {"a": b"at data/a"}
 
 
-def test_after_a_new_start_of_the_machine_only_what_was_known_to_be_on_disk_is_trusted(machine, store):
+def test_after_a_reboot_only_flushed_objects_are_trusted(machine, store):
     fill(store, "kept/a")
     machine.fetch("s3://b/kept")
     machine.cache().tidy()
@@ -335,7 +335,7 @@ def test_after_a_new_start_of_the_machine_only_what_was_known_to_be_on_disk_is_t
     assert not (machine.root / "objects" / "boot-first-boot").exists()
 
 
-def test_an_object_that_is_replaced_while_it_is_fetched_is_taken_as_it_stands_and_not_kept(machine, store):
+def test_an_object_replaced_during_the_fetch_is_used_and_not_cached(machine, store):
     fill(store, "data/a")
 
     class Replaced(FakeObjectStore):
@@ -368,7 +368,7 @@ def test_a_store_that_fails_is_the_jobs_failure_and_leaves_whole_objects_only(ma
     assert len(files(facts.snapshot.path)) == 4
 
 
-def test_what_a_dead_filler_left_is_swept_and_what_a_live_one_holds_is_not(machine, store):
+def test_folders_of_dead_fillers_are_swept_and_folders_of_live_fillers_are_not(machine, store):
     folder = CacheFolder(machine.root, boot=BOOT)
     folder.make()
     (machine.root / "filling" / "dead" / "tree").mkdir(parents=True)
@@ -381,7 +381,7 @@ def test_what_a_dead_filler_left_is_swept_and_what_a_live_one_holds_is_not(machi
 
 def test_an_object_that_another_agent_fetches_is_waited_for(machine, store):
     fill(store, "data/a", "data/b")
-    machine.fetch("s3://b/data/b")  # makes the folders
+    machine.fetch("s3://b/data/b")  # makes the cache's folders
     info = next(store.list_objects("b", "data/a"))
     identity = identity_of(endpoint_url=URL, bucket="b", key="data/a", etag=info.etag, size_bytes=9, is_unpacked=False)
     folder = CacheFolder(machine.root, boot=BOOT)
@@ -408,9 +408,9 @@ def test_an_object_that_another_agent_fetches_is_waited_for(machine, store):
     assert facts.summary.endswith("2 from this machine's cache, 0 fetched")
 
 
-def test_who_waits_for_too_long_fetches_the_object_itself(machine, store):
+def test_an_agent_that_has_waited_too_long_fetches_the_object_itself(machine, store):
     fill(store, "data/a")
-    machine.cache().tidy()  # makes the folders
+    machine.cache().tidy()  # makes the cache's folders
     info = next(store.list_objects("b", "data/a"))
     identity = identity_of(endpoint_url=URL, bucket="b", key="data/a", etag=info.etag, size_bytes=9, is_unpacked=False)
     with ObjectLocks(CacheFolder(machine.root, boot=BOOT).object_locks) as other:
@@ -484,7 +484,7 @@ def test_a_copy_of_a_snapshot_shares_nothing_with_it(machine, store):
     assert files(facts.snapshot.path) == {"a": b"at data/a", "sub/b": b"at data/sub/b"}
 
 
-def test_a_copy_that_breaks_off_leaves_no_file(machine, store, monkeypatch):
+def test_a_copy_that_fails_leaves_no_file(machine, store, monkeypatch):
     fill(store, "data/a", "data/b", "data/sub/c")
     facts, _ = machine.fetch()
     target = machine.tree.channel("train")
@@ -506,7 +506,7 @@ def test_a_copy_that_breaks_off_leaves_no_file(machine, store, monkeypatch):
     assert len(files(facts.snapshot.path)) == 3
 
 
-def test_that_something_is_not_refused_is_remembered_until_a_new_start_and_a_refusal_is_not(machine):
+def test_an_acceptance_is_cached_until_a_reboot_and_a_refusal_is_not_cached(machine):
     answers = iter(["busy", "busy", None, "never asked", None])
     outcomes = [
         machine.cache(boot=boot).refusal("overlay", lambda: next(answers)) for boot in (BOOT, BOOT, BOOT, BOOT, "later")
@@ -516,7 +516,7 @@ def test_that_something_is_not_refused_is_remembered_until_a_new_start_and_a_ref
 
 def test_the_same_content_many_times_in_a_channel_is_read_once(tmp_path):
     class Slow(FakeObjectStore):
-        """A fake store whose downloads last until all workers have had the time to begin one."""
+        """A fake store whose downloads last until all workers have had time to begin a download."""
 
         def download(self, bucket, key, path, *, size_bytes=None, etag=""):
             time.sleep(0.3)
@@ -552,7 +552,7 @@ def test_workers_that_wait_for_one_another_end_when_the_store_fails(tmp_path):
 
 
 def limit_links(monkeypatch, max_links):
-    """Have no file get more links than that, as file systems do with larger numbers."""
+    """Limit the number of hard links of a file, as file systems do with larger numbers."""
     link = os.link
 
     def limited(source, target):
@@ -563,7 +563,7 @@ def limit_links(monkeypatch, max_links):
     monkeypatch.setattr(os, "link", limited)
 
 
-def test_content_of_more_files_than_a_file_may_have_links_is_kept_all_the_same(machine, store, monkeypatch):
+def test_content_of_more_files_than_the_link_limit_is_kept(machine, store, monkeypatch):
     limit_links(monkeypatch, 5)
     for index in range(30):
         store.put_bytes("b", f"data/{index}/__init__.py", b"")
@@ -575,12 +575,12 @@ def test_content_of_more_files_than_a_file_may_have_links_is_kept_all_the_same(m
     assert (again.snapshot.path, num_read) == (facts.snapshot.path, 0)
 
 
-def test_an_object_that_has_as_many_links_as_the_disk_lets_it_have_is_replaced(machine, store, tmp_path):
+def test_an_object_that_has_reached_the_disks_link_limit_is_replaced(machine, store, tmp_path):
     fill(store, "one/a")
     machine.fetch("s3://b/one")
     (stored,) = machine.objects()
     is_limited = False
-    for index in range(66_000):  # ext4 has 65,000; others have more, and then nothing is to be replaced
+    for index in range(66_000):  # ext4 allows 65,000 links; on file systems that allow more, no object is replaced
         try:
             os.link(stored, tmp_path / f"link-{index}")
         except OSError as error:

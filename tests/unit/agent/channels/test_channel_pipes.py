@@ -46,7 +46,7 @@ def wait_for(path: Path) -> Path:
 
 
 def read_epoch(tree: MlTree, epoch: int) -> bytes:
-    """Read as SageMaker's example reader does: wait for the pipe, open it unbuffered, read to its end."""
+    """Read an epoch as SageMaker's example reader does: wait for the pipe, open it unbuffered, read to its end."""
     with open(wait_for(tree.data / f"train_{epoch}"), "rb", buffering=0) as pipe:
         return pipe.readall()
 
@@ -66,7 +66,8 @@ def test_every_epoch_is_the_objects_one_after_the_other(store, tmp_path):
             assert read_epoch(tree, epoch) == b"aaabbbccc"
         wait_for(tree.data / "train_3")
         assert not (tree.data / "train_0").exists()
-    assert feeder.num_epochs == 3  # the feeder has stopped: it counts an epoch after the next pipe is there
+    # after the feeder has stopped: it counts an epoch only after it has made the next pipe
+    assert feeder.num_epochs == 3
     assert os.listdir(tree.data) == []
 
 
@@ -159,7 +160,7 @@ def test_stop_ends_a_feeder_that_nobody_reads_or_that_is_stuck(store, tmp_path):
         pipe = os.open(tree.data / "train_0", os.O_RDONLY)
         os.read(pipe, 10)
     os.close(pipe)
-    feeder.stop()  # harmless when repeated
+    feeder.stop()  # repeated calls are harmless
     assert time.monotonic() - started < DEADLINE_S
     assert os.listdir(tree.data) == []
     assert feeder.failure is None
@@ -179,7 +180,7 @@ def test_channel_without_objects_does_not_start(store, tmp_path):
 
 
 def replace(kind: str, place: Path, victim: Path) -> None:
-    """Put something else in the place of a pipe, as a program does."""
+    """Replace a pipe, as a program may do."""
     place.unlink()
     if kind == "link":
         place.symlink_to(victim)
@@ -192,7 +193,7 @@ def replace(kind: str, place: Path, victim: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "folder", "file"])
-def test_what_is_put_in_place_of_a_pipe_is_not_written_to(kind, store, tmp_path):
+def test_a_file_in_place_of_a_pipe_is_not_written_to(kind, store, tmp_path):
     victim = tmp_path / "machine" / "file"
     victim.parent.mkdir()
     victim.write_bytes(b"of the machine")
@@ -209,7 +210,7 @@ def test_what_is_put_in_place_of_a_pipe_is_not_written_to(kind, store, tmp_path)
     assert victim.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_link_in_place_of_the_folder_of_pipes_leads_nowhere(store, tmp_path):
+def test_a_link_in_place_of_the_folder_of_pipes_is_not_followed(store, tmp_path):
     machine = tmp_path / "machine"
     machine.mkdir()
     for epoch in range(3):

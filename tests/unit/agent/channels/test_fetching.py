@@ -1,4 +1,4 @@
-"""Channels out of a store in memory: the files of a host, their places, and refusals."""
+"""Channels fetched from a store in memory: the files of each host, their paths, and refusals."""
 
 from __future__ import annotations
 

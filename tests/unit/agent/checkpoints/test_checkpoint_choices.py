@@ -1,4 +1,4 @@
-"""Choice of files from the folder over time: groups at rest, saves on their way, and files that never rest."""
+"""Choice of files to store from a folder over time: groups at rest, unfinished saves, and files that never rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG = Decision(is_whole=True, evidence=Evidence.LOG)
 UNKNOWN = Decision(is_whole=False, evidence=Evidence.RESTED, reason="nothing says who wrote it")
 HELD = Decision(is_whole=False, reason="process 1 (x) has it open for writing", is_blocking=True)
 PACE = Pace(settle_s=1.0, interval_s=5.0)
-MIDDLE = 200_000_000  # bytes; more than a log has after the time for which others may be busy
+MIDDLE = 200_000_000  # bytes; too large for a file that counts as a log
 
 
 def facts(tag: int, *, size_bytes: int = 1) -> FileFacts:
@@ -28,7 +28,7 @@ def facts(tag: int, *, size_bytes: int = 1) -> FileFacts:
 
 
 class Watched:
-    """A folder that is looked at in pairs, from round to round; `x__a=3` is the file `x/a` in state 3."""
+    """A folder that is looked at twice in each round; `x__a=3` is the file `x/a` in state 3."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -59,7 +59,7 @@ class Watched:
         return self.look(replaced, **after)
 
     def take(self, *, left_out: frozenset[str] = frozenset(), **files: int) -> None:
-        """Let the newest set have files in some state, and of their groups nothing else."""
+        """Let the newest set hold files in the given states, and no other file of their groups."""
         by_path = {name.replace("__", "/"): tag for name, tag in files.items()}
         found = {path: facts(tag, size_bytes=self.sizes.get(path, 1)) for path, tag in by_path.items()}
         contents = contents_of(Snapshot(files=found))
@@ -102,7 +102,7 @@ def test_one_group_does_not_wait_for_another(folder: Watched) -> None:
     assert (choice.whole, set(choice.waiting)) == ({"old"}, {TOP})
 
 
-def test_a_log_that_never_rests_keeps_nobody_waiting_after_two_intervals(folder: Watched) -> None:
+def test_a_log_that_never_rests_does_not_delay_other_files_beyond_two_intervals(folder: Watched) -> None:
     tags = iter(range(10, 100))
     folder.take(model=0, log=0)
     waited = [folder.pair({"model": 1, "log": next(tags)}, {"model": 1, "log": next(tags)}) for _ in range(3)]
@@ -129,7 +129,7 @@ def test_a_save_into_a_group_with_a_log_is_waited_for_until_its_last_shard_is_th
     assert (choice.whole, choice.noise) == ({"x"}, {"x": {"x/log"}})
 
 
-def test_a_small_new_file_outlasts_saves_once_another_was_written_twice_beside_it(folder: Watched) -> None:
+def test_a_small_new_file_is_noise_once_another_file_was_saved_twice_meanwhile(folder: Watched) -> None:
     tags = iter(range(10, 1000))
     folder.pair({"x__config": 1, "x__shard": 1}, {"x__config": 1, "x__shard": 1, "x__log": next(tags)})
     for _ in range(3):
@@ -172,13 +172,13 @@ def test_one_large_shard_that_is_written_for_long_is_no_noise(folder: Watched) -
 
 @pytest.mark.parametrize("said", [UNKNOWN, HELD], ids=["nobody knows", "held"])
 @pytest.mark.parametrize("size_bytes", [1, MIDDLE])
-def test_no_time_makes_a_group_without_a_new_shard_that_is_not_known_to_be_whole(
+def test_a_group_is_never_taken_without_a_new_shard_that_may_be_unfinished(
     folder: Watched, said: Decision, size_bytes: int
 ) -> None:
     folder.sizes["ck/shard1"] = size_bytes
     folder.decisions = {"ck/shard0": CLOSED, "ck/shard1": said}
     for number in range(200):
-        state = {"ck__shard0": 1, "ck__shard1": number // 2}  # it grows at every other round
+        state = {"ck__shard0": 1, "ck__shard1": number // 2}  # the shard grows in every second round
         choice = folder.pair(state, state)
         assert (choice.is_empty, choice.noise, choice.single) == (True, {}, {})
     assert choice.unfinished == {"ck": {"ck/shard1": said}}
@@ -187,7 +187,7 @@ def test_no_time_makes_a_group_without_a_new_shard_that_is_not_known_to_be_whole
     assert (choice.whole, choice.left_out) == ({"ck"}, {})
 
 
-def test_no_time_makes_single_files_of_a_group_with_a_new_one_that_is_not_known_to_be_whole(folder: Watched) -> None:
+def test_files_of_a_group_are_never_taken_singly_beside_a_new_unfinished_file(folder: Watched) -> None:
     tags = iter(range(10, 1000))
     folder.decisions = {"model": CLOSED, "shard": UNKNOWN}
     for number in range(40):
@@ -201,7 +201,9 @@ def test_no_time_makes_single_files_of_a_group_with_a_new_one_that_is_not_known_
 
 
 @pytest.mark.parametrize(("name", "named"), [("counter", {TOP: {"counter"}}), ("train.log", {})])
-def test_what_a_group_is_taken_without_is_named_unless_it_is_a_log(folder: Watched, name: str, named: dict) -> None:
+def test_files_that_a_taken_group_leaves_out_are_named_unless_they_are_logs(
+    folder: Watched, name: str, named: dict
+) -> None:
     tags = iter(range(10, 100))
     folder.decisions = {name: LOG if name.endswith(".log") else CLOSED}
     folder.take(**{"model": 0, name: 0})
@@ -221,7 +223,7 @@ def test_a_group_that_was_taken_without_something_is_taken_again_once_it_lacks_n
 
 
 def saves_beside_a_shard(folder: Watched, name: str, states: list[FileFacts]) -> Choice:
-    """Let a small file beside a shard that is held come to rest in some states, one after the other."""
+    """Let a small file next to a held shard rest in each of the given states in turn."""
     tags = iter(range(10, 100))
     shard = facts(next(tags))
     for state in states:
@@ -257,7 +259,7 @@ def test_other_permissions_are_no_save(folder: Watched) -> None:
     assert (choice.is_empty, set(choice.unfinished)) == (True, {"ck"})
 
 
-def test_what_time_alone_says_is_no_save(folder: Watched) -> None:
+def test_a_file_judged_whole_by_its_rest_alone_is_no_save(folder: Watched) -> None:
     folder.decisions = {"ck/shard": HELD, "ck/model": Decision(is_whole=True, evidence=Evidence.RESTED)}
     choice = saves_beside_a_shard(folder, "model", [facts(tag) for tag in range(40)])
     assert (choice.is_empty, set(choice.unfinished)) == (True, {"ck"})
@@ -322,7 +324,7 @@ def test_small_files_that_are_replaced_together_are_taken_once_nothing_else_wait
     assert churn(2).replaced == dict.fromkeys(paths, facts(0))
 
 
-def test_what_may_be_replaced_is_kept_open_and_what_changes_for_the_first_time_is_not(folder: Watched) -> None:
+def test_files_that_may_be_replaced_are_kept_open_and_first_changes_are_not(folder: Watched) -> None:
     folder.take(a=1, x__b=1, x__c=1)
     folder.look(a=1, x__b=1, x__c=1)
     for tag in (2, 3, 4):
@@ -350,7 +352,7 @@ def test_files_that_are_replaced_together_wait_for_each_other_as_long_as_a_save_
     assert choice.replaced == dict.fromkeys(paths, facts(0))
 
 
-def test_what_is_dirty_is_counted_from_the_first_state_that_was_not_taken(folder: Watched) -> None:
+def test_dirty_time_counts_from_the_first_state_that_was_not_taken(folder: Watched) -> None:
     folder.take(a=1, b=1)
     began_s = folder.now_s
     folder.look(a=2, b=1)
@@ -369,7 +371,7 @@ LOOK = st.tuples(st.dictionaries(PATHS, st.integers(1, 3)), st.sampled_from([0.3
 
 
 @given(st.lists(LOOK, min_size=1, max_size=30))
-def test_nothing_is_taken_whole_or_by_itself_that_was_not_seen_twice_a_moment_apart(looks: list) -> None:
+def test_only_files_seen_twice_in_the_same_state_are_taken(looks: list) -> None:
     folder = Watched()
     seen: list[tuple[float, dict[str, int]]] = []
     for files, pause_s, is_taken in looks:

@@ -1,4 +1,4 @@
-"""Evidence that a file is whole: the table of observations, and the markers of known writers."""
+"""Evidence that a file is whole: the table of observations, and marker files of known writers."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_decision_follows_from_what_was_seen(case: str) -> None:
         ("model.pt", False),
     ],
 )
-def test_logs_are_told_by_their_names(path: str, expected: bool) -> None:
+def test_logs_are_recognised_by_their_names(path: str, expected: bool) -> None:
     assert is_log(path) == expected
 
 
@@ -234,7 +234,7 @@ MARKED = {
 
 
 @pytest.mark.parametrize("case", MARKED)
-def test_a_marker_speaks_for_what_was_written_before_it(case: str) -> None:
+def test_a_marker_vouches_for_files_written_before_it(case: str) -> None:
     found, texts, expected = MARKED[case]
 
     def marks(*, is_whole: bool = True, came_last: bool | None = None) -> dict[str, Mark]:
@@ -253,7 +253,7 @@ def test_a_marker_speaks_for_what_was_written_before_it(case: str) -> None:
     assert {path: seen_last[path].path for path in expected} == expected
 
 
-def test_times_tell_that_a_marker_came_last_only_if_both_do() -> None:
+def test_timestamps_show_that_a_marker_came_last_only_if_both_agree() -> None:
     state = files(x=5)["x"]
     shard, marker = replace(state, modified_ns=1, changed_ns=6), state
 
@@ -266,7 +266,7 @@ def test_times_tell_that_a_marker_came_last_only_if_both_do() -> None:
     assert not is_marked(replace(state, modified_ns=6))
 
 
-def test_who_holds_a_file_is_put_together_from_what_kernel_and_proc_say() -> None:
+def test_holders_of_a_file_are_found_from_leases_and_proc() -> None:
     writes = Holder(pid=2, name="b")
     assert hold_of(Hold.FREE, [writes]) is Hold.FREE, "it was closed between the two looks"
     assert hold_of(Hold.HELD, []) is Hold.HELD
@@ -275,7 +275,7 @@ def test_who_holds_a_file_is_put_together_from_what_kernel_and_proc_say() -> Non
     assert hold_of(Hold.HELD, [writes]) is Hold.HELD
 
 
-def test_file_systems_that_other_machines_write_to_are_told_by_their_type() -> None:
+def test_file_systems_shared_between_machines_are_recognised_by_type() -> None:
     mounts = (
         "36 35 0:33 / /data rw,noatime master:1 - nfs4 server:/x rw\n"
         "37 35 254:0 / / rw - ext4 /dev/vda rw\n38 35 0:40 / /f rw shared:2 - fuse.sshfs x rw\n"

@@ -1,4 +1,4 @@
-"""Looks at the folder, and the groups of files that belong together."""
+"""Snapshots of the checkpoint folder, and the groups of files that belong together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_everything_that_is_kept_is_seen(tmp_path: Path) -> None:
     assert found.left_out == {}
 
 
-def test_what_is_no_file_and_what_leads_out_is_named_and_left_out(tmp_path: Path) -> None:
+def test_special_files_and_links_that_lead_out_are_named_and_left_out(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / ".clary-checkpoints").mkdir()
     (tmp_path / ".clary-checkpoints/x").write_text("hidden")
@@ -131,7 +131,7 @@ def test_a_file_and_a_folder_of_one_name_never_meet_in_a_set() -> None:
     st.lists(st.sampled_from(["a", "a/b", "a/b/c", "ab", "b", "b/c"]), max_size=6),
     st.sampled_from(["a", "a/b", "a/b/c", "ab", "b"]),
 )
-def test_a_free_name_touches_no_other(paths: list[str], path: str) -> None:
+def test_a_free_name_differs_from_all_other_names(paths: list[str], path: str) -> None:
     names = TakenNames(paths)
     touches = any(one == path or one.startswith(f"{path}/") or path.startswith(f"{one}/") for one in paths)
     assert names.is_free(path) == (not touches)

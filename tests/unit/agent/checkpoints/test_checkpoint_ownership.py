@@ -1,4 +1,4 @@
-"""Several hosts under one prefix: files of other hosts stay theirs, through changes, deletions and restarts."""
+"""Several hosts with one prefix: each file stays with its host, through changes, deletions and restarts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def store() -> FakeCheckpointStore:
 
 
 def both(tmp_path: Path, store: FakeCheckpointStore) -> tuple[MirroredFolder, MirroredFolder]:
-    """Start both hosts anew."""
+    """Start both hosts with restored folders."""
     one, two = (MirroredFolder(tmp_path, store, host=name, hosts=HOSTS) for name in HOSTS)
     return one, two
 
 
 def rounds(*hosts: MirroredFolder) -> None:
-    """Let every host do two rounds: in the second the first host sees the sets of the others."""
+    """Let every host do two rounds; in the second round the first host sees the sets of the others."""
     for host in [*hosts, *hosts]:
         host.round()
 
@@ -34,7 +34,7 @@ def paths(host: MirroredFolder) -> list[str]:
     return [file.path for file in host.writer.last.files]
 
 
-def test_what_came_from_another_host_never_wins_over_its_newer_version(store, tmp_path: Path) -> None:
+def test_a_restored_file_of_another_host_never_replaces_its_newer_version(store, tmp_path: Path) -> None:
     one, two = both(tmp_path, store)
     for step in ("step 1", "step 20", "step 300"):
         one.write("last/rank0", step)
@@ -63,7 +63,7 @@ def test_a_link_that_came_from_another_host_stays_its_own(store, tmp_path: Path)
     assert all(host.content()["latest"] == "-> step-2" for host in both(tmp_path, store))
 
 
-def test_what_came_from_another_host_belongs_to_this_one_once_it_changes_here(store, tmp_path: Path) -> None:
+def test_a_restored_file_of_another_host_belongs_to_the_host_that_changes_it(store, tmp_path: Path) -> None:
     one, two = both(tmp_path, store)
     one.write("config", "of algo-1")
     rounds(two, one)
@@ -75,7 +75,7 @@ def test_what_came_from_another_host_belongs_to_this_one_once_it_changes_here(st
     assert (one.content(), two.content()) == ({"config": "of algo-1"}, {"config": "changed by algo-2"})
 
 
-def test_files_that_other_hosts_have_deleted_do_not_come_back(store, tmp_path: Path) -> None:
+def test_files_deleted_by_other_hosts_are_not_restored(store, tmp_path: Path) -> None:
     one, two = both(tmp_path, store)
     one.write("checkpoint-1/rank0", "1")
     two.write("checkpoint-1/rank1", "1")
@@ -95,7 +95,7 @@ def test_files_that_other_hosts_have_deleted_do_not_come_back(store, tmp_path: P
         rounds(two, one)
 
 
-def test_a_deletion_by_the_owner_is_none_of_the_host_that_got_the_file(store, tmp_path: Path) -> None:
+def test_a_deletion_by_the_owner_is_not_recorded_by_the_host_that_restored_the_file(store, tmp_path: Path) -> None:
     one, two = both(tmp_path, store)
     two.write("step/rank1", "1")
     rounds(two, one)
@@ -112,7 +112,7 @@ def test_a_deletion_by_the_owner_is_none_of_the_host_that_got_the_file(store, tm
     assert all(host.content() == {"step/rank0": "1", "step/rank1": "again"} for host in both(tmp_path, store))
 
 
-def test_content_that_its_host_gives_up_during_a_copy_is_no_failure(store, tmp_path: Path) -> None:
+def test_content_that_its_host_removes_during_a_copy_is_no_failure(store, tmp_path: Path) -> None:
     one, two = both(tmp_path, store)
     one.round()
     two.write("rank1", "1")
@@ -131,7 +131,7 @@ def test_content_that_its_host_gives_up_during_a_copy_is_no_failure(store, tmp_p
     assert (one.notes, store.objects["ckpt/rank1"]) == ([], b"22")
 
 
-def test_what_others_store_last_is_copied_at_the_next_start(store, tmp_path: Path) -> None:
+def test_the_last_files_of_other_hosts_are_copied_at_the_next_start(store, tmp_path: Path) -> None:
     one, two = both(tmp_path, store)
     one.write("a", "1")
     one.round()

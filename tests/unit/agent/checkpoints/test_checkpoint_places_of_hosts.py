@@ -1,4 +1,4 @@
-"""Places of a host's checkpoint folder, and the words after a restore."""
+"""Paths of a host's checkpoint folder, and the log messages after a restore."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_folder_of_the_tree_lies_in_the_tree(tmp_path: Path, isolation, local_
     assert found.folder.inside == f"{inside}/{below}"
 
 
-def test_any_other_folder_is_bound_to_its_place(tmp_path: Path) -> None:
+def test_any_other_folder_is_bound_to_its_path(tmp_path: Path) -> None:
     found = checkpoints_in(tmp_path, checkpoint_local_path="/data/of/mine")
     assert found.is_bound
     assert found.folder.path == tmp_path / "checkpoints"
@@ -50,7 +50,7 @@ def test_plain_processes_use_the_path_as_it_is(tmp_path: Path) -> None:
     assert str(found.folder.path) == place
 
 
-def test_plain_processes_that_may_share_a_folder_are_told(tmp_path: Path) -> None:
+def test_plain_processes_that_may_share_a_folder_get_a_warning(tmp_path: Path) -> None:
     plain = {"num_hosts": 2, "isolation": Isolation.PROCESSES}
     shared = checkpoints_in(tmp_path, checkpoint_local_path=str(tmp_path / "mine"), **plain)
     assert len(shared.warnings) == 1
@@ -71,13 +71,13 @@ def test_a_path_that_would_hide_the_programs_world_is_refused(tmp_path: Path, lo
     assert caught.value.fault is Fault.USER
 
 
-def test_the_host_with_the_lowest_number_writes_where_people_look(tmp_path: Path) -> None:
+def test_the_host_with_the_lowest_number_writes_the_plain_paths(tmp_path: Path) -> None:
     writers = [checkpoints_in(tmp_path, host=f"algo-{n}", num_hosts=11)._writer for n in (1, 2, 10)]
     assert [writer.is_first for writer in writers] == [True, False, False]
     assert writers[1].others == tuple(f"algo-{n}" for n in range(1, 12) if n != 2)
 
 
-def test_what_was_restored_is_said_in_a_line(tmp_path: Path) -> None:
+def test_one_line_reports_the_restore(tmp_path: Path) -> None:
     store = FakeCheckpointStore()
     found = checkpoints_in(tmp_path)
     found.restore(store)
@@ -90,7 +90,7 @@ def test_what_was_restored_is_said_in_a_line(tmp_path: Path) -> None:
     assert (found.facts.restored_files, found.facts.restored_bytes, found.facts.restored_set) == (2, 1_250_001, 0)
 
 
-def test_nothing_is_mirrored_before_it_is_asked_for(tmp_path: Path) -> None:
+def test_nothing_is_mirrored_before_the_start(tmp_path: Path) -> None:
     found = checkpoints_in(tmp_path)
     assert not found.is_mirroring
     found.abort()
@@ -98,7 +98,7 @@ def test_nothing_is_mirrored_before_it_is_asked_for(tmp_path: Path) -> None:
     found.close()
 
 
-def test_a_prefix_with_empty_parts_is_one_without_and_that_is_said(tmp_path: Path) -> None:
+def test_empty_parts_of_a_prefix_are_removed_with_a_warning(tmp_path: Path) -> None:
     found = checkpoints_in(tmp_path, checkpoint_s3_uri="s3://bucket//out//ckpt/")
     assert str(found.prefix.uri) == "s3://bucket/out/ckpt/"
     assert found.warnings == (

@@ -1,4 +1,4 @@
-"""Sets as they are written: the keys of their files, the order of writes, and the old content that stays."""
+"""Sets as they are written: the keys of their files, the order of writes, and old content that is kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_new_file_of_the_first_host_goes_to_its_plain_key(store, tmp_path: Pat
     assert [(file.path, file.key, file.size_bytes) for file in files] == [("step-1/model.pt", "step-1/model.pt", 3)]
 
 
-def test_a_file_that_replaces_a_named_one_has_a_place_of_its_own_until_the_set_stands(store, tmp_path: Path) -> None:
+def test_a_replacement_has_a_key_of_its_own_until_its_set_is_stored(store, tmp_path: Path) -> None:
     host = MirroredFolder(tmp_path, store)
     host.write("last.pt", "one")
     host.round()
@@ -45,7 +45,7 @@ def test_a_file_that_replaces_a_named_one_has_a_place_of_its_own_until_the_set_s
     assert store.objects["ckpt/last.pt"] == b"two"
 
 
-def test_the_next_set_names_the_plain_key_and_own_content_goes(store, tmp_path: Path) -> None:
+def test_the_next_set_names_the_plain_key_and_the_separate_object_is_deleted(store, tmp_path: Path) -> None:
     host = MirroredFolder(tmp_path, store)
     for number in range(6):
         host.write("last.pt", "one" if number == 0 else "two")
@@ -57,7 +57,7 @@ def test_the_next_set_names_the_plain_key_and_own_content_goes(store, tmp_path: 
     assert sum("/set-" in key for key in store.objects) == 3
 
 
-def test_a_plain_object_that_was_changed_by_somebody_is_not_named(store, tmp_path: Path) -> None:
+def test_a_plain_object_that_another_client_changed_is_not_named(store, tmp_path: Path) -> None:
     host = MirroredFolder(tmp_path, store)
     host.write("last.pt", "one")
     host.round()
@@ -80,7 +80,7 @@ def test_nothing_is_written_when_nothing_has_changed(store, tmp_path: Path) -> N
     assert len(store.calls) == num_calls
 
 
-def test_what_is_about_to_appear_is_announced_before_it_does(store, tmp_path: Path) -> None:
+def test_new_keys_are_announced_before_they_are_written(store, tmp_path: Path) -> None:
     host = MirroredFolder(tmp_path, store)
     host.write("a", "x")
     host.round()
@@ -105,7 +105,7 @@ def test_a_file_that_changes_while_it_is_read_is_taken_later(store, tmp_path: Pa
     assert newest_set(store).files[0].size_bytes == 4
 
 
-def test_a_set_without_a_group_that_changed_meanwhile_keeps_its_last_version(store, tmp_path: Path) -> None:
+def test_a_group_that_changes_during_a_round_keeps_its_last_version_in_the_set(store, tmp_path: Path) -> None:
     host = MirroredFolder(tmp_path, store)
     host.write("old/a", "one")
     host.round()
@@ -171,7 +171,7 @@ def test_two_hosts_never_write_one_key(store, tmp_path: Path) -> None:
     for host in (two, one):
         host.write("same.json", host.path.name)
         host.round()
-    assert store.objects["ckpt/rank-1.pt"] == b"one"  # copied by the first host
+    assert store.objects["ckpt/rank-1.pt"] == b"one"  # the first host copied it to the plain path
     assert store.objects["ckpt/same.json"] == one.path.name.encode()
     two_keys = {file.key for file in newest_set(store, "algo-2").files}
     assert all(key.startswith(".clary-checkpoints/algo-2/files/") for key in two_keys)
@@ -182,7 +182,7 @@ def test_two_hosts_never_write_one_key(store, tmp_path: Path) -> None:
         assert not again.round(), "what was restored is not stored again"
 
 
-def test_a_deleted_file_does_not_come_back_though_people_still_see_it(store, tmp_path: Path) -> None:
+def test_a_deleted_file_is_not_restored_though_its_plain_path_still_exists(store, tmp_path: Path) -> None:
     host = MirroredFolder(tmp_path, store)
     host.write("step-1/a", "1")
     host.write("step-2/a", "2")

@@ -1,4 +1,4 @@
-"""Hosts that die, stores that fail and lose bytes, at any moment: each restore is a state that every group had."""
+"""Hosts that die, stores that fail and lose bytes, at any moment: a restore gives each group one of its past states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUPS = ("", "step-1", "step-2", "deep")
 
 
 def group_states(content: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Return the content group by group; files at the top are in group ""."""
+    """Return the content by group; top-level files are in group ""."""
     states: dict[str, dict[str, str]] = {name: {} for name in GROUPS}
     for path, text in content.items():
         states.setdefault(path.split("/")[0] if "/" in path else "", {})[path] = text
@@ -27,7 +27,7 @@ def group_states(content: dict[str, str]) -> dict[str, dict[str, str]]:
 
 
 class Trainer:
-    """Writes checkpoints of several files, and remembers every state in which it left a group."""
+    """Writes checkpoints of several files, and records every complete state of each group."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -35,7 +35,7 @@ class Trainer:
         self.number = 0
 
     def work(self, host: MirroredFolder) -> None:
-        """Change one group as a whole."""
+        """Change all files of one group."""
         self.number += 1
         name = self.dice.choice(GROUPS)
         top = host.path / name
@@ -57,7 +57,7 @@ class Trainer:
                 self.had[name].append(state)
 
     def check(self, restored: dict[str, str], *, at_least: dict[str, int]) -> None:
-        """Assert that every group is in one of its former states, and not older than its committed one."""
+        """Assert that every group is in one of its past states, and not older than its committed state."""
         for name, state in group_states(restored).items():
             assert state in self.had[name], f"group {name!r} was never {state}"
             newest = max(index for index, had in enumerate(self.had[name]) if had == state)
@@ -102,7 +102,7 @@ def test_no_restore_is_torn_whenever_the_host_dies(tmp_path: Path, seed: int) ->
             trainer.had[name] = [state]
         committed = {}
         if life % 10 == 0:
-            host.round()  # a life in which nothing happens changes nothing
+            host.round()  # a life without changes stores nothing new
             trainer.check(content_of(MirroredFolder(tmp_path, store).path), at_least={})
     assert num_died > NUM_KILLS // 8
 

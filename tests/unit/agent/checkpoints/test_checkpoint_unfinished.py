@@ -1,4 +1,4 @@
-"""Files that are known to be unfinished: waits for them, flushes without them, and the words of a restore."""
+"""Files that are known to be unfinished: waits for them, flushes without them, and warnings of a restore."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_file_that_is_kept_open_does_not_hold_up_saves_for_ever(host: Mirrored
     assert restored(host, store) == {"run/database": "open all the time", "run/model": "step 3"}
 
 
-def test_a_file_that_is_gone_is_not_lacking_any_more(host: MirroredFolder, store) -> None:
+def test_a_deleted_file_is_no_longer_reported_as_lacking(host: MirroredFolder, store) -> None:
     store_without_database(host)
     (host.path / "run/database").unlink()
     for _ in range(3):
@@ -88,9 +88,7 @@ def store_without_database(host: MirroredFolder) -> None:
     assert host.writer.last.left_out == ("run/database",)
 
 
-def test_a_restore_tells_what_a_set_may_lack_and_the_sets_after_it_do_until_nothing_of_it_is_left(
-    host: MirroredFolder, store
-) -> None:
+def test_restores_warn_of_lacking_files_until_their_group_is_gone(host: MirroredFolder, store) -> None:
     store_without_database(host)
     again = MirroredFolder(host.path.parent, store)
     number = host.writer.last.number
@@ -166,7 +164,7 @@ def test_a_file_that_was_open_when_another_took_its_place_is_not_stored(host: Mi
     assert restored(host, store) == {"last.pt": "0"}
 
 
-def test_what_says_that_files_are_whole_is_in_the_set_and_a_restore_tells_doubts(host: MirroredFolder, store) -> None:
+def test_a_set_records_the_evidence_of_wholeness_and_a_restore_warns_of_doubts(host: MirroredFolder, store) -> None:
     host.write("a", "1")
     host.write("b", "2")
     host.judge.decisions["b"] = RESTED
@@ -180,9 +178,7 @@ def test_what_says_that_files_are_whole_is_in_the_set_and_a_restore_tells_doubts
     assert not again.round(), "what is known of files makes no new set of them"
 
 
-def test_a_file_that_is_stored_before_it_is_known_to_be_whole_has_what_is_known_in_the_end(
-    host: MirroredFolder, store
-) -> None:
+def test_evidence_found_after_the_upload_of_a_file_is_in_its_set(host: MirroredFolder, store) -> None:
     host.write("step/a", "1")
     host.judge.decisions["step/a"] = RESTED
     store.on_call = lambda operation, key: host.write("step/late", "x") if operation == "put" else None

@@ -1,4 +1,4 @@
-"""Files that never come to rest, on a real disk: sets hold whole versions of them and never a half."""
+"""Files that never come to rest, on a real disk: sets hold whole versions of them, never partial ones."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def host(tmp_path: Path, store: FakeCheckpointStore) -> MirroredFolder:
 
 
 def put(host: MirroredFolder, path: str, text: str) -> None:
-    """Write a file as one should: beside its place, and rename it."""
+    """Write a file atomically: write a new file next to it, and rename it."""
     new = f"{path}.new"
     host.write(new, text)
     (host.path / new).replace(host.path / path)
 
 
 def keep_replacing(host: MirroredFolder, path: str, text: str) -> None:
-    """Let a file become known as one that changes often and alone; the newest set has it as `text`."""
+    """Let a file become known as one that changes often and alone; the newest set holds it with content `text`."""
     put(host, path, text)
     host.round()
     for number in range(3):
@@ -71,7 +71,7 @@ def test_a_file_that_is_replaced_before_it_has_rested_is_stored_as_it_was(host: 
         assert lag_s <= PACE.interval_s, "what has been waiting since the set was taken, and no older"
 
 
-def test_files_that_belong_together_are_not_taken_one_by_one_at_once(host: MirroredFolder, store) -> None:
+def test_files_of_one_group_are_not_taken_singly_at_once(host: MirroredFolder, store) -> None:
     for name in ("model", "optimizer"):
         put(host, f"last/{name}", "step 0")
     host.round()
@@ -84,14 +84,14 @@ def test_files_that_belong_together_are_not_taken_one_by_one_at_once(host: Mirro
 
 
 def write_on(host: MirroredFolder, step: int) -> None:
-    """Write the rest of a file where its first half stands, and the first half of the next over it."""
+    """Append the second half of a file, then overwrite it in place with the first half of the next version."""
     with (host.path / "last.pt").open("a") as file:
         file.write(f" and {step}")
     host.write("last.pt", f"{step + 1}")
 
 
 def write_on_and_begin_anew(host: MirroredFolder, step: int) -> None:
-    """Do the same, the next one being a file of its own."""
+    """Append the second half of a file, then write the first half of the next version to a new file of that name."""
     with (host.path / "last.pt").open("a") as file:
         file.write(f" and {step}")
     (host.path / "last.pt").unlink()
@@ -136,7 +136,7 @@ def test_a_file_that_is_gone_is_not_stored_though_it_was_kept_open(host: Mirrore
     assert restored(host, store) == {}
 
 
-def test_a_file_that_goes_while_it_is_stored_is_in_no_new_set(host: MirroredFolder, store) -> None:
+def test_a_file_deleted_while_it_is_stored_is_in_no_new_set(host: MirroredFolder, store) -> None:
     keep_replacing(host, "last.pt", "step 0")
     put(host, "last.pt", "step 1")
     store.on_call = lambda operation, key: (host.path / "last.pt").unlink(missing_ok=True)
@@ -176,9 +176,7 @@ def test_a_save_beside_a_log_is_stored_whole_and_soon(host: MirroredFolder, stor
     assert restored(host, store)["run/log"] == (host.path / "run/log").read_text()
 
 
-def test_noise_that_begins_to_change_while_the_rest_is_stored_keeps_its_last_version(
-    host: MirroredFolder, store
-) -> None:
+def test_noise_that_changes_while_its_group_is_stored_keeps_its_last_version(host: MirroredFolder, store) -> None:
     host.write("run/log", "at rest")
     host.round()
     for number in range(3):
@@ -238,7 +236,7 @@ def test_a_replaced_file_is_stored_once_though_its_group_is_taken_too(host: Mirr
     assert [body for body in written if body.startswith(b"step")] == [b"step 6"]
 
 
-def test_a_file_that_grows_while_it_is_read_ends_its_reading(host: MirroredFolder, store, monkeypatch) -> None:
+def test_reading_stops_when_the_file_grows_meanwhile(host: MirroredFolder, store, monkeypatch) -> None:
     monkeypatch.setattr("clary.agent.checkpoints.uploading._READ_BYTES", 4)
     host.write("model", "12345678")
     num_read = 0
@@ -276,7 +274,7 @@ def test_the_half_of_a_slowly_written_save_is_no_group(host: MirroredFolder, sto
     assert sorted(restored(host, store)) == ["step-100/config", "step-100/shard-0", "step-100/shard-1"]
 
 
-def test_only_what_is_chosen_stays_open_while_it_is_stored(host: MirroredFolder, store) -> None:
+def test_only_chosen_files_stay_open_while_they_are_stored(host: MirroredFolder, store) -> None:
     keep_replacing(host, "last.pt", "step 0")
     host.write("run/shard", "")
     before = num_open_files()
@@ -297,7 +295,7 @@ def test_only_what_is_chosen_stays_open_while_it_is_stored(host: MirroredFolder,
     assert "run/shard" not in choice.replaced
 
 
-def test_nothing_stays_open_whatever_happens(host: MirroredFolder, store) -> None:
+def test_no_file_stays_open_after_errors(host: MirroredFolder, store) -> None:
     before = num_open_files()
     keep_replacing(host, "last.pt", "step 0")
 
@@ -375,7 +373,7 @@ def test_no_restore_is_torn_whenever_a_host_dies_that_never_rests(tmp_path: Path
     assert content_of(MirroredFolder(tmp_path, store).path) == host.content()
 
 
-def test_the_mirror_stores_what_is_replaced_all_the_time_while_the_program_runs(tmp_path: Path, store) -> None:
+def test_the_mirror_stores_a_file_that_is_replaced_continually(tmp_path: Path, store) -> None:
     test = MirrorUnderTest(tmp_path, store, settle_s=0.1)
     stop = threading.Event()
 
@@ -398,11 +396,11 @@ def test_the_mirror_stores_what_is_replaced_all_the_time_while_the_program_runs(
             return len(seen) >= 4
 
         test.wait_for(is_stored_again)
-        # On a busy machine a file may rest, and rounds may be late: no note is sure.
+        # On a busy machine the file may rest or rounds may be late, so a note is not certain.
         assert len([note for note in test.notes if "without a pause" in note]) <= 2, "told once, not in every round"
         test.mirror.abort()
         assert test.mirror.join(PATIENCE_S)
-        store.closed.clear()  # another host's client
+        store.closed.clear()  # as if a client of another host used the store
         words = MirroredFolder(tmp_path, store).content()["last.pt"].split()
         assert len(words) == 1000
         assert set(words) == {words[0]}

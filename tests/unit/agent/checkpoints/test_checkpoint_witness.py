@@ -1,4 +1,4 @@
-"""Real writers, each a process of its own, and the witness's decisions on their files."""
+"""The witness's decisions on files of real writers, each a separate process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from clary.contract.checkpoint_evidence import Evidence
 PATIENCE_S = 20.0
 REST_S = 0.3
 
-# A program of one process below this one. It runs what the test says, and writes a line whenever that calls `here`.
+# A child process that runs a test's program, and writes a line and waits at each call of `here`.
 PREFACE = """
 import mmap, os, subprocess, sys, time
 def here(word):
@@ -37,7 +37,7 @@ os.chdir(sys.argv[1])
 
 
 class Writer:
-    """A program that writes into the folder and stops where it calls `here`."""
+    """A program that writes into the folder and waits at each call of `here`."""
 
     def __init__(self, folder: Path, program: str) -> None:
         self.process = subprocess.Popen(
@@ -48,24 +48,24 @@ class Writer:
         )
 
     def reach(self, word: str) -> None:
-        """Wait until the program has come to a place."""
+        """Wait until the program calls `here` with this word."""
         assert self.process.stdout is not None
         assert self.process.stdout.readline().strip() == word
 
     def go_on(self) -> None:
-        """Let it leave the place."""
+        """Let the program continue from `here`."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def end(self) -> int:
-        """Let it come to its end."""
+        """Let the program run to its end; return its exit code."""
         self.process.communicate("\n" * 9, timeout=PATIENCE_S)
         return self.process.returncode
 
 
 class Watched:
-    """A folder with its witness; this process is the first of the program."""
+    """A folder with its witness, which takes this process for the first process of the program."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -166,7 +166,7 @@ HALVES = {
 
 
 @pytest.mark.parametrize("how", HALVES)
-def test_what_somebody_has_open_is_not_whole_and_is_once_it_is_closed(watched: Watched, how: str) -> None:
+def test_a_file_open_for_writing_becomes_whole_when_it_is_closed(watched: Watched, how: str) -> None:
     writer = watched.write(HALVES[how])
     writer.reach("half")
     before = watched.decide()
@@ -197,7 +197,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("how", WHOLE)
-def test_what_says_that_a_file_is_whole_is_told(watched: Watched, how: str) -> None:
+def test_the_decision_names_the_evidence_that_a_file_is_whole(watched: Watched, how: str) -> None:
     program, evidence = WHOLE[how]
     writer = watched.write(f"{program}; here('whole')")
     writer.reach("whole")
@@ -229,7 +229,7 @@ here("half")
 """
 
 
-def test_what_is_open_for_appending_waits_for_its_writer_for_ever_unless_it_is_a_log(watched: Watched) -> None:
+def test_a_file_open_for_appending_is_unfinished_unless_it_is_a_log(watched: Watched) -> None:
     logs = ("events.out.tfevents.1.host.2.0", "train.log", "trainer_log.jsonl")
     others = ("model", "log.txt", "vocab.txt")
     writer = watched.write(APPENDING.replace("sys.argv[2]", repr(" ".join([*logs, *others]))))
@@ -248,7 +248,7 @@ def test_what_is_open_for_appending_waits_for_its_writer_for_ever_unless_it_is_a
     assert [watched.decide(name).evidence for name in others] == [Evidence.CLOSED] * 3
 
 
-def test_what_is_appended_to_by_one_open_after_the_other_is_whole_at_each_close(watched: Watched) -> None:
+def test_a_file_that_is_reopened_for_each_append_is_whole_at_each_close(watched: Watched) -> None:
     writer = watched.write("for _ in range(3): open('loss', 'ab').write(b'x'); here('line')")
     for _ in range(3):
         writer.reach("line")
@@ -281,7 +281,7 @@ def test_a_writer_that_is_killed_between_two_looks_leaves_a_torn_file(watched: W
     assert (decision.is_whole, decision.is_torn) == (False, True), decision
 
 
-def test_a_program_that_was_killed_leaves_its_last_file_out_and_what_it_had_closed_in(watched: Watched) -> None:
+def test_after_a_kill_closed_files_are_whole_and_the_open_file_is_not(watched: Watched) -> None:
     writer = watched.write('open("before", "w").write("x"); here("one"); ' + HALF)
     writer.reach("one")
     assert watched.decide("before").is_whole
@@ -296,7 +296,7 @@ def test_a_program_that_was_killed_leaves_its_last_file_out_and_what_it_had_clos
     assert "though the program ended with 0" in finished.reason
 
 
-def test_a_kill_long_after_a_close_takes_nothing_away_from_it(watched: Watched) -> None:
+def test_a_kill_long_after_a_close_leaves_the_file_whole(watched: Watched) -> None:
     writer = watched.write("os.mkdir('a'); open('a/model', 'w').write('x'); here('one'); " + HALF)
     writer.reach("one")
     watched.wait_for(lambda: writer.process.pid in watched.witness._processes.pids)
@@ -315,7 +315,7 @@ def test_a_child_that_ends_with_0_has_closed_what_it_wrote(watched: Watched) -> 
     assert (decision.is_whole, decision.evidence) == (True, Evidence.CLOSED), decision
 
 
-def test_a_new_witness_knows_of_old_files_what_time_and_markers_tell(watched: Watched) -> None:
+def test_a_new_witness_judges_old_files_by_rest_and_markers(watched: Watched) -> None:
     (watched.path / "dcp").mkdir()
     for name in ("dcp/__0_0.distcp", "dcp/.metadata", "model"):
         (watched.path / name).write_text("x")
@@ -338,13 +338,13 @@ OLD, OLDER = (7200.0, 7200.0), (3600.0, 3600.0)
 
 
 def age(watched: Watched) -> None:
-    """Let the folder be as a save two hours after the epoch has left it."""
+    """Set times of the folder's files as if a save had left them two hours after the epoch."""
     for name in ("shard", ".metadata"):
         os.utime(watched.path / "ck" / name, OLD)
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["looked at before", "there before the watch"])
-def test_an_old_marker_says_nothing_of_a_shard_that_is_written_again_with_an_older_time(
+def test_an_old_marker_does_not_vouch_for_a_rewritten_shard_with_an_older_time(
     watched: Watched, is_known: bool
 ) -> None:
     first = watched.write(DCP)
@@ -355,7 +355,7 @@ def test_an_old_marker_says_nothing_of_a_shard_that_is_written_again_with_an_old
     else:
         watched.witness.close()
         watched.witness = watched.new_witness()
-    # The clock was set back, or a copy keeps the time of what was copied.
+    # As if the clock had been set back, or a copy had kept the time of its source.
     writer = watched.write(
         'file = open("ck/shard", "wb", buffering=0); file.write(b"y" * 500); os.utime("ck/shard", (3600, 3600)); '
         "here('half')"
@@ -371,13 +371,13 @@ def test_an_old_marker_says_nothing_of_a_shard_that_is_written_again_with_an_old
 
 
 def leave_in_doubt(watched: Watched, monkeypatch, program: str) -> None:
-    """Let a program write and be ended at once, on a kernel that does not say how."""
+    """Let a program write and end at once, on a kernel that does not report the exit status."""
     monkeypatch.setattr("clary.agent.checkpoints.evidence.processes._status_of_zombie", lambda pid, started_at: None)
     monkeypatch.setattr("clary.agent.checkpoints.evidence.processes._status_of_reaped", lambda pidfd: None)
     writer = watched.write(program)
     writer.reach("begun")
     watched.decide("ck/shard")
-    with watched.witness._lock:  # no look between the close and the end
+    with watched.witness._lock:  # the witness does not look between the close and the end
         writer.go_on()
         writer.process.wait(PATIENCE_S)
 
@@ -390,7 +390,7 @@ def leave_in_doubt(watched: Watched, monkeypatch, program: str) -> None:
         ("pass", Evidence.RESTED),
     ],
 )
-def test_a_marker_counts_if_it_was_seen_to_come_last_whatever_the_times_say(
+def test_a_marker_that_was_seen_to_come_last_counts_whatever_the_timestamps(
     watched: Watched, monkeypatch, marker: str, evidence: Evidence
 ) -> None:
     assert watched.write(DCP).end() == 0
@@ -406,7 +406,7 @@ def test_a_marker_counts_if_it_was_seen_to_come_last_whatever_the_times_say(
         """,
     )
     if evidence is Evidence.MARKED and "rename" not in marker:
-        # The marker is in doubt as the shard is: its own end is not known to be a good one.
+        # The marker is in doubt like the shard: its writer's exit status is unknown, too.
         assert watched.decide("ck/shard").evidence is Evidence.RESTED
         watched.wait_for(lambda: watched.decide("ck/.metadata").is_whole)
         watched.wait_for(lambda: watched.decide("ck/shard").evidence is Evidence.MARKED)
@@ -414,8 +414,9 @@ def test_a_marker_counts_if_it_was_seen_to_come_last_whatever_the_times_say(
         assert watched.decide("ck/shard").evidence is evidence
 
 
-def test_without_events_the_looks_tell_which_came_last(watched: Watched) -> None:
-    seen_at = {"ck/shard": (10.0, 5.0), "ck/.metadata": (20.0, 15.0)}  # since, and the look before
+def test_without_events_polls_show_which_file_came_last(watched: Watched) -> None:
+    # times of the poll that first saw the present state, and of the poll before
+    seen_at = {"ck/shard": (10.0, 5.0), "ck/.metadata": (20.0, 15.0)}
 
     def came_last(**changes: tuple[float, float]) -> bool | None:
         (watched.path / "ck").mkdir(exist_ok=True)
@@ -436,7 +437,7 @@ def test_without_events_the_looks_tell_which_came_last(watched: Watched) -> None
         assert came_last(metadata=(1.0, -inf)) is False
 
 
-def test_a_new_witness_finds_who_has_an_old_file_open(watched: Watched) -> None:
+def test_a_new_witness_finds_the_process_that_has_an_old_file_open(watched: Watched) -> None:
     writer = watched.write(HALF)
     writer.reach("half")
     watched.witness.close()
@@ -450,10 +451,10 @@ def test_a_new_witness_finds_who_has_an_old_file_open(watched: Watched) -> None:
 
 
 @pytest.mark.long
-def test_a_queue_that_runs_over_takes_no_statement_for_granted(watched: Watched, monkeypatch) -> None:
+def test_after_an_event_queue_overflow_no_event_is_assumed(watched: Watched, monkeypatch) -> None:
     writer = watched.write(HALF)
     writer.reach("half")
-    with watched.witness._lock:  # nobody reads
+    with watched.witness._lock:  # the event queue is not read
         limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
         for number in range(limit // 2 + 10):
             (watched.path / f"f{number % 2}").touch()
@@ -465,7 +466,7 @@ def test_a_queue_that_runs_over_takes_no_statement_for_granted(watched: Watched,
     assert watched.decide().evidence is Evidence.CLOSED
 
 
-def test_without_watches_files_are_judged_by_who_has_them_open(tmp_path: Path, monkeypatch) -> None:
+def test_without_watches_files_are_judged_by_the_processes_that_have_them_open(tmp_path: Path, monkeypatch) -> None:
     def refuse(self: object) -> None:
         raise OSError(24, "Too many open files")
 
@@ -563,7 +564,9 @@ def test_a_lease_that_is_broken_does_no_harm(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize(("step_s", "pause_s"), [(0.0, 3.0), (86_400.0, 10.0), (-86_400.0, 0.0)])
-def test_a_clock_that_is_set_is_no_pause_of_a_writer(watched: Watched, step_s: float, pause_s: float) -> None:
+def test_setting_the_clock_does_not_count_as_a_pause_of_a_writer(
+    watched: Watched, step_s: float, pause_s: float
+) -> None:
     first = FileFacts(size_bytes=1, modified_ns=10**18, changed_ns=10**18, inode=7, mode=0o644)
     then_ns = 10**18 + round((3.0 + step_s) * 1e9)
     second = FileFacts(size_bytes=2, modified_ns=then_ns, changed_ns=then_ns, inode=7, mode=0o644)

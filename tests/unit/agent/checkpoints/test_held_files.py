@@ -1,4 +1,4 @@
-"""Files that are kept open while their names change: which of them were at rest until another one took their place."""
+"""Files that are kept open while their names change: which of them rested until another file replaced them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def put(tmp_path: Path, text: str) -> None:
     (tmp_path / "new").replace(tmp_path / "a")
 
 
-def test_a_file_whose_place_another_one_took_was_at_rest(held: HeldFiles, tmp_path: Path) -> None:
+def test_a_file_that_another_file_replaced_was_at_rest(held: HeldFiles, tmp_path: Path) -> None:
     assert held.replaced() == {}, "its name still shows it"
     put(tmp_path, "two")
     put(tmp_path, "three")
@@ -36,14 +36,14 @@ def test_a_file_whose_place_another_one_took_was_at_rest(held: HeldFiles, tmp_pa
     assert os.pread(held.descriptors()["a"], 100, 0) == b"one"
 
 
-def test_a_file_that_was_written_to_before_its_place_was_taken_was_not(held: HeldFiles, tmp_path: Path) -> None:
+def test_a_file_written_to_before_its_replacement_was_not_at_rest(held: HeldFiles, tmp_path: Path) -> None:
     with (tmp_path / "a").open("a") as file:
         file.write(" and more")
     put(tmp_path, "two")
     assert held.replaced() == {}
 
 
-def test_a_file_that_was_written_to_without_growing_was_not(held: HeldFiles, tmp_path: Path) -> None:
+def test_a_file_written_to_without_growing_was_not_at_rest(held: HeldFiles, tmp_path: Path) -> None:
     with (tmp_path / "a").open("r+b", buffering=0) as file:
         os.utime(tmp_path / "a", ns=(1, 1))
         file.write(b"ONE")
@@ -52,7 +52,7 @@ def test_a_file_that_was_written_to_without_growing_was_not(held: HeldFiles, tmp
 
 
 @pytest.mark.parametrize("keep", ["move", "link"])
-def test_a_file_that_has_another_name_is_not_told(held: HeldFiles, tmp_path: Path, keep: str) -> None:
+def test_a_renamed_file_is_not_reported(held: HeldFiles, tmp_path: Path, keep: str) -> None:
     if keep == "move":
         (tmp_path / "a").rename(tmp_path / "b")
     else:
@@ -64,7 +64,7 @@ def test_a_file_that_has_another_name_is_not_told(held: HeldFiles, tmp_path: Pat
     assert list(held.replaced()) == ["a"], "now it can not come back"
 
 
-def test_only_files_are_kept_open_and_no_more_than_the_agent_can_bear(tmp_path: Path) -> None:
+def test_only_regular_files_are_kept_open_up_to_the_descriptor_limit(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/etc/passwd")
     (tmp_path / "folder").mkdir()
@@ -85,7 +85,7 @@ def test_only_files_are_kept_open_and_no_more_than_the_agent_can_bear(tmp_path: 
 
 
 @pytest.mark.parametrize(("min_rest_s", "told"), [(3600.0, []), (0.05, ["a"])])
-def test_a_file_that_lost_its_name_soon_after_its_last_change_was_given_up_by_its_writer(
+def test_a_replaced_file_is_reported_only_if_it_had_rested_for_min_rest_s(
     tmp_path: Path, min_rest_s: float, told: list[str]
 ) -> None:
     (tmp_path / "a").write_text("half")

@@ -34,7 +34,7 @@ def mirror_of(tmp_path: Path, store: FakeCheckpointStore):
 
 
 def hang(store: FakeCheckpointStore, *, on: str) -> threading.Event:
-    """Let requests wait until the event is set, or the store is closed."""
+    """Block requests until the event is set or the store is closed."""
     let_go = threading.Event()
 
     def wait(operation: str, key: str) -> None:
@@ -46,7 +46,7 @@ def hang(store: FakeCheckpointStore, *, on: str) -> threading.Event:
     return let_go
 
 
-def test_what_is_written_is_stored_and_told(mirror_of) -> None:
+def test_written_files_are_stored_and_reported(mirror_of) -> None:
     test = mirror_of()
     test.host.write("step-1/a", "12345")
     test.wait_for(lambda: test.facts and test.facts[-1].set_number == 1 and not test.facts[-1].dirty_files)
@@ -56,7 +56,7 @@ def test_what_is_written_is_stored_and_told(mirror_of) -> None:
     assert facts.stalled_since is None
 
 
-def test_the_flush_stores_what_never_rested(mirror_of, tmp_path: Path, store) -> None:
+def test_the_flush_stores_files_that_never_rested(mirror_of, tmp_path: Path, store) -> None:
     test = mirror_of(settle_s=INTERVAL_S)
     stop = threading.Event()
 
@@ -74,7 +74,7 @@ def test_the_flush_stores_what_never_rested(mirror_of, tmp_path: Path, store) ->
     stop.set()
     writer.join()
     assert test.mirror.store_last(PATIENCE_S).missed == ()
-    store.closed.clear()  # another host's client
+    store.closed.clear()  # as if a client of another host used the store
     assert MirroredFolder(tmp_path, store).content() == test.host.content()
     assert test.facts[-1].dirty_files == 0
 
@@ -94,7 +94,7 @@ def test_a_stall_is_told_once_and_so_is_its_end(mirror_of, store) -> None:
     test.wait_for(lambda: test.lines == ["checkpoints are stored again; the newest set is 1"])
 
 
-def test_a_store_that_fails_is_tried_again_and_its_error_is_told(mirror_of, store) -> None:
+def test_a_failed_request_is_retried_and_its_error_is_reported(mirror_of, store) -> None:
     def fail(operation: str, key: str) -> None:
         raise ObjectStoreError("the store is not there", retryable=True)
 
@@ -122,7 +122,7 @@ def test_a_store_that_hangs_does_not_hold_the_flush_beyond_its_deadline(mirror_o
     assert facts.dirty_files == 30
 
 
-def test_a_flush_can_be_hurried(mirror_of, store) -> None:
+def test_the_deadline_of_a_flush_can_be_shortened(mirror_of, store) -> None:
     test = mirror_of()
     hang(store, on="step")
     test.host.write("step/a", "x")
@@ -176,7 +176,7 @@ def test_giving_up_ends_a_flush_at_once(mirror_of, store) -> None:
     assert not thread.is_alive()
 
 
-def test_a_copy_that_fails_is_a_note_and_no_miss(mirror_of, store) -> None:
+def test_a_failed_copy_is_noted_and_its_file_does_not_count_as_missed(mirror_of, store) -> None:
     def refuse(operation: str, key: str) -> None:
         if operation == "copy" and key.endswith("/bad"):
             raise ObjectStoreError("larger than a copy may be", fault=Fault.USER)
@@ -199,7 +199,7 @@ def test_a_copy_that_fails_is_a_note_and_no_miss(mirror_of, store) -> None:
     assert not test.notes, "no stall was told"
 
 
-def test_copies_that_another_try_may_mend_do_not_hold_the_flush(mirror_of, store) -> None:
+def test_copies_that_a_retry_may_mend_do_not_delay_the_flush(mirror_of, store) -> None:
     test = mirror_of()
     test.host.write("step/a", "1")
     test.wait_for(lambda: test.facts and test.facts[-1].set_number == 1)
@@ -214,7 +214,7 @@ def test_copies_that_another_try_may_mend_do_not_hold_the_flush(mirror_of, store
     assert len(test.host.notes) == 1
 
 
-def test_a_file_that_cannot_be_read_keeps_no_other_from_where_people_look(mirror_of, store, monkeypatch) -> None:
+def test_an_unreadable_file_does_not_keep_others_from_their_plain_paths(mirror_of, store, monkeypatch) -> None:
     test = mirror_of()
     test.host.write("a/x", "1")
     test.wait_for(lambda: test.facts and test.facts[-1].set_number == 1)
@@ -234,7 +234,7 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_where_people_look(mirror
     assert "Permission denied" in outcome.error
 
 
-def test_deletions_and_links_that_are_in_no_set_are_missed(mirror_of, store) -> None:
+def test_deletions_and_links_that_are_in_no_set_count_as_missed(mirror_of, store) -> None:
     test = mirror_of()
     test.host.write("step-1/a", "1")
     test.host.write("step-2/a", "1")
@@ -254,7 +254,7 @@ def test_deletions_and_links_that_are_in_no_set_are_missed(mirror_of, store) -> 
     assert test.facts[-1].dirty_bytes == 0
 
 
-def test_what_is_left_out_is_noted_once(mirror_of) -> None:
+def test_a_file_that_is_left_out_is_noted_once(mirror_of) -> None:
     test = mirror_of()
     (test.host.path / "out").symlink_to("/etc/passwd")
     test.host.write("a", "1")
@@ -265,7 +265,7 @@ def test_what_is_left_out_is_noted_once(mirror_of) -> None:
     assert test.mirror.store_last(PATIENCE_S).missed == ()
 
 
-def test_a_folder_that_cannot_be_looked_at_is_an_error_and_no_empty_set(mirror_of, tmp_path: Path) -> None:
+def test_an_unreadable_folder_is_an_error_and_no_empty_set(mirror_of, tmp_path: Path) -> None:
     test = mirror_of()
     test.host.write("a", "1")
     test.wait_for(lambda: test.facts and test.facts[-1].set_number == 1)

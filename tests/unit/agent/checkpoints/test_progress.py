@@ -1,4 +1,4 @@
-"""Stalls of the mirror, second by second."""
+"""Detection of stalls of the mirror, second by second."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dirty(clock: FakeClock) -> dict[str, Sight]:
     return {"step": Sight(content=content, files={"step/a": file}, frame_since_s=since_s)}
 
 
-def test_what_is_being_written_lags_and_is_no_stall(progress: Progress, clock: FakeClock) -> None:
+def test_files_that_are_being_written_are_no_stall(progress: Progress, clock: FakeClock) -> None:
     progress.saw(dirty(clock), {})
     clock.seconds += 100.4
     facts = progress.facts

@@ -1,4 +1,4 @@
-"""A restore: the files that it brings, its refusals, and its words."""
+"""A restore: the files that it writes, its refusals, and its messages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def restored(store: FakeCheckpointStore, folder: Path, *, uri: str = "s3://bucke
     return restore(CheckpointFolder(folder), Prefix(parse_s3_uri(uri)), store, host=host, first="algo-1")
 
 
-def test_a_prefix_without_sets_comes_as_the_original_has_it(store, tmp_path: Path) -> None:
+def test_a_prefix_without_sets_is_restored_like_sagemaker_does(store, tmp_path: Path) -> None:
     store.objects |= {
         "ckpt/a": b"1",
         "ckpt/deep/b": b"2",
@@ -96,7 +96,7 @@ def test_mode_and_time_links_and_empty_folders_come_back(store, tmp_path: Path) 
     )
 
 
-def test_what_a_user_put_beside_sets_comes_too(store, tmp_path: Path) -> None:
+def test_objects_that_a_user_put_beside_sets_are_restored_too(store, tmp_path: Path) -> None:
     host = MirroredFolder(tmp_path, store)
     host.write("a", "of the job")
     host.round()
@@ -108,7 +108,7 @@ def test_what_a_user_put_beside_sets_comes_too(store, tmp_path: Path) -> None:
     assert MirroredFolder(tmp_path, store).content()["hand/made"] == "by hand"
 
 
-def test_pieces_of_a_set_that_was_never_finished_stay_away_for_good(store, tmp_path: Path) -> None:
+def test_files_of_an_unfinished_set_are_never_restored(store, tmp_path: Path) -> None:
     put_set(store, file_of("step-1/a", "one"))
     store.objects |= {"ckpt/step-1/a": b"one", "ckpt/step-2/a": b"half of a checkpoint"}
     announced = Announcement(number=2, paths=("step-2/a", "step-2/b"))
@@ -172,7 +172,7 @@ def test_nothing_is_restored_when_no_set_is_whole(store, tmp_path: Path) -> None
     assert list((tmp_path / "in").iterdir()) == []
 
 
-def test_a_store_that_is_away_is_no_reason_to_take_an_older_set(store, tmp_path: Path) -> None:
+def test_an_unreachable_store_is_no_reason_to_restore_an_older_set(store, tmp_path: Path) -> None:
     put_set(store, file_of("a", "one"))
     store.objects["ckpt/a"] = b"one"
 
@@ -269,7 +269,7 @@ def test_a_broken_host_outside_the_job_is_left_out_with_a_warning(store, tmp_pat
         MirroredFolder(tmp_path, store, hosts=HOSTS)
 
 
-def test_an_announcement_that_is_nested_too_deeply_is_none(store, tmp_path: Path) -> None:
+def test_an_announcement_that_is_nested_too_deeply_is_ignored(store, tmp_path: Path) -> None:
     put_set(store, file_of("a", "one"))
     store.objects |= {"ckpt/a": b"one", f"ckpt/{announcement_key('algo-1')}": b"[" * 200_000}
     restored(store, tmp_path / "in")
@@ -284,7 +284,7 @@ def test_a_restore_of_another_host_in_the_same_folder_is_in_no_set(store, tmp_pa
     assert [file.path for file in host.writer.last.files] == ["a"]
 
 
-def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(store, tmp_path: Path, monkeypatch) -> None:
+def test_a_disk_that_is_too_small_is_an_error_before_any_download(store, tmp_path: Path, monkeypatch) -> None:
     store.objects["ckpt/a"] = b"x" * 1000
 
     def refuse(path: Path, *, needed_bytes: int) -> None:
@@ -311,7 +311,7 @@ def test_links_that_an_earlier_program_left_are_not_followed(store, tmp_path: Pa
     assert set(outcome.history.baseline.files) == {"step/a"}, "what the store does not have counts as new"
 
 
-def test_a_name_that_is_file_and_folder_is_told(store, tmp_path: Path) -> None:
+def test_a_name_that_is_both_a_file_and_a_folder_is_reported(store, tmp_path: Path) -> None:
     put_set(store, file_of("a", "one"))
     store.objects |= {"ckpt/a": b"one", "ckpt/a/b": b"two"}
     outcome = restored(store, tmp_path / "in")

@@ -1,4 +1,4 @@
-"""The step of a set of checkpoints, and the count that a restore leaves for the program."""
+"""The training step of a checkpoint set, and the count that a restore leaves for the program."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def set_of(host: str, *files: CheckpointFile, counts: StepCounts | None = None) 
 
 
 def leave(folder: Path, name: str, *, worker: int = 0, began_ns: int, before: int = -1, steps: int) -> None:
-    """Do as a hook does that begins a step every 10 ns, after those before."""
+    """Write a counts file as the hook does for a training with a step every 10 ns, after `before` earlier steps."""
     folder.mkdir(exist_ok=True)
     with (folder / f"{name}.counts").open("wb") as file:
         file.write(pack_header(CountsHeader(worker, began_ns, StepCounts(before, before))))
@@ -76,7 +76,7 @@ def test_logs_say_nothing_of_when_a_checkpoint_was_written(tmp_path: Path) -> No
     assert source.counts_of([]) is None
 
 
-def test_the_first_worker_counts_and_of_its_processes_the_one_that_ran(tmp_path: Path) -> None:
+def test_counts_come_from_the_first_workers_process_that_ran_at_the_time(tmp_path: Path) -> None:
     leave(tmp_path, "worker_1-1", worker=1, began_ns=900, steps=90)
     leave(tmp_path, "worker_0-9", began_ns=1000, before=9, steps=5)
     leave(tmp_path, "worker_0-8", began_ns=2000, before=9, steps=20)
@@ -84,7 +84,7 @@ def test_the_first_worker_counts_and_of_its_processes_the_one_that_ran(tmp_path:
     assert [total_at(source, at_ns) for at_ns in (950, 1025, 1990, 2025)] == [9, 12, 14, 12]
 
 
-def test_what_was_restored_keeps_its_step_until_something_newer_is_written(tmp_path: Path) -> None:
+def test_restored_files_keep_their_step_until_newer_files_are_written(tmp_path: Path) -> None:
     restored = set_of("algo-1", file_of("model.pt", 500), counts=StepCounts(43, 40))
     source = looked(tmp_path / "none", restored)
     assert total_at(source, 500) == 43
@@ -94,7 +94,7 @@ def test_what_was_restored_keeps_its_step_until_something_newer_is_written(tmp_p
     assert [total_at(again, at_ns) for at_ns in (500, 1000, 1020)] == [43, 44, 46]
 
 
-def test_a_step_that_was_found_is_kept_when_rows_do_not_reach_back_to_it_any_more(tmp_path: Path) -> None:
+def test_a_step_stays_known_after_its_row_was_overwritten(tmp_path: Path) -> None:
     leave(tmp_path, "worker_0-7", began_ns=1000, steps=20)
     source = looked(tmp_path)
     assert total_at(source, 1030) == 3
@@ -104,7 +104,7 @@ def test_a_step_that_was_found_is_kept_when_rows_do_not_reach_back_to_it_any_mor
     assert total_at(source, 1040) == 9000 - 4096, "the oldest there is"
 
 
-def test_what_a_program_puts_into_the_folder_holds_nothing_up(tmp_path: Path) -> None:
+def test_foreign_files_in_the_folder_do_not_prevent_counting(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     leave(outside, "worker_0-7", began_ns=1000, steps=20)
     folder = tmp_path / "counts"
@@ -124,7 +124,7 @@ def test_what_a_program_puts_into_the_folder_holds_nothing_up(tmp_path: Path) ->
     assert total_at(linked, 1030) is None
 
 
-def test_a_file_of_the_future_does_not_hold_the_count_still(tmp_path: Path) -> None:
+def test_a_counts_file_with_a_future_time_does_not_stop_the_count(tmp_path: Path) -> None:
     leave(tmp_path, "worker_0-7", began_ns=1000, steps=20)
     future_ns = time.time_ns() + 10**15
     source = looked(tmp_path, set_of("algo-1", file_of("model.pt", future_ns), counts=StepCounts(3, 3)))
@@ -143,14 +143,14 @@ def test_of_many_processes_the_newest_are_read(tmp_path: Path) -> None:
     assert [total_at(source, at_ns) for at_ns in (40_000, 39_990)] == [40, 40]
 
 
-def test_a_short_training_beside_the_long_one_does_not_count_for_it(tmp_path: Path) -> None:
+def test_a_short_training_beside_the_long_one_is_not_counted(tmp_path: Path) -> None:
     leave(tmp_path, "worker_0-7", began_ns=1000, steps=100)
     leave(tmp_path, "worker_0-8", began_ns=1205, steps=1)
     source = looked(tmp_path)
     assert [total_at(source, at_ns) for at_ns in (1195, 1405)] == [19, 40]
 
 
-def test_a_set_carries_its_step_to_whoever_is_restored_from_it(tmp_path: Path) -> None:
+def test_a_set_carries_its_step_to_every_host_restored_from_it(tmp_path: Path) -> None:
     store = FakeCheckpointStore()
     host = MirroredFolder(tmp_path, store)
     counts = tmp_path / "counts"
@@ -166,7 +166,7 @@ def test_a_set_carries_its_step_to_whoever_is_restored_from_it(tmp_path: Path) -
     assert host.content() == again.content() == other.content() == {"model.pt": "first"}, "no file more"
 
 
-def test_hosts_whose_files_have_the_same_names_go_on_after_the_same_step(tmp_path: Path) -> None:
+def test_hosts_with_files_of_the_same_names_resume_after_the_same_step(tmp_path: Path) -> None:
     store = FakeCheckpointStore()
     for host, worker, steps in (("algo-1", 0, 5), ("algo-2", 1, 6)):
         folder = MirroredFolder(tmp_path / host, store, host=host, hosts=HOSTS)
@@ -184,7 +184,7 @@ def test_hosts_whose_files_have_the_same_names_go_on_after_the_same_step(tmp_pat
     }
 
 
-def test_hosts_that_train_together_go_on_after_the_first_ones_step() -> None:
+def test_hosts_that_train_together_resume_after_the_first_hosts_step() -> None:
     sets = [
         set_of("algo-10", counts=StepCounts(7)),
         set_of("algo-2", counts=StepCounts(8)),
@@ -197,7 +197,7 @@ def test_hosts_that_train_together_go_on_after_the_first_ones_step() -> None:
     assert restored_counts([], own_host="algo-1", order=host_order) == RestoredCounts()
 
 
-def test_sets_of_releases_before_are_read_and_ours_are_read_by_them() -> None:
+def test_sets_without_step_counts_of_earlier_releases_can_be_read() -> None:
     data = write_manifest(set_of("algo-1", counts=StepCounts(5, 5)))
     assert read_manifest(data).step_counts == StepCounts(5, 5)
     document = json.loads(write_manifest(set_of("algo-1")))
@@ -206,9 +206,7 @@ def test_sets_of_releases_before_are_read_and_ours_are_read_by_them() -> None:
     assert read_manifest(json.dumps(document).encode()).step_counts is None
 
 
-def test_what_is_left_for_the_program_is_of_this_attempt_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_counts_for_the_program_are_of_this_attempt_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = CheckpointFolder(tmp_path, ("run", "counts"))
     leave_restored(folder, RestoredCounts(first=StepCounts(4, 4)))
     (folder.path / "worker_0-7.counts").write_bytes(b"of the attempt before")
