@@ -1,4 +1,4 @@
-"""Horovod for TensorFlow: `import horovod.tensorflow as hvd`, eagerly, inside `tf.function`, and in graphs of 1."""
+"""Horovod for TensorFlow: `import horovod.tensorflow as hvd`, eagerly, in `tf.function` and in TF 1 graphs."""
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.util import gpu_available

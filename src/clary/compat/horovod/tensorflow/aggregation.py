@@ -1,4 +1,4 @@
-"""Gradients of several backward passes, added up before they are reduced (`backward_passes_per_step`)."""
+"""Sums gradients of several backward passes before they are reduced (`backward_passes_per_step`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clary.train.collective.adapters.tensorflow.tape import Reduce
 
 
 class LocalGradientAggregationHelper:
-    """Adds gradients up, and passes the sums of every `passes` passes to `reduce`.
+    """Sums gradients, and calls `reduce` with the sums after every `passes` passes.
 
     Args:
         passes: backward passes of one step.
@@ -28,7 +28,7 @@ class LocalGradientAggregationHelper:
         self._sums: dict[int, Any] = {}
 
     def __call__(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Add gradients up; return the reduced sums if the step is due, else this rank's sums.
+        """Add gradients to the sums; return the reduced sums if the step is due, else this rank's sums.
 
         Raises: ValueError for sparse gradients without `sparse_as_dense`.
         """
@@ -56,7 +56,7 @@ class LocalGradientAggregationHelper:
         return results
 
     def is_due(self) -> Any:
-        """Return whether the last returned sums are reduced over all ranks, a scalar of bool."""
+        """Return whether the last returned sums are reduced over all ranks, as a scalar of bool."""
         return tf.equal(self.counter.read_value(), 0)
 
     def _make_sum(self, place: int, gradient: Any, variable: Any) -> None:
@@ -78,5 +78,5 @@ class LocalGradientAggregationHelper:
 
 
 def _operations(assigned: Sequence[Any]) -> list[Any]:
-    """Return the operations that a graph can wait for; [] where operations run at once."""
+    """Return the operations that a graph can wait for; [] in eager mode."""
     return [] if tf.executing_eagerly() else [one.op if hasattr(one, "op") else one for one in assigned]

@@ -1,7 +1,7 @@
 """NumPy arrays through the engine: each function makes requests, waits for them, and returns new arrays.
 
-Nothing here knows TensorFlow. Input arrays are C-contiguous and stay unchanged. Names, sizes and ranks are looked up
-when an operation runs, so a graph outlives a change of the ranks.
+This module does not use TensorFlow. Input arrays are C-contiguous and stay unchanged. Names, sizes and ranks are looked
+up when an operation runs, so a graph stays valid after a change of the ranks.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def all_reduce(arrays: Sequence[np.ndarray], call: Call, scaling: Scaling) -> li
 
 
 def all_gather(arrays: Sequence[np.ndarray], call: Call) -> list[np.ndarray]:
-    """Collect each array of all ranks behind each other along their first axis; its length may differ by rank.
+    """Concatenate each array of all ranks along the first axis, whose length may differ by rank.
 
     Raises: HorovodInternalError.
     """
@@ -100,10 +100,10 @@ def broadcast(arrays: Sequence[np.ndarray], root_rank: int, call: Call) -> list[
 
 
 def all_to_all(array: np.ndarray, splits: np.ndarray | None, call: Call) -> tuple[np.ndarray, np.ndarray]:
-    """Give each rank its rows; return the rows received in rank order, and how many came from each rank.
+    """Send each rank its rows; return the received rows in rank order, and the number of rows from each rank.
 
     Args:
-        array: with a first axis.
+        array: any array but a scalar.
         splits: rows for each rank, shape [ranks]; None cuts the first axis equally.
     Raises: ValueError for splits that do not fit; HorovodInternalError.
     """
@@ -122,10 +122,10 @@ def all_to_all(array: np.ndarray, splits: np.ndarray | None, call: Call) -> tupl
 
 
 def reduce_scatter(arrays: Sequence[np.ndarray], call: Call, scaling: Scaling) -> list[np.ndarray]:
-    """Reduce each array and return this rank's rows of it; the first ranks get one row more where rows do not divide.
+    """Reduce each array and return this rank's rows; the first ranks get one row more if rows do not divide evenly.
 
     Args:
-        arrays: with a first axis; of shapes equal on all ranks.
+        arrays: arrays, no scalars, of shapes equal on all ranks.
     Raises: HorovodInternalError; ValueError for a scalar, Adasum, or a type that cannot be reduced.
     """
     base, names, is_nameless = call.named("reducescatter", len(arrays))

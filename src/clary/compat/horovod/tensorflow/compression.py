@@ -1,4 +1,4 @@
-"""Compression of gradients on their way."""
+"""Compression of gradients for sending."""
 
 from clary.train.collective.adapters.tensorflow.compression import Compression, FP16Compressor, NoneCompressor
 
@@ -6,4 +6,4 @@ __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class Compressor(NoneCompressor):
-    """One way to make a tensor smaller; programs may write their own."""
+    """Base class of compressors of tensors; programs may write their own."""

@@ -25,8 +25,9 @@ _VARIABLES = "clary.variables"  # key of the variables among the plain objects o
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a training loop whose first argument is its state.
 
-    The state is that of the last commit after a failure, also in the next attempt of a job. An operation that fails
-    inside of a graph is an error of TensorFlow with the text of HorovodInternalError, and is handled like one.
+    After a failure, the state is restored from the last commit, also in the next attempt of a job. An operation that
+    fails inside a graph raises an error of TensorFlow with the text of HorovodInternalError, and is handled like a
+    HorovodInternalError.
     """
 
     @functools.wraps(func)
@@ -51,8 +52,8 @@ class _VariablesState(ObjectState):
     """State of plain objects and of variables.
 
     Args:
-        bcast_object: gives all ranks the object of rank 0.
-        kwargs: names and first values of the plain objects.
+        bcast_object: callback that sends the object of rank 0 to all ranks.
+        kwargs: names and initial values of the plain objects.
     """
 
     def __init__(self, bcast_object: Callable[..., Any], **kwargs: Any) -> None:
@@ -61,17 +62,17 @@ class _VariablesState(ObjectState):
         self._kept = self._read()
 
     def save(self) -> None:
-        """Keep copies of all values."""
+        """Save copies of all values."""
         self._kept = self._read()
         super().save()
 
     def restore(self) -> None:
-        """Go back to the copies."""
+        """Restore all values from the copies."""
         self._write(self._kept)
         super().restore()
 
     def sync(self) -> None:
-        """Give all ranks the values of rank 0."""
+        """Send the values of rank 0 to all ranks."""
         self._share()
         self._kept = self._read()
         super().sync()
@@ -82,7 +83,7 @@ class _VariablesState(ObjectState):
         return lambda: pickle.dumps(kept)
 
     def unpack(self, content: bytes) -> None:
-        """Keep the copies of a commit that this job wrote."""
+        """Load the copies from a commit that this job wrote."""
         kept = pickle.loads(content)  # noqa: S301 - of this job's own folder
         self._kept = kept.pop(_VARIABLES)
         self._saved_state.update(kept)
@@ -103,14 +104,14 @@ class _VariablesState(ObjectState):
 
 
 class TensorFlowKerasState(_VariablesState):
-    """State of a model of Keras and its optimizer; `batch`, `epoch` and the like are attributes.
+    """State of a Keras model and its optimizer; `batch`, `epoch` and other plain objects are attributes.
 
     Args:
-        model: with its weights made.
+        model: a model whose weights exist.
         optimizer: None takes the optimizer with which the model was compiled.
-        backend: older than TensorFlow 2; has no effect.
-        kwargs: names and first values of plain objects.
-    Raises: ValueError for a model without weights yet.
+        backend: argument for versions before TensorFlow 2; has no effect.
+        kwargs: names and initial values of plain objects.
+    Raises: ValueError for a model whose weights do not exist yet.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
@@ -131,8 +132,8 @@ class TensorFlowState(_VariablesState):
 
     Args:
         variables: None takes the global variables of a graph of TensorFlow 1.
-        session: of TensorFlow 1; None takes the default one.
-        kwargs: names and first values of plain objects.
+        session: session of TensorFlow 1; None takes the default session.
+        kwargs: names and initial values of plain objects.
     """
 
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:

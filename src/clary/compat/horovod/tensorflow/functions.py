@@ -1,4 +1,4 @@
-"""Variables and objects, from one rank to all."""
+"""Broadcasts and gathers of variables and objects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     """Assign one rank's values to all global variables of the default graph of TensorFlow 1.
 
     Returns: the operation to run.
-    Raises: RuntimeError where operations run at once.
+    Raises: RuntimeError in eager mode.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
@@ -79,12 +79,12 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the object of one rank on all ranks; it travels as a pickle.
+    """Return the object of one rank on all ranks; it is sent as a pickle.
 
     Args:
-        obj: of the root; on other ranks it has no effect.
+        obj: the object on the root; it has no effect on other ranks.
         root_rank: rank that sends.
-        session: of TensorFlow 1.
+        session: session of TensorFlow 1.
         name: equal on all ranks.
         process_set: ranks that take part.
     """
@@ -107,7 +107,7 @@ def broadcast_object_fn(
 ) -> Callable[[Any], Any]:
     """Return a function that broadcasts as `broadcast_object` does, but makes its operations only once.
 
-    Args: as `broadcast_object`; the session is one of TensorFlow 1.
+    Args: as `broadcast_object`.
     """
     base = name or "broadcast_object_fn"
     length = tf.compat.v1.placeholder(tf.int64, [1])
@@ -130,7 +130,7 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return the objects of all ranks, in rank order; they travel as pickles.
+    """Return the objects of all ranks, in rank order; they are sent as pickles.
 
     Args: as `broadcast_object`.
     """
@@ -148,7 +148,7 @@ def _value(tensor: Any, session: Any) -> np.ndarray:
 
 
 def _pack(obj: Any) -> np.ndarray:
-    """Return the pickle of an object as bytes; functions and classes of `__main__` too, if cloudpickle is installed."""
+    """Return the pickle of an object; with cloudpickle also of functions and classes of `__main__`."""
     try:
         import cloudpickle as writer
     except ImportError:

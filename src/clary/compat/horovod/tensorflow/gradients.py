@@ -1,4 +1,4 @@
-"""Reduces lists of gradients by the options of a tape or an optimizer."""
+"""Reduces lists of gradients with the options of a tape or an optimizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GradientOptions:
     """The options that tapes and optimizers share.
 
     Args:
-        name: of the operations, equal on all ranks.
+        name: name of the operations, equal on all ranks.
         predivide: divides each rank's gradients first, and multiplies averages.
         groups: number of groups, or lists of variables, whose gradients are reduced all at once; None for no groups.
         scales_local: whether gradients of local variables are divided by the number of ranks.
@@ -55,7 +55,7 @@ class GradientOptions:
 
 
 def groups_of(num_groups: int, groups: Any) -> Any:
-    """Return the groups of two arguments, the first of which is older than Horovod 0.22."""
+    """Return the groups from two arguments; the first argument is from Horovod before 0.22."""
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
     return num_groups if num_groups and groups is None else groups
@@ -80,7 +80,7 @@ class GradientReducer:
         """Return the reduced gradients, in their order; None stays None.
 
         Args:
-            gradients: tensors, tf.IndexedSlices or None; None at the same places on all ranks.
+            gradients: tensors, tf.IndexedSlices or None; None at the same indices on all ranks.
             variables: of the gradients, in the same order.
         """
         results = list(gradients)
@@ -121,7 +121,7 @@ class GradientReducer:
         return results
 
     def _reduce_ungrouped(self, gradients: list[Any]) -> list[Any]:
-        """Reduce by one operation for all dense gradients and one for all sparse ones."""
+        """Reduce all dense gradients in one operation, and all sparse gradients in another."""
         options = self.options
         is_sparse = [isinstance(one, tf.IndexedSlices) for one in gradients]
         reduction = Reduction(options.op)
@@ -149,7 +149,7 @@ class GradientReducer:
         return Scaling(Reduction(self.options.op), 1.0 / factor, factor)
 
     def _is_alone(self) -> bool:
-        """Whether no reduction is needed. Elastic programs trace once, so they ask the engine in every step."""
+        """Whether no reduction is needed. Elastic programs trace once, so this returns False for them."""
         process_set = self.options.process_set
         if os.environ.get(_ELASTIC, "0") not in ("", "0"):
             return False
@@ -165,13 +165,13 @@ class GradientReducer:
 
 
 def check_op(op: int, *, averages_aggregated: bool = False) -> None:
-    """Raise ValueError for Adasum of averaged sums of several passes."""
+    """Raise ValueError for Adasum with averaged sums of several backward passes."""
     if op == Adasum and averages_aggregated:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
 
 
 def _over(gradient: Any, num_ranks: Any) -> Any:
-    """Return a gradient divided by the number of ranks; None for None."""
+    """Return a gradient divided by the number of ranks; return None for None."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):

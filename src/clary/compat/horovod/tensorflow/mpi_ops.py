@@ -1,7 +1,7 @@
-"""Operations by the names of `horovod.tensorflow.mpi_ops`.
+"""Operations under the names of `horovod.tensorflow.mpi_ops`.
 
-A `name` is equal on all ranks; without one all ranks run the same operations in the same order. `ignore_name_scope`
-has no effect: scopes are no part of names here.
+A `name` is equal on all ranks; without a name, all ranks must run the same operations in the same order.
+`ignore_name_scope` has no effect: names do not include scopes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ __all__ = [
 
 Average, Sum, Adasum, Min, Max, Product = Reduction
 _basics = basics.HorovodBasics()
-_UNKNOWN_SET = -1  # of `process_set_included_op`
+_UNKNOWN_SET = -1  # results of `process_set_included_op`
 _NOT_INITIALIZED = -2
 
 
@@ -148,7 +148,7 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the tensors of all ranks behind each other along their first axis.
+    """Return the tensors of all ranks, concatenated along their first axis.
 
     Args:
         tensor: of any shape; the first length may differ by rank.
@@ -165,7 +165,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Return several tensors, each with the tensors of all ranks behind each other; all at once.
+    """Return several tensors, each concatenated over all ranks, in one group.
 
     Args: as `allgather`.
     """
@@ -216,12 +216,12 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Give each rank its rows of the tensor; return the rows received in rank order.
+    """Send each rank its rows of the tensor; return the received rows in rank order.
 
     Args:
         tensor: of any shape but a scalar.
-        splits: rows for each rank; None cuts the first axis equally. With splits a second tensor is returned: how many
-            rows came from each rank.
+        splits: rows for each rank; None cuts the first axis equally. With splits, a second tensor with the number of
+            rows from each rank is returned.
         name, ignore_name_scope, process_set: as for `allgather`.
     """
     counts = tf.constant([], tf.int32) if splits is None else tf.convert_to_tensor(splits)
@@ -256,7 +256,7 @@ def _grouped_reducescatter(
 
 
 def join() -> Any:
-    """Take part in the all-reduces of the other ranks with zeros until all have joined.
+    """Take part in the all-reduces of the other ranks with zeros until all ranks have joined.
 
     Returns: the rank that joined last, a scalar tensor of int32.
     """

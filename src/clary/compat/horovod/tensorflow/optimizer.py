@@ -34,14 +34,14 @@ def DistributedOptimizer(
     """Return an optimizer that reduces its gradients over all ranks.
 
     Args:
-        optimizer: of tf.compat.v1.train or of Keras; an optimizer of Keras is changed and returned.
-        name: of its operations.
-        use_locking: of the wrapper of an optimizer of TensorFlow 1.
+        optimizer: an optimizer of tf.compat.v1.train or of Keras; an optimizer of Keras is changed and returned.
+        name: name of the optimizer's operations.
+        use_locking: argument of the wrapper of a TensorFlow 1 optimizer.
         backward_passes_per_step: passes whose gradients are added up before they are reduced and applied.
-        average_aggregated_gradients: divide their sum by their number.
+        average_aggregated_gradients: divide the sum of the passes by their number.
         device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
             process_set, scale_local_gradients: as for `DistributedGradientTape`.
-    Raises: ValueError for options that exclude each other; TypeError for an object that is no optimizer.
+    Raises: ValueError for options that exclude each other; TypeError for an object that is not an optimizer.
     """
     check_op(op, averages_aggregated=average_aggregated_gradients)
     is_of_tensorflow_1 = isinstance(optimizer, tf.compat.v1.train.Optimizer)

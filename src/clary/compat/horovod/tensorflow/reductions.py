@@ -1,4 +1,4 @@
-"""All-reduce and reduce-scatter as programs call them: with compression, and for sparse tensors."""
+"""All-reduce and reduce-scatter as programs call them, with compression and for sparse tensors."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ def allreduce(
         tensor: of a shape equal on all ranks; or tf.IndexedSlices, whose indices and values are gathered.
         average: argument of Horovod before 0.19; use `op`.
         device_dense, device_sparse: have no effect; all operations run on the CPU.
-        compression: of the tensor while it is sent.
+        compression: compressor of the tensor for sending.
         op: Average (if None), Sum, Adasum, Min, Max or Product.
         prescale_factor, postscale_factor: multiply each rank's tensor first, and the result.
         name: equal on all ranks.
         process_set: ranks that take part.
         ignore_name_scope: has no effect.
-    Raises: NotImplementedError for sparse tensors with another op or factors, and for Adasum where it is not defined.
+    Raises: NotImplementedError for sparse tensors with another op or factors, and for Adasum with arguments for which
+    it is not defined.
     """
     reduction = handle_average_backwards_compatibility(op, average)
     if isinstance(tensor, tf.IndexedSlices):
@@ -117,7 +118,7 @@ def reducescatter(
     """Return this rank's rows of a tensor reduced over all ranks.
 
     Args:
-        tensor: of a shape equal on all ranks, no scalar; the first ranks get one row more where rows do not divide.
+        tensor: of a shape equal on all ranks, no scalar; the first ranks get one row more if rows do not divide evenly.
         op: Average, Sum, Min, Max or Product.
         device_dense, compression, name, process_set, ignore_name_scope, prescale_factor, postscale_factor: as for
             `allreduce`.

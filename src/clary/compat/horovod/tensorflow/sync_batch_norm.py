@@ -9,7 +9,7 @@ from horovod.tensorflow.mpi_ops import Sum, _allreduce, size
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
-    """Normalizes by mean and variance of all ranks' batches.
+    """Normalizes by the mean and variance of all ranks' batches.
 
     Args:
         fused: must be False.

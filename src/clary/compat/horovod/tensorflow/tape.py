@@ -37,7 +37,7 @@ class _Tape(DistributedTape):
 
         Args:
             target, sources, output_gradients, unconnected_gradients: as `tf.GradientTape.gradient`.
-            use_generic_names: has no effect; names never come from variables.
+            use_generic_names: has no effect; names of operations are never taken from variables.
         """
         return super().gradient(target, sources, output_gradients, unconnected_gradients)
 
@@ -70,13 +70,13 @@ def DistributedGradientTape(
     """Return a tape whose `gradient` reduces over all ranks.
 
     Args:
-        gradtape: a tf.GradientTape, recording or done.
+        gradtape: a tf.GradientTape, which may still record.
         device_dense, device_sparse: devices of inputs and results; all operations run on the CPU.
-        compression: of gradients on their way.
+        compression: compressor of gradients for sending.
         sparse_as_dense: make tf.IndexedSlices dense before they are sent.
         op: Average, Sum, Adasum, Min, Max or Product.
         gradient_predivide_factor: divides gradients before the sum, and multiplies the average.
-        num_groups: older than Horovod 0.22; use `groups`.
+        num_groups: argument of Horovod before 0.22; use `groups`.
         groups: number of groups, or lists of variables, whose gradients are reduced all at once.
         process_set: ranks that take part; on other ranks gradients stay unchanged.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
@@ -102,8 +102,7 @@ def PartialDistributedGradientTape(gradtape: Any, *args: Any, local_layers: Any 
 
     Args:
         gradtape, args, kwargs: as `DistributedGradientTape`.
-        local_layers: a layer of Keras or a list of them.
-    Raises: ValueError for anything else.
+        local_layers: a layer of Keras or a list of layers; ValueError for other objects.
     """
     tape = DistributedGradientTape(gradtape, *args, **kwargs)
     for variable in variables_of(local_layers):

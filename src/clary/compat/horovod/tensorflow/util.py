@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def _executing_eagerly() -> bool:
-    """Return whether operations run at once."""
+    """Return whether TensorFlow executes eagerly."""
     return bool(tf.executing_eagerly())
 
 
@@ -18,21 +18,21 @@ def _make_subgraph(f: Callable[..., Any]) -> Any:
 
 
 def vars_to_refs(variables: Any) -> Any:
-    """Return a reference, which can be a key, for each variable of nested lists, as nested tuples."""
+    """Return hashable references to the variables of nested lists, as nested tuples."""
     return tuple(vars_to_refs(one) for one in variables) if isinstance(variables, list) else reference(variables)
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """Return the variables of `vars_to_refs`."""
+    """Return the variables to the references of `vars_to_refs`."""
     return [refs_to_vars(one) for one in refs] if isinstance(refs, tuple) else refs.deref()
 
 
 def reference(variable: Any) -> Any:
-    """Return a key of a variable of TensorFlow or Keras, valid while the variable exists."""
+    """Return a hashable key for a variable of TensorFlow or Keras, valid while the variable exists."""
     return variable.ref() if hasattr(variable, "ref") else id(variable)
 
 
 def variables_of_optimizer(optimizer: Any) -> list[Any]:
-    """Return the variables of an optimizer of any Keras; [] for None."""
+    """Return the variables of an optimizer of Keras 3 or legacy Keras; [] for None."""
     found = getattr(optimizer, "variables", [])  # a method in some versions
     return list(found() if callable(found) else found)

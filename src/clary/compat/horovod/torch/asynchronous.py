@@ -1,7 +1,8 @@
-"""Operations on tensors of torch that return at once, and the waits for them.
+"""Asynchronous operations on tensors of torch, and the functions that wait for them.
 
-Each takes a tensor of any shape and a `name` that is equal on all ranks (made up if None: then all ranks call the same
-operations in the same order). The result belongs to the operation until `synchronize` has returned it.
+Each operation takes a tensor of any shape and a `name` that is equal on all ranks (if None, a name is made up, and all
+ranks must call the same operations in the same order). The result belongs to the operation until `synchronize` has
+returned it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from clary.train.horovod import world
 from clary.train.horovod.requests import Description, Handle, Reduction, Request, Verb
 
 Average, Sum, Adasum, Min, Max, Product = Reduction
-_numbers = itertools.count()  # of handles
+_numbers = itertools.count()  # numbers of handles
 _pending: dict[int, _Pending] = {}
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """Operations of one call under way.
+    """The operations in progress of one call.
 
     Args:
         results: returns the results for `synchronize`, once all operations have ended.
@@ -55,7 +56,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin to reduce a tensor over all ranks; returns a handle.
+    """Begin to reduce a tensor over all ranks; return a handle.
 
     Args:
         tensor: of one shape and type on all ranks; it is not changed.
@@ -78,7 +79,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin to reduce a tensor in place; returns a handle.
+    """Begin to reduce a tensor in place; return a handle.
 
     Args:
         tensor: of one shape and type on all ranks; it holds the result once `synchronize` has returned.
@@ -97,7 +98,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin to reduce several tensors, which run once all are ready; returns one handle.
+    """Begin to reduce several tensors as one group; return one handle.
 
     Args: as `allreduce_async`.
     """
@@ -113,7 +114,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin to reduce several tensors in place, which run once all are ready; returns one handle.
+    """Begin to reduce several tensors in place as one group; return one handle.
 
     Args: as `allreduce_async`.
     """
@@ -124,7 +125,7 @@ def grouped_allreduce_async_(
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Begin to reduce a sparse tensor by gathering indices and values; returns a function that waits for the result.
+    """Begin to reduce a sparse tensor by gathering indices and values; return a function that waits for the result.
 
     Args:
         tensor: sparse, of one shape and type on all ranks; the result has that shape, and is sparse too.
@@ -199,14 +200,14 @@ def _check_adasum(process_set: ProcessSet) -> None:
 
 
 def _divided(reduction: Reduction, dtype: Dtype, factor: float, number: int) -> tuple[Reduction, float]:
-    """Return the reduction that runs and the factor after it: averages of whole numbers are sums, divided later."""
+    """Return the reduction to run and the factor after it: an average of integers is a sum, divided afterwards."""
     if reduction is Average and not dtype.is_floating:
         return Sum, factor / len(world.ranks_of(number))
     return reduction, factor
 
 
 def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """Return the tensor times a factor, rounded to zero where it holds whole numbers; the tensor itself for 1."""
+    """Return the tensor times a factor, for integer types rounded towards zero; the tensor itself for factor 1."""
     if factor == 1.0:
         return tensor
     with torch.no_grad():
@@ -219,7 +220,7 @@ def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Begin to collect the tensors of all ranks behind each other along their first axis; returns a handle.
+    """Begin to concatenate the tensors of all ranks along their first axis; return a handle.
 
     Args:
         tensor: of any shape; the first length may differ by rank.
@@ -231,7 +232,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begin to collect several tensors, which run once all are ready; returns one handle.
+    """Begin to gather several tensors as one group; return one handle.
 
     Args: as `allgather_async`.
     """
@@ -263,7 +264,7 @@ def _gather(tensors: Sequence[torch.Tensor], name: str | None, process_set: Proc
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begin to give all ranks the tensor of one; returns a handle.
+    """Begin to broadcast the tensor of one rank to all ranks; return a handle.
 
     Args:
         tensor: of one shape and type on all ranks; it is not changed.
@@ -277,7 +278,7 @@ def broadcast_async(
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begin to overwrite the tensor of all ranks with that of one; returns a handle.
+    """Begin to overwrite the tensor of all ranks with the tensor of one rank; return a handle.
 
     Args:
         tensor: of one shape and type on all ranks; it holds the result once `synchronize` has returned.
@@ -311,13 +312,13 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begin to give each rank its rows of the tensor; returns a handle.
+    """Begin to send each rank its rows of the tensor; return a handle.
 
-    `synchronize` returns the rows received in rank order, and how many came from each rank as a tensor of int32.
+    `synchronize` returns the received rows in rank order, and the number of rows from each rank as a tensor of int32.
 
     Args:
         tensor: of any shape but a scalar.
-        splits: rows for each rank, a tensor or a sequence of whole numbers; None cuts the first axis equally.
+        splits: rows for each rank, a tensor or a sequence of integers; None cuts the first axis equally.
         name, process_set: as for `allreduce_async`.
 
     Raises: ValueError for splits that do not fit.
@@ -366,10 +367,10 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Begin to reduce a tensor and leave each rank its rows of the result; returns a handle.
+    """Begin to reduce a tensor and give each rank its rows of the result; return a handle.
 
     Args:
-        tensor: of one shape on all ranks; the first ranks get one row more where rows do not divide.
+        tensor: of one shape on all ranks; the first ranks get one row more if rows do not divide evenly.
         name, process_set, prescale_factor, postscale_factor: as for `allreduce_async`.
         op: Average, Sum, Min, Max or Product.
     """
@@ -384,7 +385,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Begin to reduce and scatter several tensors, which run once all are ready; returns one handle.
+    """Begin to reduce and scatter several tensors as one group; return one handle.
 
     Args: as `reducescatter_async`.
     """
@@ -438,7 +439,7 @@ def poll(handle: int) -> bool:
 def synchronize(handle: int) -> Any:
     """Wait for an operation and return its result; None for a handle whose result was already returned.
 
-    Raises: HorovodInternalError, why it failed.
+    Raises: HorovodInternalError with the reason if the operation failed.
     """
     with _lock:
         pending = _pending.pop(handle, None)
@@ -453,16 +454,16 @@ def synchronize(handle: int) -> Any:
 
 
 def join(device: int = -1) -> int:
-    """Take part in the all-reduces of the other ranks with zeros until all have joined; return the last rank.
+    """Take part in the all-reduces of the other ranks with zeros until all ranks have joined; return the last rank.
 
     Args:
-        device: has no effect; the zeros lie on the host.
+        device: has no effect; the zeros are in host memory.
     """
     return world.engine().join()
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until every rank of a process set has called it."""
+    """Wait until every rank of a process set has called this function."""
     number = _number_of(process_set)
     name, _ = _name("barrier", None, number)
     synchronize(_submit([Request(name, Description(Verb.BARRIER), is_nameless=True)], number, lambda: None))
@@ -475,7 +476,7 @@ class _Room:
     """Memory of a result whose number of rows is known only when the operation runs.
 
     Args:
-        like: tensor whose type, device and further lengths the result has.
+        like: tensor with the type and device of the result, and with its lengths after the first axis.
         factor: multiplies the result.
     """
 

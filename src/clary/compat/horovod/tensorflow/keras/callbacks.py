@@ -16,11 +16,11 @@ _ModelCheckpoint: Any = tf.keras.callbacks.ModelCheckpoint
 
 
 class BroadcastGlobalVariablesCallback(_Callback):
-    """Gives model and optimizer of all ranks the values of one rank, after the first batch, when all variables exist.
+    """Broadcasts one rank's model and optimizer to all ranks after the first batch, when all variables exist.
 
     Args:
         root_rank: rank that sends.
-        device: of inputs and results.
+        device: device of inputs and results.
         local_variables: one or several variables that keep their value on each rank.
     Raises: ValueError for other objects as local variables.
     """
@@ -41,7 +41,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._local.add(reference(var))
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast, the first time."""
+        """Broadcast after the first batch; do nothing later."""
         if self.broadcast_done:
             return
         with tf.device(self.device):
@@ -56,10 +56,10 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
 
 class MetricAverageCallback(_Callback):
-    """Replaces the metrics of each epoch by their averages over all ranks; put it before callbacks that read them.
+    """Replaces each epoch's metrics by averages over all ranks; put it before callbacks that read the metrics.
 
     Args:
-        device: of inputs and results.
+        device: device of inputs and results.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -74,14 +74,14 @@ class MetricAverageCallback(_Callback):
 
 
 class LearningRateScheduleCallback(_Callback):
-    """Sets the learning rate to `initial_lr * multiplier` from one epoch to another.
+    """Sets the learning rate to `initial_lr * multiplier` for a range of epochs.
 
     Args:
-        initial_lr: at the beginning of the training.
+        initial_lr: learning rate at the beginning of the training.
         multiplier: a function of the epoch, or a number, raised to the power of the epochs since `start_epoch`.
-        start_epoch, end_epoch: the first changed epoch, and the first unchanged one after it; None: no end.
-        staircase: set it once an epoch, not once a batch with parts of epochs.
-        momentum_correction: scale an optimizer's momentum like the rate, for the batch in which the rate changes.
+        start_epoch, end_epoch: first epoch of the range, and first epoch after the range; None: no end.
+        staircase: set the rate once per epoch, not once per batch with a fractional epoch.
+        momentum_correction: scale an optimizer's momentum like the rate during the batch in which the rate changes.
         steps_per_epoch: batches of an epoch, if Keras does not know them; needed without a staircase.
     Raises: ValueError without an initial rate.
     """
@@ -109,7 +109,7 @@ class LearningRateScheduleCallback(_Callback):
         self._momentum_before: float | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Look up how many batches an epoch has, if it is needed. Raises: ValueError if Keras does not know."""
+        """Look up the number of batches of an epoch, if needed. Raises: ValueError if Keras does not know it."""
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
@@ -130,7 +130,7 @@ class LearningRateScheduleCallback(_Callback):
             self._set_rate(self.current_epoch + batch / (self.steps_per_epoch or 1))
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Give the optimizer its own momentum back."""
+        """Restore the optimizer's own momentum."""
         if self._momentum_before is not None:
             _set(self.model.optimizer, "momentum", self._momentum_before)
             self._momentum_before = None
@@ -153,10 +153,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from `initial_lr / size()` to `initial_lr` over the first epochs.
 
     Args:
-        initial_lr: at the end of the warmup.
-        warmup_epochs: number of its epochs.
+        initial_lr: learning rate at the end of the warmup.
+        warmup_epochs: number of epochs of the warmup.
         momentum_correction, steps_per_epoch: as for `LearningRateScheduleCallback`.
-        verbose: 1 prints its end on rank 0.
+        verbose: 1 prints the end of the warmup on rank 0.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class BestModelCheckpoint(_ModelCheckpoint):
         mode: str = "auto",
         save_freq: Any = "epoch",
     ) -> None:
-        # Keras 3 requires a file name with an ending from the start
+        # Keras 3 requires a file name with a suffix from the start
         super().__init__(
             filepath="best.weights.h5" if save_weights_only else "best.keras",
             monitor=monitor,
@@ -218,7 +218,7 @@ class BestModelCheckpoint(_ModelCheckpoint):
 
 
 def _get(optimizer: Any, name: str) -> float:
-    """Return a number of an optimizer, which may be a variable."""
+    """Return the value of an optimizer's number, which may be stored in a variable."""
     value = getattr(optimizer, name)
     return float(value.numpy() if hasattr(value, "numpy") else value)
 

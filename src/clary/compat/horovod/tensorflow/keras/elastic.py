@@ -1,4 +1,4 @@
-"""Elastic training with Keras: its state, and callbacks of `fit` that keep and commit it."""
+"""Elastic training with Keras: the state, and callbacks of `fit` that update and commit it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Callback: Any = tf.keras.callbacks.Callback
 
 
 class KerasState(TensorFlowKerasState):
-    """State of a model of Keras and its optimizer.
+    """State of a Keras model and its optimizer.
 
     Args: as `TensorFlowKerasState`.
     """
@@ -36,7 +36,7 @@ class CommitStateCallback(_Callback):
         self.batches_remaining = self.batches_per_commit
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit, if it is time."""
+        """Commit, if enough batches have passed since the last commit."""
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self.kept_state.commit()
@@ -48,7 +48,7 @@ class CommitStateCallback(_Callback):
 
 
 class UpdateBatchStateCallback(_Callback):
-    """Keeps the number of the batch in `state.batch`; after a reset the first epoch omits finished batches."""
+    """Stores the number of the batch in `state.batch`; after a reset, the first epoch omits the finished batches."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -66,16 +66,16 @@ class UpdateBatchStateCallback(_Callback):
             self.params["steps"] = self.steps_per_epoch - self.kept_state.batch
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Keep the number."""
+        """Store the number."""
         self.kept_state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begin at the first batch."""
+        """Reset the number to the first batch."""
         self.kept_state.batch = 0
 
 
 class UpdateEpochStateCallback(_Callback):
-    """Keeps the number of finished epochs in `state.epoch`, also over resets."""
+    """Stores the number of finished epochs in `state.epoch`, also across resets."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -83,9 +83,9 @@ class UpdateEpochStateCallback(_Callback):
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin after the finished epochs."""
+        """Continue to count from the finished epochs."""
         self.initial_epoch = self.kept_state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keep the number."""
+        """Store the number."""
         self.kept_state.epoch = self.initial_epoch + epoch + 1

@@ -1,4 +1,4 @@
-"""Optimizers of Keras, and models that were saved with them."""
+"""Distributed optimizers of Keras, and loading of models that were saved with them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return an optimizer of Keras that reduces its gradients over all ranks; it is the same object.
+    """Change an optimizer of Keras so that it reduces its gradients over all ranks, and return the same object.
 
     Args:
-        optimizer: of Keras.
+        optimizer: an optimizer of Keras.
         op: Average or Sum.
         name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor,
             backward_passes_per_step, average_aggregated_gradients, num_groups, groups, process_set,
             scale_local_gradients: as for `horovod.tensorflow.DistributedOptimizer`.
-    Raises: ValueError for another op or options that exclude each other; TypeError for an object that is no optimizer.
+    Raises: ValueError for another op or options that exclude each other; TypeError for an object that is not an
+    optimizer.
     """
     if op not in (Average, Sum):
         raise ValueError("op currently only supports Average and Sum")
@@ -63,8 +64,8 @@ def PartialDistributedOptimizer(optimizer: Any, *args: Any, local_layers: Any = 
 
     Args:
         optimizer, args, kwargs: as `DistributedOptimizer`.
-        local_layers: a layer of Keras or a list of them, with their weights made.
-    Raises: ValueError for anything else.
+        local_layers: a layer of Keras or a list of layers, whose weights exist.
+    Raises: ValueError for other `local_layers`.
     """
     local = variables_of(local_layers)
     distributed = DistributedOptimizer(optimizer, *args, **kwargs)
@@ -80,16 +81,16 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Load a saved model with its optimizer, which then reduces over all ranks.
+    """Load a saved model with its optimizer, which then reduces gradients over all ranks.
 
     Args:
         filepath: as tf.keras.models.load_model.
         custom_optimizers: classes of optimizers that Keras does not know.
         custom_objects: names and classes or functions that Keras does not know.
-        compression: of gradients on their way.
-        legacy_opts: has no effect; optimizers of legacy Keras are found too.
-    Returns: the model; its optimizer keeps the state that was saved.
-    Raises: errors of Keras for a file that is no model.
+        compression: compressor of gradients for sending.
+        legacy_opts: has no effect; optimizers of legacy Keras are found anyway.
+    Returns: the model; its optimizer has the saved state.
+    Raises: errors of Keras for a file that is not a model.
     """
     known = {one.__name__: one for one in custom_optimizers or ()}
     model = tf.keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})

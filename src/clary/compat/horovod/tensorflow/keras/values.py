@@ -23,11 +23,11 @@ def allreduce(
 
     Args:
         value: a number, list, array or tensor, of one shape on all ranks.
-        name: of the TensorFlow constant that holds the value.
-        average: older than Horovod 0.19; use `op`.
+        name: name of the TensorFlow constant that holds the value.
+        average: argument of Horovod before 0.19; use `op`.
         prescale_factor, postscale_factor: factors of each rank's value before the reduction, and of the result.
         op: Average (if None), Sum, Adasum, Min, Max or Product.
-        compression: of the value while it is sent.
+        compression: compressor of the value for sending.
     """
     return _evaluated(
         reductions.allreduce(
@@ -59,7 +59,7 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
 def broadcast_global_variables(root_rank: int) -> Any:
     """Assign one rank's values to all global variables of a graph of TensorFlow 1, at once.
 
-    Raises: RuntimeError where there is no graph.
+    Raises: RuntimeError in eager mode.
     """
     return _evaluated(functions.broadcast_global_variables(root_rank))
 
