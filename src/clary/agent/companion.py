@@ -1,10 +1,10 @@
 """The life cycle of companions of a host's program: parts of the agent that measure it, read its files or watch it.
 
-Where: `supervisor.program_companions` calls every companion at each step:
+Where: `supervisor.program_companions` calls every companion's method at each step:
 
     prepare --> [the program starts] --> begin --> [its processes are gone] --> ended --> flush, wait_flushed --> close
 
-`abort` may come at any time before `close`.
+`abort` may be called at any time before `close`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class WatchedProgram(Protocol):
 
     @property
     def init_pid(self) -> int | None:
-        """First process of the program, as this machine numbers it; None if unknown."""
+        """Pid of the program's first process on this machine; None if unknown."""
 
     @property
     def num_processes(self) -> int:
-        """Processes that were started."""
+        """Number of processes that were started."""
 
     def ranks_by_pid(self) -> Mapping[int, int]:
-        """Return process -> rank of the running ranks; without processes that the agent has not started as ranks."""
+        """Return pid -> rank, for running processes that the agent itself has started as ranks."""
 
 
 class Companion:
@@ -36,19 +36,19 @@ class Companion:
     """
 
     def prepare(self, ml_folder: Path) -> None:
-        """Get ready before the program starts; the host's `/opt/ml` is built."""
+        """Prepare before the program starts; the host's `/opt/ml` is complete."""
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Begin with a program that has just been started."""
+        """Start with a program that has just been started."""
 
     def ended(self) -> None:
         """Act on the end of every process of the program."""
 
     def flush(self, limit_s: float) -> None:
-        """Begin to send everything measured so far, within `limit_s` where the companion has no limit of its own."""
+        """Start to send all data measured so far, within `limit_s` unless the companion has a limit of its own."""
 
     def wait_flushed(self, is_vain: Callable[[], bool]) -> None:
-        """Wait, after `flush`, until everything is sent, the time is up, or `is_vain` returns true."""
+        """Wait, after `flush`, until all data is sent, the time limit has passed, or `is_vain` returns True."""
 
     def abort(self) -> None:
         """Abort all work; a second call does nothing."""

@@ -79,7 +79,7 @@ class Mirror(Worker):
         self._is_last_stored = False  # or all tries of the last round have failed
         self._num_copy_tries = 0  # tries of the flush
         self._is_stalled = False  # whether the last report said so
-        self._deadline_s: float | None = None  # deadline of the flush, monotonic
+        self._deadline_s: float | None = None  # monotonic deadline of the flush
         self._end = ProgramEnd.FINISHED  # how the program has ended; known at the flush
         self._torn: tuple[str, ...] = ()  # files that the flush leaves out
         self._noted: set[str] = set()

@@ -126,7 +126,7 @@ class Sight:
     frame_dirty_since_s: float | None = None
     # time of the look since which the group, except noise, has had changes and was not at rest
     unrest_since_s: float | None = None
-    old_names: frozenset[str] = frozenset()  # names that existed when the group was last taken whole, with noise
+    old_names: frozenset[str] = frozenset()  # names (also noise) at the time when the group was last taken as a unit
     left_out: frozenset[str] = frozenset()  # names that existed when the set was made but are not in it
 
     @property

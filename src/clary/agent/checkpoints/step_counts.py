@@ -80,7 +80,7 @@ class StepCountSource:
         at_ns = newest_ns(files)
         if at_ns is None:
             return None
-        if at_ns > self._looked_ns:  # a clock was set back; such a file stays the newest while others are written
+        if at_ns > self._looked_ns:  # clock set back: not cached, since this file stays the newest
             return self._counts_at(at_ns)
         if at_ns not in self._known:
             self._known[at_ns] = self._counts_at(at_ns)

@@ -1,11 +1,11 @@
 """Writer of a host's checkpoint sets: stores the files that a look at the folder has chosen, and then a manifest.
 
-Order of the steps: announce the new objects that will lie under plain paths; store the new files; look at the folder
-again; write the manifest of the files that are unchanged in the folder; only then delete old content. A host that dies
-at any point leaves its newest set whole.
+Order of the steps: announce the new objects at plain paths; store the new files; scan the folder again; write the
+manifest of the files that are unchanged in the folder; only then delete old content. So the newest set of a host stays
+whole, wherever the host dies.
 
-Files that were restored from another host's set belong to that host. They are in no set of this host until they change
-here.
+Files that were restored from another host's set belong to that host. They join a set of this host only after they
+change here.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from clary.contract.checkpoint_sets import (
 )
 from clary.contract.object_store import ObjectStore
 
-_NUM_MANIFESTS = 3  # newest manifests that stay in the store
-_NUM_SETS = 2  # newest sets whose content stays in the store
+_NUM_MANIFESTS = 3  # newest manifests to keep in the store
+_NUM_SETS = 2  # newest sets whose content is kept in the store
 _CONTENT_NAME_BYTES = 16
 _MAX_NAMED = 3
 
 
 class SetWriter:
-    """Writes the sets of one host; belongs to one thread, though others may read its properties.
+    """Writes the sets of one host; used by one thread, but other threads may read its properties.
 
     Args:
-        may_name_plain: whether the object under a file's plain path is known to hold that content.
-        is_given_up: once it returns true, uploads end with an AgentError.
+        may_name_plain: whether the object at a file's plain path is known to have the file's content.
+        is_given_up: once it returns True, uploads fail with an AgentError.
         on_progress: called, from several threads, whenever the store has accepted data.
         step_counts: reads the steps that the debugger has counted; None: sets carry no step counts.
     """
@@ -94,25 +94,25 @@ class SetWriter:
         self._numbers = set(history.numbers)
         self._contents = set(history.contents)
         self.is_uncertain = False  # whether the store may hold a newer set than `last`
-        self._unfinished = set(history.announced)  # objects under plain paths that are in no set
+        self._unfinished = set(history.announced)  # objects at plain paths that are in no set
         self._inherited = history.inherited
         self._of_others = history.of_others
-        self._decisions: Mapping[str, Decision] = {}  # evidence that files are whole, for the set that is being made
-        self._known = self._known_files(history)  # files whose present state is in the store
+        self._decisions: Mapping[str, Decision] = {}  # evidence that files are whole, for the set in progress
+        self._known = self._known_files(history)  # files whose current state is in the store
         self._doubts = _restored_doubts(history)
 
     def take(self, snapshot: Snapshot, choice: Choice, *, held: Mapping[str, int] | None = None) -> bool:
-        """Store the chosen files of a snapshot, and write a set if it differs from the last one.
+        """Store the chosen files of a snapshot, and write a set if it differs from the last set.
 
         Args:
-            held: path -> descriptor, of all files that were replaced.
-        Returns: whether there is a new set.
-        Raises: ObjectStoreError or OSError, also AgentError for files that cannot be read; the last set then remains
-            the newest, and objects that were stored are not stored again.
+            held: path -> open descriptor, for each chosen file that another file has replaced.
+        Returns: whether a new set was written.
+        Raises: ObjectStoreError, OSError; AgentError for unreadable files. Objects that were stored before the error
+            are not stored again.
         """
         taken_at = self._clock.now()
         if self._step_counts is not None:
-            self._step_counts.look()  # before the uploads, which take long: rows are overwritten meanwhile
+            self._step_counts.look()  # before the uploads, which take long: meanwhile rows are overwritten
         contents = contents_of(snapshot)
         self._decisions = choice.decisions
         for path in choice.decisions.keys() & self._known.keys():
@@ -127,7 +127,7 @@ class SetWriter:
         now_taken = {**self.taken, **{name: new_taken[name] for name in versions if name not in held_back}}
         gone = self._gone(merged, now_taken)
         has_changed = any(_differs(merged.get(name, NO_VERSION), old.get(name, NO_VERSION)) for name in {*merged, *old})
-        # Pieces of unfinished sets are announced already: they alone need no new set.
+        # Pieces of unfinished sets are announced already and need no new set.
         is_deleted = set(gone) - self._unfinished - set(self.last.gone if self.last is not None else ())
         is_new = has_changed or self.is_uncertain or bool(is_deleted)
         if is_new:
@@ -141,7 +141,7 @@ class SetWriter:
         return is_new
 
     def _store_new(self, files: Mapping[str, FileFacts], *, held: Mapping[str, int]) -> dict[str, str]:
-        """Store the files whose state is not in the store yet; return the unreadable ones and why."""
+        """Store the files whose state is not in the store yet; return unreadable file -> reason."""
         new = {path: facts for path, facts in files.items() if self._stored(path, facts) is None}
         if not new:
             return {}
@@ -176,7 +176,7 @@ class SetWriter:
     def _new_versions(
         self, contents: Mapping[str, GroupContent], choice: Choice
     ) -> tuple[dict[str, GroupVersion], dict[str, GroupContent]]:
-        """Look again and return the new versions of unchanged groups, with the content taken of each."""
+        """Scan again; return the new versions of unchanged groups, and the content taken of each group."""
         again = contents_of(scan(self._folder))
         old = versions_of(self.last)
         versions, taken = {}, {}
@@ -203,10 +203,10 @@ class SetWriter:
     def _with_doubts(
         self, name: str, version: GroupVersion, content: GroupContent, choice: Choice
     ) -> tuple[GroupVersion, GroupContent]:
-        """Record the files that a group leaves out.
+        """Return a group's version and content with the files that it lacks.
 
-        These are the files left out now, and those that the restored set left out as long as a restored file of the
-        group is unchanged.
+        It lacks the files left out now, and, while a restored file of the group is unchanged, the files that the
+        restored set left out.
         """
         left_out = choice.left_out.get(name, frozenset())
         kept, files = self._doubts.get(name, NOTHING), content.files
@@ -222,7 +222,7 @@ class SetWriter:
         again: GroupContent,
         old: Mapping[str, GroupVersion],
     ) -> tuple[GroupVersion, GroupContent] | None:
-        """Return a group with all of its content, and its noise in the last taken state; None if it has changed."""
+        """Return a group with its whole content, and noise in its last taken state; None if the group has changed."""
         own = self._own(content.files)
         files = {path: file for path, facts in own.items() if (file := self._stored(path, facts)) is not None}
         if again.without(noise) != content or len(files) != len(own):
@@ -235,7 +235,7 @@ class SetWriter:
     def _file_by_file(
         self, name: str, paths: frozenset[str], again: GroupContent, old: Mapping[str, GroupVersion]
     ) -> tuple[GroupVersion, GroupContent]:
-        """Return a group with the present versions of some files and the last taken versions of the others."""
+        """Return a group with the current versions of `paths` and the last taken versions of its other files."""
         before, before_taken = old.get(name, NO_VERSION), self.taken.get(name, NOTHING)
         files_of = {path: file for path, file in before.files.items() if path in again.files}
         facts_of = {path: facts for path, facts in before_taken.files.items() if path in again.files}
@@ -248,7 +248,7 @@ class SetWriter:
         return self._version(files_of, again), taken
 
     def _own(self, files: Mapping[str, FileFacts]) -> dict[str, FileFacts]:
-        """Return the files, except ones restored from elsewhere and unchanged since."""
+        """Return the files, except unchanged files that were restored from elsewhere."""
         return {path: facts for path, facts in files.items() if self._inherited.files.get(path) != facts}
 
     def _version(self, files: Mapping[str, CheckpointFile], content: GroupContent) -> GroupVersion:
@@ -259,9 +259,9 @@ class SetWriter:
         )
 
     def _expect_at_plain_paths(self, checkpoints: CheckpointSet) -> None:
-        """Mark the plain paths of this set as taken, except on the first host.
+        """Mark the plain paths of this set as occupied, except on the first host.
 
-        The first host copies the files of other hosts there, now or later.
+        The first host copies the other hosts' files to these paths, now or later.
         """
         if not self._writer.is_first:
             for file in checkpoints.files:
@@ -308,8 +308,8 @@ class SetWriter:
             step_counts=self._step_counts.counts_of(files) if self._step_counts is not None else None,
         )
         data = write_manifest(checkpoints)
-        # From here on a set of this number may exist, whatever the store answers: the next try has another number, and
-        # writes a set even if nothing differs from the last known set.
+        # From here on a set with this number may exist, whatever the store answers: the next try uses another number,
+        # and writes a set even without a change since the last known set.
         self._numbers.add(checkpoints.number)
         self.is_uncertain = True
         key = self._prefix.key(manifest_key(self._writer.host, checkpoints.number))
@@ -330,7 +330,7 @@ class SetWriter:
                 self._known[file.path] = (known[0], file)
 
     def _gone(self, groups: Mapping[str, GroupVersion], taken: Mapping[str, GroupContent]) -> tuple[str, ...]:
-        """Return the paths below the prefix that must not come back: deleted files, pieces of unfinished sets.
+        """Return the paths below the prefix that must not be restored: deleted files, pieces of unfinished sets.
 
         They include a file that was restored from another host's set and then deleted in this host's folder. The
         other host may still keep it in its own set.
@@ -367,7 +367,7 @@ class SetWriter:
 def _chosen_files(contents: Mapping[str, GroupContent], choice: Choice) -> dict[str, FileFacts]:
     files: dict[str, FileFacts] = {}
     for name in choice.whole:
-        # Noise is not stored here: storing the set must not wait for it.
+        # Noise is not stored here: the set must not wait for it.
         files.update(contents.get(name, NOTHING).without(choice.noise.get(name, ())).files)
     for name, paths in choice.single.items():
         content = contents.get(name, NOTHING)
@@ -376,7 +376,7 @@ def _chosen_files(contents: Mapping[str, GroupContent], choice: Choice) -> dict[
 
 
 def _differs(one: GroupVersion, other: GroupVersion) -> bool:
-    """Whether two versions restore to different content; the location of the content makes no difference."""
+    """Whether two versions restore different content; keys of the content are ignored."""
     return (
         (one.folders, dict(one.links), one.left_out) != (other.folders, dict(other.links), other.left_out)
         or one.files.keys() != other.files.keys()
@@ -385,10 +385,10 @@ def _differs(one: GroupVersion, other: GroupVersion) -> bool:
 
 
 def _restored_doubts(history: History) -> dict[str, GroupContent]:
-    """Return the groups whose restored version may lack files, in the state after the restore.
+    """Return the groups whose restored version may lack files, with their content after the restore.
 
     The folder does not show which files a version lacks, because the restore did not bring them. So the version stays
-    in doubt until the program has rewritten or removed every file that was restored.
+    in doubt until the program has rewritten or removed all its restored files.
     """
     contents = contents_of(history.baseline)
     return {
@@ -399,12 +399,12 @@ def _restored_doubts(history: History) -> dict[str, GroupContent]:
 
 
 def _content(file: CheckpointFile) -> CheckpointFile:
-    """Return a file without key and evidence: a set that differs only in key and evidence is no new set."""
+    """Return a file without key and evidence, which alone make no new set."""
     return replace(file, key="", evidence="", rested_s=0.0)
 
 
 def missing_paths(snapshot: Snapshot, taken: Mapping[str, GroupContent]) -> list[str]:
-    """Return the sorted files and links of a snapshot whose state or deletion was not taken."""
+    """Return the sorted files and links whose state in a snapshot, or whose deletion, was not taken."""
     known: dict[str, FileFacts | str] = {}
     for content in taken.values():
         known |= {**content.files, **content.links}

@@ -20,27 +20,27 @@ from clary.base.errors import AgentError, ObjectStoreError
 from clary.contract.checkpoint_sets import CheckpointFile
 from clary.contract.object_store import ObjectInfo, ObjectStore
 
-_NUM_PARALLEL = 8  # small files at once; a large one travels in parallel parts by itself
+_NUM_PARALLEL = 8  # parallel uploads of small files; a large file is uploaded alone, in parallel parts
 _LARGE_BYTES = 16 << 20
 _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """A file to store, in the state of the look, and its key below the prefix."""
+    """A file to store, its state at the look, and its key below the prefix."""
 
     path: str
     facts: FileFacts
     key: str
-    descriptor: int | None = None  # of the open file, if another file has its name; stays open
+    descriptor: int | None = None  # of the file, if another file now has its name; stays open
 
 
 class Uploader:
     """Stores files.
 
     Args:
-        is_given_up: asked between two reads; once it returns true, all uploads end with an AgentError.
-        on_progress: called, from several threads, whenever the store has taken data.
+        is_given_up: called between two reads; once it returns True, all uploads fail with an AgentError.
+        on_progress: called, from several threads, whenever the store has accepted data.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Uploader:
     def store_all(
         self, uploads: Sequence[Upload], *, on_stored: Callable[[Upload, CheckpointFile], None]
     ) -> dict[str, str]:
-        """Store files; files that have changed since the look are left out.
+        """Store files; files that have changed since the look are skipped.
 
         Args:
             on_stored: called, from several threads, with each stored file.
-        Returns: path -> why, for files that cannot be read.
+        Returns: path -> reason, for files that cannot be read.
         Raises: ObjectStoreError, AgentError; `on_stored` has been called for every file stored before the error.
         """
         unread: dict[str, str] = {}
@@ -122,7 +122,7 @@ class Uploader:
         )
 
     def _read_through(self, upload: Upload, descriptor: int) -> str | None:
-        """Store the content of an open file and return its SHA-256, or None if it differs from the look at it."""
+        """Store the content of an open file; return its SHA-256, or None if the file has changed since the look."""
         if facts_of(os.fstat(descriptor)) != upload.facts:
             return None
         digest = hashlib.sha256()
@@ -134,7 +134,7 @@ class Uploader:
                         raise AgentError(f"the upload of checkpoint {upload.path!a} was given up")
                     offset += len(data)
                     if offset > upload.facts.size_bytes:
-                        raise _ChangedError  # stop: the file may grow as fast as it is read
+                        raise _ChangedError  # stop, because the file may grow as fast as it is read
                     digest.update(data)
                     writer.write(data)
                     self._on_progress()
@@ -145,7 +145,7 @@ class Uploader:
         return digest.hexdigest()
 
     def _check(self, upload: Upload) -> None:
-        """Check the size of the stored object, so that a store's loss of bytes shows now and not in a restore."""
+        """Check the size of the stored object, to detect a loss of bytes now and not in a restore."""
         found = listed(self._store, self._prefix.bucket, self._prefix.key(upload.key))
         if found is None or found.size_bytes != upload.facts.size_bytes:
             got = "nothing" if found is None else f"{found.size_bytes} bytes"
@@ -157,17 +157,17 @@ class Uploader:
 
 
 def listed(store: ObjectStore, bucket: str, key: str) -> ObjectInfo | None:
-    """Return an object as the bucket's listing shows it; None if it is not listed: a restore would not find it.
+    """Return an object's entry in the bucket's listing; None if a restore would not find it there.
 
-    Use this instead of `head`: SeaweedFS answers `head` also for names that it lists in another form or not at all.
+    Use this instead of `head`: SeaweedFS answers `head` also for names that it lists differently or not at all.
 
     Args:
-        store: where to look.
-        bucket: its name.
-        key: whole, with the prefix.
+        store: the object store.
+        bucket: name of the bucket.
+        key: the whole key, with the prefix.
     Raises: ObjectStoreError.
     """
-    first = next(store.list_objects(bucket, key), None)  # no other key with this beginning comes earlier
+    first = next(store.list_objects(bucket, key), None)  # no other key with this prefix sorts earlier
     return first if first is not None and first.key == key else None
 
 

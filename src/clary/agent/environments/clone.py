@@ -1,8 +1,8 @@
-"""A copy of a Python environment that shares its files with the original.
+"""Copy of a Python environment that shares its files with the original.
 
-Where: `requirements` installs into such copies, so that the original stays as it is and its packages are not fetched
+Where: `requirements` installs into such copies, so that the original stays unchanged and its packages are not fetched
 again. Files are hard links where the file system allows it: a gigabyte of torch takes a second and no space. A write
-into a linked file of the copy changes the original, so hosts never may write to the copy itself: they get a layer over
+into a linked file of the copy changes the original, so hosts must never write to such a copy: they get an overlay over
 it (`requirements`), or a copy that shares no file.
 """
 
@@ -19,7 +19,7 @@ from clary.agent.environments.interpreter import InterpreterFacts
 from clary.base.errors import AgentError
 
 _VENV_TIMEOUT_S = 120.0
-_MAX_SHEBANG_BYTES = 4096  # first bytes of a script in which the interpreter's path is searched
+_MAX_SHEBANG_BYTES = 4096  # length of the head of a script in which the interpreter's path is searched
 # Files that `venv` writes for the copy itself.
 _OWN_PROGRAMS = ("python", "activate", "Activate.ps1", "deactivate")
 _OWN_ENTRIES = frozenset({"pyvenv.cfg", "lib64", "bin"})
@@ -28,10 +28,10 @@ _OWN_ENTRIES = frozenset({"pyvenv.cfg", "lib64", "bin"})
 def clone_environment(facts: InterpreterFacts, folder: Path, *, shares_files: bool = True) -> Path:
     """Build a copy of an environment in `folder` and return its interpreter.
 
-    `folder` must be where the copy stays: its programs name their interpreter by path.
+    `folder` must be the final location of the copy: its programs name their interpreter by path.
 
     Args:
-        shares_files: whether files are links; else their content is copied.
+        shares_files: whether files are hard links; else their content is copied.
     State after failure: `folder` holds a part of the copy and is to be deleted.
     Raises: AgentError if venv fails; OSError, for example for a full disk.
     """
@@ -60,7 +60,7 @@ def _make_venv(facts: InterpreterFacts, folder: Path) -> None:
 
 
 def _link_tree(source: Path, target: Path, *, skip: frozenset[str], shares: bool) -> None:
-    """Link every file below `source` into `target`; names that `target` has already are kept."""
+    """Link every file below `source` into `target`; existing names in `target` are kept."""
     target.mkdir(parents=True, exist_ok=True)
     with os.scandir(source) as entries:
         for entry in entries:
@@ -86,7 +86,7 @@ def _link_entry(source: Path, place: Path, *, shares: bool) -> None:
 
 
 def _copy_programs(facts: InterpreterFacts, target: Path, *, shares: bool) -> None:
-    """Copy the programs that packages brought, with the copy's interpreter in their first line."""
+    """Copy the programs that packages installed, with the copy's interpreter in their first lines."""
     source = Path(facts.scripts_folder)
     names = source.iterdir() if facts.is_virtual else map(Path, facts.script_files)
     for path in names:

@@ -1,7 +1,7 @@
-"""The user's code: its way from `sagemaker_submit_directory` into `/opt/ml/code`, and its entry point.
+"""The user's code: its transfer from `sagemaker_submit_directory` to `/opt/ml/code`, and its entry point.
 
-Where: the supervisor calls `prepare_code` while channels are fetched, but after the channel that `code_channel` names,
-if it names one. Code that comes as a channel of its own (SDK v3, ContainerEntrypoint) needs no such preparation.
+Where: the supervisor calls `prepare_code` while channels are fetched, but after the channel returned by `code_channel`,
+if any. Code that comes as a channel of its own (SDK v3, ContainerEntrypoint) needs no such preparation.
 Source: sagemaker-training 5.1.4, `entry_point.install`, `files.download_and_extract`.
 """
 
@@ -28,10 +28,10 @@ from clary.contract.settings.entry_points import EntryKind, EntryPoint, entry_ki
 from clary.contract.settings.named_places import FILE_SCHEME, code_source_problem
 
 _GIB = 1 << 30
-# Source folders hold code and perhaps small data; SageMaker sets no limit, the disk does.
+# Source folders hold code and perhaps small data; SageMaker sets no limit except the disk.
 CODE_LIMITS = ArchiveLimits(max_members=200_000, max_bytes=16 * _GIB)
 REQUIREMENTS = "requirements.txt"
-_LISTED_NAMES = 12  # names of the code that an error lists
+_LISTED_NAMES = 12  # limit of file names listed in an error
 _COMMAND_MODE = 0o755
 _SCRIPT_SUFFIXES = (".py", ".sh")
 
@@ -45,11 +45,11 @@ class ObjectSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CodeFacts:
-    """Result of putting the user's code in place."""
+    """Result of `prepare_code`."""
 
-    entry_point: EntryPoint | None  # None: hyperparameters name no program
+    entry_point: EntryPoint | None  # None: the hyperparameters name no program
     folder: Path  # folder of the code, as the agent sees it
-    requirements_file: Path | None = None  # requirements that the entry point's kind has installed
+    requirements_file: Path | None = None  # requirements file, if entry points of this kind install it
     package_folder: Path | None = None  # folder with a setup.py to install
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ def prepare_code(plan: LaunchPlan, store: ObjectSource, tree: MlTree) -> CodeFac
 
     Args:
         plan: names the code and the entry point; without a source the folder stays as it is.
-        store: read where the code lies in S3.
+        store: read if the code lies in S3.
         tree: of the host, as the agent sees it.
     State after failure: unpacked files stay in the folder; a repeated call overwrites them.
     Raises: AgentError with fault USER for a name that cannot be an entry point, for a name that is not in the code (the
@@ -137,7 +137,7 @@ def _fetch(source: str, store: ObjectSource, *, plan: LaunchPlan, tree: MlTree) 
 
 
 def _place_of(source: str, plan: LaunchPlan, tree: MlTree) -> tuple[str, str]:
-    """Return a folder that no program can replace, and the way from there to a path as the program sees it.
+    """Return, for a path of the program's view, a folder that no program can replace and the path below it.
 
     Raises: AgentError (fault USER) for a path that is not below `/opt/ml`: the agent would read it with rights that the
         job does not have.
@@ -155,7 +155,7 @@ def _place_of(source: str, plan: LaunchPlan, tree: MlTree) -> tuple[str, str]:
 
 
 def _copy_folder(source: Folder, target: Path) -> None:
-    """Copy a folder of code; links are copied as text, and their content is not copied. Raises: OSError."""
+    """Copy a folder of code; links are copied as links, not followed. Raises: OSError."""
     with Folder.at(target) as folder:
         if os.path.samestat(os.fstat(source.fileno()), os.fstat(folder.fileno())):
             return
@@ -184,9 +184,9 @@ def _find_entry_point(program: str, source: str | None, folder: Path) -> EntryPo
 
 
 def _require_inside(path: Path, folder: Path, *, what: str) -> None:
-    """Refuse a link out of the code: the agent would read files that the job cannot.
+    """Refuse a link that leaves the code: the agent would read files that the job must not see.
 
-    Only before a program runs.
+    Call it only before a program runs.
     """
     if not path.resolve().is_relative_to(folder.resolve()):
         raise AgentError(

@@ -1,7 +1,7 @@
 """Variables of a job with compiler_config or sagemaker_amp, and the name of its kept compiled code. Pure.
 
-Where: `variables` adds them to a program's environment, below the user's own; `compiled_code` keeps files under the
-name.
+Where: `variables` adds these variables to a program's environment; the user's own variables override them.
+`compiled_code` stores files under the name.
 Source: SDK 2.257.7 `training_compiler.config` (hyperparameters, the folder of debug mode); torch
 `_inductor.runtime.cache_dir_utils`, `_inductor.config` (TORCHINDUCTOR_*); TensorFlow, "XLA: auto-clustering".
 """
@@ -17,10 +17,10 @@ from clary.contract.launch_plan import Channel, HostPlan, LaunchPlan
 from clary.contract.ml_tree import MlTree
 from clary.contract.settings import hyperparameters as hps
 
-COMPILED_FOLDER = "compiled"  # below the folder for files that a launcher and its ranks leave for each other
+COMPILED_FOLDER = "compiled"  # below `run_folder`
 _DEBUG_FOLDER = "compiler"  # below /opt/ml/output/data, as on SageMaker
 _SCHEME = "1"  # increased when the names of kept code must change
-_XLA_FLAGS = "--tf_xla_auto_jit=2"  # on GPUs; for CPUs TensorFlow has another flag, and is slower with it
+_XLA_FLAGS = "--tf_xla_auto_jit=2"  # for GPUs; for CPUs TensorFlow has another flag, which makes it slower
 
 
 def compiled_folder(tree: MlTree) -> Path:
@@ -29,17 +29,17 @@ def compiled_folder(tree: MlTree) -> Path:
 
 
 def wants_compiler(plan: LaunchPlan) -> bool:
-    """Whether models of the job are to be compiled."""
+    """Whether the job asks for compiled models."""
     return hps.is_enabled(plan.hyperparameters, hps.COMPILER_ENABLED)
 
 
 def compilation_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
-    """Return the variables by which programs compile models and train in mixed precision; empty without either.
+    """Return the variables that make programs compile models and use mixed precision; empty if the job wants neither.
 
     Args:
         plan: of the attempt.
-        host: whose processors the ranks share.
-        inside: the tree as the program sees it.
+        host: the host whose processors the ranks share.
+        inside: `/opt/ml` in the program's view.
     """
     variables = {}
     if hps.is_enabled(plan.hyperparameters, hps.MIXED_PRECISION):
@@ -58,11 +58,11 @@ def compilation_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> d
 
 
 def compiled_name(plan: LaunchPlan, *, code_digest: str, environment: Path) -> str:
-    """Return the name for a job's compiled code: a hash of everything that decides which program writes it.
+    """Return the name for a job's compiled code: a hash of all inputs that determine the program.
 
-    Only a job with the same name runs the code that this job has compiled. So the name covers everything from which
-    code may come: source, environment, command, variables, data, checkpoints, and hyperparameters that are texts. It
-    covers neither numbers nor values that differ from job to job by themselves.
+    Only a job with the same name runs the code that this job has compiled. So the name covers every possible source of
+    code: source folder, environment, command, variables, data, checkpoints, and hyperparameters that are texts. It does
+    not cover numbers, or values that always differ between jobs.
 
     Args:
         plan: of the attempt.

@@ -1,17 +1,17 @@
-"""Compiled code that stays on this machine from job to job, for jobs with compiler_config.
+"""Cache of compiled code on this machine, shared between jobs with compiler_config.
 
-    <cache>/compiled/<name>/    files as torch's compiler has named them, by their content
+    <cache>/compiled/<name>/    files with the names of torch's compiler, which depend on content
     <cache>/compiled/.lock      held shared while files are copied from here, exclusively while files are added
 
-Where: `wiring` has one per host. The program works on a copy in its own tree and sees no shared file. After the program
-has ended with 0, the agent takes over new files, through a folder's descriptor and without following links; kept files
-are never replaced. Errors are written into a line of the log; no job fails by them.
+Where: `wiring` creates one `CompiledCode` per host. The program works on a copy in its own tree and sees no shared
+file. After the program has ended with 0, the agent copies new files to the cache, through a folder's descriptor and
+without following links; cached files are never replaced. An error becomes a line in the log and does not fail the job.
 
 [Note: who runs whose code]
-The next job of the same name runs the code that a job has compiled, so a malicious program could leave any code there.
-The name (`compilation.compiled_name`) covers everything from which code may come: both jobs are the same program on the
-same data, so the second would do by itself whatever the first could leave for it. The cache lies in the service's home,
-which has one owner and which no program sees. A cache that another user may write to is not used.
+The next job with the same name runs the code that a job has compiled, so a malicious program could leave any code in
+the cache. The name (`compilation.compiled_name`) covers every possible source of code: both jobs are the same program
+on the same data, so the first job cannot leave code that the second would not run anyway. The cache lies in the
+service's home, which has one owner and is hidden from programs. A cache that another user may write to is not used.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from clary.contract.ml_tree import MlTree
 CACHE_FOLDER = "compiled"
 MAX_FILES = 20_000  # per name
 MAX_BYTES = 1 << 30  # per name: precompiled headers have 150 MB, a large model some 50
-MAX_NAMES = 16  # the least recently used are removed first
+MAX_NAMES = 16  # the least recently used names are evicted first
 _MAX_DEPTH = 8  # nested folders; torch has three
-_WAIT_S = 20.0  # for another agent's lock
+_WAIT_S = 20.0  # longest wait for another agent's lock
 _POLL_S = 0.05
 _MIB = 1 << 20
 
@@ -46,22 +46,22 @@ class CompiledCode:
     """The compiled code of one host's program; no method raises OSError or AgentError.
 
     Args:
-        plan: the attempt.
+        plan: of the attempt.
         tree: the host's `/opt/ml` on this machine.
     """
 
     def __init__(self, plan: LaunchPlan, tree: MlTree) -> None:
         self._plan = plan
         self._tree = tree
-        self._place: Path | None = None  # folder of this job's kept code
+        self._place: Path | None = None  # folder of this job's code in the cache
         self.summaries: tuple[str, ...] = ()  # lines for the log
 
     def bring(self, environment: Path, *, timeout_s: float = _WAIT_S) -> None:
-        """Copy compiled code of earlier jobs of the same name into the tree; no effect on jobs without a compiler.
+        """Copy cached code of the same name into the tree; no effect on jobs without a compiler.
 
         Args:
-            environment: root of the program's Python environment, which is ready like the code.
-            timeout_s: for the lock of agents that write.
+            environment: root of the program's Python environment; environment and code must be ready.
+            timeout_s: longest wait for the lock of agents that write.
         """
         if not wants_compiler(self._plan) or not self._plan.cache_folder:
             return
@@ -98,10 +98,10 @@ class CompiledCode:
             self.summaries = (f"compiled code of earlier jobs is not used: {error}",)
 
     def keep(self, *, timeout_s: float = _WAIT_S) -> tuple[str, ...]:
-        """Take over the program's compiled code, once it has ended with 0; return lines for the log.
+        """Copy the program's compiled code to the cache, once the program has ended with 0; return lines for the log.
 
         Args:
-            timeout_s: for the lock of other agents.
+            timeout_s: longest wait for the lock of other agents.
         """
         place = self._place
         if place is None:
@@ -140,7 +140,7 @@ class CompiledCode:
 
 
 def _check_closed(root: Path) -> None:
-    """Refuse a cache that another user may write to, since its files are run. Raises: AgentError, OSError."""
+    """Refuse a cache that another user may write to, since its files are executed. Raises: AgentError, OSError."""
     status = os.lstat(root)
     if not stat.S_ISDIR(status.st_mode):
         raise AgentError(f"{root} is a link; expected a folder of this service: remove it")
@@ -152,7 +152,7 @@ def _check_closed(root: Path) -> None:
 
 
 def _drop_oldest(root: Path) -> None:
-    """Remove the names that were used longest ago, beyond `MAX_NAMES`; the lock is held."""
+    """Evict the least recently used names beyond `MAX_NAMES`; the caller holds the lock."""
     names = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
     with Folder.at(root) as folder:
         for path in names[: max(0, len(names) - MAX_NAMES)]:

@@ -1,7 +1,7 @@
-"""Folders and JSON files of `/opt/ml`, as the program expects to find them.
+"""Folders and JSON files of `/opt/ml`, as the program expects them.
 
-Where: the supervisor has them written before code and channels are fetched. `tree` is the folder where the agent
-writes, `inside` the same tree as the program sees it.
+Where: the supervisor writes them before code and channels are fetched. `tree` is the folder in the agent's view,
+`inside` the same folder in the program's view.
 Source: SageMaker developer guide, "How Amazon SageMaker Provides Training Information"; resourceconfig.json as observed
 on the service in 2025 (with `topology`).
 """
@@ -22,7 +22,7 @@ from clary.contract.training_values import STATUS_TOKEN_FILE, status_token
 
 LOOPBACK = "lo"
 
-# Paths that the service sets where a structure of the request names none.
+# Default paths for structures of the request without a path.
 _LOCAL_PATHS = {
     "debughookconfig": "output/tensors",
     "tensorboardoutputconfig": "output/tensorboard",
@@ -32,12 +32,12 @@ _LOCAL_PATHS = {
 
 
 def inside_tree(plan: LaunchPlan, tree: MlTree) -> MlTree:
-    """Return the tree as the program sees it: at `/opt/ml` in a namespace, else where the agent built it."""
+    """Return the tree in the program's view: at `/opt/ml` in a namespace, else where the agent built it."""
     return MlTree(OPT_ML) if plan.isolation is Isolation.NAMESPACES else tree
 
 
 def run_folder(tree: MlTree) -> Path:
-    """Return the folder for files that a launcher and its ranks leave for each other; never uploaded."""
+    """Return the folder by which a launcher and its ranks exchange files; never uploaded."""
     return tree.root / ".clary"
 
 
@@ -62,12 +62,12 @@ def profiles_folder(tree: MlTree) -> Path:
 
 
 def status_token_file(tree: MlTree) -> Path:
-    """Return the file with the token that opens the service's page for a program's report of its progress."""
+    """Return the file with the token for the service's endpoint to which a program posts its progress."""
     return tree.root.joinpath(*STATUS_TOKEN_FILE)
 
 
 def network_interface(plan: LaunchPlan) -> str:
-    """Return the name of the network interface that joins the job's hosts."""
+    """Return the name of the network interface that connects the job's hosts."""
     return plan.network.interface if plan.isolation is Isolation.NAMESPACES else LOOPBACK
 
 
@@ -77,12 +77,12 @@ def channels_of(plan: LaunchPlan, host: HostPlan) -> tuple[Channel, ...]:
 
 
 def host_names(plan: LaunchPlan) -> list[str]:
-    """Names of the job's hosts as scripts get them: sorted as text, so algo-10 stands before algo-2."""
+    """Names of the job's hosts as scripts get them: sorted as text, so algo-10 precedes algo-2."""
     return sorted(host.name for host in plan.hosts)
 
 
 def resource_config(plan: LaunchPlan, host: HostPlan) -> dict[str, Any]:
-    """Content of resourceconfig.json."""
+    """Return the content of resourceconfig.json."""
     groups: dict[str, dict[str, Any]] = {}
     for member in plan.hosts:
         group = groups.setdefault(
@@ -102,12 +102,12 @@ def resource_config(plan: LaunchPlan, host: HostPlan) -> dict[str, Any]:
 
 
 def input_data_config(plan: LaunchPlan, host: HostPlan) -> dict[str, dict[str, str]]:
-    """Content of inputdataconfig.json: one entry per channel."""
+    """Return the content of inputdataconfig.json: one entry per channel."""
     return {channel.name: _channel_entry(channel) for channel in channels_of(plan, host)}
 
 
 def config_documents(plan: LaunchPlan, inside: MlTree) -> dict[str, Any]:
-    """Return debughookconfig and its like with LocalPath filled in, keys being names of files."""
+    """Return file name -> content of debughookconfig and similar files, with LocalPath filled in."""
     documents = {}
     for stem, document in plan.config_documents.items():
         if stem in _LOCAL_PATHS and isinstance(document, Mapping):
@@ -120,7 +120,7 @@ def config_documents(plan: LaunchPlan, inside: MlTree) -> dict[str, Any]:
 
 
 def relocated(path: str, inside: MlTree) -> str:
-    """Return `path` with a leading `/opt/ml` replaced by the tree as the program sees it."""
+    """Return `path` with a leading `/opt/ml` replaced by the root of the tree in the program's view."""
     pure = PurePosixPath(path)
     return str(inside.root / pure.relative_to(OPT_ML)) if pure.is_relative_to(OPT_ML) else path
 
@@ -131,7 +131,7 @@ def write_tree(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> None:
     Args:
         plan: of the attempt.
         host: of the tree.
-        tree: as the agent sees it; its root is made if need be.
+        tree: in the agent's view; its root is created if missing.
     State after failure: written files stay; the next call writes the rest.
     Raises: OSError, for example for a full disk.
     """
@@ -178,5 +178,5 @@ def _channel_entry(channel: Channel) -> dict[str, str]:
 
 
 def _write(config: Folder, stem: str, document: Any) -> None:
-    # ASCII escapes carry every string, half surrogate pairs included, and parse back to the very same value.
+    # ASCII escapes can encode every string, even half surrogate pairs, and are parsed to the same value.
     config.write(f"{stem}.json", json.dumps(document, ensure_ascii=True).encode("ascii"))

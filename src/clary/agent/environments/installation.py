@@ -1,8 +1,8 @@
-"""Installation by uv in a host of the job: only there packages are installed and their build scripts run.
+"""Installation by uv in a host of the job, the only place where packages are installed and their build scripts run.
 
-Where: `requirements` makes the copy of the environment and takes over the changes in it. The host is made like the
-program's: its network, memory limit, files and user. It has an `/opt/ml` of its own that holds only the files on which
-the installation may depend. The host has ended before `requirements` reads the installed files.
+Where: `requirements` makes the copy of the environment and merges the installed files into it. The installation's host
+is made like the program's host: same network, memory limit, files and user. Its own `/opt/ml` has only the files on
+which the installation may depend. The host has ended before `requirements` reads the installed files.
 
     /opt/clary/install/uv        the installer, read-only
     /opt/clary/install/uv.toml   the owner's settings of uv, read-only
@@ -10,11 +10,11 @@ the installation may depend. The host has ended before `requirements` reads the 
 
 [Note: who writes into the cache]
 Fetched packages are kept in the cache for later jobs. A build script that could write into the cache would choose those
-jobs' packages. So uv runs twice if packages come from an index. The first run may write into the cache and builds
-nothing; it gets only those requirements that are names and versions, and no file of the job. Its installation is thrown
-away. The second run may build; it sees the cache below a layer of its own, which is removed afterwards. Without layers
-there is no first run, and the cache is empty at first. The first run fails if a package has to be built; its failure is
-ignored, and the second run reports real errors.
+jobs' packages. So uv runs twice if packages come from an index. The first run may write into the cache but builds no
+package; it gets only requirements by name and version, and no file of the job. Its installation is discarded. The
+second run may build; it writes into an overlay over the cache, which is removed afterwards. Without overlays there is
+no first run, and the second run starts with an empty cache. The first run fails if a package has to be built; its
+failure is ignored, and the second run reports real errors.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from clary.base.errors import AgentError
 from clary.contract.launch_plan import Isolation
 from clary.contract.ml_tree import OPT_ML, MlTree
 
-INSTALL_FOLDER = "/opt/clary/install"  # as the installer sees it
+INSTALL_FOLDER = "/opt/clary/install"  # path in the installer's view
 KEPT = "kept"  # the layer with the installed files
-_CACHE = "uv-hosts"  # plain processes use another cache: build scripts could write there
+_CACHE = "uv-hosts"  # plain processes use another cache, because build scripts could write into it
 _PLAIN_CACHE = "uv"
 _PLAIN_LIST = "requirements.txt"
-# Variables of the machine that an installation may see: build scripts of packages run with them.
+# Variables of the machine that an installation, and so packages' build scripts, may see.
 _PASSED = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "CC", "CXX", "CFLAGS")
 _PASSED_PREFIXES = ("LC_", "SSL_", "PIP_", "UV_", "CARGO_", "CUDA_")
 _PASSED_SUFFIXES = ("_CA_BUNDLE",)
@@ -62,10 +62,11 @@ class InstallationWorld:
     """The host in which installations of a job run.
 
     Attributes:
-        sandbox: the program's host, with the binds that every program needs; an installation replaces its folders.
-        watch_memory: enforces the host's memory limit where the kernel does not.
+        sandbox: the program's host, with the bind mounts that every program needs; an installation replaces its
+            folders.
+        watch_memory: enforces the host's memory limit if the kernel does not.
         proxies: environment variables that name the host's proxies; used only if hosts have namespaces.
-        is_offline: whether the host has no way to the internet.
+        is_offline: whether the host has no access to the internet.
     """
 
     sandbox: Sandbox
@@ -84,14 +85,14 @@ class Installation:
     """One installation.
 
     Attributes:
-        environment_folder: copy of the image's environment; not changed where hosts have layers.
-        place: folder of the machine for files that live as long as the installation.
-        cache_folder: of the machine, kept between jobs.
+        environment_folder: copy of the image's environment; unchanged if hosts have overlays.
+        place: folder on the machine for temporary files of the installation.
+        cache_folder: folder on the machine, kept between jobs.
         source: the job's source folder.
         is_package: whether the source folder itself is installed.
         prefix: root of the image's environment, which may have a pip.conf.
-        has_layers: whether the kernel lays overlays over folders here.
-        check: raises if the installation must be given up.
+        has_layers: whether this kernel supports the overlays.
+        check: raises if the installation must be aborted.
     """
 
     world: InstallationWorld
@@ -112,9 +113,9 @@ class Installation:
         return self.place / "host" / KEPT
 
     def run(self) -> CommandResult:
-        """Install; return the result of uv, of its last run if there were two.
+        """Install; return the result of uv's last run.
 
-        Raises: AgentError if there is no uv or a host could not be made, and the errors of `check`.
+        Raises: AgentError if uv is missing or a host could not be made, and the errors of `check`.
         """
         uv = find_uv(self.machine)
         if not self.world.is_isolated:
@@ -157,7 +158,7 @@ class Installation:
         code.mkdir(parents=True)
         binds = []
         if self.is_package or (self.asked is not None and self.asked.needs_source):
-            # Builds write beside their sources, and the agent works in the job's own folder at this time.
+            # Builds write into their source folder, and the agent uses the job's own folder at this time.
             place = Bind(source=str(self.source), target=str(MlTree(OPT_ML).code), overlay=True, copied_otherwise=True)
             binds.append(place)
         elif self.asked is not None:
@@ -193,16 +194,16 @@ class Installation:
             **{name: value for name, value in self.machine.items() if _is_passed(name, is_isolated=is_isolated)},
             **uv_index_variables(self.machine, self.prefix),
             "UV_PYTHON_DOWNLOADS": "never",
-            "UV_SYSTEM_CERTS": "1",  # like pip: this machine's certificates, including its company's
+            "UV_SYSTEM_CERTS": "1",  # like pip: this machine's certificates, including those of its company
         }
         if is_isolated:
             variables = with_credentials(variables, self.machine) | {
                 **self.world.proxies,
                 "HOME": "/tmp",  # noqa: S108 - the host's own
                 "UV_CACHE_DIR": f"{INSTALL_FOLDER}/cache",
-                "UV_LINK_MODE": "copy",  # the cache lies on another mount
+                "UV_LINK_MODE": "copy",  # the cache is on another mount
             }
-        # Only the owner's settings of uv apply; settings in a source folder would change the packages of other jobs.
+        # Only the owner's uv settings apply; settings in a source folder would change the packages of other jobs.
         config = self._config_file()
         variables.pop("UV_CONFIG_FILE", None)
         if config is None:
@@ -246,7 +247,7 @@ class Installation:
             binds.append(Bind(source=str(config), target=f"{INSTALL_FOLDER}/uv.toml", read_only=True))
         certificates = [Path(variables[name]) for name in _CERTIFICATES if name in variables]
         for path in (*local_folders(variables), *certificates):
-            # A folder above a hidden folder would show it.
+            # A parent of a hidden folder would expose it.
             is_open = any(Path(hidden).is_relative_to(path.resolve()) for hidden in self.world.sandbox.hidden_folders)
             if path.is_absolute() and path != Path("/") and path.exists() and not is_open:
                 binds.append(Bind(source=str(path), target=str(path), read_only=True))

@@ -1,6 +1,6 @@
-"""Facts and packages of a Python environment, asked from its own interpreter.
+"""Facts and packages of a Python environment, queried from its own interpreter.
 
-Where: `requirements` hashes the answer, `clone` copies the listed packages. Any interpreter from 3.8 on can answer.
+Where: `requirements` hashes the answer, `clone` copies the listed packages. Interpreters from 3.8 on are supported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from clary.base.errors import AgentError
 
-_PROBE_TIMEOUT_S = 120.0  # a cold disk under load; with a warm cache it takes 0.1 s
+_PROBE_TIMEOUT_S = 120.0  # enough for a cold disk under load; with a warm cache the query takes 0.1 s
 
 # Runs in isolated mode: no PYTHON* variables, no user site, no current folder.
 _PROBE = """
@@ -43,14 +43,14 @@ print(json.dumps({
 
 @dataclass(frozen=True, kw_only=True)
 class InterpreterFacts:
-    """One environment."""
+    """Facts of one environment."""
 
     python: str  # path as the caller gave it
     version: str  # 3.11.7
     prefix: str
-    is_virtual: bool  # made by venv; its base interpreter lies elsewhere
+    is_virtual: bool  # created by venv; its base interpreter lies elsewhere
     base_python: str
-    site_folders: tuple[str, ...]  # where packages are, the environment's own first
+    site_folders: tuple[str, ...]  # folders of packages, the environment's own first
     scripts_folder: str
     script_files: tuple[str, ...]  # programs that packages installed
     distributions: tuple[str, ...]  # name==version, sorted

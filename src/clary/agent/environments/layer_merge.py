@@ -1,9 +1,9 @@
 """Merge of a host's changes into a folder of the machine, once the host has ended.
 
 Where: `requirements` lets a host install into an overlay of an environment's copy and then merges the overlay's layer
-into the copy. Files of a stranger's build are not trusted: links are moved and never followed, files lose owners,
-rights and attributes that have effects outside of hosts, and entries that are neither file, folder nor link are left
-out. Files replace files: no file that other environments share is written into.
+into the copy. Files of an untrusted build are handled safely: links are moved and never followed, files lose owners,
+mode bits and attributes that have effects outside of hosts, and entries that are neither file, folder nor link are
+skipped. A new file replaces the old one and is never written into it, since other environments may share the old file.
 Source: kernel Documentation/filesystems/overlayfs.rst, "whiteouts and opaque directories".
 """
 
@@ -28,13 +28,13 @@ _OWNER_ONLY = 0o700
 
 
 def merge_layer(layer: Path, target: Path, *, is_whole: bool, check: Callable[[], None]) -> tuple[str, ...]:
-    """Move the content of `layer` into `target`; return the names of entries left out.
+    """Move the content of `layer` into `target`; return the names of skipped entries.
 
-    Both lie on one file system, and no other process writes to them.
+    Both lie on the same file system, and no other process writes to them.
 
     Args:
         layer: of an overlay over `target`; or, with `is_whole`, the whole new content of `target`.
-        check: called for each folder; raises if the time is up.
+        check: called for each folder; raises if the time limit has passed.
     State after failure: `target` is half changed and must be deleted.
     Raises: AgentError with fault USER for a tree that is too deep; OSError.
     """
@@ -86,7 +86,7 @@ class _Merge:
 
 
 def _make_plain(folder: Folder, name: str, status: os.stat_result) -> None:
-    """Give a regular file the owner, the rights and the attributes of one that the agent has made."""
+    """Give a regular file the owner, mode and attributes of a file made by the agent."""
     os.chmod(name, _OWNER_ONLY, dir_fd=folder.fileno())
     descriptor = folder.open_file(name)
     try:
@@ -101,7 +101,7 @@ def _make_plain(folder: Folder, name: str, status: os.stat_result) -> None:
 
 
 def _make_way(target: Folder, name: str, *, for_folder: bool) -> None:
-    """Remove an entry that a rename cannot replace."""
+    """Remove an existing entry that a rename could not replace."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(target.status(name).st_mode) != for_folder:
             remove_tree(target, name)

@@ -1,7 +1,8 @@
 """Sources of packages: pip's configuration of this machine, as variables of uv.
 
-Where: `installation` gives the result to uv, which does not read pip's configuration itself. Settings for uv that the
-machine already has take precedence. Of the owner's secrets, an installation gets only those of the configured indexes.
+Where: `installation` gives the result to uv, which does not read pip's configuration itself. Existing settings of the
+machine for uv take precedence. Of the owner's secrets, an installation gets only the credentials of the configured
+indexes.
 Source: pip documentation, "Configuration"; uv documentation, "Compatibility with pip".
 """
 
@@ -35,7 +36,7 @@ def uv_index_variables(machine: Mapping[str, str], prefix: str) -> dict[str, str
         variables["UV_DEFAULT_INDEX"] = options["index-url"]
     if extra:
         variables["UV_INDEX"] = " ".join(extra)
-        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # like pip: the newest version of all indexes
+        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # like pip: the newest version in all indexes
     if links:
         variables["UV_FIND_LINKS"] = ",".join(links)
     if options.get("trusted-host"):
@@ -46,14 +47,14 @@ def uv_index_variables(machine: Mapping[str, str], prefix: str) -> dict[str, str
 
 
 def is_without_index(machine: Mapping[str, str], prefix: str) -> bool:
-    """Whether pip would use no index at all (`no-index`), for which uv has an option but no variable."""
+    """Whether pip's configuration sets `no-index`, for which uv has an option but no variable."""
     return pip_options(machine, prefix).get("no-index", "").lower() in ("1", "true", "yes", "on")
 
 
 def local_folders(variables: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the folders of this machine that UV_* variables name as places of packages.
+    """Return the local folders that UV_* variables name as package sources.
 
-    For an index, whose pages name files beside it, the folder above `simple` is returned.
+    For an index named `simple`, whose pages link to files beside it, its parent folder is returned.
     """
     found = []
     for name in _INDEX_VARIABLES:
@@ -69,7 +70,7 @@ def local_folders(variables: Mapping[str, str]) -> tuple[Path, ...]:
 def with_credentials(variables: Mapping[str, str], machine: Mapping[str, str]) -> dict[str, str]:
     """Return `variables` with the owner's .netrc credentials for the indexes in them.
 
-    An installation never sees the file itself, which has credentials for other places too.
+    An installation never sees the .netrc file, which has credentials for other servers too.
     """
     place = Path(machine.get("NETRC") or Path(machine.get("HOME", "/"), ".netrc"))
     try:
@@ -99,7 +100,7 @@ def _with_login(place: str, known: netrc.netrc) -> str:
 
 
 def _existing(places: Sequence[str]) -> list[str]:
-    """Drop folders that do not exist: pip warns of them, uv fails."""
+    """Drop folders that do not exist: pip only warns about them, uv fails."""
     return [place for place in places if not _is_missing_folder(place)]
 
 

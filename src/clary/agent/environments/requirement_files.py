@@ -1,13 +1,13 @@
-"""Requirement files, read with bounds, their lines sorted by the inputs that an installation may depend on.
+"""Bounded reading of requirement files, and classification of their lines by the inputs of an installation.
 
-Where: `requirements` reads them before anything is installed. The files are untrusted: the agent reads only regular
-files below the source folder, and gives the installer what it has read.
+Where: `requirements` reads them before the installation. The files are untrusted: the agent reads only regular files
+below the source folder, and gives the installer the content that it has read.
 
 A line is one of these:
-    plain     a package by name and version, from the indexes of this machine
+    plain     a package by name and version, from this machine's indexes
     include   another requirement or constraint file of the source folder
-    remote    an option, or a package by its address
-    local     a path, and every unknown kind of line: it may depend on anything in the source folder
+    remote    an option, or a package by its URL
+    local     a path, or any other line: it may depend on any file in the source folder
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ARCHIVE = re.compile(r"\.(whl|zip|tgz|tar(\.\w+)?)$", re.IGNORECASE)
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"\s--hash[=\s]\w+:[0-9a-fA-F]+")
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
-# For lines with single blanks only: `\s*` could match a run of blanks in many ways (docs/adr/0049).
+# Applied to lines with single blanks only: with runs of blanks `\s*` could backtrack for long (docs/adr/0049).
 _VERSION = r"(?:===|[<>=!~]=|[<>]) ?[A-Za-z0-9.*+!_-]+"
 _PLAIN = re.compile(
     rf"({_NAME}) ?(?:\[ ?(?:{_NAME}(?: ?, ?{_NAME})*)? ?\])?"
@@ -59,7 +59,7 @@ _PLAIN = re.compile(
 _ADDRESS = re.compile(rf"{_NAME} ?(?:\[[^\]]*\])? ?@ ?", re.ASCII)
 _BLANKS = re.compile(r"\s+", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_REASON_CHARACTERS = 1000  # of a reason, which has untrusted names
+_REASON_CHARACTERS = 1000  # length limit of a reason, which contains untrusted names
 _COPY_BYTES = 1 << 20
 
 
@@ -67,18 +67,18 @@ _COPY_BYTES = 1 << 20
 class RequirementFiles:
     """A requirement file with all files that it includes."""
 
-    name: str  # of the requested file, below the source folder
-    files: Mapping[str, bytes]  # name below the source folder -> content
+    name: str  # path of the requested file, below the source folder
+    files: Mapping[str, bytes]  # path below the source folder -> content
     plain: tuple[str, ...]  # requirements by name and version
-    has_options: bool  # whether options name other sources than this machine's indexes, or other rules
-    needs_source: bool  # whether the installation may depend on the rest of the source folder
+    has_options: bool  # whether options set other package sources than this machine's indexes, or other rules
+    needs_source: bool  # whether the installation may depend on other files of the source folder
 
 
 def read_requirements(source: Path, name: str) -> RequirementFiles:
     """Read a requirement file of the folder `source` with all files that it includes.
 
-    Missing files are left to the installer, which reports them.
-    Raises: AgentError with fault USER for a file that is no regular file of that folder, is too large or includes
+    Missing files are ignored here; the installer reports them.
+    Raises: AgentError with fault USER for a file that is no regular file below `source`, is too large or includes
         itself, and for too many files.
     """
     with Folder.at(source) as folder:
@@ -157,7 +157,7 @@ class _Reader:
 
 
 def _inside(value: str, name: str) -> str:
-    """Return the path that an include names, below the source folder."""
+    """Return the path of an included file, below the source folder."""
     place = value.removeprefix("file://").removeprefix("file:")
     code = str(MlTree(OPT_ML).code)
     if place.startswith(f"{code}/"):
@@ -170,7 +170,7 @@ def _inside(value: str, name: str) -> str:
 
 
 def _option(line: str) -> tuple[str, str]:
-    """Return the option of a line and its value, from `-r x`, `-rx`, `--requirement x` and `--requirement=x`."""
+    """Parse a line's option and value, in the forms `-r x`, `-rx`, `--requirement x` and `--requirement=x`."""
     try:
         words = shlex.split(line)
     except ValueError:
@@ -190,7 +190,7 @@ def source_digest(source: Path, *, check: Callable[[], None]) -> str:
     """Return a hash of the whole content of the folder `source`; no link is followed.
 
     Args:
-        check: called for each entry; raises if the time is up.
+        check: called for each entry; raises if the time limit has passed.
     Raises: OSError.
     """
     digest = hashlib.sha256()
@@ -213,11 +213,11 @@ def _add_entry(digest: hashlib._Hash, folder: Folder, entry: Entry) -> None:
 
 
 def installation_key(facts: InterpreterFacts, asked: RequirementFiles | None, *what: str) -> str:
-    """Return the name under which an environment with these requirements is kept: 32 hexadecimal digits.
+    """Return the name of the cached environment with these requirements: 32 hexadecimal digits.
 
     Args:
-        facts: of the environment that is copied.
-        asked: the requirement files.
+        facts: of the copied environment.
+        asked: the requested requirement files.
         what: further values that distinguish environments.
     """
     digest = hashlib.sha256()

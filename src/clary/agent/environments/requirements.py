@@ -4,18 +4,18 @@ Where: the supervisor calls `prepare_environment` once the user's code is in pla
 are kept in `<cache>/environments/<hash>` for later jobs whose installation has the same inputs.
 
     <hash>/            the copy
-    <hash>.complete    marks the copy as whole; written last, where no build script could write it
-    <hash>.building/   files that live as long as the installation
+    <hash>.complete    marks the copy as complete; written last, out of reach of build scripts
+    <hash>.building/   temporary files of the installation
     <hash>.lock        locked by the one builder that may write the copy
 
 [Note: copies are built in place]
-Programs of an environment name their interpreter by path, so a copy is built where it stays and becomes valid by its
-marker. Where hosts have layers only the agent writes into the copy, so a dying host of a killed agent cannot disturb
-the next builder. A copy without the marker is left by a failure and is deleted.
+Programs of an environment name their interpreter by path, so a copy is built at its final path and becomes valid by its
+marker. If hosts have overlays, only the agent writes into the copy, so a killed agent's host that is still ending
+cannot disturb the next builder. A copy without the marker comes from a failure and is deleted.
 
 [Note: what the agent does with a finished copy]
-An untrusted build may have written any file of the copy. So outside of hosts none of its programs is started, none of
-its links is followed and none of its files is read; the agent knows its base interpreter from the image's environment.
+An untrusted build may have written any file of the copy. So outside of hosts, the agent starts no program, follows no
+link and reads no file of the copy; it knows the copy's base interpreter from the image's environment.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from clary.base.beneath_trees import remove_tree
 from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Environment
 
-INSTALL_TIMEOUT_S = 1800.0  # requirements that compile for longer belong into an environment of their own
-REMOVAL_TIMEOUT_S = 10.0  # of an installation's files; a killed host ends within 1 s
-_SCHEME = "2"  # increased when environments are built in another way
+INSTALL_TIMEOUT_S = 1800.0  # requirements that compile for longer need an environment of their own
+REMOVAL_TIMEOUT_S = 10.0  # for the removal of an installation's files; a killed host ends within 1 s
+_SCHEME = "2"  # increased when the way of building environments changes
 _POLL_S = 0.05
-_LAST_LINES = 15  # of uv's output that an error shows
+_LAST_LINES = 15  # limit of uv's output in an error
 _LAST_CHARACTERS = 4000
 _NOTE_CHARACTERS = 1000
 _INSTALLED = re.compile(r"^ \+ (\S{1,200})", re.MULTILINE)
@@ -71,8 +71,8 @@ class PreparedEnvironment:
     python: str
     folder: Path  # root of the environment
     seconds: float
-    was_cached: bool  # whether nothing had to be installed
-    base_prefix: str = ""  # root of the interpreter behind a copy; empty for the image's own environment
+    was_cached: bool  # whether no installation was needed
+    base_prefix: str = ""  # root of a copy's base interpreter; empty for the image's own environment
     notes: tuple[str, ...] = ()
 
 
@@ -87,17 +87,17 @@ def prepare_environment(
     stop: threading.Event | None = None,
     timeout_s: float = INSTALL_TIMEOUT_S,
 ) -> PreparedEnvironment:
-    """Return an environment with the image's packages and those of `requirements_file`.
+    """Return an environment with the packages of the image and of `requirements_file`.
 
     The image's environment is never changed. Packages that it already has count as installed and are not fetched.
 
     Args:
         requirements_file: a file in the job's source folder.
-        world: where uv and the builds that it starts may run.
-        package_folder: the source folder, if it has a setup.py that is to be installed as well.
-        machine: environment of the agent, for PATH, HOME and the sources of packages; None takes the process's.
+        world: the host in which uv and its builds run.
+        package_folder: the source folder, if it has a setup.py that must be installed too.
+        machine: environment variables of the agent, for PATH, HOME and package sources; None: those of this process.
         stop: aborts an installation when set.
-        timeout_s: for waiting on another builder and for the installation, together.
+        timeout_s: for the wait for another builder and the installation together.
     State after failure: the copy is deleted, and the next call builds it anew; `<hash>.lock` and fetched packages stay.
     Raises: AgentError: fault USER if requirements cannot be installed, with uv's last lines; INFRASTRUCTURE if the
         interpreter or uv is missing, or no host could be made.
@@ -145,7 +145,7 @@ def prepare_environment(
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    label: str  # in messages: path of the requirements file, else of the package's folder
+    label: str  # path for messages: of the requirements file, else of the package's folder
     facts: InterpreterFacts
     source: Path
     asked: RequirementFiles | None
@@ -166,7 +166,7 @@ class _Task:
         return installation_key(self.facts, self.asked, *what)
 
     def check(self) -> None:
-        """Raise if the installation must be given up."""
+        """Raise if the installation must be aborted."""
         if self.stop.is_set():
             raise AgentError(f"Installing {self.label} was given up because the host stops.")
         if time.monotonic() > self.deadline_s:
@@ -186,9 +186,9 @@ def _build(task: _Task, folder: Path) -> tuple[str, ...]:
     _remove(folder.with_suffix(".complete"), place, folder)
     try:
         place.mkdir()
-        place.chmod(0o755)  # users of hosts need to pass through it
+        place.chmod(0o755)  # hosts' users need to traverse it
         refusal = why_no_overlay(place) if task.world.is_isolated else None
-        # Without layers a program may write into the copy, so it shares no file with the image.
+        # Without overlays a program may write into the copy, so the copy shares no file with the image.
         clone_environment(task.facts, folder, shares_files=refusal is None)
         installation = Installation(
             world=task.world,
@@ -209,8 +209,8 @@ def _build(task: _Task, folder: Path) -> tuple[str, ...]:
         notes = _taken_over(task, installation) if task.world.is_isolated else []
         if refusal is not None:
             notes.append(f"the environment is a full copy, because an overlay cannot protect shared files: {refusal}")
-        # The layer that hosts install into is not flushed at its unmount (`machine_view`), and after a crash of the
-        # machine the marker may exist without the content. For 3,000 files fsync takes 5 s, this call 0.2 s.
+        # The unmount of a host's overlay does not sync its files (`machine_view`), so without this call the marker
+        # could survive a crash of the machine without the content. For 3,000 files fsync takes 5 s, this call 0.2 s.
         kernel.flush_file_system(str(folder))
         folder.with_suffix(".complete").touch()
     except BaseException:
@@ -223,7 +223,7 @@ def _build(task: _Task, folder: Path) -> tuple[str, ...]:
 
 
 def _taken_over(task: _Task, installation: Installation) -> list[str]:
-    """Merge the installed packages into the copy; return remarks for the log."""
+    """Merge the installed packages into the copy; return lines for the log."""
     folder = installation.environment_folder
     if not installation.kept.is_dir():
         raise AgentError(f"{task.label}: the host ended in a way that left nothing of the installation", retryable=True)
@@ -238,7 +238,7 @@ def _taken_over(task: _Task, installation: Installation) -> list[str]:
 
 @dataclass(frozen=True)
 class _OwnFiles:
-    """Files of a copy that the agent relies on: its interpreter's links and settings. No package changes them."""
+    """Interpreter links and settings of a copy, on which the agent relies; restored after an installation."""
 
     settings: bytes
     links: dict[str, str] = field(default_factory=dict)  # `bin/NAME` -> target
@@ -286,7 +286,7 @@ def _failure(task: _Task, result: CommandResult) -> AgentError:
 
 
 def _remove(*places: Path) -> None:
-    """Remove files and folders of an installation; processes of its host may still write there as they end."""
+    """Remove files and folders of an installation, into which ending processes of its host may still write."""
     deadline_s = time.monotonic() + REMOVAL_TIMEOUT_S
     for place in places:
         with Folder.at(place.parent) as folder:

@@ -1,7 +1,7 @@
-"""The notice of a stop: a file that a program can read when SIGTERM comes, with the reason and the time of the kill.
+"""The notice of a stop: a file with the reason and the time of the kill, readable by the program on SIGTERM.
 
-Where: the supervisor writes it before it signals any process; `variables` gives programs its path. Each host has a file
-of its own. The program owns the folder, so a link in the file's place is not followed.
+Where: the supervisor writes it before it signals any process; `variables` passes its path to programs. Each host has
+its own file. The program owns the folder, so a link in the file's place is not followed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def stop_notice_path(tree: MlTree) -> Path:
 
 
 def write_stop_notice(tree: MlTree, *, reason: str, grace_s: float, clock: Clock) -> None:
-    """Write the notice, whole or not at all; a later notice replaces an earlier one.
+    """Write the notice atomically; a later notice replaces an earlier notice.
 
-    It has the end of the grace by two clocks: monotonic time is the same for all processes of the machine and stays
-    right when the time of day is set meanwhile.
+    It has the end of the grace period by two clocks: monotonic time is the same for all processes of the machine and
+    does not change when the time of day is set.
 
     Args:
         tree: of the host, as the agent sees it.
         reason: of the stop, as programs read it.
-        grace_s: from now to the kill.
+        grace_s: seconds from now to the kill.
         clock: source of both times.
     Raises: OSError, if the disk is full or the program has removed the folder; an earlier notice then remains.
     """

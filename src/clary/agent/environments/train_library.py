@@ -1,20 +1,19 @@
 """The folder by which a job's programs find Clary's train side and the names that users' scripts import.
 
-Where: the supervisor builds it with `/opt/ml`; launchers put it last on PYTHONPATH. No package is installed.
+Where: the supervisor builds it together with `/opt/ml`; launchers put it last on PYTHONPATH. No package is installed.
 
     /opt/ml/.clary/python/
         clary/train, clary/contract, clary/base  links to this installation; a namespace package, see below
         smdistributed, smdebug, horovod  links to `clary.compat`
-        clary_autoload.py               link; torch calls it at its import
-        clary_cuda_on_cpu               link; torch calls it too, and it acts only on request
-        clary_rehearsal.py              the same
-        clary-VERSION.dist-info         entry points `torch.backends`, which name all three
+        clary_autoload.py               link; called when torch is imported
+        clary_cuda_on_cpu               link; called when torch is imported, acts only on request
+        clary_rehearsal.py              likewise
+        clary-VERSION.dist-info         entry points `torch.backends` for the three
 
-[Note: how the user's own wins]
-PYTHONPATH stands before site-packages, so coming last on it is not enough. `clary` and `smdistributed` are therefore
-namespace packages here: Python takes a regular package of that name wherever on the path it finds one. Where AWS's
-`smdistributed` is a namespace too, our `smdistributed.dataparallel` gives way in its own code, and so do our `smdebug`
-and our `horovod`, which are regular packages and no namespaces.
+[Note: the user's packages win] PYTHONPATH precedes site-packages, so the last place on PYTHONPATH is not enough.
+`clary` and `smdistributed` are therefore namespace packages here: Python prefers a regular package of that name
+anywhere on the path. If AWS's `smdistributed` is a namespace package too, the code of our `smdistributed.dataparallel`
+loads AWS's module instead; our `smdebug` and `horovod`, which are regular packages, do the same.
 Source: PEP 420; torch 2.5 "Autoloading Out-of-Tree Extension".
 """
 
@@ -46,7 +45,7 @@ clary_rehearsal = clary_rehearsal:register
 
 
 def library_folder(tree: MlTree) -> Path:
-    """Return the folder that belongs last on PYTHONPATH."""
+    """Return the folder to put last on PYTHONPATH."""
     return run_folder(tree) / "python"
 
 

@@ -302,7 +302,7 @@ class Witness(Worker):
         return Close(after_s=written_s if after_s < written_s < before_s else after_s, before_s=before_s)
 
     def _came_last(self, marker: str, path: str, snapshot: Snapshot) -> bool | None:
-        """Whether a marker was closed or renamed after a file was; None if the order is unknown."""
+        """Whether events or looks show that a marker came after a file; None if the same look first saw both."""
         told = []
         for name in (marker, path):
             history = self._events.history(name)
