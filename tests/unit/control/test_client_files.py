@@ -1,4 +1,4 @@
-"""Files for clients: variables for the service alone, and a SageMaker configuration that stays text."""
+"""Files for clients: variables that lead to this service, and a SageMaker configuration whose names stay text."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_variables_name_service_keys_region_and_configuration():
     }
 
 
-def test_https_goes_through_the_proxy_in_both_spellings():
+def test_https_uses_the_proxy_with_variables_in_both_spellings():
     variables = tls_variables(Path("/s/tls"), proxy_url="http://127.0.0.1:2", environ={"NO_PROXY": "intranet"})
     assert variables["AWS_CA_BUNDLE"] == "/s/tls/ca.pem"
     assert variables["HTTPS_PROXY"] == variables["https_proxy"] == "http://127.0.0.1:2"
@@ -41,7 +41,7 @@ def test_https_goes_through_the_proxy_in_both_spellings():
 
 
 @pytest.mark.parametrize("name", ["clary", "123", "1e3", "true", "a: b", "x\ny"])
-def test_names_stay_text_in_the_configuration_whatever_they_are(name):
+def test_names_stay_text_in_the_configuration_whatever_they_contain(name):
     text = sagemaker_config(Settings(default_bucket=name, role_name=name))
     values = quoted_values(text)
     assert values["DefaultS3Bucket"] == name

@@ -1,4 +1,4 @@
-"""Jobs have those folders of the machine that the settings name, and nothing else."""
+"""Jobs can use the folders that the settings name as file systems, and no other folders."""
 
 import os
 from dataclasses import replace
@@ -27,7 +27,7 @@ def shared(tmp_path):
     return tmp_path / "shared"
 
 
-def test_a_folder_of_an_entry_is_taken(shared):
+def test_the_folder_of_an_entry_is_accepted(shared):
     channel = located(CHANNEL, {ID: {"path": str(shared)}})
     assert (channel.file_system_path, channel.file_system_folder) == (str(shared), "sets/one")
     require_folder(channel, home=shared.parent / "home")
@@ -36,14 +36,14 @@ def test_a_folder_of_an_entry_is_taken(shared):
     assert located(other, {}) is other
 
 
-def test_an_unknown_file_system_is_refused_with_the_line_that_would_add_it():
+def test_an_unknown_file_system_is_refused_with_the_setting_that_would_add_it():
     message = refusal(CHANNEL, {})
     assert f'"{ID}" = {{ path = "/the/folder", access = "ro" }}' in message
     assert "[file_systems]" in message
     assert "settings.toml" in message
 
 
-def test_a_file_system_to_read_is_not_given_to_a_job_that_wants_to_write(shared):
+def test_a_read_only_file_system_is_refused_to_a_job_that_wants_to_write(shared):
     channel = replace(CHANNEL, file_system_access="rw")
     message = refusal(channel, {ID: {"path": str(shared)}})
     assert 'set access = "rw"' in message
@@ -51,7 +51,7 @@ def test_a_file_system_to_read_is_not_given_to_a_job_that_wants_to_write(shared)
 
 
 @pytest.mark.parametrize("below", ["..", "sets/../../..", "gone", "out", "out/etc", "file", "inner", "a\0b"])
-def test_a_path_that_leads_out_or_to_nothing_is_refused(below, shared):
+def test_a_path_that_leaves_the_entry_or_does_not_exist_is_refused(below, shared):
     (shared / "out").symlink_to("/")
     (shared / "inner").symlink_to("sets")
     (shared / "file").write_text("")
@@ -60,7 +60,7 @@ def test_a_path_that_leads_out_or_to_nothing_is_refused(below, shared):
 
 
 @pytest.mark.parametrize("path", ["/", "home/..", "home", "home/secrets", "link", "/proc", "/sys/kernel", "/dev"])
-def test_the_state_folder_and_whatever_holds_it_is_no_file_system(path, tmp_path):
+def test_the_state_folder_and_its_parents_are_refused(path, tmp_path):
     home = tmp_path / "home"
     (home / "secrets").mkdir(parents=True)
     (tmp_path / "link").symlink_to(home)
@@ -68,14 +68,14 @@ def test_the_state_folder_and_whatever_holds_it_is_no_file_system(path, tmp_path
     refusal(channel, {ID: {"path": str(tmp_path / path)}}, home)
 
 
-def test_a_narrow_directory_of_an_entry_that_holds_the_state_folder_is_refused_too(tmp_path):
+def test_an_entry_that_contains_the_state_folder_is_refused_for_every_directory(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "data").mkdir()
     channel = replace(CHANNEL, file_system_folder="data")
     assert "state folder" in refusal(channel, {ID: {"path": str(tmp_path)}}, tmp_path / "home")
 
 
-def test_the_state_folder_is_known_when_it_does_not_exist_yet_or_goes_by_a_link(tmp_path):
+def test_the_state_folder_is_recognised_before_it_exists_and_behind_a_link(tmp_path):
     channel = replace(CHANNEL, file_system_folder="")
     refusal(channel, {ID: {"path": str(tmp_path)}}, tmp_path / "home" / "new")
     (tmp_path / "real").mkdir()
@@ -94,7 +94,7 @@ def test_the_state_folder_is_known_when_it_does_not_exist_yet_or_goes_by_a_link(
         ("/../x", "EFS", "../x"),  # refused when it is opened
     ],
 )
-def test_directory_paths_lie_below_the_entry_and_lustres_behind_its_mount_name(path, kind, below):
+def test_a_directory_path_is_below_the_entry_and_for_lustre_behind_its_mount_name(path, kind, below):
     assert folder_below(path, kind) == below
 
 
@@ -109,7 +109,7 @@ def test_directory_paths_lie_below_the_entry_and_lustres_behind_its_mount_name(p
         ("fs-00000000000", {"path": "/x", "mode": "ro"}, "unknown key"),
     ],
 )
-def test_a_wrong_entry_keeps_the_service_from_starting(name, entry, named):
+def test_an_invalid_entry_prevents_the_start_of_the_service(name, entry, named):
     with pytest.raises(ContractError, match=named):
         check_entry(name, entry, source="settings.toml")
     check_entry("fs-00000000000", {"path": "/x", "access": "rw"}, source="settings.toml")

@@ -1,4 +1,4 @@
-"""A full disk of the state folder: the words on it, and the work that goes on all the same."""
+"""A full disk of the state folder: its messages, and the work that continues in spite of it."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ def refuse(*_arguments, **_options):
 
 
 @pytest.mark.parametrize("free_bytes", [0, MIN_FREE_BYTES - 1024, MIN_FREE_BYTES])
-def test_a_disk_is_full_before_its_last_byte_is_taken(tmp_path, monkeypatch, free_bytes):
+def test_a_disk_counts_as_full_before_its_last_byte(tmp_path, monkeypatch, free_bytes):
     facts = SimpleNamespace(f_bavail=free_bytes // 1024, f_frsize=1024)
     monkeypatch.setattr(full_disks.os, "statvfs", lambda _: facts)
     said = why_full(tmp_path / "not-made" / "yet")
@@ -43,13 +43,13 @@ def test_a_disk_is_full_before_its_last_byte_is_taken(tmp_path, monkeypatch, fre
         assert "free space there" in said
 
 
-def test_a_state_folder_without_room_is_not_told_to_move_for_its_rights(tmp_path, monkeypatch):
+def test_a_full_disk_is_not_reported_as_missing_rights(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.mkdir", refuse)
     with pytest.raises(ContractError, match="No space left on device; free space there"):
         StateFolder(tmp_path / "state").create()
 
 
-def test_clients_are_told_of_room_and_not_of_defects():
+def test_clients_are_told_to_free_space_only_for_full_disks_and_not_for_defects():
     assert "/state/file could not be written: No space left on device; free space" in why_not_now(NO_ROOM)
     assert why_not_now(StoreError("the database is away", fault=Fault.INFRASTRUCTURE)) == "the database is away"
     for defect in (StoreError("a bug"), OSError(errno.EACCES, "Permission denied"), KeyError("name")):
@@ -57,7 +57,7 @@ def test_clients_are_told_of_room_and_not_of_defects():
 
 
 async def test_clients_that_try_again_at_once_hear_of_the_disk_again():
-    """A second try within the same second is signed just the same, and was refused as used."""
+    """A retry within the same second has the same signature and must not be refused as a repetition."""
     clock = FakeClock()
     keys = Credentials(access_key_id="AKID", secret_access_key="secret")
     verifier = SignatureVerifier(lambda _: keys.secret_access_key, clock, skew_s=300)
@@ -78,20 +78,22 @@ async def test_clients_that_try_again_at_once_hear_of_the_disk_again():
         patched.setattr(aws_handler, "dispatch", full)
         handler = aws_handler.AwsHandler(None, verifier)
         answers = [await handler.handle(request) for _ in range(3)]
-    assert [answer.status for answer in answers] == [503, 503, 400]  # the second one may have changed something
+    assert [answer.status for answer in answers] == [503, 503, 400]  # the second request may have changed data
 
 
-async def test_a_store_that_finds_no_room_at_its_start_is_started_again(tmp_path, monkeypatch):
+async def test_a_store_that_finds_no_space_at_its_start_is_started_again(tmp_path, monkeypatch):
     store = EmbeddedStore(tmp_path, credentials=Credentials(access_key_id="A", secret_access_key="B"))
     store._record = StoreRecord(ports={"s3": 1})
     monkeypatch.setattr(weed_security, "write_security", refuse)
-    with pytest.raises(ObjectStoreError, match="can not be written: No space left on device"):  # what the watch expects
+    with pytest.raises(
+        ObjectStoreError, match="can not be written: No space left on device"
+    ):  # the error that the watch expects
         await store._launch()
     monkeypatch.setattr(StoreRecord, "write", refuse)
-    await store.stop()  # which goes on to the end without its record
+    await store.stop()  # it completes without its record
 
 
-async def test_jobs_whose_end_cannot_be_stored_run_on_and_the_others_end(caplog):
+async def test_jobs_whose_end_cannot_be_stored_keep_running_and_the_others_end(caplog):
     class FakeHub:
         def __init__(self):
             self.names = ["stuck", "ends"]

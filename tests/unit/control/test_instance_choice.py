@@ -1,4 +1,4 @@
-"""Which of several preferred instance types a job gets, and which preferences make no sense."""
+"""The choice among several preferred instance types of a job, and invalid preferences."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def preference(name, count=None):
         preferring(preference("a", 1), preference("b", 2)),
     ],
 )
-def test_one_count_for_all_or_one_each_is_accepted(request_):
+def test_one_count_for_all_types_or_one_per_type_is_accepted(request_):
     instance_choice.check(request_)
 
 
@@ -44,13 +44,13 @@ def test_one_count_for_all_or_one_each_is_accepted(request_):
         (preferring(preference("a", 1), InstanceCount=1), "InstancePreferences needs InstanceCount"),
     ],
 )
-def test_preferences_that_make_no_sense_are_refused(request_, words):
+def test_invalid_preferences_are_refused(request_, words):
     with pytest.raises(WireError) as error:
         instance_choice.check(request_)
     assert error.value.message.startswith(words)
 
 
-def test_candidates_come_in_the_order_of_the_request():
+def test_candidates_are_in_the_order_of_the_request():
     request = preferring(preference("a", 1), preference("b", 2))
     selected = [
         candidate["ResourceConfig"]["SelectedInstanceType"] for candidate in instance_choice.candidates(request)
@@ -59,7 +59,7 @@ def test_candidates_come_in_the_order_of_the_request():
     assert list(instance_choice.candidates(request_of())) == [request_of()]
 
 
-def test_a_selection_is_read_as_the_type_of_the_hosts():
+def test_a_selection_is_used_as_the_type_of_the_hosts():
     request = preferring(preference("a", 1), preference("b", 2))
     first, second = map(JobRequest, instance_choice.candidates(request))
     assert [(group.instance_type, group.instance_count) for group in first.instance_groups] == [("a", 1)]

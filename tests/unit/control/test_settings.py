@@ -1,4 +1,4 @@
-"""Settings: read from file and variables, refused by name, documented one by one."""
+"""Settings: loaded from file and variables, refused by name, documented one by one."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ def load(tmp_path):
     return load
 
 
-def test_defaults_stand_where_nothing_is_set(load, tmp_path):
+def test_defaults_apply_where_nothing_is_set(load, tmp_path):
     assert load() == Settings(home=str(tmp_path))
 
 
@@ -39,12 +39,12 @@ def test_an_empty_home_variable_is_the_default_home(monkeypatch, tmp_path):
     assert load_settings({}).home_folder == tmp_path / ".clary"
 
 
-def test_a_relative_home_counts_from_where_the_command_runs(monkeypatch, tmp_path):
+def test_a_relative_home_is_relative_to_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert load_settings({"CLARY_HOME": "state"}).home == str(tmp_path / "state")
 
 
-def test_the_database_lies_in_the_state_folder_unless_it_is_named(load, tmp_path):
+def test_the_database_is_in_the_state_folder_unless_the_url_is_set(load, tmp_path):
     assert load().resolved_database_url == f"sqlite:///{tmp_path}/clary.db"
     assert load(CLARY_DATABASE_URL="postgresql://db/x").resolved_database_url == "postgresql://db/x"
 
@@ -84,7 +84,7 @@ def test_the_database_lies_in_the_state_folder_unless_it_is_named(load, tmp_path
         (b"region = '\xff'", "not valid TOML"),
     ],
 )
-def test_a_wrong_line_is_refused_with_file_setting_and_what_was_expected(load, tmp_path, text, says):
+def test_an_invalid_line_is_refused_with_file_setting_and_expected_value(load, tmp_path, text, says):
     with pytest.raises(ContractError) as refused:
         load(text)
     assert refused.value.fault is Fault.USER
@@ -102,7 +102,7 @@ def test_a_wrong_line_is_refused_with_file_setting_and_what_was_expected(load, t
         ("CLARY_INTERNET", "maybe", "expected true or false"),
     ],
 )
-def test_a_wrong_variable_is_refused_with_its_name(load, variable, value, says):
+def test_an_invalid_variable_is_refused_with_its_name(load, variable, value, says):
     with pytest.raises(ContractError) as refused:
         load(**{variable: value})
     assert refused.value.message.startswith(f"{variable}: ")
@@ -110,16 +110,16 @@ def test_a_wrong_variable_is_refused_with_its_name(load, variable, value, says):
 
 
 @pytest.mark.parametrize(("word", "value"), [("yes", True), ("On", True), ("1", True), ("NO", False), ("off ", False)])
-def test_words_for_true_and_false_are_understood_in_variables(load, word, value):
+def test_words_for_true_and_false_are_accepted_in_variables(load, word, value):
     assert load(CLARY_INTERNET=word).internet is value
 
 
-def test_whole_numbers_are_good_for_durations(load):
+def test_integers_are_accepted_as_durations(load):
     assert load("stop_grace_s = 3").stop_grace_s == 3.0
     assert type(load().stop_grace_s) is float
 
 
-def test_a_settings_file_that_can_not_be_read_is_said(load, tmp_path):
+def test_an_unreadable_settings_file_is_an_error(load, tmp_path):
     (tmp_path / "settings.toml").mkdir()
     with pytest.raises(ContractError, match=r"settings\.toml: can not be read: Is a directory"):
         load()
@@ -145,7 +145,7 @@ def test_every_default_passes_its_own_check(load):
     assert load(**variables) == load()
 
 
-def test_the_page_of_settings_is_what_the_declarations_say():
+def test_the_page_of_settings_matches_the_declarations():
     sys.path.insert(0, str(ROOT / "tools"))
     try:
         import make_settings_page
@@ -162,6 +162,6 @@ def test_every_setting_is_documented_with_its_variable_and_help(setting):
     assert any(line.startswith("|") and named in line for line in page.splitlines())
 
 
-def test_loading_reads_only_what_it_is_given(monkeypatch, tmp_path):
+def test_loading_reads_only_its_arguments(monkeypatch, tmp_path):
     monkeypatch.setitem(os.environ, "CLARY_PORT", "9")
     assert load_settings({"CLARY_HOME": str(tmp_path)}).port == 4570

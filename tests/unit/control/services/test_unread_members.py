@@ -1,4 +1,4 @@
-"""Every member of every operation that is answered is read by its handler, decided on, or listed with a reason."""
+"""Every member of every supported operation is read by its handler, has a decision, or is listed with a reason."""
 
 import ast
 import importlib
@@ -15,15 +15,15 @@ from clary.control.tuning import trial_requests, tuning_request, validation
 from clary.control.wire.models import service
 
 DECIDED_ON = {("sagemaker", operation) for operation in TABLES}
-# Its members are read by control.tuning or handed on to CreateTrainingJob: a test of its own.
+# Its members are read by control.tuning or passed on to CreateTrainingJob: a separate test covers them.
 OF_TUNING = ("sagemaker", "CreateHyperParameterTuningJob")
 OPERATIONS = [key for key in HANDLERS if key not in DECIDED_ON and key != OF_TUNING]
-STORED_WHOLE = ("MetadataProperties", "Tags")  # kept and told as they are
+STORED_WHOLE = ("MetadataProperties", "Tags")  # stored and returned unchanged
 
 
 @cache
 def words_of(name):
-    """Return the texts in a module, and the ends of texts that it puts together."""
+    """Return the string constants in a module, and the constant ends of its formatted strings."""
     texts, ends = set(), set()
     for node in ast.walk(ast.parse(Path(importlib.import_module(name).__file__).read_text())):
         if isinstance(node, ast.JoinedStr):
@@ -36,7 +36,7 @@ def words_of(name):
 
 
 def readers_of(handler):
-    """Return the names of a handler's module and of those of the service that it uses."""
+    """Return the names of a handler's module and of the service's modules that it uses."""
     names = {handler.__module__}
     for value in vars(importlib.import_module(handler.__module__)).values():
         name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None) or ""
@@ -57,7 +57,7 @@ def members_of(shape, prefix="", under_way=()):
 
 
 def unread(key):
-    """Return the paths of members whose names nothing in the way of a request holds."""
+    """Return the paths of members whose names are in no module that handles the request."""
     shape = service(key[0]).model.operation_model(key[1]).input_shape
     known = [words_of(name) for name in readers_of(HANDLERS[key])]
     texts = set().union(*(texts for texts, _ in known))
@@ -82,9 +82,9 @@ def test_every_member_is_read_or_listed_with_a_reason(key):
 
 
 def unread_of_tuning():
-    """Return the members of a tuning job that nothing reads and that CreateTrainingJob does not decide on.
+    """Return the members of a tuning job that no module reads and on which CreateTrainingJob has no decision.
 
-    A definition's members that CreateTrainingJob has too are handed on; test_trial_requests has all of them.
+    A definition's members that CreateTrainingJob has too are passed on; test_trial_requests covers all of them.
     """
     handed_on = {*trial_requests._SAME_MEMBERS, "AlgorithmSpecification", "ResourceConfig", "CheckpointConfig"}
     modules = (HANDLERS[OF_TUNING].__module__, *(one.__name__ for one in (tuning_request, validation, trial_requests)))
@@ -99,7 +99,7 @@ def unread_of_tuning():
             yield path
 
 
-# Members of CreateTrainingJob that have members of their own: the table decides on those.
+# Members of CreateTrainingJob that have members themselves: the table decides on the inner members.
 INNER_NODES = {
     path.rpartition(".")[0].removesuffix("[]")
     for path in members_of(service("sagemaker").model.operation_model("CreateTrainingJob").input_shape)
@@ -107,12 +107,12 @@ INNER_NODES = {
 }
 
 
-def test_every_member_of_a_tuning_job_is_read_handed_on_or_listed_with_a_reason():
+def test_every_member_of_a_tuning_job_is_read_passed_on_or_listed_with_a_reason():
     assert set(unread_of_tuning()) == set(UNREAD[OF_TUNING])
 
 
 @pytest.mark.parametrize("path", UNREAD[OF_TUNING])
-def test_a_member_of_a_tuning_job_that_nothing_reads_has_one_value(path):
+def test_an_unread_member_of_a_tuning_job_has_only_one_possible_value(path):
     shape = service("sagemaker").model.operation_model(OF_TUNING[1]).input_shape
     for step in path.split("."):
         shape = shape.members[step.removesuffix("[]")]
@@ -120,5 +120,5 @@ def test_a_member_of_a_tuning_job_that_nothing_reads_has_one_value(path):
     assert len(shape.enum) == 1
 
 
-def test_what_is_listed_belongs_to_operations_that_are_answered():
+def test_listed_members_belong_to_supported_operations():
     assert set(UNREAD) <= {*OPERATIONS, OF_TUNING}

@@ -1,4 +1,4 @@
-"""A log store of its own for every test."""
+"""A separate log store for every test."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Damage on SQLite: the contract, and values that only a file without types can hold."""
+"""Damage on SQLite: the contract, and values that only an untyped database file can hold."""
 
 import base64
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ def database_url(tmp_path: Path) -> str:
 
 
 class TestDamageOnSqlite(DamageContract):
-    """The contract against a file."""
+    """Runs the contract against a database file."""
 
 
 COLUMNS = {
@@ -36,7 +36,7 @@ COLUMNS = {
 
 
 @pytest.mark.parametrize("change", COLUMNS.values(), ids=COLUMNS.keys())
-async def test_columns_are_mended_from_the_document_beside_them(database_url: str, change: str) -> None:
+async def test_damaged_columns_are_restored_from_the_document_in_their_row(database_url: str, change: str) -> None:
     store = await Store.open(database_url)
     for name in ("damaged", "sound"):
         await store.create_job(make_job(name), {})
@@ -63,7 +63,7 @@ DOCUMENTS = {
 
 
 @pytest.mark.parametrize("change", DOCUMENTS.values(), ids=DOCUMENTS.keys())
-async def test_documents_of_other_types_are_set_aside(database_url: str, change: str) -> None:
+async def test_documents_of_another_type_are_quarantined(database_url: str, change: str) -> None:
     store = await Store.open(database_url)
     for name in ("damaged", "sound"):
         await store.create_job(make_job(name), {})
@@ -80,7 +80,7 @@ async def test_documents_of_other_types_are_set_aside(database_url: str, change:
         await store.close()
 
 
-async def test_types_of_other_tables_are_found_when_a_question_fails(database_url: str) -> None:
+async def test_wrong_types_in_other_tables_are_found_when_a_query_fails(database_url: str) -> None:
     store = await Store.open(database_url)
     try:
         await store.create_job(completed(make_job("job")), {})
@@ -101,7 +101,7 @@ async def test_types_of_other_tables_are_found_when_a_question_fails(database_ur
         await store.close()
 
 
-async def test_a_damaged_lease_or_key_keeps_nobody_from_starting(database_url: str) -> None:
+async def test_a_damaged_lease_or_key_does_not_prevent_the_start(database_url: str) -> None:
     store = await Store.open(database_url)
     lease = await store.acquire_lease("service", "me", 30)
     assert lease is not None

@@ -1,4 +1,4 @@
-"""A database that is missing, empty, another or damaged: nothing begins as new by accident; backups bring it back."""
+"""A missing, empty, foreign or damaged database: no new database is created by accident, and backups are restored."""
 
 import sqlite3
 import time
@@ -32,7 +32,7 @@ def backups_of(database: Path) -> Backups:
 
 
 async def lived_in(database: Path, *, makes_backup: bool = True) -> None:
-    """Leave a database with a job, and a backup of it."""
+    """Create a database with a job, and if asked a backup of it."""
     store = await open_store(database)
     await store.create_job(make_job("kept"), {})
     await store.close()
@@ -84,7 +84,7 @@ def of_another_life(database: Path) -> None:
     [remove, empty, without_tables, no_database, malformed, one_page, of_another_life],
     ids=lambda ruin: ruin.__name__,
 )
-async def test_a_lost_database_is_named_and_its_backup_brings_it_back(
+async def test_a_lost_database_is_an_error_and_its_backup_restores_it(
     database: Path, ruin: Callable[[Path], None]
 ) -> None:
     await lived_in(database)
@@ -93,7 +93,7 @@ async def test_a_lost_database_is_named_and_its_backup_brings_it_back(
     with pytest.raises(StoreError, match=r"clary backup restore.*clary up --new-database") as told:
         await open_store(database)
     assert str(backups_of(database).all()[0].path) in str(told.value)
-    assert (database.read_bytes() if database.exists() else None) == before  # nothing was begun anew
+    assert (database.read_bytes() if database.exists() else None) == before  # no new database was created
 
     backups_of(database).bring_back(None, NOW)
     store = await open_store(database)
@@ -104,20 +104,20 @@ async def test_a_lost_database_is_named_and_its_backup_brings_it_back(
 
 
 @pytest.mark.parametrize("ruin", [remove, malformed], ids=lambda ruin: ruin.__name__)
-async def test_a_new_database_is_begun_when_it_is_asked_for(database: Path, ruin: Callable[[Path], None]) -> None:
+async def test_a_new_database_is_created_on_request(database: Path, ruin: Callable[[Path], None]) -> None:
     await lived_in(database, makes_backup=False)
     ruin(database)
     damaged = database.read_bytes() if database.exists() else b""
     store = await open_store(database, begins_anew=True)
     assert await store.get_job("kept") is None
     await store.close()
-    store = await open_store(database)  # it is the folder's own from now on
+    store = await open_store(database)  # the folder's database from now on
     await store.close()
     aside = list(database.parent.glob("clary.db.set-aside-*Z"))
     assert [path.read_bytes() for path in aside] == ([damaged] if damaged else [])
 
 
-async def test_logs_alone_tell_that_there_was_a_database(database: Path) -> None:
+async def test_log_files_alone_prove_that_a_database_existed(database: Path) -> None:
     logs = database.parent / "logs"
     logs.mkdir()
     (logs / "job%2Falgo-1-1.log").write_bytes(b"lines")
@@ -133,11 +133,11 @@ async def test_a_folder_whose_first_start_failed_may_start_again(database: Path)
     store = await open_store(database)
     await store.close()
     (database.parent / MARK_FILE).write_text("no JSON")
-    store = await open_store(database)  # what it is, the database says
+    store = await open_store(database)  # the database itself holds its identity
     await store.close()
 
 
-async def test_few_backups_stay_and_a_damaged_one_is_not_brought_back(database: Path) -> None:
+async def test_few_backups_are_kept_and_a_damaged_backup_is_not_restored(database: Path) -> None:
     await lived_in(database, makes_backup=False)
     kept = backups_of(database)
     for minute in range(5):

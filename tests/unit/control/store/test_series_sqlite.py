@@ -21,11 +21,11 @@ def database_url(tmp_path: Path) -> str:
 
 
 class TestSeriesOnSqlite(SeriesContract):
-    """The contract against a file."""
+    """Runs the contract against a database file."""
 
 
 async def test_where_hosts_left_off_is_looked_up_and_not_searched_for(database_url: str) -> None:
-    """However many jobs there were: each batch asks."""
+    """Each batch makes this query, so its cost must not grow with the number of jobs."""
     asked = {"job_names": ["a", "b"], "attempts": [1], "hosts": ["algo-1", "algo-2"]}
     store = await Store.open(database_url)
     try:
@@ -44,12 +44,12 @@ async def test_where_hosts_left_off_is_looked_up_and_not_searched_for(database_u
 
 
 @pytest.mark.timeout(120)
-async def test_every_acknowledged_row_survives_kill_9_and_none_is_there_twice(database_url: str) -> None:
+async def test_every_acknowledged_row_survives_kill_9_exactly_once(database_url: str) -> None:
     store = await Store.open(database_url)
     await store.create_job(make_job("job"), {})
     await store.close()
     told: dict[str, int] = {}
-    for num_answers in (1, 25, 90):  # at which the sender dies, with batches of all hosts under way
+    for num_answers in (1, 25, 90):  # the sender dies at this response, with batches of all hosts in progress
         sender = subprocess.Popen(
             [sys.executable, series_crash_program.__file__, database_url], stdout=subprocess.PIPE, text=True
         )

@@ -29,10 +29,10 @@ def database_url(database_path: Path) -> str:
 
 
 class TestStoreOnSqlite(CurveContract, StoreContract):
-    """The contract against a file."""
+    """Runs the contract against a database file."""
 
 
-async def test_commits_are_forced_to_disk_and_the_file_is_its_owners_alone(
+async def test_commits_are_synced_to_disk_and_only_the_owner_may_read_the_file(
     database_url: str, database_path: Path
 ) -> None:
     store = await Store.open(database_url)
@@ -52,7 +52,7 @@ async def test_commits_are_forced_to_disk_and_the_file_is_its_owners_alone(
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Another process that holds the write lock."""
+    """Run another process that holds the write lock."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -61,7 +61,7 @@ def _locked(path: Path) -> Iterator[None]:
         connection.close()
 
 
-async def test_a_lock_that_is_not_let_go_is_an_error_and_the_store_lives_on(
+async def test_a_write_lock_that_is_not_released_is_an_error_and_the_store_survives(
     database_url: str, database_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.05)
@@ -71,7 +71,7 @@ async def test_a_lock_that_is_not_let_go_is_an_error_and_the_store_lives_on(
             results = await asyncio.gather(
                 *(store.create_job(make_job(f"j{number}"), {}) for number in range(3)), return_exceptions=True
             )
-            assert await store.get_job("j0") is None  # readers are not held up
+            assert await store.get_job("j0") is None  # readers are not blocked
         for result in results:
             assert isinstance(result, StoreError)
             assert result.retryable
@@ -81,7 +81,7 @@ async def test_a_lock_that_is_not_let_go_is_an_error_and_the_store_lives_on(
         await store.close()
 
 
-async def test_a_full_disk_is_said_and_survived(database_url: str) -> None:
+async def test_a_full_disk_is_an_error_that_the_store_survives(database_url: str) -> None:
     store = await Store.open(database_url)
 
     def limit_pages(connection: Any, *, extra: int) -> None:
@@ -97,7 +97,7 @@ async def test_a_full_disk_is_said_and_survived(database_url: str) -> None:
         )
         assert isinstance(results[1], StoreError)
         assert "disk is full" in str(results[1])
-        # Whatever was acknowledged is there, and nothing else.
+        # All acknowledged jobs are stored, and no others.
         assert (results[0] is None) == (await store.get_job("small") is not None)
         assert await store.get_job("large") is None
         await store._writer.run(lambda connection: limit_pages(connection, extra=1000))
@@ -150,7 +150,9 @@ async def test_a_dead_writer_fails_every_write_at_once_and_names_the_first_cause
         await store.close()
 
 
-async def test_those_who_wait_when_the_writer_dies_are_told(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_writes_get_an_error_when_the_writer_dies(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = await Store.open(database_url)
     try:
 
@@ -166,13 +168,13 @@ async def test_those_who_wait_when_the_writer_dies_are_told(database_url: str, m
         await store.close()
 
 
-async def test_a_write_has_a_deadline_and_a_write_that_nobody_awaits_is_dropped(database_url: str) -> None:
+async def test_a_write_has_a_deadline_and_a_cancelled_write_is_dropped(database_url: str) -> None:
     store = await Store.open(database_url)
     go_on = threading.Event()
     try:
         await store.create_job(make_job("j"), {})
         slow = asyncio.create_task(store._writer.run(lambda _connection: go_on.wait(10)))
-        await asyncio.sleep(0.01)  # the writer is now busy
+        await asyncio.sleep(0.01)  # the writer is busy now
         with pytest.raises(StoreError, match=r"not on disk after 0\.01 s.*may or may not happen"):
             await store._writer.run(lambda _connection: None, timeout_s=0.01)
         given_up = asyncio.create_task(store.update_job("j", count_up))
@@ -189,7 +191,9 @@ async def test_a_write_has_a_deadline_and_a_write_that_nobody_awaits_is_dropped(
         await store.close()
 
 
-async def test_a_flood_is_refused_and_not_queued_for_ever(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_writes_beyond_the_limit_of_the_queue_are_refused(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(group_commit, "MAX_QUEUED", 3)
     store = await Store.open(database_url)
     go_on = threading.Event()
@@ -218,7 +222,7 @@ async def test_a_flood_is_refused_and_not_queued_for_ever(database_url: str, mon
         ("sqlite:////proc/nothing/here.db", "cannot open the database file"),
     ],
 )
-async def test_a_url_that_cannot_work_is_refused_in_words(url: str, words: str) -> None:
+async def test_a_url_that_cannot_work_is_refused_with_a_message(url: str, words: str) -> None:
     with pytest.raises(StoreError, match=words):
         await Store.open(url)
 
@@ -247,7 +251,7 @@ async def test_closing_leaves_no_thread_behind(database_url: str) -> None:
     assert left == set()
 
 
-async def test_operations_of_one_kind_run_together_and_each_has_its_own_value(database_url: str) -> None:
+async def test_operations_of_one_kind_run_together_and_each_gets_its_own_result(database_url: str) -> None:
     store = await Store.open(database_url)
     calls: list[list[int]] = []
 
@@ -264,13 +268,13 @@ async def test_operations_of_one_kind_run_together_and_each_has_its_own_value(da
             await asyncio.gather(tasks[3], return_exceptions=True)
         assert await asyncio.gather(*tasks[:3], tasks[4]) == [0, 2, 4, 8]
         await between
-        assert calls == [[0, 1, 2, 4]]  # the one that was given up is not among them
+        assert calls == [[0, 1, 2, 4]]  # the cancelled item is not among them
         assert await store.get_job("between") is not None
     finally:
         await store.close()
 
 
-async def test_an_item_that_fails_fails_alone_and_the_others_are_done_by_themselves(database_url: str) -> None:
+async def test_a_failing_item_fails_alone_and_the_other_items_are_repeated_one_by_one(database_url: str) -> None:
     store = await Store.open(database_url)
 
     def create(connection: Any, items: Sequence[str]) -> list[str]:
@@ -289,7 +293,7 @@ async def test_an_item_that_fails_fails_alone_and_the_others_are_done_by_themsel
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [results[0], results[2], results[4]] == ["a", "b", "c"]
         assert str(results[1]) == "not this one"
-        assert isinstance(results[3], StoreError)  # its name is taken
+        assert isinstance(results[3], StoreError)  # its name is in use
         stored = await store._writer.run(
             lambda connection: (
                 connection.exec_driver_sql("SELECT name FROM properties WHERE value = 'x'").scalars().all()
@@ -302,7 +306,7 @@ async def test_an_item_that_fails_fails_alone_and_the_others_are_done_by_themsel
 
 @contextlib.asynccontextmanager
 async def _busy(store: Store) -> AsyncIterator[None]:
-    """Have the writer wait, so that requests made meanwhile go into one transaction."""
+    """Block the writer, so that requests made in the meantime go into one transaction."""
     is_waiting, go_on = threading.Event(), threading.Event()
 
     def wait(_connection: Any) -> None:

@@ -12,4 +12,4 @@ def database_url(tmp_path: Path) -> str:
 
 
 class TestTrainingRecordsOnSqlite(TrainingContract):
-    """The contract against a file."""
+    """Runs the contract against a database file."""

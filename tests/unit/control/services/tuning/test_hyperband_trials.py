@@ -1,4 +1,4 @@
-"""Hyperband's trials as the loop carries them out: ended at a rung, bounded, and gone on with from checkpoints."""
+"""Hyperband's trials as the loop runs them: stopped at a rung, bounded, and continued from checkpoints."""
 
 import pytest
 from tuning_runs import TuningRuns, definition_of
@@ -17,7 +17,7 @@ def runs(plane):
     return TuningRuns(plane)
 
 
-async def test_hyperband_stops_trials_that_others_of_their_rung_are_better_than(runs):
+async def test_hyperband_stops_trials_that_are_worse_than_others_of_their_rung(runs):
     hyperband = {"HyperbandStrategyConfig": {"MinResource": 1, "MaxResource": 9}}
     await runs.create(most=16, parallel=1, config={"Strategy": "Hyperband", "StrategyConfig": hyperband})
     stopped = []
@@ -33,7 +33,7 @@ async def test_hyperband_stops_trials_that_others_of_their_rung_are_better_than(
         await runs.end(agent)
         await runs.look()
     assert 1 not in stopped
-    assert len(stopped) >= 8  # each is worse than all before it; those of the last bracket alone go on
+    assert len(stopped) >= 8  # each trial is worse than all before it; only trials of the last bracket continue
     trials = await runs.trials()
     for number in stopped:
         trial = trials[number - 1]
@@ -44,7 +44,7 @@ async def test_hyperband_stops_trials_that_others_of_their_rung_are_better_than(
     assert await runs.status() == "Completed"
 
 
-async def test_a_trial_that_tells_more_values_than_max_resource_is_stopped_and_not_gone_on_with(runs):
+async def test_a_trial_with_more_values_than_max_resource_is_stopped_and_not_continued(runs):
     hyperband = {"HyperbandStrategyConfig": {"MinResource": 1, "MaxResource": 3}}
     definition = definition_of(CheckpointConfig={"S3Uri": "s3://bucket/checkpoints"})
     config = {"Strategy": "Hyperband", "StrategyConfig": hyperband}
@@ -53,7 +53,7 @@ async def test_a_trial_that_tells_more_values_than_max_resource_is_stopped_and_n
     while not [one for one in await runs.trials() if one.stop_reason == reason]:
         (name,) = await runs.open_names()
         agent = await runs.run(name)
-        while not (await runs.trials())[-1].stop_reason:  # a program that does not end by itself
+        while not (await runs.trials())[-1].stop_reason:  # a program that does not end on its own
             await runs.tell(name, 1.0)
             await runs.look()
         await runs.end(agent)
@@ -67,7 +67,7 @@ async def test_a_trial_that_tells_more_values_than_max_resource_is_stopped_and_n
 
 
 async def run_hyperband(runs, *, most, definition):
-    """Let Hyperband's trials run one after the other; the first two are the best by far."""
+    """Run Hyperband's trials one after the other; the first two have by far the best losses."""
     hyperband = {"HyperbandStrategyConfig": {"MinResource": 1, "MaxResource": 9}}
     config = {"Strategy": "Hyperband", "StrategyConfig": hyperband}
     await runs.create(most=most, parallel=1, config=config, TrainingJobDefinition=definition)
@@ -88,7 +88,7 @@ async def run_hyperband(runs, *, most, definition):
     return await runs.trials()
 
 
-async def test_hyperband_goes_on_with_a_trial_from_its_checkpoints_when_others_have_made_room(plane, runs):
+async def test_hyperband_continues_a_trial_from_its_checkpoints_when_others_have_ended(plane, runs):
     definition = definition_of(CheckpointConfig={"S3Uri": "s3://bucket/checkpoints"})
     trials = await run_hyperband(runs, most=24, definition=definition)
     going_on = [one for one in trials if one.continues]
@@ -105,6 +105,6 @@ async def test_hyperband_goes_on_with_a_trial_from_its_checkpoints_when_others_h
     assert await runs.status() == "Completed"
 
 
-async def test_hyperband_begins_nothing_again_without_checkpoints(runs):
+async def test_hyperband_continues_no_trial_without_checkpoints(runs):
     trials = await run_hyperband(runs, most=24, definition=definition_of())
     assert not [one for one in trials if one.continues]

@@ -1,4 +1,4 @@
-"""Create, describe, list, stop and delete tuning jobs, read as botocore reads the answers; refusals in AWS's words."""
+"""Create, describe, list, stop and delete tuning jobs, with responses parsed by botocore, and refusals as by AWS."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from tuning_runs import METRIC, RANGES, RESOURCES, TuningRuns, definition_of, re
 from clary.base.errors import WireError
 from clary.testing.control_plane import UNKNOWN_IMAGE, ControlPlane
 
-# As SDK v2 and v3 sent them.
+# Requests as SDK v2 and v3 sent them.
 RECORDED = sorted(
     (Path(__file__).parents[4] / "assets/requests").glob("*.CreateHyperParameterTuningJob.json"),
 )
@@ -55,7 +55,7 @@ async def all_rows(runs, operation, member, **params):
 # Create
 
 
-async def test_a_tuning_job_is_stored_and_nothing_has_started(plane, runs):
+async def test_a_created_tuning_job_is_stored_and_has_no_trials_yet(plane, runs):
     answer = await runs.call("CreateHyperParameterTuningJob", **request_of())
     arn = "arn:aws:sagemaker:us-west-2:000000000000:hyper-parameter-tuning-job/tuned"
     assert answer["HyperParameterTuningJobArn"] == arn
@@ -68,14 +68,18 @@ async def test_a_tuning_job_is_stored_and_nothing_has_started(plane, runs):
     assert await runs.trials() == []
 
 
-def test_there_are_recorded_requests():
+def test_the_recorded_requests_are_found():
     assert len(RECORDED) == 3
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.partition(".")[0])
-async def test_what_the_sdks_send_is_taken_told_again_and_reaches_the_training_jobs(plane, runs, path):
-    request = json.loads(path.read_text().replace("s3://b/c", "s3://bucket/c"))  # a bucket has three letters at least
-    request["TrainingJobDefinition"]["AlgorithmSpecification"]["TrainingImage"] = "generic:1"  # that is here
+async def test_requests_of_the_sdks_are_accepted_described_and_reach_the_training_jobs(plane, runs, path):
+    request = json.loads(
+        path.read_text().replace("s3://b/c", "s3://bucket/c")
+    )  # the name of a bucket has at least three characters
+    request["TrainingJobDefinition"]["AlgorithmSpecification"]["TrainingImage"] = (
+        "generic:1"  # an image that exists here
+    )
     await runs.call("CreateHyperParameterTuningJob", **request)
     await runs.look()
     name, definition = request["HyperParameterTuningJobName"], request["TrainingJobDefinition"]
@@ -99,7 +103,7 @@ async def test_what_the_sdks_send_is_taken_told_again_and_reaches_the_training_j
         assert trial["InputDataConfig"] == definition["InputDataConfig"]
 
 
-async def test_a_name_is_given_once(runs):
+async def test_a_name_can_be_used_once(runs):
     await runs.create()
     again = runs.call("CreateHyperParameterTuningJob", **request_of(most=9))
     assert await refusal(again) == (
@@ -108,7 +112,7 @@ async def test_a_name_is_given_once(runs):
     )
 
 
-async def test_of_two_that_ask_for_a_name_at_once_one_gets_it(plane, runs, monkeypatch):
+async def test_of_two_concurrent_creations_of_a_name_one_succeeds(plane, runs, monkeypatch):
     async def nothing(name):
         return None
 
@@ -128,7 +132,7 @@ async def test_of_two_that_ask_for_a_name_at_once_one_gets_it(plane, runs, monke
         ({"TrainingJobDefinition": definition_of(ResourceConfig=None)}, "Give either ResourceConfig"),
     ],
 )
-async def test_a_request_that_makes_no_sense_is_refused_and_not_stored(runs, changes, words):
+async def test_an_invalid_request_is_refused_and_not_stored(runs, changes, words):
     code, message = await refusal(runs.call("CreateHyperParameterTuningJob", **request_of(**changes)))
     assert code == "ValidationException"
     assert words in message
@@ -162,7 +166,7 @@ async def test_a_definition_that_no_training_job_could_have_is_refused_at_once(p
     assert names_of(await runs.call("ListHyperParameterTuningJobs")) == []
 
 
-async def test_each_of_several_definitions_is_tried_out(runs):
+async def test_each_of_several_definitions_is_checked(runs):
     image = {**definition_of()["AlgorithmSpecification"], "TrainingImage": UNKNOWN_IMAGE}
     own = {"TuningObjective": OBJECTIVE, "HyperParameterRanges": RANGES}
     definitions = [
@@ -178,7 +182,7 @@ async def test_each_of_several_definitions_is_tried_out(runs):
     assert (code, UNKNOWN_IMAGE in message) == ("ValidationException", True)
 
 
-async def test_tags_are_checked_and_kept(plane, runs):
+async def test_tags_are_checked_and_stored(plane, runs):
     doubled = [{"Key": "a", "Value": "1"}, {"Key": "a", "Value": "2"}]
     assert (await refusal(runs.create(Tags=doubled)))[0] == "ValidationException"
     arn = await runs.create(Tags=[{"Key": "team", "Value": "x"}])
@@ -192,7 +196,7 @@ async def test_tags_are_checked_and_kept(plane, runs):
 # Describe
 
 
-async def test_describe_says_the_request_as_it_was_and_how_far_it_is(plane, runs):
+async def test_describe_has_the_original_request_and_the_progress(plane, runs):
     await runs.create(most=5)
     first, second = await runs.open_names()
     await runs.finish(first, 3.0, 2.0)
@@ -222,7 +226,7 @@ async def test_describe_says_the_request_as_it_was_and_how_far_it_is(plane, runs
     assert answer["ConsumedResources"]["RuntimeInSeconds"] == 2
 
 
-async def test_describe_of_one_that_has_ended(runs):
+async def test_describe_of_an_ended_tuning_job(runs):
     await runs.create(most=2)
     await runs.finish_all()
     answer = await runs.describe()
@@ -240,7 +244,7 @@ async def test_describe_of_one_that_has_ended(runs):
         "ListTrainingJobsForHyperParameterTuningJob",
     ],
 )
-async def test_a_tuning_job_that_there_is_not_is_not_found(runs, operation):
+async def test_a_missing_tuning_job_gives_resource_not_found(runs, operation):
     assert await refusal(runs.call(operation, HyperParameterTuningJobName="nobody")) == (
         "ResourceNotFound",
         "Amazon SageMaker can't find a tuning job called nobody. Type another name.",
@@ -264,7 +268,7 @@ async def test_tuning_jobs_are_listed_by_name_with_their_counters(plane, runs):
     assert names_of(newest) == ["a", "c", "b"]
 
 
-async def test_lists_are_filtered_and_have_pages(plane, runs):
+async def test_lists_are_filtered_and_paged(plane, runs):
     moments = []
     for number in range(12):
         moments.append(plane.clock.now())
@@ -314,7 +318,7 @@ async def test_training_jobs_of_a_tuning_job_are_listed_in_every_order(runs):
     assert await listed(StatusEquals="Failed") == []
 
 
-async def test_rows_of_training_jobs_say_what_is_known_of_each(plane, runs):
+async def test_summaries_of_training_jobs_have_the_known_members(plane, runs):
     await runs.create(most=4, parallel=4)
     good, bad, running, waiting = await runs.open_names()
     await runs.finish(good, 1.5)
@@ -335,7 +339,7 @@ async def test_rows_of_training_jobs_say_what_is_known_of_each(plane, runs):
         assert set(row["TunedHyperParameters"]) == {"lr", "layers"}
 
 
-async def test_a_token_of_training_jobs_is_for_its_own_list(runs):
+async def test_a_page_token_of_training_jobs_is_valid_for_its_own_list_only(runs):
     await runs.create(most=4, parallel=4)
     await runs.create("other", most=4, parallel=4)
     listed = "ListTrainingJobsForHyperParameterTuningJob"
@@ -348,7 +352,7 @@ async def test_a_token_of_training_jobs_is_for_its_own_list(runs):
 # Stop and delete
 
 
-async def test_one_that_is_stopped_starts_no_more_and_stops_what_runs(runs):
+async def test_a_stopped_tuning_job_starts_no_more_trials_and_stops_running_ones(runs):
     await runs.create(most=9)
     agents = [await runs.run(name) for name in await runs.open_names()]
     await runs.stop()
@@ -365,7 +369,7 @@ async def test_one_that_is_stopped_starts_no_more_and_stops_what_runs(runs):
     assert len(await runs.trials()) == 2
 
 
-async def test_a_second_stop_changes_nothing_and_one_behind_the_end_is_refused(runs):
+async def test_a_second_stop_changes_nothing_and_a_stop_after_the_end_is_refused(runs):
     await runs.create(most=9)
     await runs.run((await runs.open_names())[0])
     for _ in range(2):
@@ -379,14 +383,14 @@ async def test_a_second_stop_changes_nothing_and_one_behind_the_end_is_refused(r
     )
 
 
-async def test_one_that_is_stopped_before_anything_started_is_stopped(runs):
+async def test_a_tuning_job_that_is_stopped_before_any_trial_is_stopped_at_once(runs):
     await runs.call("CreateHyperParameterTuningJob", **request_of())
     await runs.stop()
     assert await runs.status() == "Stopped"
     assert await runs.trials() == []
 
 
-async def test_only_one_that_is_over_is_deleted_and_its_training_jobs_stay(plane, runs):
+async def test_only_an_ended_tuning_job_can_be_deleted_and_its_training_jobs_are_kept(plane, runs):
     arn = await runs.create(most=2, Tags=[{"Key": "a", "Value": "b"}])
     name = "DeleteHyperParameterTuningJob"
     code, message = await refusal(runs.call(name, HyperParameterTuningJobName="tuned"))

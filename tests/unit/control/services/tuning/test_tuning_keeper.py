@@ -1,4 +1,4 @@
-"""The loop that carries tuning jobs out: trials and their requests, ends of each kind, early stops, warm starts."""
+"""The loop that runs tuning jobs: trials and their requests, ends of each kind, early stops, warm starts."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ def points_of(trials):
 # Trials
 
 
-async def test_as_many_trials_run_as_may_and_each_end_starts_the_next(runs):
+async def test_as_many_trials_run_as_allowed_and_each_end_starts_the_next(runs):
     await runs.create(most=5, parallel=2)
     for num_started, num_open in ((2, 2), (3, 2), (4, 2), (5, 2), (5, 1)):
         assert (len(await runs.trials()), len(await runs.open_names())) == (num_started, num_open)
@@ -53,7 +53,7 @@ async def test_as_many_trials_run_as_may_and_each_end_starts_the_next(runs):
     assert await runs.status() == "Completed"
 
 
-async def test_a_training_job_is_what_the_definition_says_and_knows_its_tuning_job(plane, runs):
+async def test_a_training_job_follows_the_definition_and_names_its_tuning_job(plane, runs):
     definition = definition_of(
         CheckpointConfig={"S3Uri": "s3://bucket/checkpoints/"},
         RetryStrategy={"MaximumRetryAttempts": 2},
@@ -80,7 +80,7 @@ async def test_a_training_job_is_what_the_definition_says_and_knows_its_tuning_j
         assert f"It is trial {number} of tuning job tuned." in (await plane.job(trial.job_name)).warnings
 
 
-async def test_trials_have_instance_groups_and_spot_capacity_as_the_definition_says(plane, runs):
+async def test_trials_have_the_instance_groups_and_spot_capacity_of_the_definition(plane, runs):
     groups = [
         {"InstanceGroupName": "one", "InstanceType": "ml.m5.large", "InstanceCount": 1},
         {"InstanceGroupName": "two", "InstanceType": "ml.c5.xlarge", "InstanceCount": 2},
@@ -102,7 +102,7 @@ async def test_trials_have_instance_groups_and_spot_capacity_as_the_definition_s
     assert request["StoppingCondition"]["MaxWaitTimeInSeconds"] == 120
 
 
-async def test_tags_that_come_later_are_those_of_later_trials(plane, runs):
+async def test_tags_that_are_added_later_are_set_on_later_trials(plane, runs):
     arn = await runs.create(most=4)
     await runs.call("AddTags", ResourceArn=arn, Tags=[{"Key": "late", "Value": "x"}])
     await runs.finish_all()
@@ -110,7 +110,7 @@ async def test_tags_that_come_later_are_those_of_later_trials(plane, runs):
     assert found == [{}, {}, {"late": "x"}, {"late": "x"}]
 
 
-async def test_the_objective_is_the_last_value_and_all_values_are_kept(runs):
+async def test_the_objective_is_the_last_value_and_all_values_are_stored(runs):
     await runs.create(most=1, parallel=1)
     await runs.finish((await runs.open_names())[0], 5.0, 1.0, float("nan"), 3.0)
     (trial,) = await runs.trials()
@@ -127,7 +127,7 @@ async def test_a_trial_without_a_number_at_its_end_has_no_objective(runs, values
     assert answer["BestTrainingJob"]["FinalHyperParameterTuningJobObjectiveMetric"]["Value"] == 7.0
 
 
-async def test_what_a_failed_trial_told_is_not_the_best(runs):
+async def test_the_value_of_a_failed_trial_is_never_the_best(runs):
     await runs.create(most=2, parallel=1)
     await runs.finish((await runs.open_names())[0], 0.001, exit_code=1)
     await runs.finish((await runs.open_names())[0], 7.0)
@@ -136,7 +136,7 @@ async def test_what_a_failed_trial_told_is_not_the_best(runs):
     assert answer["ObjectiveStatusCounters"] == {"Succeeded": 1, "Pending": 0, "Failed": 1}
 
 
-async def test_a_training_job_that_a_client_stops_ends_its_trial_and_the_next_begins(plane, runs):
+async def test_a_training_job_that_a_client_stops_ends_its_trial_and_the_next_trial_starts(plane, runs):
     await runs.create(most=3, parallel=1)
     agent = await runs.run((await runs.open_names())[0])
     await runs.tell(agent.name, 4.0)
@@ -148,7 +148,7 @@ async def test_a_training_job_that_a_client_stops_ends_its_trial_and_the_next_be
     assert not second.is_over
 
 
-async def test_a_training_job_that_was_deleted_has_had_its_trial(plane, runs):
+async def test_a_deleted_training_job_ends_its_trial_as_failed(plane, runs):
     await runs.create(most=3, parallel=1)
     (name,) = await runs.open_names()
     agent = await runs.run(name)
@@ -160,7 +160,7 @@ async def test_a_training_job_that_was_deleted_has_had_its_trial(plane, runs):
     assert (second.number, second.is_over) == (2, False)
 
 
-async def test_a_grid_has_each_point_once_though_some_fail(runs):
+async def test_a_grid_tries_each_point_once_although_some_fail(runs):
     await runs.create(most=None, parallel=3, config={"Strategy": "Grid", "ParameterRanges": FEW})
     await runs.finish((await runs.open_names())[1], exit_code=1)
     await runs.finish_all()
@@ -170,7 +170,7 @@ async def test_a_grid_has_each_point_once_though_some_fail(runs):
 
 
 @pytest.mark.parametrize("strategy", ["Random", "Bayesian", "Hyperband"])
-async def test_the_seed_gives_the_same_proposals_for_the_same_results(runs, strategy):
+async def test_the_same_seed_gives_the_same_proposals_for_the_same_results(runs, strategy):
     for name in ("one", "two"):
         await runs.create(name, most=13, parallel=1, config={"Strategy": strategy, "RandomSeed": 7})
         await runs.finish_all(name, value_of=lambda trial: float(trial.parameters["lr"]))
@@ -179,7 +179,7 @@ async def test_the_seed_gives_the_same_proposals_for_the_same_results(runs, stra
     assert points_of(await runs.trials("three")) != points_of(await runs.trials("one"))[:1]
 
 
-async def test_several_definitions_take_turns_and_have_each_their_ranges(runs):
+async def test_several_definitions_take_turns_with_their_own_ranges(runs):
     own = {"TuningObjective": OBJECTIVE}
     definitions = [
         definition_of(DefinitionName="wide", HyperParameterRanges=RANGES, **own),
@@ -199,12 +199,12 @@ async def test_several_definitions_take_turns_and_have_each_their_ranges(runs):
 # Ends
 
 
-async def test_a_target_that_is_reached_ends_it_and_stops_what_runs(runs):
+async def test_a_reached_target_ends_the_tuning_job_and_stops_running_trials(runs):
     await runs.create(most=9, criteria={"TargetObjectiveMetricValue": 0.5})
     first, second = await runs.open_names()
     agent = await runs.run(second)
     await runs.finish(first, 0.4)
-    assert await runs.status() == "InProgress"  # until the last has ended
+    assert await runs.status() == "InProgress"  # until the last trial has ended
     await runs.end(agent)
     await runs.look()
     assert await runs.status() == "Completed"
@@ -213,7 +213,7 @@ async def test_a_target_that_is_reached_ends_it_and_stops_what_runs(runs):
     assert "has reached the target 0.5 with 0.4" in trials[1].stop_reason
 
 
-async def test_the_run_time_ends_it_and_stops_what_runs(plane, runs):
+async def test_the_run_time_limit_ends_the_tuning_job_and_stops_running_trials(plane, runs):
     await runs.call("CreateHyperParameterTuningJob", **request_of(most=9, parallel=1, runtime_s=120))
     await plane.tuning_passes()
     plane.clock.advance(119)
@@ -227,7 +227,7 @@ async def test_the_run_time_ends_it_and_stops_what_runs(plane, runs):
     assert trial.outcome.status.value == "Stopped"
 
 
-async def test_a_clock_that_is_set_neither_ends_it_nor_lets_it_run_longer(plane, runs):
+async def test_a_step_of_the_clock_does_not_change_the_run_time_limit(plane, runs):
     await runs.call("CreateHyperParameterTuningJob", **request_of(most=9, parallel=1, runtime_s=120))
     await plane.tuning_passes()
     plane.clock.set_time_of_day(plane.clock.now() + timedelta(days=1))
@@ -239,7 +239,7 @@ async def test_a_clock_that_is_set_neither_ends_it_nor_lets_it_run_longer(plane,
     assert (await job_of(plane)).status is TuningStatus.COMPLETED
 
 
-async def test_trials_that_are_no_better_end_it(runs):
+async def test_trials_without_improvement_end_the_tuning_job(runs):
     await runs.create(
         most=None, parallel=1, criteria={"BestObjectiveNotImproving": {"MaxNumberOfTrainingJobsNotImproving": 3}}
     )
@@ -250,7 +250,7 @@ async def test_trials_that_are_no_better_end_it(runs):
     assert answer["TuningJobCompletionDetails"] == {"NumberOfTrainingJobsObjectiveNotImproving": 3}
 
 
-async def test_convergence_ends_it_and_is_told(runs):
+async def test_convergence_ends_the_tuning_job_and_is_described(runs):
     await runs.create(most=None, parallel=1, criteria={"ConvergenceDetected": {"CompleteOnConvergence": "Enabled"}})
     await runs.finish_all(value_of=lambda trial: max(1.0, 11.0 - trial.number))
     answer = await runs.describe()
@@ -259,7 +259,7 @@ async def test_convergence_ends_it_and_is_told(runs):
     assert len(await runs.trials()) == 20
 
 
-async def test_it_fails_when_all_trials_fail_and_names_the_first_cause(plane, runs):
+async def test_the_tuning_job_fails_when_all_trials_fail_and_names_the_first_cause(plane, runs):
     await runs.create(most=9, parallel=2)
     for _ in range(5):
         await runs.finish((await runs.open_names())[0], exit_code=7)
@@ -274,7 +274,7 @@ async def test_it_fails_when_all_trials_fail_and_names_the_first_cause(plane, ru
     assert "BestTrainingJob" not in answer
 
 
-async def test_a_definition_that_no_training_job_can_have_any_more_ends_it_with_the_first_reason(plane, runs):
+async def test_a_definition_that_becomes_impossible_ends_the_tuning_job_with_the_first_reason(plane, runs):
     channel = {
         "ChannelName": "train",
         "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://data/x"}},
@@ -293,11 +293,11 @@ async def test_a_definition_that_no_training_job_can_have_any_more_ends_it_with_
     assert answer["HyperParameterTuningJobStatus"] == "Failed"
     assert answer["FailureReason"].startswith("training job tuned-003-")
     assert "No S3 objects found" in answer["FailureReason"]
-    assert answer["TrainingJobStatusCounters"]["Completed"] == 2  # what ran has run to its end
+    assert answer["TrainingJobStatusCounters"]["Completed"] == 2  # running trials have run to their end
     assert answer["BestTrainingJob"]["TrainingJobName"] == first
 
 
-async def test_a_stop_comes_before_an_end_that_has_begun(plane, runs):
+async def test_a_stop_request_prevails_over_an_end_that_has_begun(plane, runs):
     await runs.create(most=9, criteria={"TargetObjectiveMetricValue": 0.5})
     first, second = await runs.open_names()
     agent = await runs.run(second)
@@ -312,7 +312,7 @@ async def test_a_stop_comes_before_an_end_that_has_begun(plane, runs):
 # Early ends of trials
 
 
-async def test_the_median_rule_stops_a_trial_that_runs(runs):
+async def test_the_median_rule_stops_a_running_trial(runs):
     await runs.create(most=4, parallel=1, config={"TrainingJobEarlyStoppingType": "Auto"})
     for _ in range(3):
         await runs.finish((await runs.open_names())[0], 3.0, 2.0, 1.0)
@@ -328,11 +328,11 @@ async def test_the_median_rule_stops_a_trial_that_runs(runs):
     await runs.look()
     answer = await runs.describe()
     assert answer["TrainingJobStatusCounters"]["Stopped"] == 1
-    assert answer["ObjectiveStatusCounters"]["Succeeded"] == 4  # a value that was told is known
+    assert answer["ObjectiveStatusCounters"]["Succeeded"] == 4  # a trial with a reported value has an objective
     assert answer["HyperParameterTuningJobStatus"] == "Completed"
 
 
-async def test_without_early_stopping_every_trial_goes_on(runs):
+async def test_without_early_stopping_every_trial_continues(runs):
     await runs.create(most=4, parallel=1)
     for _ in range(3):
         await runs.finish((await runs.open_names())[0], 3.0, 2.0, 1.0)
@@ -342,13 +342,13 @@ async def test_without_early_stopping_every_trial_goes_on(runs):
     assert (await runs.trials())[3].stop_reason == ""
 
 
-async def test_a_trial_whose_stop_was_written_down_is_stopped_by_the_next_service(tmp_path):
+async def test_a_trial_whose_stop_was_recorded_is_stopped_by_the_next_service(tmp_path):
     async with ControlPlane.open(tmp_path) as plane:
         runs = TuningRuns(plane)
         await runs.create(most=4, parallel=1, config={"TrainingJobEarlyStoppingType": "Auto"})
         (trial,) = await runs.trials()
         await runs.run(trial.job_name)
-        await plane.store.tuning.put_trial(replace(trial, stop_reason="early stopping"))  # and killed here
+        await plane.store.tuning.put_trial(replace(trial, stop_reason="early stopping"))  # the service is killed here
         clock, engine = plane.clock, plane.engine
     async with ControlPlane.open(tmp_path, clock=clock, engine=engine) as plane:
         await plane.tuning_passes()
@@ -383,7 +383,7 @@ async def test_points_of_parents_are_not_tried_again(runs, kind):
         assert answer["WarmStartConfig"] == start("parent")["WarmStartConfig"]
 
 
-async def test_the_best_of_all_is_the_childs_own_where_that_is_better(runs):
+async def test_the_overall_best_is_the_child_s_own_trial_if_it_is_better(runs):
     await runs.create("parent", most=1, parallel=1)
     await runs.finish_all("parent")
     await runs.create("child", most=1, parallel=1, **start("parent"))
@@ -392,7 +392,7 @@ async def test_the_best_of_all_is_the_childs_own_where_that_is_better(runs):
     assert answer["OverallBestTrainingJob"] == answer["BestTrainingJob"]
 
 
-async def test_a_grid_with_a_parent_has_each_of_its_points_all_the_same(runs):
+async def test_a_grid_with_a_parent_tries_all_of_its_points_again(runs):
     grid = {"config": {"Strategy": "Grid", "ParameterRanges": FEW}}
     await runs.create("parent", most=None, **grid)
     await runs.finish_all("parent")
@@ -401,7 +401,7 @@ async def test_a_grid_with_a_parent_has_each_of_its_points_all_the_same(runs):
     assert sorted(points_of(await runs.trials("child"))) == sorted(points_of(await runs.trials("parent")))
 
 
-async def test_a_parent_that_is_deleted_meanwhile_is_missed_by_nobody(plane, runs):
+async def test_a_parent_that_is_deleted_after_the_start_is_not_needed(plane, runs):
     await runs.create("parent", most=1, parallel=1)
     await runs.finish_all("parent")
     await runs.create("child", most=2, parallel=1, **start("parent"))
@@ -414,7 +414,7 @@ async def test_a_parent_that_is_deleted_meanwhile_is_missed_by_nobody(plane, run
 
 
 async def serve(plane, name, after=""):
-    """Let the host of a pool live through a job and come back; returns the pool."""
+    """Have a pool's host run a job to its end and return to the pool; return the name of the pool."""
     pool = plane.hub.live_job(name).pool
     await plane.pool_gateway.next_assignment(pool, "algo-1", after=after, wait_s=0)
     agent = plane.agent(name)
@@ -431,7 +431,7 @@ async def come_back(plane, name, pool):
     await plane.passes(2)
 
 
-async def test_trials_follow_each_other_on_the_same_hosts_which_are_given_back_at_the_end(plane, runs):
+async def test_trials_follow_each_other_on_the_same_hosts_which_are_released_at_the_end(plane, runs):
     await runs.create(most=2, parallel=1)
     (first,) = await runs.open_names()
     pool = await serve(plane, first)
@@ -440,7 +440,7 @@ async def test_trials_follow_each_other_on_the_same_hosts_which_are_given_back_a
     await plane.passes()
     (second,) = await runs.open_names()
     assert await serve(plane, second, after=f"{first}:1") == pool
-    await plane.tuning_passes()  # the hosts of the last one have not come back yet
+    await plane.tuning_passes()  # the last trial's hosts have not returned to the pool yet
     assert await runs.status() == "Completed"
     await come_back(plane, second, pool)
     await plane.passes(2)
@@ -448,7 +448,7 @@ async def test_trials_follow_each_other_on_the_same_hosts_which_are_given_back_a
     assert (await plane.job(second)).is_released
 
 
-async def test_hosts_wait_on_where_the_definition_says_so(plane, runs):
+async def test_hosts_are_kept_after_the_end_if_the_definition_asks_for_it(plane, runs):
     resources = {**RESOURCES, "KeepAlivePeriodInSeconds": 600}
     await runs.create(most=1, parallel=1, TrainingJobDefinition=definition_of(ResourceConfig=resources))
     (name,) = await runs.open_names()
@@ -461,7 +461,7 @@ async def test_hosts_wait_on_where_the_definition_says_so(plane, runs):
     assert JobRequest((await plane.job(name)).request).keep_alive_s == 600
 
 
-async def test_hosts_that_another_job_has_just_taken_over_stay_with_it(plane, runs):
+async def test_hosts_that_another_job_has_just_taken_are_not_released(plane, runs):
     await runs.create(most=1, parallel=1)
     (name,) = await runs.open_names()
     pool = await serve(plane, name)
@@ -479,7 +479,7 @@ async def test_hosts_that_another_job_has_just_taken_over_stay_with_it(plane, ru
 # Faults
 
 
-async def test_a_failing_look_keeps_no_other_tuning_job_from_its_own(plane, runs, monkeypatch, caplog):
+async def test_a_failing_pass_of_one_tuning_job_does_not_affect_another(plane, runs, monkeypatch, caplog):
     await runs.call("CreateHyperParameterTuningJob", **request_of("a"))
     await runs.call("CreateHyperParameterTuningJob", **request_of("b"))
     trials = plane.store.tuning.trials
@@ -499,7 +499,7 @@ async def test_a_failing_look_keeps_no_other_tuning_job_from_its_own(plane, runs
     assert len(await runs.trials("a")) == 2
 
 
-async def test_a_trial_that_could_not_be_stored_is_proposed_again_as_it_was(plane, runs, monkeypatch, caplog):
+async def test_a_trial_that_could_not_be_stored_is_proposed_again_unchanged(plane, runs, monkeypatch, caplog):
     await runs.call("CreateHyperParameterTuningJob", **request_of())
     asked, create_job = [], plane.store.create_job
 
@@ -539,7 +539,7 @@ async def test_a_trial_whose_commit_was_not_confirmed_runs_once(plane, runs, mon
     assert plane.engine.launched.count(f"{lost[0]}/1") == 1
 
 
-async def test_an_end_whose_commit_was_not_confirmed_is_the_end(plane, runs, monkeypatch):
+async def test_an_unconfirmed_commit_of_the_end_still_ends_the_tuning_job(plane, runs, monkeypatch):
     await runs.create(most=2)
     await runs.finish((await runs.open_names())[0], 1.0)
     change = plane.store.tuning.change
@@ -557,7 +557,7 @@ async def test_an_end_whose_commit_was_not_confirmed_is_the_end(plane, runs, mon
     assert answer["TrainingJobStatusCounters"]["Completed"] == 2
 
 
-async def test_a_stop_between_a_proposal_and_its_training_job_starts_nothing(plane, runs, monkeypatch):
+async def test_a_stop_between_a_proposal_and_its_training_job_starts_no_trial(plane, runs, monkeypatch):
     await runs.call("CreateHyperParameterTuningJob", **request_of())
     propose = trial_starts.propose
     loop = asyncio.get_running_loop()
@@ -574,7 +574,7 @@ async def test_a_stop_between_a_proposal_and_its_training_job_starts_nothing(pla
     assert await runs.status() == "Stopped"
 
 
-async def test_a_stop_that_comes_just_before_another_end_is_written_is_the_end(plane, runs, monkeypatch):
+async def test_a_stop_just_before_another_end_is_recorded_wins(plane, runs, monkeypatch):
     await runs.create(most=9, parallel=1, criteria={"TargetObjectiveMetricValue": 0.5})
     change = plane.store.tuning.change
 
@@ -589,7 +589,7 @@ async def test_a_stop_that_comes_just_before_another_end_is_written_is_the_end(p
     assert await runs.status() == "Stopped"
 
 
-async def test_a_training_job_that_has_the_name_of_the_next_trial_costs_a_number(plane, runs):
+async def test_an_existing_training_job_with_the_next_trial_s_name_uses_up_the_number(plane, runs):
     await runs.call("CreateHyperParameterTuningJob", **request_of())
     await plane.create(trial_name(await job_of(plane), 1))
     await runs.look()
@@ -598,7 +598,7 @@ async def test_a_training_job_that_has_the_name_of_the_next_trial_costs_a_number
     assert len(await runs.trials()) == 4
 
 
-async def test_a_trial_whose_row_cannot_be_read_is_not_proposed_under_its_number_again(plane, runs):
+async def test_the_number_of_a_trial_whose_row_is_unreadable_is_not_used_again(plane, runs):
     await runs.create(most=3, parallel=1)
     await runs.finish((await runs.open_names())[0], 1.0)
     statement = text("UPDATE tuning_trials SET document = '{' WHERE number = 2")
@@ -608,7 +608,7 @@ async def test_a_trial_whose_row_cannot_be_read_is_not_proposed_under_its_number
     assert [one.number for one in await runs.trials()] == [1, 3, 4]
 
 
-async def test_a_training_job_whose_record_cannot_be_read_has_had_its_trial(plane, runs):
+async def test_an_unreadable_record_of_a_training_job_ends_its_trial_as_failed(plane, runs):
     await runs.create(most=2, parallel=1)
     (name,) = await runs.open_names()
     agent = await runs.run(name)
@@ -632,7 +632,7 @@ async def until(condition):
             await asyncio.sleep(0.01)
 
 
-async def test_the_loop_starts_trials_as_soon_as_a_tuning_job_comes_and_again_when_one_ends(plane, runs, monkeypatch):
+async def test_the_loop_starts_trials_when_a_tuning_job_is_created_and_when_a_trial_ends(plane, runs, monkeypatch):
     monkeypatch.setattr(tuning_keeper, "TICK_S", 3600)
     task = asyncio.create_task(plane.tuning_keeper.run())
     try:
@@ -655,7 +655,7 @@ async def test_the_loop_starts_trials_as_soon_as_a_tuning_job_comes_and_again_wh
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_the_loop_lives_on_when_the_database_is_away_at_its_begin(plane, runs, monkeypatch, caplog):
+async def test_the_loop_survives_an_unreachable_database_at_its_start(plane, runs, monkeypatch, caplog):
     await runs.call("CreateHyperParameterTuningJob", **request_of())
     monkeypatch.setattr(tuning_keeper, "TICK_S", 0.01)
     unfinished, failures = plane.store.tuning.unfinished, [None] * 3
@@ -680,7 +680,7 @@ async def test_the_loop_lives_on_when_the_database_is_away_at_its_begin(plane, r
     assert "tuning jobs could not be read" in caplog.text
 
 
-async def test_time_alone_ends_a_tuning_job(plane, runs, monkeypatch):
+async def test_the_run_time_limit_ends_a_tuning_job_without_any_other_event(plane, runs, monkeypatch):
     monkeypatch.setattr(tuning_keeper, "TICK_S", 0.01)
     await runs.call("CreateHyperParameterTuningJob", **request_of(runtime_s=120))
     task = asyncio.create_task(plane.tuning_keeper.run())
@@ -700,7 +700,7 @@ async def test_time_alone_ends_a_tuning_job(plane, runs, monkeypatch):
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_trials_are_a_series_by_the_name_of_their_tuning_job(plane, runs):
+async def test_trials_count_as_similar_jobs_by_the_name_of_their_tuning_job(plane, runs):
     await runs.create(most=2, parallel=1)
     (name,) = await runs.open_names()
     job = await plane.job(name)

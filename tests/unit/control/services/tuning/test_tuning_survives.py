@@ -13,15 +13,15 @@ from clary.testing.fake_clock import FakeClock
 from clary.testing.fake_engine import FakeEngine
 
 PARALLEL = 2
-NEVER = 10_000  # more writes than there are
+NEVER = 10_000  # more than the number of writes
 
 
 class Killed(BaseException):
-    """The service ends here: nothing catches it."""
+    """A crash of the service at this point, which no handler catches."""
 
 
 class Service:
-    """A service that is killed and started again on the same database and the same hosts.
+    """A service that is killed and restarted on the same database and the same hosts.
 
     Args:
         home: its state folder.
@@ -44,12 +44,12 @@ class Service:
         await self._context.__aexit__(None, None, None)
 
     async def kill(self):
-        """Forget everything that is in memory."""
+        """Restart the service, so that everything in its memory is lost."""
         await self.end()
         await self.start()
 
     async def look(self, *, killed_at=NEVER, is_written=False):
-        """Let the keeper look, and end the service at one of its writes; returns whether it came to that."""
+        """Run a pass of the keeper, and kill the service at write number `killed_at`; return whether it was killed."""
         writer = self.runs.plane.store._writer
         run, left = writer.run, killed_at
 
@@ -74,7 +74,7 @@ class Service:
         return False
 
     async def finish(self, trial, how):
-        """Let a trial end in one of some ways; returns the objective that it told."""
+        """End a trial in the given manner; return the objective that it reported."""
         value = float(trial.number % 3) + len(trial.parameters["opt"]) if how == "good" else None
         agent = await self.runs.run(trial.job_name)
         await self.runs.tell(trial.job_name, *([] if value is None else [9.0, value]))
@@ -82,7 +82,7 @@ class Service:
         return value
 
     async def training_jobs(self):
-        """Return name -> description of every training job that there is."""
+        """Return name -> description of every existing training job."""
         answer = await self.runs.call("ListTrainingJobs", MaxResults=100)
         assert "NextToken" not in answer
         names = [row["TrainingJobName"] for row in answer["TrainingJobSummaries"]]
@@ -101,14 +101,14 @@ async def service():
 
 
 async def check_sound(service, *, most, told=None):
-    """Hold the tuning job, its trials and the training jobs against each other."""
+    """Compare the tuning job, its trials and the training jobs with each other."""
     trials, jobs = await service.runs.trials(), await service.training_jobs()
     assert [one.number for one in trials] == list(range(1, len(trials) + 1))
     assert {one.job_name for one in trials} == set(jobs)
     assert len(trials) <= most
     assert sum(not one.is_over for one in trials) <= PARALLEL
     points = [tuple(sorted(one.parameters.items())) for one in trials]
-    assert len(set(points)) == min(len(points), 4)  # as many as there are
+    assert len(set(points)) == min(len(points), 4)  # there are four different points
     for one in trials:
         hyperparameters = jobs[one.job_name]["HyperParameters"]
         assert {name: hyperparameters[name] for name in one.parameters} == one.parameters
@@ -199,7 +199,7 @@ async def run_through(*, kill_each_write):
         return killed.num_lives, [(one.number, one.parameters, one.value) for one in trials]
 
 
-async def test_a_service_that_is_killed_at_every_write_proposes_what_it_would_have_proposed():
+async def test_a_service_that_is_killed_at_every_write_proposes_the_same_trials():
     lives, trials = await run_through(kill_each_write=True)
     assert lives > 8
     assert (1, trials) == await run_through(kill_each_write=False)
@@ -207,7 +207,7 @@ async def test_a_service_that_is_killed_at_every_write_proposes_what_it_would_ha
 
 @pytest.mark.parametrize("is_written", [False, True])
 @pytest.mark.parametrize("write", range(1, 8))
-async def test_a_stop_is_carried_out_by_the_next_service(write, is_written):
+async def test_a_stop_is_completed_by_the_next_service(write, is_written):
     async with service() as killed:
         await killed.runs.call("CreateHyperParameterTuningJob", **request_of(most=6, parallel=PARALLEL))
         await killed.look()
@@ -222,7 +222,7 @@ async def test_a_stop_is_carried_out_by_the_next_service(write, is_written):
         await killed.kill()
         for trial in await killed.runs.trials():
             agent = killed.runs.plane.agent(trial.job_name)
-            agent._number = 100  # it has reported to the service before
+            agent._number = 100  # its earlier reports had lower numbers
             await killed.runs.end(agent)
         await killed.look(killed_at=write, is_written=is_written)
         await killed.look()

@@ -28,14 +28,14 @@ MESSAGES = {
         ('-"disk slow" -INFO', "error code"),
         ("?WARN ?INFO", "warn info"),
         ('?"loss=" ?BAD', "info code"),
-        ("?WARN ERROR", "error code"),  # alternatives count for nothing beside other terms
+        ("?WARN ERROR", "error code"),  # alternatives do not count beside a required term
         ("?WARN -disk", "info code"),
         (r'"\"hello\""', "info"),
         ("419", "error"),
         ("\tWARN\n", "warn"),
     ],
 )
-def test_a_pattern_finds_what_it_says(pattern: str | None, expected: str) -> None:
+def test_a_pattern_matches_the_expected_messages(pattern: str | None, expected: str) -> None:
     matches = compile_pattern(pattern)
     assert [name for name, message in MESSAGES.items() if matches(message)] == expected.split()
 
@@ -54,12 +54,12 @@ def test_a_pattern_finds_what_it_says(pattern: str | None, expected: str) -> Non
         ("x" * 1025, "at most 1024 characters"),
     ],
 )
-def test_a_pattern_that_is_not_understood_is_refused_by_name(pattern: str, words: str) -> None:
+def test_an_unsupported_pattern_is_refused_by_name(pattern: str, words: str) -> None:
     with pytest.raises(BadLogQuery, match=words):
         compile_pattern(pattern)
 
 
-def test_hostile_patterns_take_no_time() -> None:
+def test_hostile_patterns_are_parsed_quickly() -> None:
     for pattern in ('"' + "\\" * 1000, '""' * 500, "- " * 500, "? - " * 250):
         with pytest.raises(BadLogQuery):
             compile_pattern(pattern)

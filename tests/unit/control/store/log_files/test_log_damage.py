@@ -1,4 +1,4 @@
-"""The log store over restarts, crashes, damage, and disks that are full."""
+"""The log store over restarts, crashes, damage, and full disks."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from clary.control.store.log_files import stream_registry
 from clary.control.store.log_files.logs import LogStore
 
 
-async def test_everything_is_there_after_a_restart(logs: LogStore, tmp_path: Path, short_blocks: None) -> None:
+async def test_all_lines_are_kept_over_a_restart(logs: LogStore, tmp_path: Path, short_blocks: None) -> None:
     await logs.append(STREAM, 0, numbered(10))
     before = await logs.get_events(STREAM)
     summary = await logs.list_streams()
@@ -33,7 +33,7 @@ async def test_everything_is_there_after_a_restart(logs: LogStore, tmp_path: Pat
 
 
 @pytest.mark.parametrize("with_index", [False, True])
-async def test_a_torn_last_record_is_cut_off_wherever_it_was_torn(tmp_path: Path, with_index: bool) -> None:
+async def test_a_torn_last_record_is_truncated_wherever_it_was_torn(tmp_path: Path, with_index: bool) -> None:
     folder = tmp_path / "logs"
     logs = LogStore(folder)
     await logs.create_stream(STREAM, CREATED)
@@ -61,7 +61,7 @@ async def test_a_torn_last_record_is_cut_off_wherever_it_was_torn(tmp_path: Path
             await logs.close()
 
 
-async def test_damage_in_the_middle_is_reported_and_harms_no_other_stream(tmp_path: Path) -> None:
+async def test_damage_in_the_middle_is_reported_and_affects_no_other_stream(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     logs = LogStore(folder)
     for name in ("bad", "good"):
@@ -109,7 +109,7 @@ async def test_a_bad_index_is_not_used(tmp_path: Path, garbage: bytes) -> None:
 
 
 async def test_an_index_ahead_of_its_file_is_not_used(tmp_path: Path) -> None:
-    """A power cut can lose lines that were never sealed, and keep the index that counted them."""
+    """A power cut can lose lines that were never sealed, while the index that counts them survives."""
     folder = tmp_path / "logs"
     logs = LogStore(folder)
     await logs.create_stream(STREAM, CREATED)
@@ -159,7 +159,7 @@ async def test_a_folder_belongs_to_one_store_at_a_time(logs: LogStore, tmp_path:
     await other.close()
 
 
-async def test_a_folder_that_cannot_be_made_is_an_error_in_words() -> None:
+async def test_a_folder_that_cannot_be_created_is_an_error_with_a_message() -> None:
     logs = LogStore("/proc/nothing/here")
     with pytest.raises(StoreError, match="cannot use the log folder /proc/nothing/here"):
         await logs.open()
@@ -181,14 +181,14 @@ async def test_more_streams_than_open_files_all_keep_working(
             for fd in os.listdir("/proc/self/fd")
             if os.path.islink(f"/proc/self/fd/{fd}")
         )
-        assert num_open <= 3 + 1  # and the lock
+        assert num_open <= 3 + 1  # the lock file is open, too
         assert len((await logs.filter_events(prefix="s")).events) == 12 * 20
         assert {stream.next_sequence for stream in (await logs.list_streams()).streams} == {20}
     finally:
         await logs.close()
 
 
-async def test_reading_while_lines_arrive_shows_each_once(logs: LogStore, short_blocks: None) -> None:
+async def test_a_reader_sees_each_arriving_line_once(logs: LogStore, short_blocks: None) -> None:
     async def write() -> None:
         for first in range(0, 600, 7):
             await logs.append(STREAM, first, numbered(7, first))

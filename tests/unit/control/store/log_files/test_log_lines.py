@@ -20,12 +20,12 @@ MAX_PAGES = 3000
 
 
 async def fill(logs: LogStore, seed: int, *, per_stream: int = 60) -> list[FoundLine]:
-    """Fill streams with lines of few different times; return the lines that a search should find, oldest first."""
+    """Fill streams with lines that share few distinct times; return all lines, oldest first."""
     randomly = random.Random(seed)
     everything = []
     for number, stream in enumerate(STREAMS):
         if number == 2:
-            continue  # a host that has said nothing yet
+            continue  # a host without lines
         await logs.create_stream(stream, CREATED)
         times = sorted(randomly.randrange(1, 40) for _ in range(per_stream))
         texts = [f"{randomly.choice(WORDS)} {number}-{i}" for i in range(per_stream)]
@@ -63,7 +63,7 @@ def budget(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("limit", [1, 7, MAX_LINES])
-async def test_pages_in_both_directions_are_together_what_a_look_at_every_line_finds(
+async def test_pages_in_both_directions_equal_a_scan_of_all_lines(
     logs: LogStore, short_blocks: None, budget: None, seed: int, limit: int
 ) -> None:
     everything = await fill(logs, seed)
@@ -78,9 +78,7 @@ async def test_pages_in_both_directions_are_together_what_a_look_at_every_line_f
         assert await walk(logs, replace(query, is_backward=False)) == wanted, (needle, rank)
 
 
-async def test_from_any_place_the_lines_before_it_and_behind_it_are_all_others(
-    logs: LogStore, short_blocks: None
-) -> None:
+async def test_the_lines_before_and_after_any_line_are_all_others(logs: LogStore, short_blocks: None) -> None:
     everything = await fill(logs, 5, per_stream=20)
     for number, line in enumerate(everything):
         query = LineQuery(start=line.place, limit=MAX_LINES)
@@ -88,7 +86,7 @@ async def test_from_any_place_the_lines_before_it_and_behind_it_are_all_others(
         assert await walk(logs, replace(query, is_backward=False)) == everything[number + 1 :]
 
 
-async def test_a_stream_that_is_left_out_keeps_its_number(logs: LogStore) -> None:
+async def test_a_stream_that_is_left_out_keeps_its_index(logs: LogStore) -> None:
     await fill(logs, 1)
     page, end = await logs.find_lines([None, STREAMS[1], None, None], LineQuery(limit=MAX_LINES))
     assert {line.place.stream for line in page.lines} == {1}
@@ -100,7 +98,7 @@ async def test_following_from_the_end_finds_each_new_line_once(logs: LogStore, s
     _page, end = await logs.find_lines(STREAMS, LineQuery(needle="new"))
     found: list[str] = []
     for number in range(10):
-        # A line comes with the time of the last one, or later.
+        # A new line has the time of the last line, or a later time.
         await logs.append(
             STREAMS[number % 2], 60 + number // 2, [LogBlock(at_ms=100 + number // 3, text=f"new {number}")]
         )
@@ -113,16 +111,18 @@ async def test_following_from_the_end_finds_each_new_line_once(logs: LogStore, s
     assert (page.lines, page.searched_to, page.is_complete) == ((), None, True)
 
 
-async def test_a_search_that_finds_nothing_says_how_far_it_has_looked(logs: LogStore, short_blocks: None) -> None:
+async def test_a_search_without_matches_returns_the_position_that_it_reached(
+    logs: LogStore, short_blocks: None
+) -> None:
     await logs.append(STREAM, 0, lines(*(f"line {number}" for number in range(10))))
     page, end = await logs.find_lines([STREAM], LineQuery(needle="nobody", is_backward=False))
     assert (page.lines, page.is_complete) == ((), True)
-    assert page.searched_to == end == LinePlace(1009, 0, 9)  # the next look begins there
+    assert page.searched_to == end == LinePlace(1009, 0, 9)  # the next search starts there
     page, _end = await logs.find_lines([STREAM], LineQuery(needle="nobody"))
     assert page.searched_to == LinePlace(1000, 0, 0)
 
 
-async def test_a_page_ends_before_it_gets_long(logs: LogStore) -> None:
+async def test_a_page_ends_before_it_exceeds_its_size(logs: LogStore) -> None:
     long = "x" * 200_000
     await logs.append(STREAM, 0, lines(*[long] * 8))
     page, _end = await logs.find_lines([STREAM], LineQuery())
@@ -136,7 +136,7 @@ async def test_a_bad_limit_is_refused(logs: LogStore, limit: int) -> None:
         await logs.find_lines([STREAM], LineQuery(limit=limit))
 
 
-async def test_halves_of_surrogate_pairs_are_found_as_they_came(logs: LogStore) -> None:
+async def test_unpaired_surrogates_are_found_unchanged(logs: LogStore) -> None:
     await logs.append(STREAM, 0, lines("a \udcff b", "c"))
     page, _end = await logs.find_lines([STREAM], LineQuery(needle="\udcff"))
     assert [line.text for line in page.lines] == ["a \udcff b"]

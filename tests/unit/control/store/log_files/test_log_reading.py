@@ -16,7 +16,7 @@ from clary.control.store.log_files.log_pages import EventPage
 from clary.control.store.log_files.logs import LogStore
 
 
-async def test_a_token_with_nothing_new_comes_back_and_later_yields_what_is_new(logs: LogStore) -> None:
+async def test_a_token_is_stable_without_new_lines_and_later_returns_the_new_lines(logs: LogStore) -> None:
     empty = await logs.get_events(STREAM, from_head=True)
     assert empty.events == ()
     assert (await logs.get_events(STREAM, token=empty.next_forward_token)) == empty
@@ -29,7 +29,7 @@ async def test_a_token_with_nothing_new_comes_back_and_later_yields_what_is_new(
     assert texts((await logs.get_events(STREAM, token=page.next_forward_token)).events) == ["c"]
 
 
-async def test_lines_are_stored_while_searches_take_their_time(logs: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_are_stored_while_slow_searches_run(logs: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
     search = log_pages.search
 
@@ -57,7 +57,7 @@ async def test_start_is_inclusive_and_end_is_exclusive(logs: LogStore) -> None:
     assert texts((await logs.get_events(STREAM, start_ms=9999)).events) == []
 
 
-async def test_sdk_v2_resumes_by_time_and_skips_what_it_has_of_that_millisecond(
+async def test_sdk_v2_resumes_by_time_and_skips_the_lines_that_it_has_of_that_millisecond(
     logs: LogStore, short_blocks: None
 ) -> None:
     await logs.append(STREAM, 0, [LogBlock(at_ms=7, text=str(number)) for number in range(10)])
@@ -68,7 +68,7 @@ async def test_sdk_v2_resumes_by_time_and_skips_what_it_has_of_that_millisecond(
     assert found[len(seen) :] == ["10", "11"]
 
 
-async def test_without_a_token_the_newest_page_comes_first_and_leads_back(logs: LogStore, short_blocks: None) -> None:
+async def test_without_a_token_the_newest_page_is_returned_and_leads_back(logs: LogStore, short_blocks: None) -> None:
     await logs.append(STREAM, 0, numbered(10))
     page = await logs.get_events(STREAM, limit=4)
     assert texts(page.events) == ["6", "7", "8", "9"]
@@ -87,7 +87,7 @@ async def test_without_a_token_the_newest_page_comes_first_and_leads_back(logs: 
 async def test_any_walk_by_tokens_shows_the_lines_around_its_place(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """The pages of a real log against slices of a list."""
+    """Compare the pages of a real log with slices of a list."""
     times = sorted(data.draw(st.lists(st.integers(0, 30), max_size=40)))
     start = data.draw(st.none() | st.integers(0, 32))
     end = data.draw(st.none() | st.integers(0, 32))
@@ -131,7 +131,9 @@ async def test_a_page_ends_at_its_limit_of_events_and_bytes(logs: LogStore, monk
     assert len((await read_on(logs, None))[0]) == 25
     assert len((await logs.get_events(STREAM)).events) == 10
     monkeypatch.setattr(log_pages, "MAX_PAGE_BYTES", 10)
-    assert len((await logs.get_events(STREAM, token=page.next_forward_token)).events) == 1  # a page is never stuck
+    assert (
+        len((await logs.get_events(STREAM, token=page.next_forward_token)).events) == 1
+    )  # a page has at least one line
 
 
 @pytest.mark.parametrize("limit", [0, -1, 10_001])
@@ -142,7 +144,7 @@ async def test_a_limit_out_of_range_is_refused(logs: LogStore, limit: int) -> No
         await logs.filter_events(limit=limit)
 
 
-async def test_tokens_of_other_streams_and_invented_ones_are_refused(logs: LogStore) -> None:
+async def test_tokens_of_other_streams_and_forged_tokens_are_refused(logs: LogStore) -> None:
     await logs.create_stream("other", CREATED)
     await logs.append(STREAM, 0, lines("a"))
     token = (await logs.get_events(STREAM)).next_forward_token

@@ -1,4 +1,4 @@
-"""Searches over log streams, lists of streams, and deleting them."""
+"""Searches over log streams, lists of streams, and the deletion of streams."""
 
 import random
 from pathlib import Path
@@ -14,7 +14,7 @@ from clary.control.store.log_files.log_pages import LogEvent
 from clary.control.store.log_files.logs import LogStore, StreamOrder
 
 
-async def test_events_of_all_streams_come_by_time_with_ids_of_their_own(logs: LogStore) -> None:
+async def test_events_of_all_streams_are_sorted_by_time_and_have_unique_ids(logs: LogStore) -> None:
     await logs.create_stream("job/algo-2", CREATED)
     await logs.append(STREAM, 0, lines("a1", "a2", "a3", at_ms=10, step_ms=10))
     await logs.append("job/algo-2", 0, lines("b1", "b2", "b3", at_ms=10, step_ms=15))
@@ -30,7 +30,7 @@ async def test_events_of_all_streams_come_by_time_with_ids_of_their_own(logs: Lo
     assert (await logs.get_events(STREAM)).events[0] in page.events
 
 
-async def test_pages_of_a_search_together_are_the_whole_search(
+async def test_all_pages_of_a_search_equal_the_search_without_a_limit(
     logs: LogStore, short_blocks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     randomly = random.Random(7)
@@ -61,7 +61,7 @@ async def test_pages_of_a_search_together_are_the_whole_search(
 
 
 async def test_a_search_sees_lines_that_came_after_its_last_page(logs: LogStore) -> None:
-    """`aws logs tail --follow` asks again from the last time and knows events by their ids."""
+    """`aws logs tail --follow` queries again from the last time and recognises events by their ids."""
     await logs.append(STREAM, 0, lines("a", "b", at_ms=5, step_ms=0))
     first = (await logs.filter_events(start_ms=0)).events
     await logs.append(STREAM, 2, lines("c", at_ms=5))
@@ -70,7 +70,7 @@ async def test_a_search_sees_lines_that_came_after_its_last_page(logs: LogStore)
     assert [event.message for event in second if event.event_id not in seen] == ["c"]
 
 
-async def test_searches_that_make_no_sense_are_refused(logs: LogStore) -> None:
+async def test_invalid_searches_are_refused(logs: LogStore) -> None:
     await logs.append(STREAM, 0, numbered(3))
     token = (await logs.filter_events(limit=1)).next_token
     with pytest.raises(BadLogQuery, match="not both"):
@@ -82,7 +82,7 @@ async def test_searches_that_make_no_sense_are_refused(logs: LogStore) -> None:
     assert texts((await logs.filter_events(limit=1, token=token)).events) == ["1"]
 
 
-async def test_a_stream_is_described_by_its_events(logs: LogStore, tmp_path: Path) -> None:
+async def test_the_summary_of_a_stream_describes_its_events(logs: LogStore, tmp_path: Path) -> None:
     (summary,) = (await logs.list_streams()).streams
     assert (summary.first_event_ms, summary.last_event_ms, summary.last_ingestion_ms, summary.stored_bytes) == (
         None,
@@ -101,7 +101,7 @@ async def test_a_stream_is_described_by_its_events(logs: LogStore, tmp_path: Pat
     assert summary.stored_bytes > 3
 
 
-async def test_streams_are_listed_in_either_order_and_a_token_means_that_more_follow(logs: LogStore) -> None:
+async def test_streams_are_listed_in_either_order_with_a_token_only_if_more_follow(logs: LogStore) -> None:
     for number, name in enumerate(["job2/c", "job2/a", "job2/b"]):
         await logs.create_stream(name, CREATED)
         await logs.append(name, 0, lines("x", at_ms=100 - number))
@@ -124,7 +124,7 @@ async def test_streams_are_listed_in_either_order_and_a_token_means_that_more_fo
     assert await names(order_by=StreamOrder.LAST_EVENT) == by_time
     assert await names(order_by=StreamOrder.LAST_EVENT, descending=True) == by_time[::-1]
     exact = await logs.list_streams("job2/", limit=4)
-    assert exact.next_token is None  # the SDK loops for ever on a token that leads nowhere
+    assert exact.next_token is None  # the SDK loops forever on a token that leads to no further page
     more = await logs.list_streams("job2/", limit=3)
     with pytest.raises(BadToken):
         await logs.list_streams("job", limit=3, token=more.next_token)
@@ -133,7 +133,7 @@ async def test_streams_are_listed_in_either_order_and_a_token_means_that_more_fo
         await logs.list_streams(limit=51)
 
 
-async def test_deleting_takes_the_streams_of_one_job_alone(logs: LogStore, tmp_path: Path) -> None:
+async def test_a_deletion_removes_the_streams_of_one_job_only(logs: LogStore, tmp_path: Path) -> None:
     for name in ("job/algo-2", "job2/algo-1"):
         await logs.create_stream(name, CREATED)
     await logs.append(STREAM, 0, lines("old"))

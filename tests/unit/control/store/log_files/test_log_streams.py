@@ -40,7 +40,7 @@ HOSTILE_NAMES = [
 ]
 
 
-async def test_lines_come_back_in_order_with_their_times(logs: LogStore) -> None:
+async def test_lines_are_read_back_in_order_with_their_times(logs: LogStore) -> None:
     assert await logs.append(STREAM, 0, [LogBlock(at_ms=5, text="a", rank=3), LogBlock(at_ms=5, text="b")]) == 2
     first, second = (await logs.get_events(STREAM)).events
     assert (first.timestamp_ms, first.ingestion_ms, first.message, first.rank, first.stream) == (
@@ -53,7 +53,7 @@ async def test_lines_come_back_in_order_with_their_times(logs: LogStore) -> None
     assert (second.message, second.rank) == ("b", None)
 
 
-async def test_a_batch_sent_again_is_stored_once(logs: LogStore) -> None:
+async def test_a_repeated_batch_is_stored_once(logs: LogStore) -> None:
     assert await logs.append(STREAM, 0, lines("a", "b")) == 2
     assert await logs.append(STREAM, 0, lines("a", "b")) == 2
     assert await logs.append(STREAM, 1, lines("b", "c")) == 3
@@ -62,7 +62,7 @@ async def test_a_batch_sent_again_is_stored_once(logs: LogStore) -> None:
     assert await logs.next_sequence(STREAM) == 3
 
 
-async def test_lines_that_come_in_one_block_are_events_of_their_own(logs: LogStore) -> None:
+async def test_lines_of_one_block_become_separate_events(logs: LogStore) -> None:
     assert await logs.append(STREAM, 0, [LogBlock(at_ms=5, text="a\n\nc", rank=1), LogBlock(at_ms=6, text="d")]) == 4
     events = (await logs.get_events(STREAM)).events
     assert [(event.timestamp_ms, event.message, event.rank) for event in events] == [
@@ -74,7 +74,7 @@ async def test_lines_that_come_in_one_block_are_events_of_their_own(logs: LogSto
 
 
 @pytest.mark.parametrize("num_stored", range(7))
-async def test_a_block_of_which_a_part_is_stored_adds_the_rest(logs: LogStore, num_stored: int) -> None:
+async def test_a_partly_stored_block_adds_its_remaining_lines(logs: LogStore, num_stored: int) -> None:
     await logs.append(STREAM, 0, lines(*"abcdefg"[:num_stored]))
     blocks = [LogBlock(at_ms=2000, text="a\nb\nc"), LogBlock(at_ms=2001, text="d\ne"), LogBlock(at_ms=2002, text="f")]
     assert await logs.append(STREAM, 0, blocks) == 6
@@ -86,7 +86,9 @@ async def test_a_block_of_which_a_part_is_stored_adds_the_rest(logs: LogStore, n
     st.integers(1, 9),
     st.integers(1, 900),
 )
-def test_a_run_of_records_is_indexed_as_one_by_one(runs: list[list[int]], num_records: int, num_bytes: int) -> None:
+def test_a_run_of_records_is_indexed_like_single_records(
+    runs: list[list[int]], num_records: int, num_bytes: int
+) -> None:
     at_once, one_by_one = LogIndex(end=50), LogIndex(end=50)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(log_index, "BLOCK_RECORDS", num_records)
@@ -98,7 +100,7 @@ def test_a_run_of_records_is_indexed_as_one_by_one(runs: list[list[int]], num_re
     assert at_once == one_by_one
 
 
-async def test_a_gap_is_refused_and_stores_nothing(logs: LogStore) -> None:
+async def test_a_batch_after_a_gap_is_refused_and_not_stored(logs: LogStore) -> None:
     await logs.append(STREAM, 0, lines("a"))
     with pytest.raises(SequenceGap, match="expected line 1 next, got a batch that begins at 2") as gap:
         await logs.append(STREAM, 2, lines("c"))
@@ -108,13 +110,13 @@ async def test_a_gap_is_refused_and_stores_nothing(logs: LogStore) -> None:
     assert texts((await logs.get_events(STREAM)).events) == ["a"]
 
 
-async def test_batches_that_arrive_twice_at_once_are_stored_once(logs: LogStore) -> None:
+async def test_concurrent_copies_of_a_batch_are_stored_once(logs: LogStore) -> None:
     for first in range(0, 100, 10):
         await asyncio.gather(*(logs.append(STREAM, first, numbered(10, first)) for _ in range(4)))
     assert (await read_on(logs, None))[0] == [str(number) for number in range(100)]
 
 
-async def test_times_never_go_back_within_a_stream(logs: LogStore, clock: FakeClock) -> None:
+async def test_times_never_decrease_within_a_stream(logs: LogStore, clock: FakeClock) -> None:
     await logs.append(STREAM, 0, [LogBlock(at_ms=at_ms, text="x") for at_ms in (10, 5, -3, 12, 11)])
     clock.time -= timedelta(hours=1)
     await logs.append(STREAM, 5, lines("y", at_ms=1))
@@ -127,12 +129,12 @@ async def test_times_never_go_back_within_a_stream(logs: LogStore, clock: FakeCl
     "text",
     ["\u00e9\u4e16\U0001f600", "\ud800 half a pair", "nul \0 and \r and \u2028", " ", "x" * 10_000, '{"json": [1]}'],
 )
-async def test_any_text_comes_back_as_it_was(logs: LogStore, text: str) -> None:
+async def test_any_text_is_read_back_unchanged(logs: LogStore, text: str) -> None:
     await logs.append(STREAM, 0, lines(text))
     assert texts((await logs.get_events(STREAM)).events) == [text]
 
 
-async def test_an_overlong_line_is_cut_and_says_so(logs: LogStore) -> None:
+async def test_an_overlong_line_is_cut_with_a_note(logs: LogStore) -> None:
     whole, overlong = "\u00e9" * (MAX_MESSAGE_BYTES // 2), "\u4e16" * MAX_MESSAGE_BYTES
     await logs.append(STREAM, 0, lines(whole, overlong, ""))
     kept, cut, empty = texts((await logs.get_events(STREAM)).events)
@@ -144,13 +146,13 @@ async def test_an_overlong_line_is_cut_and_says_so(logs: LogStore) -> None:
     assert empty == " "  # clients require at least one character
 
 
-async def test_absurd_numbers_from_an_agent_are_tamed(logs: LogStore) -> None:
+async def test_absurd_numbers_from_an_agent_are_clamped(logs: LogStore) -> None:
     await logs.append(
         STREAM, 0, [LogBlock(at_ms=10**30, text="a", rank=10**12), LogBlock(at_ms=-(10**30), text="b", rank=-5)]
     )
     events = (await logs.get_events(STREAM)).events
     assert [event.rank for event in events] == [None, None]
-    datetime.fromtimestamp(events[0].timestamp_ms / 1000, UTC)  # a time that clients can print
+    datetime.fromtimestamp(events[0].timestamp_ms / 1000, UTC)  # clients can print this time
 
 
 async def test_unknown_streams_are_refused_by_name(logs: LogStore) -> None:
@@ -171,7 +173,7 @@ async def test_creating_a_stream_again_keeps_its_lines(logs: LogStore) -> None:
     assert (await logs.list_streams()).streams[0].created_at_ms == int(CREATED.timestamp() * 1000)
 
 
-async def test_hostile_names_stay_in_the_folder_and_apart(tmp_path: Path) -> None:
+async def test_hostile_stream_names_give_separate_files_in_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "logs"
     logs = LogStore(folder)
     for name in HOSTILE_NAMES:
