@@ -1,4 +1,4 @@
-"""The state folder: the right to read it, its record of a service, keys that stay the same and stay apart."""
+"""The state folder: its access rights, its record of a service, and keys that are stable and differ between folders."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def record(**changes):
     return ServiceRecord(**{**values, **changes})
 
 
-def test_other_users_are_kept_out_even_of_a_folder_that_was_open(tmp_path):
+def test_other_users_lose_access_even_to_a_folder_that_was_open(tmp_path):
     (tmp_path / "state").mkdir(mode=0o755)
     folder = StateFolder(tmp_path / "state")
     folder.create()
@@ -46,7 +46,7 @@ def test_other_users_are_kept_out_even_of_a_folder_that_was_open(tmp_path):
     assert mode_of(folder.root / "secrets" / "root.json") == 0o600
 
 
-def test_a_folder_that_can_not_be_made_is_said_with_what_to_do(tmp_path):
+def test_a_folder_that_can_not_be_created_is_an_error_with_advice(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ContractError, match=r"file.*can not be made.*CLARY_HOME"):
         StateFolder(tmp_path / "file" / "state").create()
@@ -70,7 +70,7 @@ def test_either_file_of_the_record_says_where_the_service_is(folder, ruin):
         assert folder.read_service_record() == record()
 
 
-def test_the_record_of_a_newer_service_is_understood(folder):
+def test_the_record_of_a_newer_service_can_be_read(folder):
     folder.write_service_record(record())
     document = json.loads(folder.service_record_path.read_text())
     folder.service_record_path.write_text(json.dumps({**document, "added_later": 1}))
@@ -78,24 +78,24 @@ def test_the_record_of_a_newer_service_is_understood(folder):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"pid": "x"}'])
-def test_a_damaged_record_is_said_with_its_path(folder, text):
+def test_a_damaged_record_is_an_error_with_its_path(folder, text):
     folder.service_record_path.write_text(text)
     with pytest.raises(ContractError, match=r"run/service\.json does not name a service.*remove the file"):
         folder.read_service_record()
 
 
-def test_keys_are_made_once_and_differ_between_folders(folder, tmp_path):
+def test_keys_are_created_once_and_differ_between_folders(folder, tmp_path):
     first = folder.load_secrets()
     assert folder.load_secrets() == first
     other = StateFolder(tmp_path / "other")
     other.create()
-    (folder.root / "clary.db").touch()  # which the service makes later
+    (folder.root / "clary.db").touch()  # the service creates this file later
     assert folder.load_secrets() == first
     assert other.load_secrets().secret_access_key != first.secret_access_key
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"access_key_id": "x"}'])
-def test_damaged_keys_are_said_and_not_replaced(folder, text):
+def test_damaged_keys_are_an_error_and_are_not_replaced(folder, text):
     path = folder.root / "secrets" / "root.json"
     path.write_text(text)
     with pytest.raises(ContractError, match=r"root\.json does not hold the keys"):
@@ -104,7 +104,7 @@ def test_damaged_keys_are_said_and_not_replaced(folder, text):
 
 
 @pytest.mark.parametrize("trace", ["clary.db", "database.json"])
-def test_keys_that_are_missing_are_not_made_anew_where_others_were(folder, trace):
+def test_missing_keys_are_not_created_again_where_traces_of_a_service_exist(folder, trace):
     (folder.root / trace).touch()
     with pytest.raises(ContractError, match=rf"root\.json are missing.*{trace}.*clary up --new-keys"):
         folder.load_secrets()
@@ -121,7 +121,7 @@ def test_new_keys_move_the_old_ones_aside(folder):
     assert json.loads(aside.read_text())["master_key"] == first.master_key
 
 
-def test_no_key_shows_in_a_printed_record(folder):
+def test_a_printed_record_shows_no_key(folder):
     secrets = folder.load_secrets()
     shown = repr(secrets) + repr(secrets.credentials) + repr(secrets.store_credentials)
     for secret in (
@@ -133,7 +133,7 @@ def test_no_key_shows_in_a_printed_record(folder):
         assert secret not in shown
 
 
-def test_each_attempt_has_keys_of_its_own_that_stay_the_same(folder):
+def test_each_attempt_has_its_own_stable_keys(folder):
     secrets = folder.load_secrets()
     first, second = secrets.job_credentials("job/1"), secrets.job_credentials("job/2")
     assert first == secrets.job_credentials("job/1")

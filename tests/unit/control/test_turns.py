@@ -1,4 +1,4 @@
-"""Each client has a few turns at once; a client with more requests waits behind itself alone."""
+"""Each client has a few turns at once; a client with more requests waits only for its own."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import pytest
 from clary.control.turns import Turns
 
 
-async def test_a_client_waits_for_its_own_turns_and_for_nobody_elses():
+async def test_a_client_waits_only_for_its_own_turns():
     turns = Turns(2)
     held = [await turns.take("a") for _ in range(2)]
     waiting = asyncio.create_task(turns.take("a"))
@@ -20,7 +20,7 @@ async def test_a_client_waits_for_its_own_turns_and_for_nobody_elses():
     assert len(turns) == 0
 
 
-async def test_who_gives_up_waiting_leaves_nothing_behind():
+async def test_a_cancelled_wait_leaves_no_turn_taken():
     turns = Turns(1)
     async with turns.taken("a"):
         waiting = asyncio.create_task(turns.take("a"))
@@ -33,7 +33,7 @@ async def test_who_gives_up_waiting_leaves_nothing_behind():
         assert len(turns) == 1
 
 
-async def test_a_turn_is_given_back_by_work_that_fails():
+async def test_a_turn_is_returned_by_work_that_fails():
     turns = Turns(1)
     with pytest.raises(ValueError, match="no"):
         async with turns.taken("a"):

@@ -1,4 +1,4 @@
-"""Settings that have no effect with an engine are told, each with its reason, and only where they were set."""
+"""Settings without effect under an engine are reported, each with its reason, and only if they were set."""
 
 from dataclasses import fields
 
@@ -9,7 +9,7 @@ from clary.control.unused_settings import _UNUSED, unused_settings
 
 
 @pytest.mark.parametrize("engine", ["local", "slurm", "boxes"])
-def test_defaults_are_told_nothing(engine):
+def test_defaults_are_not_reported(engine):
     assert unused_settings(Settings(engine=engine)) == []
 
 
@@ -24,7 +24,7 @@ def test_defaults_are_told_nothing(engine):
         ({"engine": "slurm", "isolation": "processes"}, "Setting isolation = processes has no effect"),
     ],
 )
-def test_a_setting_without_effect_is_told(settings, told):
+def test_a_setting_without_effect_is_reported(settings, told):
     (sentence,) = unused_settings(Settings(**settings))
     assert told in sentence
 
@@ -37,7 +37,7 @@ def test_a_setting_without_effect_is_told(settings, told):
         {"engine": "boxes", "advertise_url": "https://h:1"},
     ],
 )
-def test_a_setting_with_effect_is_not_told(settings):
+def test_a_setting_with_effect_is_not_reported(settings):
     assert unused_settings(Settings(**settings)) == []
 
 

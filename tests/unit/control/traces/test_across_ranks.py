@@ -1,4 +1,4 @@
-"""Collectives of several ranks, their clocks, and the trace of all."""
+"""Collectives of several ranks, the clocks of the ranks, and the merged trace."""
 
 import gzip
 import json
@@ -17,7 +17,7 @@ BOUNDS = (0, 100, 200, 300)
 
 
 def collectives(late_ms=0.0):
-    """Return a rank's record of three steps with two collectives each, each begun `late_ms` late."""
+    """Return a rank's record of three steps with two collectives each; each collective starts `late_ms` late."""
     found = []
     for begin, _ in pairwise(BOUNDS):
         for at in (begin + 20, begin + 60):
@@ -32,7 +32,7 @@ def marks(rank, *, late_ms=0.0, **members):
     return marks_of(trace_of(collectives(late_ms), rank=rank, bounds=BOUNDS, **members))
 
 
-def test_ranks_of_one_machine_share_a_clock_and_the_late_one_is_named():
+def test_ranks_of_one_machine_share_a_clock_and_the_late_rank_is_named():
     both = [marks(0), marks(1, late_ms=8)]
     clocks = set_clocks(both)
     assert (clocks.method, clocks.offsets, clocks.spread_us) == (ONE_CLOCK, {0: 0.0, 1: 0.0}, None)
@@ -44,7 +44,7 @@ def test_ranks_of_one_machine_share_a_clock_and_the_late_one_is_named():
     assert [row["step"] for row in found["greatest"]] == [10, 10, 11, 11, 12, 12]
 
 
-def test_clocks_of_machines_are_set_by_the_ends_of_collectives():
+def test_clocks_of_machines_are_aligned_by_the_ends_of_collectives():
     both = [marks(0), marks(1, late_ms=8, boot_id="another", ahead_ms=5000.0)]
     clocks = set_clocks(both)
     assert clocks.method == BY_ENDS
@@ -53,7 +53,7 @@ def test_clocks_of_machines_are_set_by_the_ends_of_collectives():
     assert skews(both, clocks)["median_ms"] == pytest.approx(8), "though its clock is five seconds ahead"
 
 
-def test_machines_without_collectives_in_common_are_said_to_be_not_aligned():
+def test_machines_without_common_collectives_are_reported_as_not_aligned():
     other = marks_of(trace_of([], rank=1, bounds=BOUNDS, boot_id="another"))
     clocks = set_clocks([marks(0), other])
     assert (clocks.method, clocks.offsets) == (NOT_ALIGNED, {0: 0.0, 1: 0.0})
@@ -61,7 +61,7 @@ def test_machines_without_collectives_in_common_are_said_to_be_not_aligned():
     assert unknown.method == BY_ENDS, "who says nothing of its machine shares a clock with nobody"
 
 
-def test_steps_that_not_all_ranks_have_are_left_out():
+def test_steps_that_are_missing_on_a_rank_are_left_out():
     later = marks_of(trace_of(collectives(), rank=1, bounds=BOUNDS, first_step=11))
     found = skews([marks(0), later], set_clocks([marks(0), later]))
     assert found["num_collectives"] == 4
@@ -75,7 +75,7 @@ def write(folder, host, *profiles, error="", is_final=True):
     (folder / f"{host}.json").write_text(json.dumps(to_plain(answer)))
 
 
-def test_a_folder_becomes_a_summary_and_one_trace(tmp_path):
+def test_a_folder_becomes_a_summary_and_one_merged_trace(tmp_path):
     (tmp_path / "request.json").write_text(json.dumps({"hosts": ["algo-1", "algo-2", "algo-3", "algo-4"]}))
     first, second = profile_of(0, bounds=BOUNDS), profile_of(1, bounds=BOUNDS, boot_id="another", ahead_ms=70)
     lost = RankProfile(rank=2, state=RankState.LOST, words="rank 2 ended before its trace was whole")
@@ -114,7 +114,7 @@ def test_a_folder_becomes_a_summary_and_one_trace(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_folder_without_any_trace_has_a_summary_that_says_so(tmp_path):
+def test_a_folder_without_any_trace_has_a_summary_with_errors(tmp_path):
     (tmp_path / "request.json").write_text(json.dumps({"hosts": ["algo-1"]}))
     summary = analyse(tmp_path)
     assert (summary["ranks"], summary["merged"], summary["errors"]) == ([], "", ["algo-1 has not answered"])

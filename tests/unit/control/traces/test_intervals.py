@@ -1,4 +1,4 @@
-"""Sets of time against a count of every moment."""
+"""Sets of time intervals compared with a count of every moment."""
 
 from itertools import pairwise
 
@@ -15,14 +15,14 @@ def moments(intervals):
 
 
 @given(PAIRS, PAIRS)
-def test_union_and_difference_hold_exactly_the_moments_that_they_should(some, others):
+def test_union_and_difference_hold_exactly_the_right_moments(some, others):
     assert moments(union(some)) == moments(some)
     assert moments(without(union(some), union(others))) == moments(some) - moments(others)
     assert total(union(some)) == len(moments(some))
 
 
 @given(PAIRS, st.integers(0, 40), st.integers(0, 40))
-def test_what_lies_within_a_window_is_cut_at_its_ends(some, begin, end):
+def test_intervals_are_cut_at_the_ends_of_a_window(some, begin, end):
     assert moments(within(some, begin, end)) == moments(some) & set(range(begin, end))
 
 

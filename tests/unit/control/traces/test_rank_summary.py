@@ -1,4 +1,4 @@
-"""Shares of a step, from events made by hand."""
+"""Shares of a step, from hand-made events."""
 
 import pytest
 from trace_events import event, trace_of
@@ -14,7 +14,7 @@ def annotation(name, begin, end, **members):
     return event(name, begin, end, category="user_annotation", **members)
 
 
-def test_shares_of_a_step_are_what_the_events_say():
+def test_shares_of_a_step_follow_from_the_events():
     trace = trace_of(
         [
             annotation(LOADER, 0, 10),
@@ -24,7 +24,7 @@ def test_shares_of_a_step_are_what_the_events_say():
             event("c10d::allreduce_", 40, 41),
             annotation("gloo:all_reduce", 41, 81, thread=9),
             event("aten::mul", 41, 61),  # half of the collective is hidden
-            event("aten::late", 150, 160),  # behind the window
+            event("aten::late", 150, 160),  # after the window
         ]
     )
     found = summarize(trace)
@@ -42,7 +42,7 @@ def test_shares_of_a_step_are_what_the_events_say():
 
 
 def test_time_that_an_operation_waits_in_is_no_computing():
-    """A backward pass that waits for a collective has an operation around the wait, and no operation in it."""
+    """A backward pass that waits for a collective has one operation around the wait, and none inside of it."""
     trace = trace_of(
         [
             event("autograd::engine::evaluate_function: AddmmBackward0", 0, 100),
@@ -55,19 +55,19 @@ def test_time_that_an_operation_waits_in_is_no_computing():
     assert found["exposed_communication_share"] == pytest.approx(0.7)
 
 
-def test_an_operator_computes_also_around_small_ones_and_not_around_a_wait_for_others():
+def test_an_operator_around_small_ones_computes_except_during_a_wait_for_other_ranks():
     trace = trace_of(
         [
             event("aten::mm", 0, 40),
             event("aten::resolve_conj", 0, 1),
             event("aten::mm", 50, 90),
-            event("_c10d_functional::wait_tensor", 60, 90),  # a tensor of several ranks waits within its operator
+            event("_c10d_functional::wait_tensor", 60, 90),  # a tensor of several ranks waits inside of its operator
         ]
     )
     assert summarize(trace)["compute_share"] == pytest.approx(0.5)
 
 
-def test_kernels_count_alone_where_there_are_any():
+def test_only_kernels_count_if_there_are_any():
     trace = trace_of(
         [
             event("aten::addmm", 0, 5),
@@ -91,12 +91,12 @@ def test_a_window_by_time_has_no_steps():
     assert (found["num_steps"], found["step_ms"], found["window_ms"]) == (0, None, pytest.approx(100))
 
 
-def test_the_longest_step_is_told_beside_the_mean():
+def test_the_longest_step_is_given_with_the_mean():
     found = summarize(trace_of([], bounds=(0, 10, 40, 50)))
     assert (found["step_ms"], found["longest_step_ms"]) == (pytest.approx(50 / 3), pytest.approx(30))
 
 
-def test_events_that_are_none_are_passed_over_and_too_many_are_said(monkeypatch):
+def test_invalid_events_are_ignored_and_too_many_events_are_reported(monkeypatch):
     odd = [
         {"ph": "X"},
         {"ph": "X", "ts": "x", "dur": 1},

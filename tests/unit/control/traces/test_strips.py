@@ -1,4 +1,4 @@
-"""A window as a strip of cells: the greatest part of each, whole at both ends, for windows of any length."""
+"""A window as a strip of cells: each cell shows its largest part; windows of any length are covered to both ends."""
 
 import pytest
 from trace_events import event, trace_of
@@ -7,7 +7,7 @@ from clary.control.traces.rank_summary import summarize
 from clary.control.traces.strips import NUM_CELLS, strip
 
 
-def test_each_cell_has_the_part_that_took_most_of_it():
+def test_each_cell_shows_the_part_that_took_most_of_it():
     end = float(NUM_CELLS)
     found = strip({"c": [(0.0, 10.0)], "x": [(10.0, 10.4), (20.0, 30.0)], "d": [(30.0, end)]}, begin=0.0, end=end)
     assert len(found) == NUM_CELLS
@@ -29,7 +29,7 @@ def test_a_window_without_length_has_no_strip(end):
     assert strip({"c": [(0.0, 1.0)]}, begin=0.0, end=end) == ""
 
 
-def test_a_rank_has_its_strip_and_the_bounds_of_its_steps():
+def test_a_rank_has_a_strip_and_the_bounds_of_its_steps():
     found = summarize(trace_of([event("aten::mm", 0, 50)], bounds=(0, 50, 100)))
     half = NUM_CELLS // 2
     assert found["strip"] == "c" * half + "." * half

@@ -1,4 +1,4 @@
-"""Files of traces are read event by event, whole or with a sentence."""
+"""Trace files are read event by event, completely or with an error."""
 
 import gzip
 
@@ -16,7 +16,7 @@ def file_of(tmp_path, data):
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100, 1 << 20])
-def test_every_event_comes_whatever_the_file_is_cut_into(tmp_path, monkeypatch, chunk):
+def test_every_event_is_read_whatever_the_size_of_the_chunks(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(trace_file, "_CHUNK_BYTES", chunk)
     events = [event(f'a {index} \u00e4 "] }}', index, index + 1) for index in range(40)]
     file = file_of(tmp_path, packed(events))
@@ -40,13 +40,13 @@ def test_a_base_time_before_the_events_is_found_too(tmp_path):
         (gzip.compress(b'{"traceEvents": [' + b"[" * 100_000), "cannot be read"),
         (packed([event("a", 0, 1)] * 500)[:-200], "cannot be read"),
     ],
-    ids=["plain", "empty", "cut off", "nested", "cut off packed"],  # packed bytes have the time in them
+    ids=["plain", "empty", "cut off", "nested", "cut off packed"],  # packed bytes contain the time
 )
-def test_a_file_that_is_no_trace_is_an_error_in_words(tmp_path, data, why):
+def test_an_invalid_trace_file_is_an_error_with_a_message(tmp_path, data, why):
     with pytest.raises(TraceError, match=why):
         list(file_of(tmp_path, data).events())
 
 
-def test_a_trace_that_is_not_there_is_an_error(tmp_path):
+def test_a_missing_trace_file_is_an_error(tmp_path):
     with pytest.raises(TraceError, match="cannot be read"):
         list(TraceFile(tmp_path / "none.gz").events())

@@ -1,6 +1,6 @@
-"""Traces of ranks on GPUs: kernels that run long after the program has asked for them.
+"""Traces of ranks on GPUs: kernels that run long after the program has launched them.
 
-Categories, and the number that a kernel shares with its launch, are those of Kineto's traces; events are made by hand.
+Categories, and the number that a kernel shares with its launch, are those of Kineto's traces; events are hand-made.
 """
 
 import json
@@ -26,10 +26,10 @@ def launch(at, number, name="cudaLaunchKernelExC"):
 
 
 def behind(lag_ms, *, late_ms=0.0):
-    """Return three steps with a collective each, which the GPU comes to so long after the program has asked for it."""
+    """Return three steps with one collective each, which the GPU ends `lag_ms` after the program has launched it."""
     found = []
     for number, begin in enumerate(BOUNDS[:3]):
-        ends = begin + 60 + lag_ms  # of all ranks together
+        ends = begin + 60 + lag_ms  # the same moment on all ranks
         found += [
             event("c10d::allreduce_", begin + 20, begin + 20.5),
             launch(begin + 20.2, number),
@@ -44,7 +44,7 @@ def marks(rank, lag_ms, **members):
     return marks_of(trace_of(behind(lag_ms, late_ms=late_ms), rank=rank, bounds=BOUNDS, **members))
 
 
-def test_the_rank_whose_gpu_comes_late_is_named_and_not_whose_program_asks_late():
+def test_the_rank_whose_gpu_is_late_is_named_and_not_the_rank_whose_launch_is_late():
     both = [marks(0, 10), marks(1, 10, late_ms=8)]
     clocks = set_clocks(both)
     found = skews(both, clocks)
@@ -54,14 +54,14 @@ def test_the_rank_whose_gpu_comes_late_is_named_and_not_whose_program_asks_late(
     assert found["greatest"][0]["name"] == REDUCE
 
 
-def test_a_kernel_belongs_to_the_step_that_asked_for_it_however_late_it_runs():
+def test_a_kernel_belongs_to_the_step_that_launched_it_however_late_it_runs():
     mark = marks(0, 130)
     assert [step for step, _, _ in sorted(mark.completions)] == [10, 11, 12]
     assert mark.completions[10, REDUCE, 0] - mark.arrivals[10, REDUCE, 0] == pytest.approx(20_000)
 
 
 def test_clocks_are_set_by_kernels_of_one_collective_though_gpus_lag_differently():
-    """Both GPUs end a collective together; by the second clock, 5 s ahead, its program has asked for it far earlier."""
+    """Both GPUs end a collective together; by the second clock, 5 s ahead, its program launched it far earlier."""
     first = marks(0, 30)
     second = marks(1, 130, ahead_ms=4900.0, boot_id="another")
     clocks = set_clocks([first, second])
@@ -75,7 +75,7 @@ def test_a_kernel_of_unknown_origin_belongs_to_the_step_in_which_it_runs():
     assert list(marks_of(trace_of(events, bounds=BOUNDS)).arrivals) == [(11, REDUCE, 0)]
 
 
-def test_a_gpu_of_which_no_kernel_was_recorded_is_told(tmp_path):
+def test_a_gpu_without_recorded_kernels_is_reported(tmp_path):
     (tmp_path / "request.json").write_text(json.dumps({"hosts": ["algo-1"]}))
     profiles = (profile_of(0, bounds=BOUNDS, has_gpu=True), profile_of(1, bounds=BOUNDS, has_gpu=True))
     answer = HostProfile(number=1, host="algo-1", is_final=True, ranks=profiles)

@@ -1,4 +1,4 @@
-"""The next step: each limit and each end, and whole tuning jobs whose trials end at random."""
+"""The next step of a tuning job: each limit, each end, and whole tuning jobs whose trials end at random."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -48,32 +48,32 @@ def decided(job, trials, *, seconds=0.0):
 # Numbers
 
 
-def test_as_many_start_as_may_run_at_a_time():
+def test_as_many_trials_start_as_may_run_at_a_time():
     assert decided(job_with(), []).num_starts == 3
     assert decided(job_with(), [running(1), trial(2)]).num_starts == 2
     assert decided(job_with(), [running(1), running(2), running(3)]).num_starts == 0
 
 
-def test_no_more_start_than_are_left():
+def test_no_more_trials_start_than_are_left():
     trials = [trial(number) for number in range(1, 10)]
     assert decided(job_with(), trials).num_starts == 1
     assert decided(job_with(), [*trials, running(10)]).num_starts == 0
     assert decided(job_with(), [*trials, running(10)]).ends_as is None
 
 
-def test_it_is_completed_when_all_have_ended():
+def test_a_tuning_job_is_completed_when_all_trials_have_ended():
     decision = decided(job_with(), [trial(number) for number in range(1, 11)])
     assert (decision.ends_as, decision.num_starts, decision.stops_running) == (TuningStatus.COMPLETED, 0, False)
 
 
-def test_without_a_number_trials_follow_each_other():
+def test_without_a_maximum_number_trials_follow_each_other():
     job = job_with(most=None, runtime_s=3600)
     assert max_trials(TuningRequest(job.request)) is None
     decision = decided(job, [trial(number) for number in range(1, 200)])
     assert (decision.num_starts, decision.ends_as) == (3, None)
 
 
-def test_a_grid_has_as_many_as_it_has_points():
+def test_a_grid_has_as_many_trials_as_points():
     for most in (None, 3):
         job = job_with(most=most, ranges=CHOICES, Strategy="Grid")
         assert max_trials(TuningRequest(job.request)) == 3
@@ -84,7 +84,7 @@ def test_a_grid_has_as_many_as_it_has_points():
 # Ends
 
 
-def test_the_run_time_ends_it_and_what_runs():
+def test_the_run_time_limit_ends_the_tuning_job_and_running_trials():
     job = job_with(runtime_s=600)
     assert decided(job, [running(1)], seconds=599.9).ends_as is None
     decision = decided(job, [running(1)], seconds=600)
@@ -96,14 +96,14 @@ def test_the_run_time_ends_it_and_what_runs():
     ("is_minimized", "value", "is_reached"),
     [(False, 0.9, True), (False, 0.91, True), (False, 0.89, False), (True, 0.9, True), (True, 0.91, False)],
 )
-def test_a_target_that_is_reached_ends_it_and_what_runs(is_minimized, value, is_reached):
+def test_a_reached_target_ends_the_tuning_job_and_running_trials(is_minimized, value, is_reached):
     job = job_with(criteria={"TargetObjectiveMetricValue": 0.9}, is_minimized=is_minimized)
     decision = decided(job, [trial(1, value), running(2)])
     assert (decision.ends_as is TuningStatus.COMPLETED) == decision.stops_running == is_reached
     assert ("has reached the target 0.9" in decision.reason) == is_reached
 
 
-def test_so_many_trials_that_are_no_better_end_it():
+def test_a_number_of_trials_without_improvement_ends_the_tuning_job():
     job = job_with(criteria={"BestObjectiveNotImproving": {"MaxNumberOfTrainingJobsNotImproving": 3}})
     trials = [trial(1, 0.1), trial(2, 0.5), trial(3, 0.4), failed(4), trial(5, 0.5), running(6)]
     assert decided(job, trials).ends_as is None
@@ -113,7 +113,7 @@ def test_so_many_trials_that_are_no_better_end_it():
     assert decided(job, [*trials, trial(7, 0.6)]).ends_as is None
 
 
-def test_convergence_ends_it_where_it_is_asked_for():
+def test_convergence_ends_the_tuning_job_if_enabled():
     flat = [trial(number, 1.0 if number >= 10 else number / 10) for number in range(1, 21)]
     asked = job_with(most=99, criteria={"ConvergenceDetected": {"CompleteOnConvergence": "Enabled"}})
     decision = decided(asked, flat)
@@ -123,7 +123,7 @@ def test_convergence_ends_it_where_it_is_asked_for():
 
 
 @pytest.mark.parametrize("is_maximized", [True, False])
-def test_values_have_converged_when_the_last_ones_bring_next_to_nothing(is_maximized):
+def test_values_have_converged_when_the_last_ones_improve_hardly_at_all(is_maximized):
     sign = 1 if is_maximized else -1
 
     def converged(last):
@@ -136,8 +136,8 @@ def test_values_have_converged_when_the_last_ones_bring_next_to_nothing(is_maxim
     assert not converged(1.05)
 
 
-def test_of_many_trials_a_third_has_to_bring_nothing():
-    values = [0.0, 1.0] * 20 + [2.0] + [0.0] * 15  # 56: a window of 17
+def test_of_many_trials_the_last_third_must_be_without_improvement():
+    values = [0.0, 1.0] * 20 + [2.0] + [0.0] * 15  # 56 values: a window of 17
     trials = [trial(number, value) for number, value in enumerate(values, start=1)]
     assert not has_converged(trials, is_maximized=True)
     assert has_converged([*trials, *(trial(number, 0.0) for number in range(57, 63))], is_maximized=True)
@@ -146,7 +146,7 @@ def test_of_many_trials_a_third_has_to_bring_nothing():
 # Failures
 
 
-def test_failed_trials_take_their_numbers_and_do_not_stall_the_others():
+def test_failed_trials_count_and_do_not_stall_the_others():
     trials = [failed(1), failed(2), trial(3, 0.4)]
     assert decided(job_with(), trials).num_starts == 3
     trials += [failed(number) for number in range(4, 11)]
@@ -155,7 +155,7 @@ def test_failed_trials_take_their_numbers_and_do_not_stall_the_others():
 
 
 @pytest.mark.parametrize(("parallel", "least"), [(1, 5), (5, 5), (8, 8)])
-def test_it_fails_early_when_all_that_ended_failed_by_themselves(parallel, least):
+def test_a_tuning_job_fails_early_when_all_ended_trials_failed_on_their_own(parallel, least):
     job = job_with(most=20, parallel=parallel)
     trials = [failed(number, f"reason {number}") for number in range(1, least + 1)]
     assert decided(job, [*trials[:-1], running(least)]).ends_as is None
@@ -164,17 +164,17 @@ def test_it_fails_early_when_all_that_ended_failed_by_themselves(parallel, least
     assert "tuned-001-0000abcd: reason 1" in decision.reason
 
 
-def test_one_good_trial_keeps_it_going():
+def test_one_good_trial_prevents_an_early_failure():
     trials = [*(failed(number) for number in range(1, 9)), trial(9, 0.1)]
     assert decided(job_with(most=20), trials).ends_as is None
 
 
-def test_failures_of_machines_say_nothing_of_the_definition():
+def test_infrastructure_failures_do_not_count_against_the_definition():
     trials = [*(failed(number) for number in range(1, 9)), failed(9, is_retryable=True)]
     assert decided(job_with(most=20), trials).ends_as is None
 
 
-def test_trials_that_complete_without_a_word_of_the_objective_do_not_go_on_for_ever():
+def test_trials_that_complete_without_an_objective_value_do_not_continue_forever():
     job = job_with(most=None, criteria={"BestObjectiveNotImproving": {"MaxNumberOfTrainingJobsNotImproving": 3}})
     silent = [trial(number, None) for number in range(1, 6)]
     assert decided(job, silent[:4]).ends_as is None
@@ -183,14 +183,14 @@ def test_trials_that_complete_without_a_word_of_the_objective_do_not_go_on_for_e
     assert "tuned-001-0000abcd reported no value of the objective" in decision.reason
 
 
-def test_it_fails_at_its_end_when_no_trial_has_an_objective():
+def test_a_tuning_job_fails_at_its_end_when_no_trial_has_an_objective():
     stopped = replace(trial(1, None), outcome=replace(trial(1, None).outcome, status=TrainingJobStatus.STOPPED))
     decision = decided(job_with(most=3), [stopped, failed(2, "out of memory"), failed(3)])
     assert decision.ends_as is TuningStatus.FAILED
     assert "tuned-002-0000abcd: out of memory" in decision.reason
 
 
-def test_reasons_fit_into_the_api():
+def test_reasons_fit_into_the_limit_of_the_api():
     trials = [failed(number, "x" * 5000) for number in range(1, 6)]
     assert len(decided(job_with(), trials).reason) == 1024
     assert len(decided(job_with(most=5, parallel=5), trials).reason) == 1024
@@ -259,7 +259,7 @@ def ended(one, how, number):
     target=st.none() | st.just(6.0),
     data=st.data(),
 )
-def test_limits_hold_whatever_order_trials_end_in_and_there_is_an_end(most, parallel, not_improving, target, data):
+def test_limits_hold_for_every_order_of_ends_and_the_tuning_job_ends(most, parallel, not_improving, target, data):
     parallel = parallel if most is None else min(parallel, most)
     criteria = {} if target is None else {"TargetObjectiveMetricValue": target}
     criteria |= (
@@ -275,9 +275,9 @@ def test_limits_hold_whatever_order_trials_end_in_and_there_is_an_end(most, para
             break
         trials += [running(len(trials) + 1 + place) for place in range(decision.num_starts)]
         open_places = [place for place, one in enumerate(trials) if not one.is_over]
-        assert 0 < len(open_places) <= parallel  # it neither stalls nor runs over
+        assert 0 < len(open_places) <= parallel  # the tuning job neither stalls nor exceeds its limit
         assert most is None or len(trials) <= most
-        assert len(open_places) == parallel or len(trials) == most  # nor waits without a reason
+        assert len(open_places) == parallel or len(trials) == most  # it does not wait without a reason either
         for place in data.draw(st.lists(st.sampled_from(open_places), unique=True, min_size=1), label="end"):
             trials[place] = ended(trials[place], data.draw(ends), seconds + 1)
     assert decision.ends_as in (TuningStatus.COMPLETED, TuningStatus.FAILED)

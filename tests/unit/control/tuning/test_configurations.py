@@ -1,4 +1,4 @@
-"""Configurations: their trials, their observations for the search, and when Hyperband goes on with one."""
+"""Configurations: their trials, their observations for the search, and when Hyperband continues one of them."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ CHECKPOINTS = {"CheckpointConfig": {"S3Uri": "s3://bucket/prefix"}}
 
 
 def trial(number, *curve, stopped=True, continues=0, **fields):
-    """Return a trial that has ended, stopped by Hyperband unless the test says otherwise."""
+    """Return a trial that has ended; Hyperband stopped it unless `stopped` is false."""
     outcome = TrialOutcome(
         status=TrainingJobStatus.STOPPED if stopped else TrainingJobStatus.COMPLETED,
         value=curve[-1] if curve else None,
@@ -80,7 +80,7 @@ def promoted_of(trials, *, rungs=RUNGS, strategy="Hyperband", parents=()):
     return promoted(configurations, question_of(configurations, parents, strategy), rungs)
 
 
-def test_trials_that_go_on_belong_to_the_configuration_of_the_first():
+def test_continued_trials_belong_to_the_configuration_of_the_first():
     trials = [trial(1, 3.0), trial(2, 2.0), trial(3, 1.0, continues=1), trial(4, 0.5, continues=1)]
     found = configurations_of(trials, "")
     assert [[one.number for one in each.trials] for each in found] == [[1, 3, 4], [2]]
@@ -91,22 +91,22 @@ def test_trials_that_go_on_belong_to_the_configuration_of_the_first():
     assert configurations_of(trials, "another") == []
 
 
-def test_a_configuration_that_runs_has_the_values_that_were_told_so_far_and_is_not_over():
+def test_a_running_configuration_has_the_values_reported_so_far():
     running = trial(2, continues=1, outcome=None, stop_reason="")
     found = Configuration((trial(1, 3.0), running)).observed({"tuned-2": (2.5,)})
     assert (found.curve, found.value, found.is_over) == ((3.0, 2.5), None, False)
 
 
-def test_a_trial_whose_first_one_is_lost_begins_its_own():
+def test_a_continued_trial_whose_first_trial_is_lost_starts_its_own_configuration():
     assert [each.first.number for each in configurations_of([trial(3, 1.0, continues=1)], "")] == [3]
 
 
 def trials_with_a_late_good_one():
-    """Return trials of which number 2 was stopped when only the better first one was known; 3 to 30 are worse."""
+    """Return trials of which 1 and 2 are the best; trials 3 to 30 are worse."""
     return [trial(1, 1.0), trial(2, 2.0), *(trial(number, 10.0 + number) for number in range(3, 31))]
 
 
-def test_the_best_paused_configuration_goes_on_when_others_have_made_room():
+def test_the_best_paused_configuration_is_continued_when_others_have_ended():
     trials = trials_with_a_late_good_one()
     found = promoted_of(trials)
     assert found is not None
@@ -117,7 +117,7 @@ def test_the_best_paused_configuration_goes_on_when_others_have_made_room():
     assert second.first.number in (1, 2)
 
 
-def test_what_ends_by_itself_failed_or_runs_is_not_gone_on_with():
+def test_a_completed_failed_or_running_configuration_is_not_continued():
     others = [trial(number, 10.0 + number, stopped=False) for number in range(2, 31)]
     assert promoted_of([trial(1, 1.0, stopped=False), *others]) is None
     assert promoted_of([trial(1, stopped=True), *others]) is None, "no value"
@@ -125,7 +125,7 @@ def test_what_ends_by_itself_failed_or_runs_is_not_gone_on_with():
     assert promoted_of([trial(1, 1.0), *others, trial(31, continues=1, outcome=None)]) is None, "it runs"
 
 
-def test_without_checkpoints_or_with_another_strategy_nothing_goes_on():
+def test_without_checkpoints_or_with_another_strategy_no_trial_is_continued():
     trials = trials_with_a_late_good_one()
     assert promoted_of(trials, rungs=replace(RUNGS, can_go_on=False)) is None
     assert promoted_of(trials, strategy="Bayesian") is None
@@ -142,7 +142,7 @@ def test_trials_of_parents_do_not_move_configurations_to_other_brackets():
     st.lists(st.lists(st.floats(0, 100), min_size=1, max_size=9), min_size=1, max_size=12),
     st.sets(st.integers(0, 11)),
 )
-def test_only_what_is_paused_and_would_not_be_ended_again_goes_on(curves, completed):
+def test_only_a_paused_configuration_that_would_not_be_stopped_again_is_continued(curves, completed):
     trials = [trial(number, *curve, stopped=number not in completed) for number, curve in enumerate(curves, start=1)]
     found = promoted_of(trials)
     if found is not None:
@@ -152,7 +152,7 @@ def test_only_what_is_paused_and_would_not_be_ended_again_goes_on(curves, comple
         assert not is_pruned(question_of(configurations), place, RUNGS)
 
 
-def test_rungs_end_at_max_resource_or_the_epochs_of_the_hyperparameters_and_trials_go_on_with_checkpoints():
+def test_rungs_end_at_max_resource_or_epochs_and_checkpoints_allow_continuation():
     def rungs(static=None, resources=None, **members):
         config = {"StrategyConfig": {"HyperbandStrategyConfig": resources or {}}}
         request = request_with(config, **members, **({} if static is None else {"StaticHyperParameters": static}))
@@ -169,7 +169,7 @@ def test_rungs_end_at_max_resource_or_the_epochs_of_the_hyperparameters_and_tria
     assert rungs({"epochs": "5"}, {"MaxResource": 9}).most == 9
 
 
-def test_the_reason_of_a_stop_says_whether_it_may_go_on():
+def test_the_reason_of_a_stop_states_whether_the_trial_may_continue():
     assert (
         why_ended(1, RUNGS, "loss")
         == f"{HYPERBAND}after 1 value of loss it waits to be among the best third of its rung"

@@ -1,4 +1,4 @@
-"""The median rule, by examples that are worked out by hand."""
+"""The median rule, by hand-calculated examples."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from clary.control.tuning.tuning_request import Objective
 
 LOSS = Objective(metric="loss", is_maximized=False)
 ACCURACY = Objective(metric="accuracy", is_maximized=True)
-# Averages of the first two: 3.5, 2.5, 3.0; their median is 3.0. Of all three: 10/3, 2.0, 8/3.
+# Averages of the first two values: 3.5, 2.5, 3.0; their median is 3.0. Averages of all three: 10/3, 2.0, 8/3.
 OTHERS = [[4.0, 3.0, 3.0], [3.0, 2.0, 1.0], [3.5, 2.5, 2.0]]
 
 
@@ -19,22 +19,22 @@ def test_a_trial_whose_best_is_worse_than_the_median_of_averages_stops():
 
 
 @pytest.mark.parametrize("curve", [[5.0, 3.0], [2.9, 9.0], [9.0, 0.0]])
-def test_a_trial_that_was_ever_as_good_goes_on(curve):
+def test_a_trial_that_was_once_as_good_as_the_median_continues(curve):
     assert why_stop(curve, OTHERS, LOSS) == ""
 
 
-def test_the_median_is_that_up_to_the_same_number_of_values():
+def test_the_median_is_taken_over_the_same_number_of_values():
     assert why_stop([5.0, 3.0], OTHERS, LOSS) == ""
     assert "worse than 2.66667" in why_stop([5.0, 3.0, 3.0], OTHERS, LOSS)
 
 
-def test_greater_is_better_where_the_objective_is_maximized():
+def test_a_greater_value_is_better_for_a_maximized_objective():
     assert "0.2, worse than 0.4" in why_stop([0.1, 0.2], [[0.3, 0.5], [0.5, 0.7], [0.1, 0.3]], ACCURACY)
     assert why_stop([0.1, 0.4], [[0.3, 0.5], [0.5, 0.7], [0.1, 0.3]], ACCURACY) == ""
     assert why_stop([9.0, 9.0], OTHERS, ACCURACY) == ""
 
 
-def test_the_median_of_an_even_number_lies_between_two():
+def test_the_median_of_an_even_number_is_the_mean_of_the_middle_two():
     others = [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 4.0]]
     assert "worse than 2.5, the median of 4" in why_stop([2.6, 2.6], others, LOSS)
     assert why_stop([2.5, 2.6], others, LOSS) == ""
@@ -44,14 +44,14 @@ def test_the_median_of_an_even_number_lies_between_two():
     ("curve", "others"),
     [
         ([], OTHERS),
-        ([99.0], OTHERS),  # a first value says nothing
+        ([99.0], OTHERS),  # a first value is not judged
         ([99.0, 99.0], []),
-        ([99.0, 99.0], OTHERS[:2]),  # a median of two says nothing
-        ([99.0, 99.0], [*OTHERS[:2], [1.0]]),  # the third has not come so far
-        ([99.0] * 4, OTHERS),  # none has
+        ([99.0, 99.0], OTHERS[:2]),  # a median of two curves is not used
+        ([99.0, 99.0], [*OTHERS[:2], [1.0]]),  # the third curve is shorter
+        ([99.0] * 4, OTHERS),  # all curves are shorter
     ],
 )
-def test_too_little_is_known_to_stop_anything(curve, others):
+def test_too_few_values_or_curves_stop_no_trial(curve, others):
     assert why_stop(curve, others, LOSS) == ""
 
 
@@ -60,7 +60,7 @@ def test_shorter_curves_are_left_out():
     assert "the median of 3 " in why_stop([9.0, 9.0], others, LOSS)
 
 
-def test_values_near_the_greatest_float_are_compared_as_others_are():
+def test_values_near_the_largest_float_are_compared_correctly():
     huge = [[1.7e308, 1.7e308]] * 3
     assert why_stop([1.0, 1.0], huge, LOSS) == ""
     assert why_stop([1.0, 1.0], huge, ACCURACY)

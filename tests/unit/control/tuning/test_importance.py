@@ -1,4 +1,4 @@
-"""Shares of hyperparameters, and the reasons for their absence."""
+"""Shares of importance of hyperparameters, and the reasons if there are none."""
 
 import pytest
 from tuning_trials import METRIC, many_trials, trial, tuning_job, tuning_request
@@ -10,7 +10,7 @@ DEFINITIONS = TuningRequest(tuning_job().request).definitions
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_parameter_that_decides_has_the_greatest_share_and_all_are_one(seed):
+def test_the_decisive_parameter_has_the_largest_share_and_all_shares_add_up_to_one(seed):
     shares = importance_of(DEFINITIONS, many_trials(60, seed=seed)).shares
     assert next(iter(shares)) == "lr", shares
     assert sum(shares.values()) == pytest.approx(1.0)
@@ -18,11 +18,11 @@ def test_the_parameter_that_decides_has_the_greatest_share_and_all_are_one(seed)
     assert list(shares.values()) == sorted(shares.values(), reverse=True)
 
 
-def test_the_same_trials_have_the_same_shares():
+def test_equal_trials_give_equal_shares():
     assert importance_of(DEFINITIONS, many_trials(20)) == importance_of(DEFINITIONS, many_trials(20))
 
 
-def test_a_metric_that_is_minimized_is_looked_at_from_below():
+def test_for_a_minimized_metric_the_lowest_values_count_as_good():
     objective = {"Type": "Minimize", "MetricName": METRIC}
     request = tuning_request(config={"HyperParameterTuningJobObjective": objective})
     definitions = TuningRequest(request).definitions
@@ -53,12 +53,12 @@ def parameters(**changes):
         ),
     ],
 )
-def test_why_there_are_no_shares_is_said(trials, why):
+def test_a_lack_of_shares_has_a_reason(trials, why):
     found = importance_of(DEFINITIONS, trials)
     assert (found.shares, found.why) == (None, why)
 
 
-def test_definitions_with_ranges_of_their_own_have_no_common_shares():
+def test_definitions_with_separate_ranges_have_no_common_shares():
     found = importance_of([*DEFINITIONS, *DEFINITIONS], many_trials(20))
     assert (found.shares, found.why) == (None, "Each of its training job definitions has ranges of its own.")
 

@@ -1,4 +1,4 @@
-"""Ranges of hyperparameters: values as text and back, scalings, and how many points there are."""
+"""Ranges of hyperparameters: values as text and back, scalings, and the number of points."""
 
 import itertools
 import math
@@ -15,13 +15,13 @@ FEW = Integer(name="i", least=-2, greatest=3, scaling=Scaling.LINEAR)
 
 
 @given(one=continuous(), part=st.floats(0, 1))
-def test_a_continuous_value_reads_back_as_the_same_float(one, part):
+def test_a_continuous_value_is_parsed_back_to_the_same_float(one, part):
     value = min(one.greatest, max(one.least, one.least + part * (one.greatest - one.least)))
     assert one.value(one.text(value)) == value
 
 
 @given(one=integers(most=2**70), data=st.data())
-def test_an_integer_reads_back_as_the_same_number_however_great(one, data):
+def test_an_integer_is_parsed_back_to_the_same_number_however_large(one, data):
     value = data.draw(st.integers(one.least, one.greatest))
     assert one.text(value) == str(value)
     assert one.value(one.text(value)) == value
@@ -35,22 +35,22 @@ def test_a_category_is_its_own_text(one):
 
 
 @pytest.mark.parametrize("text", ["0.49", "1.51", "nan", "inf", "-inf", "", "one", "1e999"])
-def test_a_text_that_is_no_value_of_a_continuous_range_is_none(text):
+def test_an_invalid_text_of_a_continuous_range_gives_none(text):
     assert HALF.value(text) is None
 
 
-def test_bounds_belong_to_a_range():
+def test_the_bounds_are_included_in_a_range():
     assert (HALF.value("0.5"), HALF.value("1.50")) == (0.5, 1.5)
     assert (FEW.value("-2"), FEW.value("3")) == (-2, 3)
 
 
 @pytest.mark.parametrize("text", ["-3", "4", "1.5", "nan", "inf", "", "two"])
-def test_a_text_that_is_no_value_of_an_integer_range_is_none(text):
+def test_an_invalid_text_of_an_integer_range_gives_none(text):
     assert FEW.value(text) is None
 
 
 @pytest.mark.parametrize(("text", "value"), [("2.0", 2), ("2e0", 2), ("-0", 0), (" 1 ", 1)])
-def test_a_whole_number_may_be_written_as_a_float(text, value):
+def test_an_integer_may_be_written_as_a_float(text, value):
     assert FEW.value(text) == value
     assert isinstance(FEW.value(text), int)
 
@@ -72,13 +72,13 @@ def test_auto_is_linear_for_other_ranges(least, greatest):
     assert scaling_of("Auto", least=least, greatest=greatest) is Scaling.LINEAR
 
 
-def test_numbers_of_any_size_have_a_scaling():
+def test_bounds_of_any_size_have_a_scaling():
     assert scaling_of("Auto", least=1, greatest=10**400) is Scaling.LOGARITHMIC
     assert scaling_of("Auto", least=5e-324, greatest=1.7e308) is Scaling.LOGARITHMIC
     assert scaling_of("Auto", least=1.0, greatest=math.inf) is Scaling.LOGARITHMIC
 
 
-def test_a_word_of_the_request_is_the_scaling():
+def test_an_explicit_scaling_is_used():
     for scaling in Scaling:
         assert scaling_of(scaling.value, least=1, greatest=1000) is scaling
 

@@ -1,4 +1,4 @@
-"""Proposals: in their ranges, the same for the same question, each point of a finite space once; Hyperband's ends."""
+"""Proposals: within their ranges, deterministic, each point of a finite space once; Hyperband's stops."""
 
 import math
 
@@ -36,7 +36,7 @@ def loss(parameters):
 
 @settings(max_examples=150)
 @given(space=spaces(), strategy=st.sampled_from(STRATEGIES), seed=st.integers(0, 2**31))
-def test_each_proposal_lies_in_its_ranges_and_reads_back_the_same(space, strategy, seed):
+def test_each_proposal_lies_in_its_ranges_and_is_parsed_back_unchanged(space, strategy, seed):
     for parameters in proposals(space, 3, strategy=strategy, seed=seed):
         check_point(space, parameters)
 
@@ -54,14 +54,14 @@ def test_proposals_of_the_model_lie_in_their_ranges_too(space, seed, values):
 
 @settings(max_examples=30)
 @given(space=spaces(), strategy=st.sampled_from(STRATEGIES), seed=st.integers(0, 2**31), data=st.data())
-def test_the_same_question_gives_the_same_answer_whatever_was_asked_before(space, strategy, seed, data):
+def test_a_proposal_depends_only_on_seed_number_and_observations(space, strategy, seed, data):
     asked = proposals(space, 13, strategy=strategy, seed=seed)
     killed_after = data.draw(st.integers(0, 12))
     stored = [seen(parameters) for parameters in asked[:killed_after]]
     assert propose(question(space, strategy=strategy, observations=stored, seed=seed)) == asked[killed_after]
 
 
-def test_ranges_at_the_ends_of_floats_do_not_stop_the_search():
+def test_ranges_at_the_limits_of_floats_do_not_stop_the_search():
     space = (
         Continuous(name="tiny", least=0.0, greatest=5e-324, scaling=Scaling.LINEAR),
         Continuous(name="huge", least=0.0, greatest=1.7e308, scaling=Scaling.LINEAR),
@@ -72,7 +72,7 @@ def test_ranges_at_the_ends_of_floats_do_not_stop_the_search():
         check_point(space, parameters)
 
 
-def test_another_seed_or_number_gives_another_answer():
+def test_another_seed_or_number_gives_another_proposal():
     space = (LR,)
     found = [propose(question(space, seed=seed, number=number)) for seed in (1, 2) for number in (1, 2)]
     assert len({one["lr"] for one in found}) == 4
@@ -98,7 +98,7 @@ def test_scalings_spread_values_over_their_orders_of_magnitude(strategy):
 
 
 @pytest.mark.parametrize("is_maximized", [True, False])
-def test_the_model_of_good_points_finds_better_ones_than_chance(is_maximized):
+def test_the_model_of_good_points_finds_better_points_than_chance(is_maximized):
     sign = -1 if is_maximized else 1
     space = (LR, LAYERS, OPTIMIZER)
     by_model, by_chance = ([], [])
@@ -117,7 +117,7 @@ def test_the_model_of_good_points_finds_better_ones_than_chance(is_maximized):
 
 @settings(max_examples=25)
 @given(space=small_spaces(), strategy=st.sampled_from(STRATEGIES), seed=st.integers(0, 2**31))
-def test_a_finite_space_is_gone_through_before_any_point_comes_again(space, strategy, seed):
+def test_a_finite_space_is_exhausted_before_any_point_is_repeated(space, strategy, seed):
     total = num_values(space)
     found = [tuple(one.items()) for one in proposals(space, total, strategy=strategy, seed=seed)]
     assert len(set(found)) == total
@@ -125,25 +125,25 @@ def test_a_finite_space_is_gone_through_before_any_point_comes_again(space, stra
     check_point(space, propose(question(space, strategy=strategy, observations=stored, seed=seed)))
 
 
-def test_trials_that_run_or_failed_have_taken_their_points_too():
+def test_points_of_running_and_failed_trials_are_not_proposed_again():
     taken = proposals(FINITE, 15)
     observations = [seen(one, None, is_over=number % 2 == 0) for number, one in enumerate(taken)]
     assert propose(question(FINITE, observations=observations)) not in taken
 
 
-def test_a_point_that_a_parent_wrote_in_another_way_is_taken():
+def test_a_point_that_a_parent_wrote_differently_is_not_proposed_again():
     space = (Integer(name="i", least=1, greatest=2, scaling=Scaling.LINEAR),)
     for number in range(20):
         assert propose(question(space, observations=[seen({"i": "1.0"})], number=number)) == {"i": "2"}
 
 
-def test_a_point_is_left_in_a_space_too_large_to_list(monkeypatch):
+def test_an_untried_point_is_found_in_a_space_too_large_to_list(monkeypatch):
     taken = [{"i": str(number), "opt": opt} for number in (1, 2, 3) for opt in ("sgd", "adam")]
     monkeypatch.setattr("clary.control.tuning.search._sampled", lambda asked, attempt: taken[attempt % 6])
     assert propose(question(BEYOND_LISTS, observations=[seen(one) for one in taken])) == {"i": "4", "opt": "sgd"}
 
 
-def test_observations_outside_of_the_ranges_are_no_part_of_the_model():
+def test_observations_outside_the_ranges_do_not_enter_the_model():
     observations = [seen({"lr": "5.0"}, 0.0), seen({"lr": "0.01"}, None, is_over=False), seen({}, 1.0)] * 8
     check_point((LR,), propose(question((LR,), observations=observations)))
 
@@ -163,7 +163,7 @@ def test_a_grid_has_each_point_once(space):
         propose(question(space, strategy="Grid", observations=[seen(one) for one in found]))
 
 
-def test_a_grid_is_gone_through_with_its_last_range_first():
+def test_a_grid_varies_its_last_range_first():
     space = (OPTIMIZER, Categorical(name="act", values=("relu", "gelu")))
     assert [tuple(one.values()) for one in proposals(space, 4, strategy="Grid")] == [
         ("sgd", "relu"),
@@ -173,13 +173,13 @@ def test_a_grid_is_gone_through_with_its_last_range_first():
     ]
 
 
-def test_a_trial_that_runs_or_failed_has_its_point_of_a_grid():
+def test_a_running_or_failed_trial_occupies_its_point_of_a_grid():
     observations = [seen({"opt": "sgd"}, None, is_over=False)]
     assert propose(question((OPTIMIZER,), strategy="Grid", observations=observations)) == {"opt": "adam"}
 
 
-# Hyperband. Rungs lie at 1, 3 and 9 values where the longest trial has 27; trials are divided among brackets that begin
-# at the first, second, ... of them.
+# Hyperband. Rungs are at 1, 3 and 9 values if the longest trial has 27; trials are divided among brackets that begin
+# at the first, second, ... of these rungs.
 
 PARAMETERS = {"lr": "0.1"}
 
@@ -189,7 +189,7 @@ def rungs(least, most, *, can_go_on=False):
 
 
 def pruned_of(curves, resources, *, is_maximized=False, is_over=True):
-    """Return for each trial whether it would end if it ran, all others having told the same as now."""
+    """Return for each trial whether Hyperband would stop it if it still ran, with all other curves as given."""
     found = []
     for index in range(len(curves)):
         observations = [
@@ -207,33 +207,33 @@ def pruned_of(curves, resources, *, is_maximized=False, is_over=True):
 
 
 @pytest.mark.parametrize("is_maximized", [True, False])
-def test_hyperband_ends_the_worse_trials_of_a_rung_and_never_the_best(is_maximized):
+def test_hyperband_stops_the_worse_trials_of_a_rung_and_never_the_best(is_maximized):
     curves = [[float(number)] for number in range(30)]
     found = pruned_of(curves, rungs(1, 27), is_maximized=is_maximized)
     ended = [number for number, is_ended in enumerate(found) if is_ended]
     best = 29 if is_maximized else 0
-    assert 8 <= len(ended) <= 22  # two thirds of those whose bracket begins at the first rung
+    assert 8 <= len(ended) <= 22  # two thirds of the trials whose bracket begins at the first rung
     assert best not in ended
     better, worse = (range(20, 30), range(10)) if is_maximized else (range(10), range(20, 30))
     assert len(set(ended) & set(better)) < len(set(ended) & set(worse))
 
 
-def test_more_trials_of_longer_life_are_in_brackets_that_begin_later():
+def test_a_larger_max_resource_puts_more_trials_in_brackets_that_begin_later():
     at_first = sum(pruned_of([[float(number)] for number in range(30)], rungs(1, 27)))
     at_third = sum(pruned_of([[float(number)] * 9 for number in range(30)], rungs(1, 27)))
     assert 0 < at_first < at_third < 30
 
 
-def test_a_trial_alone_goes_on():
+def test_a_single_trial_continues():
     assert pruned_of([[5.0]], rungs(1, 27)) == [False]
 
 
 @pytest.mark.parametrize("most", [9, None])
-def test_a_trial_that_has_told_as_many_values_as_any_may_ends_by_itself(most):
+def test_a_trial_with_the_maximum_number_of_values_ends_on_its_own(most):
     worst = [100.0] * 9
     others = [[float(number)] * 9 for number in range(30)]
     found = []
-    for place in range(31):  # another place is another bracket
+    for place in range(31):  # another index is in another bracket
         curves = [*others[:place], worst, *others[place:]]
         found.append(pruned_of(curves, rungs(1, most))[place])
     assert found == [False] * 31
@@ -241,11 +241,11 @@ def test_a_trial_that_has_told_as_many_values_as_any_may_ends_by_itself(most):
     assert any(pruned_of(curves, rungs(1, most))[place] for place, curves in enumerate(shorter)), "the test can fail"
 
 
-def test_equals_go_on_together():
+def test_equal_trials_continue_together():
     assert pruned_of([[1.0]] * 20, rungs(1, 27)) == [False] * 20
 
 
-def test_only_the_last_rung_counts_that_a_trial_has_come_to():
+def test_only_the_last_rung_that_a_trial_has_reached_counts():
     bad_begin = [9.0, 9.0, 0.0]
     for place in range(12):
         curves = [[1.0, 1.0, 1.0]] * 11
@@ -253,35 +253,35 @@ def test_only_the_last_rung_counts_that_a_trial_has_come_to():
         assert not pruned_of(curves, rungs(1, 27))[place]
 
 
-def test_a_trial_that_has_come_further_is_not_compared_with_those_that_have_not():
+def test_a_trial_at_a_higher_rung_is_not_compared_with_trials_below_it():
     for place in range(12):
         curves = [[1.0]] * 11
         curves.insert(place, [5.0, 5.0, 5.0])
         assert not pruned_of(curves, rungs(1, 27))[place]
 
 
-def test_values_between_rungs_count_for_nobody():
+def test_values_between_rungs_do_not_count():
     curves = [[1.0, float(number)] for number in range(20)]
     assert pruned_of(curves, rungs(1, 27)) == [False] * 20
 
 
-def test_nothing_ends_below_the_least_resource():
+def test_no_trial_is_stopped_below_the_min_resource():
     curves = [[float(number)] * 2 for number in range(20)]
     assert pruned_of(curves, rungs(3, 27)) == [False] * 20
     assert any(pruned_of([[float(number)] * 3 for number in range(20)], rungs(3, 27)))
 
 
-def test_a_trial_that_has_told_as_much_as_any_may_is_left_to_end_by_itself():
+def test_a_trial_at_max_resource_is_not_stopped():
     curves = [[1.0] * 8 + [float(number)] for number in range(20)]
     assert pruned_of(curves, rungs(1, 9)) == [False] * 20
     assert pruned_of([[float(number)] for number in range(20)], rungs(1, 1)) == [False] * 20
 
 
-def test_the_greatest_resource_is_that_of_the_longest_trial_where_none_is_given():
+def test_without_a_max_resource_the_longest_ended_trial_sets_it():
     curves = [[float(number)] for number in range(20)]
     assert (
         pruned_of(curves, rungs(1, None), is_over=False) == [False] * 20
-    )  # none has ended: nobody knows how long they are
+    )  # no trial has ended, so the length of trials is unknown
     assert pruned_of(curves, rungs(1, None)) == [False] * 20
     longest = [[0.0] * 27]
     assert pruned_of([*longest, *curves], rungs(1, None)) == pruned_of([*longest, *curves], rungs(1, 27))
@@ -295,7 +295,7 @@ def test_the_greatest_resource_is_that_of_the_longest_trial_where_none_is_given(
     most=st.none() | st.integers(1, 40),
     can_go_on=st.booleans(),
 )
-def test_every_course_of_trials_has_an_answer_and_the_same_one(curves, least, most, can_go_on):
+def test_every_set_of_curves_gives_a_deterministic_result(curves, least, most, can_go_on):
     asked = rungs(least, most, can_go_on=can_go_on)
     assert pruned_of(curves, asked, is_over=False) == pruned_of(curves, asked, is_over=False)
     paused = [place for place, curve in enumerate(curves) if curve]
@@ -303,11 +303,11 @@ def test_every_course_of_trials_has_an_answer_and_the_same_one(curves, least, mo
     assert found is None or found in paused
 
 
-# Trials that can go on: each waits at its rung until it is among the best third.
+# Trials that can be continued: each waits at its rung until it is among the best third.
 
 
 def halving_of(curves, *, is_maximized=False, running=()):
-    """Return the question that trials with such curves make, all of them ended but for some."""
+    """Return the question for trials with such curves; all have ended except those at the indices in `running`."""
     observations = [
         seen(PARAMETERS, None if place in running else curve[-1], is_over=place not in running, curve=curve)
         for place, curve in enumerate(curves)
@@ -316,9 +316,9 @@ def halving_of(curves, *, is_maximized=False, running=()):
 
 
 def carried_out(values, *, is_maximized=False):
-    """Let trials that told a value each go on to the next rung, one after the other, for as long as one may.
+    """Continue trials with one value each to the next rung, one after the other, as long as one may be continued.
 
-    Returns the places in the order in which they went on, and the curves at the end.
+    Returns the indices in the order in which trials were continued, and the curves at the end.
     """
     curves, order = [[value] for value in values], []
     while True:
@@ -332,7 +332,7 @@ def carried_out(values, *, is_maximized=False):
         assert len(order) < 200, "there is no end"
 
 
-def test_the_first_trials_of_a_rung_wait_where_they_can_go_on_and_not_elsewhere():
+def test_the_first_trials_of_a_rung_are_paused_only_if_they_can_be_continued():
     for number in (1, 2):
         curves = [[1.0]] * number
         assert pruned_of(curves, rungs(1, 27)) == [False] * number
@@ -343,7 +343,7 @@ def test_the_first_trials_of_a_rung_wait_where_they_can_go_on_and_not_elsewhere(
 
 
 @pytest.mark.parametrize("is_maximized", [True, False])
-def test_a_third_of_each_rung_goes_on_and_the_best_first(is_maximized):
+def test_a_third_of_each_rung_is_continued_and_the_best_first(is_maximized):
     values = [float(number * 7 % 60) for number in range(60)]
     order, curves = carried_out(values, is_maximized=is_maximized)
     assert order
@@ -355,7 +355,7 @@ def test_a_third_of_each_rung_goes_on_and_the_best_first(is_maximized):
     assert {values[place] for place in order[:3]} <= set(better)
 
 
-def test_what_went_on_when_it_had_nobody_to_be_compared_with_takes_the_room_of_its_rung():
+def test_an_early_continued_trial_uses_up_a_slot_of_its_rung():
     values = [float(number) for number in range(30)]
     order, _ = carried_out(values)
     first = order[0]
@@ -364,7 +364,7 @@ def test_what_went_on_when_it_had_nobody_to_be_compared_with_takes_the_room_of_i
     curves = [[value] for value in values]
     rest = [place for place in order[1:] if place != first]
     assert next_to_go_on(halving_of(curves), list(range(30)), asked_with) == first
-    # Now every trial that is not one of the best ones has gone on, and all the room of each rung is taken.
+    # Every trial except one of the best has been continued now, and all slots of each rung are used up.
     crowded = [curve if place in (first, *rest) else curve * 3 for place, curve in enumerate(curves)]
     at_first = [place for place in paused if len(crowded[place]) == 1]
     assert at_first
@@ -373,7 +373,7 @@ def test_what_went_on_when_it_had_nobody_to_be_compared_with_takes_the_room_of_i
     assert next_to_go_on(running, [first], asked_with) is None, "they may all get further"
 
 
-def test_a_trial_that_has_told_as_many_values_as_any_may_does_not_go_on():
+def test_a_trial_with_the_maximum_number_of_values_is_not_continued():
     curves = [[float(number)] * 9 for number in range(30)]
     assert next_to_go_on(halving_of(curves), list(range(30)), rungs(1, 9, can_go_on=True)) is None
     assert next_to_go_on(halving_of(curves), [], rungs(1, 27, can_go_on=True)) is None

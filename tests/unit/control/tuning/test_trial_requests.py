@@ -21,7 +21,7 @@ def request_of(parameters=None, **members):
     return trial_request(definition(**members), parameters or {"lr": "0.1"}, "t-001-0000abcd")
 
 
-def test_a_name_is_the_same_each_time_and_another_for_each_number_and_tuning_job():
+def test_a_name_is_stable_and_differs_for_each_number_and_tuning_job():
     job = tuning_job()
     later = replace(job, created_at=job.created_at + timedelta(microseconds=1))
     names = {trial_name(one, number) for one in (job, later, tuning_job("other")) for number in range(1, 200)}
@@ -34,7 +34,7 @@ def test_a_name_fits_for_the_longest_tuning_job_and_many_trials():
     assert len(trial_name(tuning_job("x" * 32), 99_999)) <= 63
 
 
-def test_hyperparameters_are_the_static_ones_the_tuned_ones_and_the_name_of_the_objective():
+def test_hyperparameters_are_static_ones_tuned_ones_and_the_name_of_the_objective():
     assert request_of({"lr": "0.1", "layers": "3"})["HyperParameters"] == {
         "epochs": "5",
         "api_token": "s3cr3t",
@@ -45,7 +45,7 @@ def test_hyperparameters_are_the_static_ones_the_tuned_ones_and_the_name_of_the_
     assert request_of(StaticHyperParameters=None)["HyperParameters"] == {"lr": "0.1", OBJECTIVE_KEY: METRIC}
 
 
-def test_what_a_training_job_has_too_is_handed_on_and_nothing_else():
+def test_members_that_a_training_job_has_too_are_passed_on_and_no_others():
     members = {
         "RoleArn": "arn:aws:iam::000000000000:role/R",
         "InputDataConfig": [{"ChannelName": "train"}],
@@ -65,7 +65,7 @@ def test_what_a_training_job_has_too_is_handed_on_and_nothing_else():
     assert made["TrainingJobName"] == "t-001-0000abcd"
 
 
-def test_a_definition_and_a_training_job_share_no_member_that_is_not_handed_on():
+def test_every_member_that_definition_and_training_job_share_is_passed_on():
     model = service("sagemaker").model
     shared = set(model.shape_for("HyperParameterTrainingJobDefinition").members) & set(
         model.shape_for("CreateTrainingJobRequest").members
@@ -85,7 +85,7 @@ def test_each_trial_has_its_own_prefix_of_checkpoints(uri):
     assert "CheckpointConfig" not in request_of()
 
 
-def test_hosts_wait_for_the_next_trial_unless_the_definition_says_otherwise():
+def test_hosts_wait_for_the_next_trial_unless_the_definition_sets_another_period():
     assert request_of(ResourceConfig=RESOURCES)["ResourceConfig"]["KeepAlivePeriodInSeconds"] == KEEP_ALIVE_S
     for seconds in (0, 600):
         own = {**RESOURCES, "KeepAlivePeriodInSeconds": seconds}
@@ -97,13 +97,13 @@ def test_hosts_wait_for_the_next_trial_unless_the_definition_says_otherwise():
     assert spot["ResourceConfig"] == RESOURCES
 
 
-def test_resources_of_tuning_are_those_of_each_training_job():
+def test_resources_of_the_tuning_job_apply_to_each_training_job():
     own = {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeKmsKeyId": "k"}
     made = request_of(HyperParameterTuningResourceConfig=own)["ResourceConfig"]
     assert made == {**own, "VolumeSizeInGB": 30, "KeepAlivePeriodInSeconds": KEEP_ALIVE_S}
 
 
-def test_one_of_several_kinds_of_instances_is_chosen_when_the_training_job_is_created():
+def test_several_instance_types_become_preferences_of_the_training_job():
     kinds = [
         {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1, "VolumeSizeInGB": 9},
         {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 5},
@@ -123,7 +123,7 @@ def test_one_of_several_kinds_of_instances_is_chosen_when_the_training_job_is_cr
     assert made == {**one, "KeepAlivePeriodInSeconds": KEEP_ALIVE_S}
 
 
-def test_the_request_is_not_changed_by_making_a_trial_of_it():
+def test_a_definition_is_not_changed_by_the_request_of_a_trial():
     given = definition(ResourceConfig=dict(RESOURCES), CheckpointConfig={"S3Uri": "s3://bucket/c"})
     before = repr(given)
     trial_request(given, {"lr": "0.1"}, "name")["AlgorithmSpecification"]["TrainingImage"] = "changed"

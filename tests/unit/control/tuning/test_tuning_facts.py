@@ -1,4 +1,4 @@
-"""Facts of tuning jobs for pages: rows, limits, ranges, and the course of the best objective."""
+"""Facts of tuning jobs for pages: rows, limits, ranges, and the best objective over time."""
 
 import json
 
@@ -12,7 +12,7 @@ GREATEST, LEAST = (Objective(metric=METRIC, is_maximized=is_maximized) for is_ma
 BEGIN_MS = int(BEGIN.timestamp() * 1000)
 
 
-def test_a_row_says_what_is_tuned_how_far_it_is_and_its_best_trial():
+def test_a_row_has_the_objective_the_progress_and_the_best_trial():
     row = row_of(tuning_job(), [trial(1, 0.2), trial(2, 0.9), trial(3, None), trial(4, outcome=None)])
     assert row == {
         "name": "tuned",
@@ -40,12 +40,12 @@ def test_a_row_says_what_is_tuned_how_far_it_is_and_its_best_trial():
     }
 
 
-def test_a_tuning_job_without_trials_has_no_best_one():
+def test_a_tuning_job_without_trials_has_no_best_trial():
     facts = facts_of(tuning_job(), [])
     assert (facts["best"], facts["best_so_far"], facts["num_trials"]) == (None, [], 0)
 
 
-def test_facts_name_ranges_in_their_scaling_and_fixed_hyperparameters():
+def test_facts_have_ranges_with_their_scaling_and_fixed_hyperparameters():
     facts = facts_of(tuning_job(), [])
     (definition,) = facts["definitions"]
     assert definition["hyperparameters"] == {"epochs": "5", "api_token": "s3cr3t"}
@@ -59,7 +59,7 @@ def test_facts_name_ranges_in_their_scaling_and_fixed_hyperparameters():
     assert json.loads(json.dumps(facts)) == facts, "it is plain"
 
 
-def test_several_definitions_have_their_ranges_each():
+def test_several_definitions_have_separate_ranges():
     request = tuning_request()
     one = request.pop("TrainingJobDefinition")
     objective = request["HyperParameterTuningJobConfig"].pop("HyperParameterTuningJobObjective")
@@ -71,7 +71,7 @@ def test_several_definitions_have_their_ranges_each():
     assert facts["objective"]["metric"] == METRIC
 
 
-def test_every_condition_of_the_end_is_said():
+def test_every_completion_condition_is_listed():
     limits = {"MaxNumberOfTrainingJobs": 9, "MaxParallelTrainingJobs": 1, "MaxRuntimeInSeconds": 3600}
     criteria = {
         "TargetObjectiveMetricValue": 0.95,
@@ -94,14 +94,14 @@ def test_a_grid_ends_after_all_combinations():
     assert end_words(TuningRequest(tuning_request(ranges=ranges, config=config))) == ["after all 4 combinations"]
 
 
-def test_hyperband_says_its_resources():
+def test_hyperband_facts_have_its_resources():
     config = {"Strategy": "Hyperband", "StrategyConfig": {"HyperbandStrategyConfig": {"MinResource": 2}}}
     facts = facts_of(tuning_job(request=tuning_request(config=config)), [])
     assert facts["resources"] == {"least": 2, "most": 5}, "the epochs of its hyperparameters"
 
 
 @pytest.mark.parametrize(("objective", "best"), [(GREATEST, [0.4, 0.4, 0.7]), (LEAST, [0.4, 0.3, 0.3])])
-def test_the_best_so_far_goes_in_the_order_of_ends_and_never_back(objective, best):
+def test_the_best_so_far_follows_the_order_of_ends_and_never_gets_worse(objective, best):
     trials = [trial(1, 0.7, minutes=9), trial(2, 0.4, minutes=1), trial(3, 0.3, minutes=5), trial(4, None)]
     course = best_so_far([*trials, trial(5, outcome=None)], objective)
     assert [row[0] for row in course] == [2, 3, 1]

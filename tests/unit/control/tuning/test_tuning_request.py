@@ -14,7 +14,7 @@ def view(config=None, **members):
     return TuningRequest({**tuning_request(config=config), **members})
 
 
-def test_a_request_that_says_little_has_the_defaults():
+def test_a_minimal_request_has_the_defaults():
     request = TuningRequest(
         {
             "HyperParameterTuningJobName": "bare",
@@ -32,7 +32,7 @@ def test_a_request_that_says_little_has_the_defaults():
     assert request.parents == request.definitions == ()
 
 
-def test_a_request_that_says_all_is_read_whole():
+def test_a_request_with_all_members_is_read_completely():
     request = view(
         {
             "Strategy": "Hyperband",
@@ -63,7 +63,7 @@ def test_a_request_that_says_all_is_read_whole():
     assert (request.parents, request.is_identical_to_parents) == (("a",), True)
 
 
-def test_autotune_chooses_what_is_left_open_and_nothing_else():
+def test_autotune_chooses_only_what_the_request_leaves_open():
     request = view(Autotune={"Mode": "Enabled"})
     assert (request.is_autotuned, request.stops_early, request.ends_on_convergence) == (True, True, True)
     said = view(
@@ -78,14 +78,14 @@ def test_autotune_chooses_what_is_left_open_and_nothing_else():
     assert not view({"Strategy": "Hyperband"}, Autotune={"Mode": "Enabled"}).stops_early
 
 
-def test_the_only_definition_has_the_objective_and_the_ranges_of_the_tuning_job():
+def test_a_single_definition_has_the_objective_and_the_ranges_of_the_tuning_job():
     (definition,) = view({"HyperParameterTuningJobObjective": LOSS, "ParameterRanges": CHOICES}).definitions
     assert definition.name == ""
     assert definition.objective == Objective(metric="loss", is_maximized=False)
     assert definition.space == (Categorical(name="opt", values=("sgd", "adam")),)
 
 
-def test_definitions_have_each_their_own_and_are_found_by_name():
+def test_several_definitions_have_their_own_objectives_and_are_found_by_name():
     raw = tuning_request()
     one = raw.pop("TrainingJobDefinition")
     raw["TrainingJobDefinitions"] = [
@@ -116,7 +116,7 @@ def test_ranges_are_read_in_the_order_of_their_kinds():
     ("kind", "least", "greatest"),
     [("Integer", "1.5", "2"), ("Integer", "1", "many"), ("Continuous", "", "1"), ("Continuous", "one", "2")],
 )
-def test_a_bound_that_is_no_number_is_an_error(kind, least, greatest):
+def test_a_bound_that_is_not_a_number_is_an_error(kind, least, greatest):
     with pytest.raises(ValueError):
         space_of({f"{kind}ParameterRanges": [{"Name": "x", "MinValue": least, "MaxValue": greatest}]})
 
@@ -135,11 +135,11 @@ def test_a_bound_that_is_no_number_is_an_error(kind, least, greatest):
         ("", Categorical(name="x", values=("",))),
     ],
 )
-def test_autotune_makes_a_range_of_a_hint(hint, made):
+def test_autotune_turns_a_hint_into_a_range(hint, made):
     assert space_of({"AutoParameters": [{"Name": "x", "ValueHint": hint}]}) == (made,)
 
 
-def test_greater_or_lesser_is_better_as_the_objective_says():
+def test_the_objective_decides_whether_greater_or_lesser_is_better():
     more, less = Objective(metric="m", is_maximized=True), Objective(metric="m", is_maximized=False)
     assert more.is_better(2, 1)
     assert not more.is_better(1, 1)

@@ -1,4 +1,4 @@
-"""Rules of CreateHyperParameterTuningJob: each refusal in its own words, and requests that are taken."""
+"""Rules of CreateHyperParameterTuningJob: each refusal with its own message, and requests that are accepted."""
 
 import copy
 
@@ -59,15 +59,15 @@ def refusal_of(raw):
     return refused.value.message
 
 
-def test_a_request_that_makes_sense_is_taken():
+def test_a_valid_request_is_accepted():
     check(request_of())
     check(with_definitions({"DefinitionName": "a"}, {"DefinitionName": "b"}))
 
 
-# Where what stands
+# Places of members
 
 
-def test_there_is_one_definition_or_a_list_of_them():
+def test_either_one_definition_or_a_list_of_definitions_is_required():
     raw = request_of()
     both = {**raw, "TrainingJobDefinitions": [raw["TrainingJobDefinition"]]}
     neither = {name: value for name, value in raw.items() if name != "TrainingJobDefinition"}
@@ -82,12 +82,12 @@ def test_there_is_one_definition_or_a_list_of_them():
         ("ParameterRanges", RANGES, "HyperParameterRanges"),
     ],
 )
-def test_definitions_have_each_their_objective_and_ranges(member, value, inner):
+def test_in_a_list_each_definition_has_its_own_objective_and_ranges(member, value, inner):
     message = refusal_of(with_definitions({"DefinitionName": "a"}, config={member: value}))
     assert f"each one has its {inner}; leave {member} out" in message
 
 
-def test_definitions_have_names_of_their_own():
+def test_definitions_have_unique_names():
     assert "needs a DefinitionName" in refusal_of(with_definitions({"DefinitionName": "a"}, {}))
     assert "'a' stands twice" in refusal_of(with_definitions({"DefinitionName": "a"}, {"DefinitionName": "a"}))
 
@@ -98,7 +98,7 @@ def test_definitions_have_the_same_objective():
     assert "the same TuningObjective" in refusal_of(raw)
 
 
-def test_a_definition_is_named_in_what_is_wrong_with_it():
+def test_a_refusal_names_the_definition_at_fault():
     raw = with_definitions({"DefinitionName": "a"}, {"DefinitionName": "b", "HyperParameterRanges": {}})
     assert refusal_of(raw) == "At least one hyperparameter range is needed of b."
 
@@ -106,7 +106,7 @@ def test_a_definition_is_named_in_what_is_wrong_with_it():
 # Definitions
 
 
-def test_an_objective_is_needed():
+def test_an_objective_is_required():
     assert "An objective is needed" in refusal_of(request_of({"HyperParameterTuningJobObjective": None}))
     check(request_of({"HyperParameterTuningJobObjective": None}, TuningObjective=OBJECTIVE))
 
@@ -119,7 +119,7 @@ def test_the_objective_is_one_of_the_metrics(metrics):
     assert repr(METRIC) in message
 
 
-def test_resources_are_said_once():
+def test_resources_are_given_in_exactly_one_place():
     both = request_of(HyperParameterTuningResourceConfig=RESOURCES)
     for raw in (both, request_of(ResourceConfig=None)):
         assert refusal_of(raw) == "Give either ResourceConfig or HyperParameterTuningResourceConfig."
@@ -127,7 +127,7 @@ def test_resources_are_said_once():
 
 
 @pytest.mark.parametrize("ranges", [{}, {"ContinuousParameterRanges": []}, None])
-def test_something_is_tuned(ranges):
+def test_at_least_one_range_is_required(ranges):
     assert "At least one hyperparameter range" in refusal_of(request_of({"ParameterRanges": ranges}))
 
 
@@ -138,14 +138,14 @@ def test_a_hyperparameter_has_one_range_and_no_static_value():
     assert "both in static and tunable hyperparameters: ['layers', 'lr']" in message
 
 
-def test_the_name_of_the_objective_is_the_services_own_hyperparameter():
+def test_the_hyperparameter_with_the_objective_name_is_reserved():
     key = "_tuning_objective_metric"
-    check(request_of(StaticHyperParameters={key: METRIC}))  # a client may hand back what a description says
+    check(request_of(StaticHyperParameters={key: METRIC}))  # a client may send back a description
     tuned = {"CategoricalParameterRanges": [{"Name": key, "Values": ["a"]}]}
     assert "is the service's own" in refusal_of(request_of({"ParameterRanges": tuned}))
 
 
-def test_hints_are_for_autotune():
+def test_hints_are_accepted_only_with_autotune():
     hints = {"ParameterRanges": {"AutoParameters": [{"Name": "x", "ValueHint": "0.1"}]}}
     assert refusal_of(request_of(hints)) == "AutoParameters need Autotune with Mode Enabled."
     check({**request_of(hints), "Autotune": {"Mode": "Enabled"}})
@@ -155,14 +155,14 @@ def test_hints_are_for_autotune():
 
 
 @pytest.mark.parametrize("kind", ["Continuous", "Integer"])
-def test_bounds_are_numbers_in_order(kind):
+def test_bounds_are_numbers_in_ascending_order(kind):
     assert "is not at most" in refusal_of(request_of(ranges_of(kind, "2", "1")))
     for pair in (("one", "2"), ("1", "")):
         assert "are numbers" in refusal_of(request_of(ranges_of(kind, *pair)))
 
 
 @pytest.mark.parametrize("scaling", ["Auto", "Linear", "Logarithmic"])
-def test_bounds_of_as_many_digits_as_the_api_takes_are_answered(scaling):
+def test_bounds_with_the_maximum_number_of_digits_are_handled(scaling):
     digits = "9" * 256
     check(request_of(ranges_of("Continuous", "1", digits, scaling)))
     assert f"at most {MAX_INTEGER}" in refusal_of(request_of(ranges_of("Integer", "1", digits, scaling)))
@@ -174,12 +174,12 @@ def test_bounds_of_continuous_ranges_are_finite(pair):
     assert "finite" in message or "not at most" in message
 
 
-def test_bounds_lie_no_further_apart_than_a_number_says():
+def test_the_difference_of_bounds_must_be_finite():
     assert "too far apart" in refusal_of(request_of(ranges_of("Continuous", "-1.7e308", "1.7e308")))
     check(request_of(ranges_of("Continuous", "0", "1.7e308")))
 
 
-def test_integers_are_whole_and_no_greater_than_a_search_bears():
+def test_integer_bounds_are_integers_within_the_limit_of_the_search():
     assert "are numbers" in refusal_of(request_of(ranges_of("Integer", "1.5", "2")))
     check(request_of(ranges_of("Integer", str(-MAX_INTEGER), str(MAX_INTEGER))))
     for pair in (("0", str(MAX_INTEGER + 1)), (str(-MAX_INTEGER - 1), "0")):
@@ -188,12 +188,12 @@ def test_integers_are_whole_and_no_greater_than_a_search_bears():
 
 @pytest.mark.parametrize("kind", ["Continuous", "Integer"])
 @pytest.mark.parametrize("least", ["0", "-1"])
-def test_logarithms_need_positive_bounds(kind, least):
+def test_logarithmic_scaling_needs_positive_bounds(kind, least):
     assert "needs a MinValue above 0" in refusal_of(request_of(ranges_of(kind, least, "10", "Logarithmic")))
     check(request_of(ranges_of(kind, "1", "10", "Logarithmic")))
 
 
-def test_reverse_logarithms_are_for_continuous_ranges_below_one():
+def test_reverse_logarithmic_scaling_is_for_continuous_ranges_below_one():
     assert "is for continuous ranges" in refusal_of(request_of(ranges_of("Integer", "1", "2", "ReverseLogarithmic")))
     for pair in (("0.5", "1"), ("-0.1", "0.5")):
         message = refusal_of(request_of(ranges_of("Continuous", *pair, "ReverseLogarithmic")))
@@ -202,7 +202,7 @@ def test_reverse_logarithms_are_for_continuous_ranges_below_one():
 
 
 @pytest.mark.parametrize("kind", ["Continuous", "Integer"])
-def test_a_range_of_one_value_is_taken(kind):
+def test_a_range_of_one_value_is_accepted(kind):
     check(request_of(ranges_of(kind, "3", "3")))
 
 
@@ -214,13 +214,13 @@ def test_values_of_a_category_are_unique():
 # Limits and strategies
 
 
-def test_no_more_run_at_a_time_than_there_are():
+def test_the_parallel_limit_is_at_most_the_number_of_training_jobs():
     limits = {"MaxNumberOfTrainingJobs": 2, "MaxParallelTrainingJobs": 3}
     assert "is more than MaxNumberOfTrainingJobs 2" in refusal_of(request_of({"ResourceLimits": limits}))
     check(request_of({"ResourceLimits": {**limits, "MaxNumberOfTrainingJobs": 3}}))
 
 
-def test_a_tuning_job_has_an_end():
+def test_a_tuning_job_needs_a_limit_that_ends_it():
     endless = {"ResourceLimits": NO_NUMBER}
     assert "would have no end" in refusal_of(request_of(endless))
     target = {"TuningJobCompletionCriteria": {"TargetObjectiveMetricValue": 0.9}}
@@ -235,7 +235,7 @@ def test_a_tuning_job_has_an_end():
     check(grid(2, 3))
 
 
-def test_resources_of_hyperband_are_for_hyperband_and_in_order():
+def test_hyperband_resources_are_only_for_hyperband_and_in_order():
     resources = {"StrategyConfig": {"HyperbandStrategyConfig": {"MinResource": 3, "MaxResource": 2}}}
     assert "needs Strategy Hyperband" in refusal_of(request_of(resources))
     hyperband = {"Strategy": "Hyperband"}
@@ -254,14 +254,14 @@ def test_resources_of_hyperband_are_for_hyperband_and_in_order():
             assert "MaxResource 20001 is more than 20000" in refusal_of(raw)
 
 
-def test_hyperband_stops_trials_by_itself():
+def test_early_stopping_is_refused_with_hyperband():
     early = {"Strategy": "Hyperband", "TrainingJobEarlyStoppingType": "Auto"}
     assert "must be Off with Strategy Hyperband" in refusal_of(request_of(early))
     check(request_of({**early, "TrainingJobEarlyStoppingType": "Off"}))
     check(request_of({**early, "Strategy": "Bayesian"}))
 
 
-def test_a_grid_is_of_categories_and_as_large_as_it_is():
+def test_a_grid_has_only_categories_and_as_many_training_jobs_as_points():
     assert "categorical ranges alone" in refusal_of(request_of({"Strategy": "Grid"}))
     check(grid(2, 3, MaxNumberOfTrainingJobs=6))
     for number in (5, 7):
@@ -269,22 +269,22 @@ def test_a_grid_is_of_categories_and_as_large_as_it_is():
         assert f"MaxNumberOfTrainingJobs {number} differs from the number of points of the grid, 6" in message
 
 
-def test_a_grid_has_a_bound():
+def test_the_size_of_a_grid_is_limited():
     assert f"{MAX_GRID} is the most" in refusal_of(grid(101, 100, 10))
     check(grid(100, 100, 10))
 
 
-# Nothing without a word
+# No silent choice
 
 
 @pytest.mark.parametrize(("inner", "value"), [("TuningObjective", OBJECTIVE), ("HyperParameterRanges", RANGES)])
-def test_what_is_said_in_two_places_is_refused(inner, value):
+def test_a_member_that_is_given_in_two_places_is_refused(inner, value):
     words = refusal_of(request_of(**{inner: value}))
     assert f"{inner} of TrainingJobDefinition say the same" in words
 
 
 @pytest.mark.parametrize("member", sorted(RESOURCES))
-def test_configurations_of_several_types_exclude_the_members_of_one(member):
+def test_several_instance_types_exclude_the_members_of_a_single_type(member):
     several = {"InstanceConfigs": [RESOURCES], member: RESOURCES[member]}
     words = refusal_of(request_of(ResourceConfig=None, HyperParameterTuningResourceConfig=several))
     assert f"leave {member} out" in words

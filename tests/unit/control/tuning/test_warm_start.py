@@ -1,4 +1,4 @@
-"""Which tuning jobs may be parents, and which of their trials a child begins with."""
+"""The tuning jobs that may be parents, and the trials of parents with which a child starts."""
 
 import pytest
 from tuning_trials import METRIC, RANGES, trial, tuning_job, tuning_request
@@ -28,16 +28,16 @@ def with_definitions(*names):
 
 @pytest.mark.parametrize("kind", ["TransferLearning", IDENTICAL])
 @pytest.mark.parametrize("status", [TuningStatus.COMPLETED, TuningStatus.STOPPED, TuningStatus.FAILED])
-def test_a_tuning_job_that_has_ended_can_be_a_parent(kind, status):
+def test_an_ended_tuning_job_can_be_a_parent(kind, status):
     assert why_not_parent(child(kind), tuning_job(status=status)) == ""
 
 
 @pytest.mark.parametrize("status", [TuningStatus.IN_PROGRESS, TuningStatus.STOPPING])
-def test_one_that_goes_on_can_not(status):
+def test_a_running_tuning_job_can_not_be_a_parent(status):
     assert status.value in why_not_parent(child(), tuning_job(status=status))
 
 
-def test_parents_have_one_definition_and_children_too():
+def test_parents_and_children_have_exactly_one_definition():
     several = with_definitions("a", "b")
     assert "one TrainingJobDefinition" in why_not_parent(child(), tuning_job(request=several))
     assert "one TrainingJobDefinition" in why_not_parent(TuningRequest(several), tuning_job())
@@ -51,7 +51,7 @@ def test_the_objective_is_the_same_and_in_the_same_direction(other):
     assert "another objective" in why_not_parent(child(), tuning_job(request=raw))
 
 
-def test_identical_means_the_same_hyperparameters_and_the_same_image():
+def test_identical_data_needs_the_same_hyperparameters_and_the_same_image():
     narrower = {"IntegerParameterRanges": RANGES["IntegerParameterRanges"]}
     assert "tuned hyperparameters" in why_not_parent(child(IDENTICAL, ranges=narrower), tuning_job())
     assert why_not_parent(child(ranges=narrower), tuning_job()) == ""
@@ -61,10 +61,10 @@ def test_identical_means_the_same_hyperparameters_and_the_same_image():
     assert why_not_parent(child(), older) == ""
 
 
-def test_a_child_begins_with_the_trials_that_have_an_objective_and_lie_in_its_ranges():
+def test_a_child_starts_with_the_trials_that_have_an_objective_and_lie_in_its_ranges():
     ranges = {"IntegerParameterRanges": [{"Name": "layers", "MinValue": "2", "MaxValue": "3"}]}
     (definition,) = child(ranges=ranges).definitions
-    trials = [trial(number, number / 10) for number in range(1, 9)]  # of 2, 3, ... 8, 1 layers
+    trials = [trial(number, number / 10) for number in range(1, 9)]  # with 2, 3, ... 8, 1 layers
     trials += [trial(9, None), trial(17, 0.9, parameters={"lr": "0.1"})]
     assert observations_of(reversed(trials), definition) == (
         Observation(parameters={"layers": "2"}, value=0.1, is_over=True),
@@ -72,7 +72,7 @@ def test_a_child_begins_with_the_trials_that_have_an_objective_and_lie_in_its_ra
     )
 
 
-def test_the_newest_trials_of_a_parent_are_enough():
+def test_only_the_newest_trials_of_a_parent_are_used():
     trials = [trial(number) for number in range(1, MAX_PARENT_TRIALS + 51)]
     found = observations_of(trials, child().definitions[0])
     assert len(found) == MAX_PARENT_TRIALS

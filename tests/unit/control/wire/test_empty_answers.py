@@ -1,4 +1,4 @@
-"""Operations of known services that are not offered: listings are empty by one rule, all else is refused by name."""
+"""Unsupported operations of known services: listings are empty by one rule, all others are refused by name."""
 
 import pytest
 from wire_builders import read_by_botocore
@@ -18,7 +18,7 @@ def unoffered():
                 yield service(name).operation(operation_name, PROTOCOLS.get(name, Protocol.JSON_1_1))
 
 
-async def test_listings_of_kinds_that_are_not_offered_are_empty_and_readable():
+async def test_listings_of_unsupported_kinds_are_empty_and_parsed_by_botocore():
     listed, refused = [], []
     for operation in unoffered():
         try:
@@ -41,6 +41,6 @@ async def test_listings_of_kinds_that_are_not_offered_are_empty_and_readable():
 
 
 @pytest.mark.parametrize("operation", ["ListLogGroups", "ListAnomalies"])
-async def test_logs_are_never_listed_as_none(operation):
+async def test_an_unsupported_listing_of_logs_is_refused(operation):
     with pytest.raises(WireError, match=operation):
         await dispatch("logs", operation, call=None)

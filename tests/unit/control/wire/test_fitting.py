@@ -1,4 +1,4 @@
-"""Documents are cut to the members of a structure, and the cut members are named."""
+"""Documents are reduced to the members of a structure, and the removed members are named."""
 
 from datetime import UTC, datetime
 
@@ -34,7 +34,7 @@ def test_a_list_loses_structures_that_lack_a_required_member():
     assert found.left_out == ("DebugRuleConfigurations[1]",)
 
 
-def test_what_fits_stays_as_it_is():
+def test_a_fitting_document_is_not_changed():
     request = {"TrainingJobName": "job", "ResourceConfig": {"InstanceCount": 2}, "Tags": [{"Key": "a", "Value": "b"}]}
     assert fit(REQUEST, request).document == request
     assert fit(REQUEST, request).left_out == ()
@@ -42,7 +42,7 @@ def test_what_fits_stays_as_it_is():
     assert fit(DESCRIPTION, {"CreationTime": moment}).document == {"CreationTime": moment}
 
 
-def test_absent_values_are_no_misfits():
+def test_absent_values_are_not_reported():
     found = fit(REQUEST, {"VpcConfig": None, "ResourceConfig": {"InstanceType": None}})
     assert found.document == {"ResourceConfig": {}}
     assert found.left_out == ()

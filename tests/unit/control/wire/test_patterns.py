@@ -8,12 +8,12 @@ import pytest
 from clary.control.wire.models import SERVICE_NAMES, service
 from clary.control.wire.patterns import compile_pattern, skipped_patterns
 
-PATTERN_BUDGET_S = 0.5  # of CPU, for one value of the greatest length
+PATTERN_BUDGET_S = 0.5  # CPU time for one value of the maximum length
 
 
 @cache
 def model_patterns() -> dict[str, int]:
-    """Every pattern of every service, with the greatest length of a value that it is matched against."""
+    """Return every pattern of every service, with the maximum length of a value that is matched against it."""
     found: dict[str, int] = {}
     for name in SERVICE_NAMES:
         model = service(name).model
@@ -24,7 +24,7 @@ def model_patterns() -> dict[str, int]:
     return found
 
 
-def test_nearly_all_patterns_are_enforced_and_the_rest_is_recorded():
+def test_nearly_all_patterns_are_enforced_and_the_others_are_recorded():
     patterns = model_patterns()
     left_out = {pattern for pattern in patterns if compile_pattern(pattern) is None}
     print(f"{len(patterns)} patterns, left out: {len(left_out)}")
@@ -44,13 +44,13 @@ def test_nearly_all_patterns_are_enforced_and_the_rest_is_recorded():
         r"(\w+\s?)*",
     ],
 )
-def test_patterns_that_can_run_away_are_left_out(pattern):
+def test_patterns_with_catastrophic_backtracking_are_left_out(pattern):
     assert compile_pattern(pattern) is None
     assert skipped_patterns[pattern] == "it can take exponential time"
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "a{2,1}", r"\p{NoSuchProperty}", "*a"])
-def test_patterns_that_python_can_not_say_are_left_out(pattern):
+def test_patterns_that_python_can_not_express_are_left_out(pattern):
     assert compile_pattern(pattern) is None
     assert skipped_patterns[pattern].startswith("Python can not say it")
 
@@ -70,7 +70,7 @@ def test_patterns_that_python_can_not_say_are_left_out(pattern):
         (r"arn:aws(-[\w]+)*:x", "arn:aws-us-gov:x", "arn:aws-:x"),
     ],
 )
-def test_java_patterns_mean_what_they_mean_in_java(pattern, fitting, unfitting):
+def test_java_patterns_match_as_in_java(pattern, fitting, unfitting):
     compiled = compile_pattern(pattern)
     assert compiled is not None
     assert compiled.fullmatch(fitting)
@@ -81,7 +81,7 @@ def test_java_patterns_mean_what_they_mean_in_java(pattern, fitting, unfitting):
     "start", ["a", "arn:aws:sagemaker:us-west-2:000000000000:training-job/a", "https://a/", "s3://a/"]
 )
 @pytest.mark.parametrize("filler", ["a", "-", "1", "/", ":", "a-", "a.", " "])
-def test_no_pattern_takes_long_on_a_hostile_value(start, filler):
+def test_no_pattern_is_slow_on_a_hostile_value(start, filler):
     for pattern, max_length in model_patterns().items():
         compiled = compile_pattern(pattern)
         if compiled is None:

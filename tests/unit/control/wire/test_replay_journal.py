@@ -1,4 +1,4 @@
-"""Signatures that were used, over restarts of the service and of the machine."""
+"""Used signatures, over restarts of the service and of the machine."""
 
 from datetime import timedelta
 
@@ -30,7 +30,7 @@ def is_new(guard, signature, signed_at, clock):
     return guard.is_new(signature, signed_at=signed_at, clock=clock)
 
 
-def test_a_used_signature_is_refused_when_the_service_starts_again(start, clock):
+def test_a_used_signature_is_refused_after_a_restart_of_the_service(start, clock):
     signed_at = clock.now()
     assert is_new(start(is_first=True), USED, signed_at, clock)
     for _ in range(3):
@@ -40,19 +40,19 @@ def test_a_used_signature_is_refused_when_the_service_starts_again(start, clock)
         assert len(again) == 1
 
 
-def test_a_request_under_way_while_the_service_starts_again_passes(start, clock):
+def test_a_request_that_arrives_during_a_restart_of_the_service_passes(start, clock):
     start(is_first=True)
     signed_at = clock.now() - timedelta(seconds=120)  # also from a client whose clock is behind
     clock.advance(5)
     assert is_new(start(), OTHER, signed_at, clock)
 
 
-def test_a_new_state_folder_trusts_clients_whose_clock_is_behind(start, clock):
+def test_a_new_state_folder_accepts_clients_whose_clock_is_behind(start, clock):
     assert is_new(start(is_first=True), OTHER, clock.now() - timedelta(seconds=120), clock)
 
 
 @pytest.mark.parametrize("lost", ["boot", "file", "header", "unknown boot"])
-def test_where_records_may_be_lost_what_was_signed_before_is_refused(start, clock, tmp_path, lost):
+def test_if_records_may_be_lost_earlier_signatures_are_refused(start, clock, tmp_path, lost):
     signed_at = clock.now()
     boot = "" if lost == "unknown boot" else "boot 1"
     assert is_new(start(is_first=True, boot_id=boot), USED, signed_at, clock)
@@ -69,7 +69,7 @@ def test_where_records_may_be_lost_what_was_signed_before_is_refused(start, cloc
     assert is_new(again, OTHER, clock.now(), clock), "signed again, it passes"
 
 
-def test_a_torn_record_at_the_end_is_left_out(start, clock, tmp_path):
+def test_a_torn_record_at_the_end_is_ignored(start, clock, tmp_path):
     signed_at = clock.now()
     guard = start(is_first=True)
     assert is_new(guard, USED, signed_at, clock)
@@ -81,7 +81,7 @@ def test_a_torn_record_at_the_end_is_left_out(start, clock, tmp_path):
     assert is_new(again, OTHER, signed_at, clock)
 
 
-def test_the_journal_does_not_grow_for_ever_and_forgets_nothing_that_is_still_good(start, clock, tmp_path):
+def test_the_journal_is_bounded_and_keeps_every_signature_that_is_still_valid(start, clock, tmp_path):
     guard = start(is_first=True)
     late = {}
     for number in range(400):
@@ -96,7 +96,7 @@ def test_the_journal_does_not_grow_for_ever_and_forgets_nothing_that_is_still_go
     assert not any(is_new(again, *item, clock) for item in good)
 
 
-def test_a_disk_that_takes_no_more_ends_trust_at_the_next_start(start, clock, tmp_path, monkeypatch):
+def test_after_a_full_disk_the_next_start_refuses_earlier_signatures(start, clock, tmp_path, monkeypatch):
     guard = start(is_first=True)
     signed_at = clock.now()
 

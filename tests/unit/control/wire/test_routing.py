@@ -53,7 +53,7 @@ def signed_for(scope: str, request: HttpRequest) -> HttpRequest:
         ),
     ],
 )
-def test_every_way_to_name_an_operation_is_understood(request_, expected):
+def test_every_form_of_an_operation_name_is_routed(request_, expected):
     operation = route(request_)
     assert (operation.service.name, operation.name, operation.protocol) == expected
 
@@ -74,7 +74,7 @@ def test_scope_wins_over_a_target_of_another_service():
     assert caught.value.code == "UnknownOperationException"
 
 
-def test_unknown_scope_is_refused_and_names_the_offered_services():
+def test_unknown_scope_is_refused_with_the_supported_services():
     with pytest.raises(WireError) as caught:
         route(signed_for("ec2", form_request("Action=RunInstances&Version=2016-11-15")))
     assert "'ec2'" in caught.value.message
@@ -105,7 +105,7 @@ def test_unknown_scope_is_refused_and_names_the_offered_services():
         ),
     ],
 )
-def test_what_names_no_operation_is_refused_in_words(request_, code, words):
+def test_a_request_without_an_operation_is_refused_with_a_message(request_, code, words):
     with pytest.raises(WireError) as caught:
         route(request_)
     assert caught.value.code == code
@@ -113,7 +113,7 @@ def test_what_names_no_operation_is_refused_in_words(request_, code, words):
     assert caught.value.http_status == 400
 
 
-def test_refusals_do_not_repeat_endless_input():
+def test_refusals_do_not_repeat_long_input():
     with pytest.raises(WireError) as caught:
         route(json_request("A" * 100_000, {}))
     assert len(caught.value.message) < 300
@@ -129,7 +129,7 @@ def test_refusals_do_not_repeat_endless_input():
         (HttpRequest("GET", "/nowhere", "", []), Protocol.REST_JSON),
     ],
 )
-def test_errors_have_a_protocol_even_where_routing_failed(request_, protocol):
+def test_errors_have_a_protocol_even_if_routing_failed(request_, protocol):
     assert protocol_of(request_) is protocol
 
 
@@ -139,7 +139,7 @@ def test_scope_is_read_from_presigned_urls():
 
 
 def models_of_botocore():
-    """Yield protocol and signing name of every service that botocore knows; they stand near a model's beginning."""
+    """Yield the protocol and the signing name of every service of botocore; both are near the start of a model."""
     for path in Path(botocore.__file__).parent.glob("data/*/*/service-2.json*"):
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as model:
             head = model.read(3000)
@@ -147,13 +147,13 @@ def models_of_botocore():
         yield re.search(rb'"protocol":\s*"([^"]+)"', head)[1].decode(), name[1].decode()
 
 
-def test_services_that_speak_rest_xml_are_known_by_name():
+def test_services_with_protocol_rest_xml_are_listed_by_name():
     spoken = {name for protocol, name in models_of_botocore() if protocol == "rest-xml"}
     assert spoken == set(REST_XML_SCOPES), "clients of these read no JSON error"
 
 
 @pytest.mark.parametrize("service", ["route53", "cloudfront"])
-def test_a_client_of_rest_xml_reads_that_its_service_is_not_offered(service):
+def test_a_rest_xml_client_can_parse_the_refusal_of_its_service(service):
     request = signed_for(service, HttpRequest("GET", "/2013-04-01/hostedzone", "", []))
     with pytest.raises(WireError) as error:
         route(request)

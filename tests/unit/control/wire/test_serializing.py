@@ -21,7 +21,7 @@ def body_of(operation, result):
     return json.loads(serialize(operation, result, request_id=REQUEST_ID).body)
 
 
-def test_json_answers_carry_type_and_request_id():
+def test_json_responses_carry_type_and_request_id():
     response = serialize(DESCRIBE, {"TrainingJobName": "a"}, request_id=REQUEST_ID)
     assert response.status == 200
     assert response.header("content-type") == "application/x-amz-json-1.1"
@@ -33,7 +33,7 @@ def test_times_are_epoch_seconds_to_the_millisecond_in_any_zone():
     assert body_of(DESCRIBE, {"CreationTime": at}) == {"CreationTime": 1706696430.123}
 
 
-def test_none_is_dropped_at_every_depth_and_other_falsehoods_stay():
+def test_none_is_dropped_at_every_depth_and_other_false_values_are_kept():
     result = {
         "FailureReason": None,
         "OutputDataConfig": {"KmsKeyId": "", "CompressionType": None},
@@ -71,26 +71,26 @@ def test_none_is_dropped_at_every_depth_and_other_falsehoods_stay():
         ({"FinalMetricDataList": [{"Value": "x"}]}, "expected a number"),
     ],
 )
-def test_our_own_mistakes_name_operation_and_member(result, words):
+def test_invalid_results_of_our_handlers_name_operation_and_member(result, words):
     with pytest.raises(ContractError) as caught:
         serialize(DESCRIBE, result, request_id=REQUEST_ID)
     assert caught.value.message.startswith("sagemaker DescribeTrainingJob can not answer: ")
     assert words in caught.value.message
 
 
-def test_operations_without_output_answer_with_an_empty_body():
+def test_operations_without_output_respond_with_an_empty_body():
     response = serialize(sagemaker("StopTrainingJob"), {}, request_id=REQUEST_ID)
     assert (response.status, response.body) == (200, b"")
     with pytest.raises(ContractError, match="has no output"):
         serialize(sagemaker("StopTrainingJob"), {"Anything": 1}, request_id=REQUEST_ID)
 
 
-def test_special_floats_are_words():
+def test_special_floats_are_written_as_text():
     result = {"FinalMetricDataList": [{"MetricName": "loss", "Value": float("nan")}]}
     assert body_of(DESCRIBE, result)["FinalMetricDataList"][0]["Value"] == "NaN"
 
 
-def test_query_answers_are_wrapped_in_the_services_namespace():
+def test_query_responses_are_wrapped_in_the_service_s_namespace():
     created = datetime(2024, 1, 31, 10, 20, 30, tzinfo=UTC)
     role = {"Path": "/", "RoleName": "a", "RoleId": "i", "Arn": "arn:aws:iam::0:role/a", "CreateDate": created}
     response = serialize(GET_ROLE, {"Role": role}, request_id=REQUEST_ID)
@@ -115,7 +115,7 @@ def test_unknown_members_of_xml_are_named():
 
 
 @pytest.mark.parametrize("protocol", list(Protocol))
-def test_errors_are_read_by_botocore_with_and_without_a_service(protocol):
+def test_errors_are_parsed_by_botocore_with_and_without_a_service(protocol):
     operation = service("cloudwatch").operation("GetMetricStatistics", protocol)
     error = WireError("MadeUpException", "1 validation error detected: <'\u00fc'>")
     for known in (None, operation.service):
@@ -144,7 +144,7 @@ def test_json_errors_carry_further_members():
     assert (document["__type"], document["message"]) == ("MalformedQueryException", "wrong")
 
 
-def test_modelled_errors_also_use_the_member_that_the_model_names():
+def test_modelled_errors_also_use_the_message_member_of_the_model():
     error = WireError("ResourceInUse", "taken")
     response = serialize_error(error, protocol=Protocol.JSON_1_1, request_id=REQUEST_ID, service=service("sagemaker"))
     assert json.loads(response.body) == {"__type": "ResourceInUse", "message": "taken", "Message": "taken"}
@@ -159,14 +159,14 @@ def test_the_model_names_code_and_status_of_query_errors(code):
     assert b"<Type>Sender</Type>" in response.body
 
 
-def test_query_compatible_errors_carry_the_code_of_both_worlds():
+def test_query_compatible_errors_carry_the_codes_of_both_protocols():
     error = WireError("InvalidParameterValue", "no")
     response = serialize_error(error, protocol=Protocol.JSON_1_0, request_id=REQUEST_ID, service=service("cloudwatch"))
     assert json.loads(response.body)["__type"] == "InvalidParameterValueException"
     assert response.header("x-amzn-query-error") == "InvalidParameterValue;Sender"
 
 
-def test_our_own_failures_are_the_receivers_fault():
+def test_our_own_failures_are_blamed_on_the_receiver():
     error = WireError("InternalFailure", "request id 5", http_status=500)
     response = serialize_error(error, protocol=Protocol.QUERY, request_id=REQUEST_ID, service=service("sts"))
     assert (response.status, b"<Type>Receiver</Type>" in response.body) == (500, True)
