@@ -1,6 +1,6 @@
 """Replaces `torch._six`, which torch 2.0 removed: aliases of Python's own types that scripts for torch 1 import.
 
-Where: `clary_autoload` finds it when a program imports `torch._six` and torch has no such module.
+Where: `clary_autoload` finds this module when a program imports `torch._six` and torch has no such module.
 """
 
 import collections.abc

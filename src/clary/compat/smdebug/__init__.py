@@ -1,7 +1,7 @@
-"""smdebug by the name that users' scripts import, on top of `clary.train.debugger`.
+"""smdebug under the name that users' scripts import, on top of `clary.train.debugger`.
 
-Python versions that the train side does not support get an error that says so. AWS's own smdebug, if installed,
-replaces this one.
+In Python versions that the train side does not support, the import raises an error. AWS's own smdebug, if installed,
+replaces this package.
 """
 
 import importlib.util
@@ -9,7 +9,7 @@ import os
 import sys
 from importlib.machinery import PathFinder
 
-_FIRST_VERSION = (3, 10)  # of Python, for clary.train
+_FIRST_VERSION = (3, 10)  # first Python version that clary.train supports
 _OWN_FOLDER = os.path.dirname(os.path.realpath(__file__))
 
 _places = [place for place in sys.path if os.path.realpath(os.path.join(place, "smdebug")) != _OWN_FOLDER]
@@ -26,6 +26,6 @@ elif sys.version_info < _FIRST_VERSION:
 else:
     from clary.train.debugger import CollectionKeys, ReductionConfig, SaveConfig, SaveConfigMode, modes
 
-__version__ = "1.0.34"  # the release of smdebug whose interface this is
+__version__ = "1.0.34"  # the release of smdebug whose interface this package has
 
 __all__ = ["CollectionKeys", "ReductionConfig", "SaveConfig", "SaveConfigMode", "modes"]

@@ -1,7 +1,7 @@
-"""Uses AWS's own library instead of Clary's where a job has it installed.
+"""Uses AWS's own library instead of Clary's package if a job has it installed.
 
 Where: the packages under `smdistributed` call it first. Clary's folder is last on PYTHONPATH, but still before
-site-packages; without this module it would hide AWS's library. Older Python versions than the train side supports
+site-packages; without this module it would hide AWS's library. Python versions that are too old for the train side
 import this module, too.
 """
 
@@ -10,7 +10,7 @@ import os
 import sys
 from importlib.machinery import PathFinder
 
-_FIRST_VERSION = (3, 10)  # of Python, for clary.train
+_FIRST_VERSION = (3, 10)  # first Python version that clary.train supports
 
 
 def give_way(name: str, own_file: str) -> None:
@@ -19,7 +19,7 @@ def give_way(name: str, own_file: str) -> None:
     Args:
         own_file: `__file__` of Clary's package.
 
-    Raises: ImportError if there is no other and this Python is too old for Clary's package.
+    Raises: ImportError if no other package is installed and this Python is too old for Clary's package.
     """
     own = os.path.dirname(os.path.realpath(own_file))
     parent = sys.modules[name.rpartition(".")[0]]

@@ -1,12 +1,12 @@
-"""`import torch.sagemaker as tsm`: SMP v2 by the name that users' scripts import.
+"""`import torch.sagemaker as tsm`: SMP v2 under the name that users' scripts import.
 
-`clary_autoload` makes the name known when torch is imported; the code is in `clary.train.parallel.fsdp`. Python
-versions that the train side does not support get an error that says so.
+`clary_autoload` registers the name when torch is imported; the code is in `clary.train.parallel.fsdp`. In Python
+versions that the train side does not support, the import raises an error.
 """
 
 import sys
 
-_FIRST_VERSION = (3, 10)  # of Python, for clary.train
+_FIRST_VERSION = (3, 10)  # first Python version that clary.train supports
 
 if sys.version_info < _FIRST_VERSION:
     raise ImportError(
@@ -19,6 +19,6 @@ from clary.train.parallel.fsdp.session import init  # noqa: E402 - in a Python t
 from clary.train.parallel.fsdp.state import is_initialized, state  # noqa: E402
 from clary.train.parallel.fsdp.training import transform  # noqa: E402
 
-__version__ = "2.8.0"  # the release of SMP whose interface this is
+__version__ = "2.8.0"  # the release of SMP whose interface this package has
 
 __all__ = ["init", "is_initialized", "state", "transform"]

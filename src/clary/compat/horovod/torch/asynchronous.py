@@ -546,7 +546,7 @@ def _request(
 
 
 def _rows_request(name: str, description: Description, tensor: torch.Tensor, room: _Room, is_nameless: bool) -> Request:
-    """Return a request whose result has rows that are known later."""
+    """Return a request whose result has a number of rows that is known only when the operation runs."""
     prepare: Callable[[], None] | None = None
     source = tensor
     if memory.place_of(tensor) != "cpu":
@@ -583,5 +583,5 @@ def _number_of(process_set: ProcessSet) -> int:
 
 
 def _name(verb: str, name: str | None, number: int) -> tuple[str, bool]:
-    """Return the name by which ranks know an operation, and whether it was made up."""
+    """Return the name of an operation, equal on all ranks, and whether the name was made up."""
     return (world.engine(number).make_name(verb), True) if name is None else (f"{verb}.{name}", False)

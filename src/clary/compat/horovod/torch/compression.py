@@ -1,4 +1,4 @@
-"""Compression of gradients on their way."""
+"""Compression of gradients for sending."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import torch
 
 
 class Compressor:
-    """One way to make a tensor smaller; programs may write their own."""
+    """Base class of compressors of tensors; programs may write their own."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor that travels, of the same shape, and the value that `decompress` needs.
+        """Return the tensor to send, of the same shape, and the `ctx` of `decompress`.
 
-        Raises: NotImplementedError here; subclasses do it.
+        Raises: NotImplementedError unless overridden.
         """
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Return a tensor of the type before.
+        """Return a tensor of the type before compression.
 
         Args:
-            tensor: as it arrived, of any shape; the result has the same shape.
-            ctx: of `compress`.
+            tensor: the received tensor, of any shape; the result has the same shape.
+            ctx: second result of `compress`.
 
-        Raises: NotImplementedError here; subclasses do it.
+        Raises: NotImplementedError unless overridden.
         """
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
+    """Leaves tensors unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -46,16 +46,16 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """Sends floating tensors in 16 bits; other types travel as they are."""
+    """Sends floating-point tensors as float16, and tensors of other types unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor as float16 in the same shape, and its type before."""
+        """Return the tensor as float16 in the same shape, and its original type."""
         return (tensor.half() if tensor.dtype.is_floating_point else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Return the tensor in its type before, in the same shape. Args: as `Compressor.decompress`."""
+        """Return the tensor in its original type, in the same shape. Args: as `Compressor.decompress`."""
         return tensor.to(ctx)
 
 

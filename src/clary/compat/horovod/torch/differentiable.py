@@ -45,10 +45,10 @@ def allreduce(
     """Return the reduction of a tensor over all ranks.
 
     Args:
-        tensor: of one shape and type on all ranks; the result has the same.
+        tensor: of one shape and type on all ranks; the result has the same shape and type.
         average, name, op, prescale_factor, postscale_factor, process_set: as
             `asynchronous.allreduce_async`.
-        compression: of the tensor on its way.
+        compression: compressor of the tensor for sending.
     """
     compressed, kept = compression.compress(tensor)
     options = (average, name, op, prescale_factor, postscale_factor, process_set)
@@ -84,7 +84,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Return the reductions of several tensors, which run together.
+    """Return the reductions of several tensors, which run as one group.
 
     Args: as `allreduce`.
     """
@@ -123,7 +123,7 @@ class _Allgather(_Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Average the gradients of all ranks, and keep those of this rank's rows."""
+        """Average the gradients of all ranks, and keep the gradients of this rank's rows."""
         index = world.ranks_of(ctx.process_set.process_set_id).index(world.rank())
         handles = [
             ops.allreduce_async(gradient.contiguous(), op=ops.Average, process_set=ctx.process_set)
@@ -139,7 +139,7 @@ class _Allgather(_Function):
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return the tensors of all ranks behind each other along their first axis.
+    """Return the tensors of all ranks, concatenated along their first axis.
 
     Args:
         tensor: [rows, ...]; the number of rows may differ by rank. A scalar counts as one row.
@@ -151,7 +151,7 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return the result of `allgather` for each of several tensors, which run together.
+    """Return the result of `allgather` for each of several tensors, which run as one group.
 
     Args: as `asynchronous.allgather_async`.
     """
@@ -166,7 +166,7 @@ class _Broadcast(_Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Give the root the average of all gradients, and the other ranks zeros."""
+        """Return the average of all gradients on the root, and zeros on the other ranks."""
         handle = ops.allreduce_async(gradient.contiguous(), op=ops.Average, process_set=ctx.process_set)
         reduced = ops.synchronize(handle)
         if world.rank() != ctx.root_rank:
@@ -180,7 +180,7 @@ def broadcast(
     """Return the tensor of one rank on all ranks.
 
     Args:
-        tensor: of one shape and type on all ranks; the result has the same.
+        tensor: of one shape and type on all ranks; the result has the same shape and type.
         root_rank, name, process_set: as for `asynchronous.broadcast_async`.
     """
     return _Broadcast.apply(tensor, root_rank, name, process_set)
@@ -219,9 +219,9 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Give each rank its rows of the tensor, and return the rows received in rank order.
+    """Send each rank its rows of the tensor, and return the received rows in rank order.
 
-    Where `splits` is given the number of rows from each rank follows, as a tensor [ranks] of int32.
+    With `splits`, the number of rows from each rank is a second result, as a tensor [ranks] of int32.
 
     Args:
         tensor: [rows, ...]; the number of rows may differ by rank.
@@ -244,7 +244,7 @@ class _Reducescatter(_Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Collect the gradients of all rows on all ranks; a sum counts them once for each rank, as in Horovod."""
+        """Gather the gradients of all rows on all ranks, for a sum times the number of ranks, as in Horovod."""
         _, op, process_set, before, after = ctx.options
         factor = before * after
         if op == ops.Sum:
@@ -266,8 +266,8 @@ def reducescatter(
     """Reduce a tensor and return this rank's rows of the result.
 
     Args:
-        tensor: [rows, ...], of one shape on all ranks; the first ranks get one row more where rows do not divide.
-        compression: of the tensor on its way.
+        tensor: [rows, ...], of one shape on all ranks; the first ranks get one row more if rows do not divide evenly.
+        compression: compressor of the tensor for sending.
         name, op, process_set, prescale_factor, postscale_factor: as
             `asynchronous.reducescatter_async`.
     """
@@ -285,7 +285,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Return the result of `reducescatter` for each of several tensors, which run together.
+    """Return the result of `reducescatter` for each of several tensors, which run as one group.
 
     Args: as `reducescatter`.
     """

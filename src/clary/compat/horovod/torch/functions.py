@@ -1,4 +1,4 @@
-"""Parameters, optimizers and objects, from one rank to all."""
+"""Broadcasts and gathers of parameters, optimizers and objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     """Overwrite the tensors of all ranks with the tensors of one rank.
 
     Args:
-        params: a `state_dict`, a list of named or of plain parameters, or an iterator of either.
+        params: a `state_dict`, or a list or iterator of parameters or of (name, parameter) pairs.
         root_rank: rank that sends.
 
     Raises: ValueError for anything else.
@@ -43,12 +43,12 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Give the optimizers of all ranks the state and options of one rank.
+    """Overwrite the state and options of all ranks' optimizers with those of one rank.
 
-    A new optimizer stays without state. Its parameters get gradients of zeros, as Horovod leaves them.
+    A new optimizer stays without state. Its parameters get gradients of zeros, as with Horovod.
 
     Args:
-        optimizer: of torch, or a DistributedOptimizer.
+        optimizer: an optimizer of torch, or a DistributedOptimizer.
         root_rank: rank that sends.
         model: has no effect.
     """
@@ -75,14 +75,14 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
 
 class _Place:
-    """Stands for a tensor in a skeleton."""
+    """Placeholder for a tensor in a value that was taken apart."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
 
 def _take_apart(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return the value with a `_Place` for each of its tensors, which are added to the list."""
+    """Return the value with a `_Place` for each of its tensors; append these tensors to the list."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _Place(len(tensors) - 1)
@@ -106,10 +106,10 @@ def _put_together(value: Any, tensors: list[torch.Tensor]) -> Any:
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return the object of one rank on all ranks; it travels as a pickle.
+    """Return the object of one rank on all ranks; it is sent as a pickle.
 
     Args:
-        obj: of the root; on other ranks it has no effect.
+        obj: the object on the root; it has no effect on other ranks.
         root_rank: rank that sends, among all ranks.
         name: equal on all ranks.
         process_set: ranks that take part.
@@ -125,7 +125,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Return the objects of all ranks, in rank order; they travel as pickles.
+    """Return the objects of all ranks, in rank order; they are sent as pickles.
 
     Args: as `broadcast_object`.
     """
@@ -137,7 +137,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 def _pack(obj: Any) -> torch.Tensor:
-    """Return the pickle of an object as bytes; functions and classes of `__main__` too, if cloudpickle is installed."""
+    """Return the pickle of an object; with cloudpickle also of functions and classes of `__main__`."""
     try:
         import cloudpickle as writer
     except ImportError:

@@ -1,6 +1,6 @@
-"""Tensors in the form that the engine takes: contiguous memory of the host.
+"""Tensors as the engine's input: contiguous host memory.
 
-A tensor on a GPU is copied to pinned memory before its operation and back after it, by the thread that runs it.
+The thread that runs an operation copies a GPU's tensor to pinned memory before the operation, and back after it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DTYPES = {
 def check(tensor: torch.Tensor) -> Dtype:
     """Return the type of a tensor's elements; the tensor may have any shape.
 
-    Raises: ValueError for a type that cannot travel, or memory that is not contiguous.
+    Raises: ValueError for an unsupported element type, or memory that is not contiguous.
     """
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
@@ -40,7 +40,7 @@ def check(tensor: torch.Tensor) -> Dtype:
 
 
 def place_of(tensor: torch.Tensor) -> str:
-    """Return "cpu" or "gpu", where a tensor of any shape lies."""
+    """Return "cpu" or "gpu", the device of a tensor of any shape."""
     return "cpu" if tensor.device.type == "cpu" else "gpu"
 
 
@@ -58,7 +58,7 @@ def copy_down(tensor: torch.Tensor, host: torch.Tensor) -> Callable[[], None]:
     """Return a function that copies a GPU's tensor to the host, after the work that was queued before this call.
 
     Args:
-        tensor: on the GPU, of any shape.
+        tensor: a tensor on the GPU, of any shape.
         host: memory of the same shape and type.
     """
     ready = torch.cuda.Event()
@@ -80,7 +80,7 @@ def copy_up(host: torch.Tensor, tensor: torch.Tensor) -> None:
 
     Args:
         host: the result, of any shape.
-        tensor: on the GPU, of the same shape and type.
+        tensor: a tensor on the GPU, of the same shape and type.
     """
     with torch.no_grad():
         stream = torch.cuda.Stream(tensor.device)

@@ -1,4 +1,4 @@
-"""All operations, under the module name that programs import; MPI is not used."""
+"""All operations, under the module name that programs import. MPI is not used."""
 
 from horovod.common.basics import HorovodBasics as _basics
 from horovod.common.basics import (

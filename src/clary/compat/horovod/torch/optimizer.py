@@ -25,7 +25,7 @@ _STEP_WITHOUT_SKIP = (
 
 
 class _Distributed:
-    """Methods and state that an optimizer's class gets, to reduce gradients before it steps.
+    """Mixin for an optimizer's class that reduces gradients before a step.
 
     A hook on each parameter counts backward passes; the last one begins the reduction of its gradient, or of its group.
     """
@@ -64,7 +64,7 @@ class _Distributed:
             self._hooks = [p.register_post_accumulate_grad_hook(hook) for p in self._requires_update]
 
     def _form_groups(self, groups: int | Sequence[Sequence[torch.Tensor]]) -> None:
-        """Put parameters into groups, equal on all ranks by the order of the first one."""
+        """Put parameters into groups; the order of rank 0's parameters makes the groups equal on all ranks."""
         order = broadcast_object(
             [self._parameter_names[p] for p in self._requires_update], process_set=self.process_set
         )
@@ -83,7 +83,7 @@ class _Distributed:
                 self._group_of[p] = group
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backward passes one step takes."""
+        """Change the number of backward passes per step."""
         self.backward_passes_per_step = passes
         self._passes_left = dict.fromkeys(self._parameters, passes)
 
@@ -200,7 +200,7 @@ class _Distributed:
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Make `step` reduce no gradients inside of a block: `synchronize` was called, and gradients changed since."""
+        """Make `step` reduce no gradients within a block, for gradients that changed after `synchronize`."""
         self._should_synchronize = False
         try:
             yield
@@ -211,7 +211,7 @@ class _Distributed:
         """Wait for the gradients, then step.
 
         Args:
-            closure: as the optimizer takes it.
+            closure: closure of the optimizer's own `step`.
         """
         if self._should_synchronize:
             if self._synchronized:
@@ -221,9 +221,9 @@ class _Distributed:
         return super().step(closure)  # type: ignore[misc]
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Forget gradients.
+        """Clear the gradients.
 
-        Raises: AssertionError while a reduction is under way, whose result would overwrite the zeros.
+        Raises: AssertionError while a reduction is in progress, whose result would overwrite the zeros.
         """
         if self._handles:
             raise AssertionError(
@@ -234,7 +234,7 @@ class _Distributed:
 
 
 class _DistributedDelta:
-    """Methods that an optimizer's class gets for Adasum: each rank steps alone, and the changes are combined."""
+    """Mixin for an optimizer's class for Adasum: each rank steps by itself, and the changes are combined."""
 
     def _prepare(
         self, named_parameters: Iterable[Any] | None, compression: type[Compressor], backward_passes_per_step: int
@@ -245,21 +245,21 @@ class _DistributedDelta:
         self._parameter_names = _names_of(self._parameters, named_parameters)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backward passes one step takes; gradients add up until `step`."""
+        """Change the number of backward passes per step; gradients add up until `step`."""
         self.backward_passes_per_step = passes
 
     def synchronize(self) -> None:
         """Do nothing: `step` combines the changes of all ranks."""
 
     def skip_synchronize(self) -> None:
-        """Refuse. Raises: AssertionError, as there is nothing to skip."""
+        """Refuse the call. Raises: AssertionError, because `synchronize` does nothing."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def step(self, closure: Any = None) -> Any:
         """Step, then replace this rank's change of each parameter by the Adasum of all ranks' changes.
 
         Args:
-            closure: as the optimizer takes it.
+            closure: closure of the optimizer's own `step`.
         """
         trained = [p for p in self._parameters if p.requires_grad]
         before = [p.detach().clone() for p in trained]
@@ -290,15 +290,16 @@ def DistributedOptimizer(
     """Return an optimizer of the same class whose `step` uses the gradients of all ranks.
 
     Args:
-        optimizer: of torch; it shares parameters and state with the result, and must not be used any more.
-        named_parameters: names that are equal on all ranks, of all parameters; None numbers them.
-        compression: of gradients on their way.
+        optimizer: an optimizer of torch; it shares parameters and state with the result, and must not be used
+            afterwards.
+        named_parameters: names of all parameters, equal on all ranks; None numbers the parameters.
+        compression: compressor of gradients for sending.
         backward_passes_per_step: backward passes whose gradients add up before one reduction.
         op: Average, Sum, or Adasum.
-        gradient_predivide_factor: divides gradients before the sum, and the average is corrected after it; for Average.
-        num_groups: older than Horovod 0.21; use `groups`.
+        gradient_predivide_factor: divides gradients before the sum, and multiplies the average; only for Average.
+        num_groups: argument of Horovod before 0.21; use `groups`.
         groups: number of groups, or lists of parameters, whose gradients are sent together.
-        sparse_as_dense: reduce sparse gradients as dense ones.
+        sparse_as_dense: reduce sparse gradients as dense gradients.
         process_set: ranks that take part.
 
     Raises: ValueError for names that are missing or given twice, and for arguments that exclude each other.

@@ -14,7 +14,7 @@ _Function: Any = torch.autograd.Function
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     """`torch.nn.BatchNorm` of 1 to 3 dimensions whose mean and variance are computed over the batches of all ranks.
 
-    Batches may have different lengths by rank. In evaluation, and on one rank, it is a plain BatchNorm.
+    The length of a batch may differ by rank. In evaluation, and with a single rank, it is a plain BatchNorm.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name

@@ -1,1 +1,1 @@
-"""Names that analyses import."""
+"""Names that analysis scripts import."""

@@ -1,4 +1,4 @@
-"""Trials that are not refreshed for a while."""
+"""Context managers that stop and allow the refresh of trials."""
 
 from clary.train.debugger.reading.refreshing import no_refresh, refresh
 

@@ -1,8 +1,8 @@
-"""SMDDP by the name that users' scripts import, on top of `clary.train.collective`."""
+"""SMDDP under the name that users' scripts import, on top of `clary.train.collective`."""
 
 from ..giving_way import give_way  # noqa: TID252 - this package has two full names
 
-__version__ = "2.6.0"  # the release of SMDDP whose interface this is
+__version__ = "2.6.0"  # the release of SMDDP whose interface this package has
 
 give_way(__name__, __file__)
 
@@ -14,6 +14,6 @@ def __getattr__(name: str) -> object:
     """
     if name != "DistributedDataParallel":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .top_level import DistributedDataParallel  # late: it takes 752 ms, mostly for torch
+    from .top_level import DistributedDataParallel  # imported late: the import takes 752 ms, mostly for torch
 
     return DistributedDataParallel

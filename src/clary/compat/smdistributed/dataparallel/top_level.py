@@ -1,8 +1,8 @@
 """DistributedDataParallel under the name `smdistributed.dataparallel.DistributedDataParallel`, which AWS never had.
 
-Where: `__getattr__` of the package imports it for guides that wrap their model by `from smdistributed.dataparallel
-import DistributedDataParallel` and make no group of ranks. Such scripts work, and rank 0 prints how they were
-understood.
+Where: `__getattr__` of the package imports it for guides that import `DistributedDataParallel` from
+`smdistributed.dataparallel`, wrap their model with it and make no group of ranks. Such scripts work, and rank 0 prints
+how Clary interpreted them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class DistributedDataParallel(OfSmddp):
 
     Args:
         module: the model; all ranks get the parameters of rank 0.
-        arguments: as those of `smdistributed.dataparallel.torch.parallel.distributed.DistributedDataParallel`.
+        arguments: as for `smdistributed.dataparallel.torch.parallel.distributed.DistributedDataParallel`.
 
-    State after failure: without the variables of a rank there is no group, and `module` is unchanged. A group that was
-        joined stays.
+    State after failure: without the variables of a rank there is no group, and `module` is unchanged. A joined group
+    remains.
     Raises: RuntimeError if this process was not started as a rank, with the distribution that starts ranks.
     """
 

@@ -16,7 +16,7 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a training loop whose first argument is its state.
 
-    The state is that of the last commit after a failure, also in the next attempt of a job.
+    After a failure, the state is restored from the last commit, also in the next attempt of a job.
     """
     wrapped: Callable[..., Any] = run_fn(func, _reset)
     return wrapped

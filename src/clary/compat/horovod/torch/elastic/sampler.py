@@ -1,4 +1,4 @@
-"""Samples of an epoch, shared out among the ranks; samples that were processed before a failure are left out."""
+"""Distributes the samples of an epoch among the ranks, without samples that were processed before a failure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class ElasticSampler(torch.utils.data.Sampler):
     """A sampler that remembers the processed samples of an epoch.
 
     Args:
-        dataset: of one length on all ranks.
+        dataset: data set of one length on all ranks.
         shuffle: whether each epoch has an order of its own.
-        seed: of that order, equal on all ranks.
+        seed: seed of the order, equal on all ranks.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -35,11 +35,11 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that each rank has processed a batch.
+        """Record that each rank has processed a batch.
 
         Args:
             batch_idx: has no effect.
-            batch_size: samples of one rank.
+            batch_size: number of samples on one rank.
         """
         self.processed_num += batch_size * self.num_replicas
 
@@ -54,7 +54,7 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.reset()
 
     def reset(self) -> None:
-        """Share out the rest of the epoch among the present ranks."""
+        """Distribute the remaining samples of the epoch among the present ranks."""
         self.num_replicas = size()
         self.rank = rank()
         order = list(range(len(self.dataset)))

@@ -1,4 +1,4 @@
-"""State of models, optimizers and samplers of torch."""
+"""Elastic state of models, optimizers and samplers of torch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from horovod.torch.functions import (
     broadcast_parameters,
 )
 
-_SAVED = "clary.saved"  # key of the plain objects, among the handlers' states in a commit
+_SAVED = "clary.saved"  # key of the plain objects in a commit, next to the keys of the handlers' states
 
 
 class StateHandler:
-    """Saves, restores and shares one value with a state.
+    """Saves, restores and broadcasts one value that has a state.
 
     Args:
-        value: with `state_dict` and `load_state_dict`.
+        value: an object with `state_dict` and `load_state_dict`.
     """
 
     def __init__(self, value: Any) -> None:
@@ -33,11 +33,11 @@ class StateHandler:
         self.saved: Any = copy.deepcopy(value.state_dict())
 
     def save(self) -> None:
-        """Keep a copy of the value's state."""
+        """Save a copy of the value's state."""
         self.saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        """Give the value the kept state."""
+        """Restore the value's state from the saved copy."""
         self.value.load_state_dict(self.saved)
 
     def set_value(self, value: Any) -> None:
@@ -46,7 +46,7 @@ class StateHandler:
         self.save()
 
     def sync(self) -> None:
-        """Give all ranks the state of rank 0. Raises: NotImplementedError here; subclasses do it."""
+        """Send the state of rank 0 to all ranks. Raises: NotImplementedError unless overridden."""
         raise NotImplementedError
 
 
@@ -54,7 +54,7 @@ class ModelStateHandler(StateHandler):
     """Handles a model."""
 
     def sync(self) -> None:
-        """Give all ranks the parameters and buffers of rank 0."""
+        """Send the parameters and buffers of rank 0 to all ranks."""
         broadcast_parameters(self.value.state_dict(), root_rank=0)
         self.save()
 
@@ -63,7 +63,7 @@ class OptimizerStateHandler(StateHandler):
     """Handles an optimizer."""
 
     def sync(self) -> None:
-        """Give all ranks the optimizer's state of rank 0."""
+        """Send the optimizer's state on rank 0 to all ranks."""
         broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
 
@@ -72,7 +72,7 @@ class SamplerStateHandler(StateHandler):
     """Handles an ElasticSampler."""
 
     def sync(self) -> None:
-        """Give all ranks the state of the rank with the most progress."""
+        """Send the state of the rank with the most progress to all ranks."""
         states = allgather_object(self.value.state_dict())
         self.value.load_state_dict(max(states, key=lambda state: (state["epoch"], state["processed_num"])))
         self.save()
@@ -100,7 +100,7 @@ class TorchState(ObjectState):
 
     Args:
         model, optimizer: may be None.
-        kwargs: further models, optimizers and samplers, which are handled as such, and plain objects.
+        kwargs: further models, optimizers and samplers, each with its handler, and plain objects.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
@@ -117,31 +117,31 @@ class TorchState(ObjectState):
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **plain)
 
     def save(self) -> None:
-        """Keep copies of all values."""
+        """Save copies of all values."""
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
     def restore(self) -> None:
-        """Go back to the copies."""
+        """Restore all values from the copies."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Give all ranks the values of rank 0; for samplers, of the rank with the most progress."""
+        """Send the values of rank 0 to all ranks; for samplers, those of the rank with the most progress."""
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
 
     def reset(self) -> None:
-        """Make samplers share out the rest of their epoch among the new ranks."""
+        """Make samplers distribute the remaining samples of their epoch among the new ranks."""
         for handler in self._handlers.values():
             if isinstance(handler, SamplerStateHandler):
                 handler.value.load_state_dict(handler.value.state_dict())
 
     def packer(self) -> Callable[[], bytes]:
-        """Return a function that returns all copies as torch.save writes them."""
+        """Return a function that returns all copies in the format of torch.save."""
         kept = {name: handler.saved for name, handler in self._handlers.items()}
         kept[_SAVED] = copy.deepcopy(self._saved_state)
 
@@ -153,7 +153,7 @@ class TorchState(ObjectState):
         return pack
 
     def unpack(self, content: bytes) -> None:
-        """Keep the copies of a commit that this job wrote; values that are not in it stay."""
+        """Load the copies from a commit that this job wrote; values that the commit lacks stay unchanged."""
         kept = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
         for name, handler in self._handlers.items():
             handler.saved = kept.get(name, handler.saved)

@@ -1,7 +1,7 @@
 """SMDDP for TensorFlow 2 (`import smdistributed.dataparallel.tensorflow as sdp`), over `clary.train.collective`.
 
 Ranks come from the job's launcher. Every rank calls the same functions in the same order; inside `tf.function` the
-program's order is kept. Works with Keras 3, with legacy Keras and with optimizers of tf.compat.v1.train.
+program's order is kept. The package works with Keras 3, with legacy Keras and with optimizers of tf.compat.v1.train.
 Source: sagemaker-python-sdk `doc/api/training/sdp_versions/v1.2.x/smd_data_parallel_tensorflow.rst`.
 """
 

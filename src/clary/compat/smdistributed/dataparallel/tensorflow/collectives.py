@@ -1,4 +1,4 @@
-"""Tensors and variables over all ranks."""
+"""Collectives on tensors and variables over all ranks."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ def allreduce(
     Args:
         tensor: of any shape, equal on all ranks.
         param_index: index of the gradient among all gradients, from 0.
-        num_params: number of gradients. Neither changes the result; the tape exchanges all gradients at once.
+        num_params: number of gradients. Index and number do not change the result; the tape exchanges all gradients at
+            once.
         compression: Compression.none or Compression.fp16.
-        op: a `ReduceOp`; AVERAGE only on floating types.
-        grad: the name that scripts of the first versions give `tensor`.
-    Raises: TypeError for no tensor or two; ValueError for an index outside of the count; CollectiveError.
+        op: a `ReduceOp`; AVERAGE only for floating-point types.
+        grad: name of `tensor` in scripts for the first versions.
+    Raises: TypeError without a tensor or with both names; ValueError for an index outside of `num_params`;
+    CollectiveError.
     """
     if (tensor is None) == (grad is None):
         raise TypeError("allreduce takes one tensor: allreduce(tensor, param_index, num_params)")
@@ -43,7 +45,7 @@ def allreduce(
 
 
 def oob_allreduce(tensor: Any, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE) -> Any:
-    """Return the average over all ranks of a tensor that is no gradient, a loss for example.
+    """Return the average over all ranks of a tensor other than a gradient, such as a loss.
 
     Args:
         tensor: of a floating type; of any shape, equal on all ranks.
@@ -59,7 +61,7 @@ def oob_allreduce(tensor: Any, compression: Any = Compression.none, op: ReduceOp
 def broadcast(tensor: Any, root_rank: int) -> Any:
     """Return the tensor of rank `root_rank`, shape and type equal on all ranks.
 
-    Raises: ValueError for a root that is no rank; CollectiveError.
+    Raises: ValueError for a root that is not a rank; CollectiveError.
     """
     return exchange.broadcast_tensors(process, [tensor], root_rank)[0]
 
@@ -67,7 +69,7 @@ def broadcast(tensor: Any, root_rank: int) -> Any:
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> Any:
     """Assign the values of rank `root_rank` to the variables of all ranks, by one operation.
 
-    Returns: the operation to run in a graph of TensorFlow 1; None elsewhere, where it has run.
+    Returns: the operation to run in a graph of TensorFlow 1; otherwise None, after the operation has run.
     Raises: as `broadcast`.
     """
     return exchange.broadcast_variables(process, list(variables), root_rank)
@@ -77,7 +79,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     """Assign rank `root_rank`'s values to all global variables of the default graph of TensorFlow 1.
 
     Returns: the operation to run.
-    Raises: RuntimeError where operations run at once and there is no graph; ValueError for a root that is no rank.
+    Raises: RuntimeError in eager mode, without a graph; ValueError for a root that is not a rank.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
@@ -88,7 +90,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 def overlap(tensor: Any) -> Any:
-    """Return `tensor`, of any shape, unchanged: no model is compiled by XLA here, so no tensor has to be marked."""
+    """Return `tensor`, of any shape, unchanged: Clary compiles no model by XLA, so no tensor has to be marked."""
     return tf.identity(tensor)
 
 

@@ -23,10 +23,10 @@ def DistributedGradientTape(
     sparse_as_dense: bool = False,
     op: ReduceOp = ReduceOp.AVERAGE,
 ) -> DistributedTape:
-    """Return a tape whose `gradient` gives averages over all ranks.
+    """Return a tape whose `gradient` returns averages over all ranks.
 
     Args:
-        gradtape: a tf.GradientTape, recording or done.
+        gradtape: a tf.GradientTape, which may still record.
         device_dense, device_sparse: not supported; leave them empty.
         compression: Compression.none or Compression.fp16.
         sparse_as_dense: has no effect; sparse gradients are always made dense, as in SMDDP since 1.2.1.
@@ -47,15 +47,15 @@ def DistributedOptimizer(
     op: ReduceOp = ReduceOp.AVERAGE,
     bucket_cap_mb: int = 25,
 ) -> Any:
-    """Return an optimizer that applies averages over all ranks.
+    """Return an optimizer that applies gradients averaged over all ranks.
 
     Args:
-        optimizer: of tf.compat.v1.train or of Keras; an optimizer of Keras is changed and returned.
-        name, use_locking: of the wrapper of an optimizer of TensorFlow 1.
+        optimizer: an optimizer of tf.compat.v1.train or of Keras; an optimizer of Keras is changed and returned.
+        name, use_locking: arguments of the wrapper of a TensorFlow 1 optimizer.
         device_dense, device_sparse, compression, sparse_as_dense, op: as for `DistributedGradientTape`.
         bucket_cap_mb: checked as in SMDDP; all gradients are exchanged by one operation.
     Raises: NotImplementedError as the tape; ValueError for another bucket size or an optimizer that is wrapped already;
-        TypeError for an object that is no optimizer.
+        TypeError for an object that is not an optimizer.
     """
     if bucket_cap_mb <= 0 or int(bucket_cap_mb * _BUCKET_BYTES) % _BUCKET_MULTIPLE:
         raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}; expected MiB above 0, in bytes a multiple of 128")

@@ -1,4 +1,4 @@
-"""The group of all ranks and this process's place in it."""
+"""The group of all ranks and this process's rank in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def init() -> None:
     """Join the group of all ranks; call it once, before any other function of this library.
 
     Raises:
-        CollectiveError: it was called before, and `shutdown` not since.
+        CollectiveError: `init` was called before without a later `shutdown`.
         ValueError: this process was not started as a rank, or a variable of its launcher is wrong.
         BootstrapError: the group could not be formed; names the missing ranks.
     """
@@ -34,7 +34,7 @@ def init() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether `init` was called, and not `shutdown` after it."""
+    """Whether `init` was called without a later `shutdown`."""
     return process.is_initialized
 
 

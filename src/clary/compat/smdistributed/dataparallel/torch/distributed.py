@@ -1,6 +1,6 @@
 """The module `dist` of SMDDP 1.3 and before, over torch.distributed with the backend `smddp`.
 
-There is one group, of all ranks. An asynchronous call returns a handle with `wait()`, any other call None.
+The only group holds all ranks. An asynchronous call returns a handle with `wait()`, any other call returns None.
 Source: sagemaker-python-sdk `doc/api/training/sdp_versions/v1.2.x/smd_data_parallel_pytorch.rst`.
 """
 
@@ -15,7 +15,7 @@ import torch.distributed
 
 from clary.train.collective.adapters.torch import registration
 
-_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # set by a launcher of ranks
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # set by launchers of ranks
 
 
 class ReduceOp:
@@ -41,7 +41,7 @@ def is_available() -> bool:
 def init_process_group(*args: object, **kwargs: object) -> None:
     """Join the group of all ranks; call it before any other function of this module. Arguments have no effect.
 
-    Raises: RuntimeError if this process is no rank.
+    Raises: RuntimeError if this process was not started as a rank.
     """
     if not is_available():
         missing = ", ".join(name for name in _RANK_VARIABLES if name not in os.environ)
@@ -83,7 +83,7 @@ def all_reduce(
     Args:
         tensor: of the same shape and dtype on all ranks.
         op: one of `ReduceOp`.
-        async_op: return a handle with `wait()` at once, rather than None once it is done.
+        async_op: return a handle with `wait()` at once, instead of None after the operation.
 
     Raises: ValueError for another group than WORLD.
     """
@@ -96,7 +96,7 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: object = group.WORLD, a
 
     Args:
         tensor: sent on rank `src`, overwritten on the other ranks; of the same shape and dtype on all ranks.
-        async_op: return a handle with `wait()` at once, rather than None once it is done.
+        async_op: return a handle with `wait()` at once, instead of None after the operation.
 
     Raises: ValueError for another group than WORLD.
     """
@@ -107,11 +107,11 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: object = group.WORLD, a
 def all_gather(
     tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: object = group.WORLD, async_op: bool = False
 ) -> Any:
-    """Collect `tensor` of every rank in `tensor_list`, which has one tensor of its shape for each rank.
+    """Gather `tensor` of every rank into `tensor_list`, which has one tensor of the same shape for each rank.
 
     Args:
-        tensor_list: overwritten, in the order of ranks.
-        async_op: return a handle with `wait()` at once, rather than None once it is done.
+        tensor_list: tensors to overwrite, in the order of ranks.
+        async_op: return a handle with `wait()` at once, instead of None after the operation.
 
     Raises: ValueError for another group than WORLD.
     """
@@ -127,14 +127,14 @@ def all_to_all_single(
     group: object = group.WORLD,
     async_op: bool = False,
 ) -> Any:
-    """Send a part of `input_t`, split along its first dimension, to each rank; receive their parts in `output_t`.
+    """Send each rank a part of `input_t`, split along its first dimension; receive the ranks' parts in `output_t`.
 
     Args:
         output_t: [rows received, ...], overwritten with the parts in the order of ranks.
         input_t: [rows sent, ...].
-        output_split_sizes: rows from each rank; None is equal parts.
-        input_split_sizes: rows for each rank; None is equal parts.
-        async_op: return a handle with `wait()` at once, rather than None once it is done.
+        output_split_sizes: rows from each rank; None stands for equal parts.
+        input_split_sizes: rows for each rank; None stands for equal parts.
+        async_op: return a handle with `wait()` at once, instead of None after the operation.
 
     Raises: ValueError for another group than WORLD.
     """
@@ -149,7 +149,7 @@ def all_to_all_single(
 
 
 def barrier(group: object = group.WORLD, async_op: bool = False) -> Any:
-    """Wait until every rank has called it."""
+    """Wait until every rank has called this function."""
     check_group(group)
     return torch.distributed.barrier(async_op=async_op)
 

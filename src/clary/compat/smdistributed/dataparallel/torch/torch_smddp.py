@@ -1,4 +1,4 @@
-"""Importing this registers the backend `smddp` with torch.distributed. Scripts also import `torch` from here.
+"""Registers the backend `smddp` with torch.distributed at import. Scripts also import `torch` from this module.
 
 Source: SageMaker developer guide, "Use the SMDDP library in your PyTorch training script".
 """

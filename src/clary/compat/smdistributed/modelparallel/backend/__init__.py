@@ -1,1 +1,1 @@
-"""Names that AWS's launcher looks for."""
+"""Names that AWS's launcher searches for."""

@@ -1,4 +1,4 @@
-"""Objects between ranks: `smp.broadcast`, `smp.recv_from`, `smp.send`, `smp.allgather`, barriers.
+"""Communication of objects between ranks: `smp.broadcast`, `smp.recv_from`, `smp.send`, `smp.allgather`, barriers.
 
 The source of a broadcast calls `broadcast`; the other ranks call `recv_from` with its rank.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
@@ -32,7 +32,7 @@ def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) ->
         obj: any object that can be pickled.
         dest_rank: counted within this rank's group of `rank_type`.
 
-    Raises: ValueError if there is no such rank, or it is this rank itself.
+    Raises: ValueError for a rank that does not exist, and for this rank itself.
     """
     session.current().links.send(obj, dest_rank, rank_type.value)
 
@@ -43,7 +43,7 @@ def recv_from(src_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
 
 
 def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
-    """Return the objects of all ranks of a group, by their ranks in it."""
+    """Return the objects of all ranks of a group, in the order of their ranks in the group."""
     return session.current().links.allgather(obj, group.value)
 
 
@@ -58,5 +58,5 @@ def mp_barrier() -> None:
 
 
 def dp_barrier() -> None:
-    """Wait for all ranks that hold the same part."""
+    """Wait for all ranks that hold the same part of the model."""
     barrier(CommGroup.DP_GROUP)

@@ -17,7 +17,7 @@ from clary.train.tf_parallel.gradients import teach_optimizers
 from clary.train.tf_parallel.norms import teach_tensorflow
 
 _PARAMETERS = "SM_HP_MP_PARAMETERS"
-_SERVED = ("horovod", "contiguous")  # have an effect on TensorFlow, but none on PyTorch
+_SERVED = ("horovod", "contiguous")  # keys with an effect in TensorFlow alone
 _LOG = logging.getLogger("clary.smp")
 
 
@@ -54,7 +54,7 @@ def is_tracing() -> bool:
 
 
 class State:
-    """`smp.state`."""
+    """The state of the parallel program, `smp.state`."""
 
     @property
     def cfg(self) -> Configuration:
@@ -102,12 +102,12 @@ def mp_size() -> int:
 
 
 def dp_rank() -> int:
-    """Return the rank within the group of ranks that hold the same part."""
+    """Return the rank within the group of ranks that hold the same part of the model."""
     return session.current().links.group_rank(Along.DP)
 
 
 def dp_size() -> int:
-    """Return the number of ranks that hold the same part."""
+    """Return the number of ranks that hold the same part of the model."""
     return session.current().links.size(Along.DP)
 
 
@@ -132,12 +132,12 @@ def tp_size() -> int:
 
 
 def rdp_rank() -> int:
-    """Return the rank among replicas of the same part, as `dp_rank`."""
+    """Return the rank among replicas of the same part; equal to `dp_rank`."""
     return session.current().links.group_rank(Along.RDP)
 
 
 def rdp_size() -> int:
-    """Return the number of replicas of the same part, as `dp_size`."""
+    """Return the number of replicas of the same part; equal to `dp_size`."""
     return session.current().links.size(Along.RDP)
 
 
@@ -147,7 +147,7 @@ def get_mp_group() -> list[int]:
 
 
 def get_dp_group() -> list[int]:
-    """Return the ranks that hold the same part."""
+    """Return the ranks that hold the same part of the model."""
     return list(session.current().links.ranks(Along.DP))
 
 
@@ -162,5 +162,5 @@ def get_tp_group() -> list[int]:
 
 
 def get_rdp_group() -> list[int]:
-    """Return the ranks that hold the same part."""
+    """Return the ranks that hold the same part of the model."""
     return list(session.current().links.ranks(Along.RDP))

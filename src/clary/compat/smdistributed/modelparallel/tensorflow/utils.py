@@ -1,4 +1,4 @@
-"""`smdistributed.modelparallel.tensorflow.utils`: files of checkpoints between ranks, and the error of graphs.
+"""`smdistributed.modelparallel.tensorflow.utils`: transfer of checkpoint files between ranks, and the error of graphs.
 
 Source: aws/deep-learning-containers `test/dlc_tests` and the library's release notes, which call these functions.
 """
@@ -21,11 +21,11 @@ def send_checkpoint_files(directory: str, dest: int) -> None:
 
 
 def receive_checkpoint_files(directory: str, src: int) -> None:
-    """Write the files that another rank sends to a directory, which is created; files of the same names are replaced.
+    """Write another rank's files below a directory, which is created; existing files of the same names are replaced.
 
     Args:
         src: rank in the world.
 
-    Raises: CheckpointError for a file that does not lie in the directory.
+    Raises: CheckpointError for a file whose path leaves the directory.
     """
     checkpoint_files.receive_checkpoint_files(session.current().links, directory, src)

@@ -2,11 +2,12 @@
 
 The code is in `clary.train.parallel`; this package has the names that scripts import.
 
-[Note: two meanings] `step` and `state` are modules too. Python makes a module an attribute of its package when the
-module is first loaded, which happens here: names bound after that stay, even if scripts import the modules later.
+[Note: two meanings] `step` and `state` are names of modules, too. Python makes a module an attribute of its package
+when the module is first loaded. This file loads the modules first: the names that it binds afterwards stay, even if
+scripts import the modules later.
 
-[Note: torch first] At the end of torch's import, modules that import the modules below patch trainers of other
-libraries: none of the modules below may be half imported at that time.
+[Note: torch first] The end of torch's import patches trainers of other libraries and imports the modules below for
+that. So torch is imported first: no module below may be partly imported at that time.
 """
 
 import torch  # noqa: F401 - see [Note: torch first]

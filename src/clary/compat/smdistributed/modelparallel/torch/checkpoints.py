@@ -30,7 +30,7 @@ def save(
 
     Args: as `clary.train.parallel.checkpoint.files.save`.
 
-    Raises: TypeError if `f` is no text; OSError.
+    Raises: TypeError if `f` is not a string; OSError.
     """
     files.save(
         runtime.current(),
@@ -56,7 +56,7 @@ def load(
 
     Args: as `clary.train.parallel.checkpoint.files.load`.
 
-    Raises: TypeError if `f` is no text; FileNotFoundError.
+    Raises: TypeError if `f` is not a string; FileNotFoundError.
     """
     return files.load(
         runtime.current(),
@@ -83,16 +83,17 @@ def save_checkpoint(
     """Write a checkpoint. All ranks call it.
 
     Args:
-        path: a folder; it is made if it is missing.
+        path: a folder, which is made if it is missing.
         tag: name of the checkpoint in that folder.
-        partial: every rank writes its part; else the first rank writes the whole model, without the optimizer.
-        model: None for the DistributedModel of the program.
-        optimizer: None writes no optimizer state.
+        partial: whether every rank writes its part; if not, the first rank writes the whole model, without the
+            optimizer.
+        model: model to save; None stands for the program's DistributedModel.
+        optimizer: optimizer to save; None writes no optimizer state.
         user_content: any object that can be pickled.
         translate_if_full: write a whole model under transformers' names, for modules that came from transformers.
         num_kept_partial_checkpoints: number of the newest partial checkpoints that stay; None keeps all.
 
-    Raises: OSError; ValueError without a model, for a tag that is no name, or for fewer than 1 to keep.
+    Raises: OSError; ValueError without a model, for an invalid tag, or for fewer than 1 checkpoint to keep.
     """
     folders.save_checkpoint(
         runtime.current(),
@@ -120,7 +121,7 @@ def resume_from_checkpoint(
     """Load a checkpoint into model and optimizer; return its `user_content`. All ranks call it.
 
     Args:
-        load_optimizer_states: called `load_optimizer` in 1.10.
+        load_optimizer_states: whether to load the optimizer's state; called `load_optimizer` in SMP 1.10.
     """
     if not load_sharded_optimizer_state:
         _LOG.warning("load_sharded_optimizer_state=False has no effect: the whole state is loaded, or none")

@@ -1,4 +1,4 @@
-"""Objects between ranks: `smp.broadcast`, `smp.recv_from`, `smp.send`, `smp.allgather`, barriers; means of gradients.
+"""Objects sent between ranks: `smp.broadcast`, `smp.recv_from`, `smp.send`, `smp.allgather`; barriers; gradient means.
 
 The source of a broadcast calls `broadcast`; the other ranks call `recv_from` with its rank.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
@@ -32,7 +32,7 @@ def send(obj: Any, dest_rank: int, rank_type: RankType = RankType.WORLD_RANK) ->
         obj: any object that can be pickled.
         dest_rank: counted within this rank's group of `rank_type`.
 
-    Raises: ValueError if there is no such rank, or it is this rank itself.
+    Raises: ValueError for a rank that does not exist, and for this rank itself.
     """
     runtime.current().groups.send(obj, dest_rank, rank_type.value)
 
@@ -43,7 +43,7 @@ def recv_from(src_rank: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
 
 
 def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
-    """Return the objects of all ranks of a group, by their ranks in it."""
+    """Return the objects of all ranks of a group, in the order of their ranks in the group."""
     return runtime.current().groups.allgather(obj, group.value)
 
 
@@ -65,9 +65,10 @@ def dp_barrier() -> None:
 def hvd_average_grads() -> None:
     """Average gradients over replicas before the optimizer steps, unless `step` or the optimizer has done so.
 
-    It is not documented. A public script of BERT calls it under the key `horovod` without `overlapping_allreduce`.
+    AWS does not document the function. A public BERT script calls it if the key `horovod` is set without
+    `overlapping_allreduce`.
 
-    Raises: RuntimeError if there is no DistributedModel.
+    Raises: RuntimeError without a DistributedModel.
     """
     model = runtime.current().model
     if model is None:

@@ -1,4 +1,4 @@
-"""`smp.model_creation`: sets how modules are made inside of its block.
+"""`smp.model_creation`: a context manager that sets how modules are made in its block.
 
 Source: SageMaker developer guide, "tensor parallelism", "support for Hugging Face transformer models".
 """
@@ -23,7 +23,7 @@ def model_creation(
     """Make modules in a dtype, without memory if the configuration delays it, and partitioned on request.
 
     Args:
-        tensor_parallel_config: for `smp.tensor_parallelism`; without effect unless `tensor_parallelism`.
+        tensor_parallel_config: arguments of `smp.tensor_parallelism`; used only if `tensor_parallelism` is true.
     """
     before = torch.get_default_dtype()
     with contextlib.ExitStack() as stack:

@@ -28,7 +28,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     """
     configuration = read_configuration(parse_parameters(os.environ.get(_PARAMETERS, "")), config)
     if config is None and runtime.is_initialized():
-        return  # transformers calls it at import, even after a call by the script
+        return  # transformers calls `init` at import, even after a call by the script
     runtime.initialize(configuration)
     if ignored := configuration.without_effect():
         _LOG.warning("keys without effect here: %s", ", ".join(ignored))
@@ -40,7 +40,7 @@ def is_initialized() -> bool:
 
 
 def shutdown() -> None:
-    """Undo `init`; torch.distributed stays as it is."""
+    """Undo `init`; torch.distributed stays initialised."""
     runtime.reset()
 
 
@@ -60,7 +60,7 @@ class ModuleManager:
 
 
 class State:
-    """`smp.state`."""
+    """The state of the parallel program, `smp.state`."""
 
     def __init__(self) -> None:
         self.module_manager = ModuleManager()
@@ -72,12 +72,12 @@ class State:
 
     @property
     def param_index_to_name_tp_group(self) -> list[dict[int, str]]:
-        """By tensor rank: names of parameters by their numbers in states of the optimizer."""
+        """For each tensor rank, a mapping from a parameter's number in the optimizer's states to its name."""
         return [{index: name for name, index in names.items()} for names in self.param_name_to_index_tp_group]
 
     @property
     def param_name_to_index_tp_group(self) -> list[dict[str, int]]:
-        """By tensor rank: numbers of parameters in states of the optimizer by their names; equal on all ranks."""
+        """For each tensor rank, a mapping from a parameter's name to its number in the states; equal on all ranks."""
         optimizer = self.optimizer
         return [] if optimizer is None else [optimizer.param_name_to_index()] * _size(Along.TP)
 
@@ -165,12 +165,12 @@ def pp_size() -> int:
 
 
 def tp_rank() -> int:
-    """Return the rank within the group of ranks that share layers."""
+    """Return the rank within the group of ranks that split layers among themselves."""
     return _rank(Along.TP)
 
 
 def tp_size() -> int:
-    """Return the number of ranks that share layers."""
+    """Return the number of ranks that split layers among themselves."""
     return _size(Along.TP)
 
 
@@ -200,7 +200,7 @@ def get_pp_group() -> list[int]:
 
 
 def get_tp_group() -> list[int]:
-    """Return the ranks that share layers with this rank."""
+    """Return the ranks that split layers among themselves, including this rank."""
     return _ranks(Along.TP)
 
 

@@ -1,4 +1,4 @@
-"""`smp.state` under a module of the same name; the attribute of the package stays the state itself."""
+"""`smp.state` in a module of the same name; the package's attribute `state` stays the state itself."""
 
 from .session import state
 

@@ -1,7 +1,7 @@
 """`smdistributed.modelparallel.torch.utils`: two functions that public scripts import.
 
-They are not documented. Scripts call the first for every parameter with a master copy; they import the second and
-never call it, so its effect is Clary's choice.
+AWS does not document them. Scripts call `get_distribution_axis` for every parameter with a master copy; they import
+`rmsg` and never call it, so its effect is Clary's choice.
 Source: amazon-sagemaker-examples of 2022 (Apache-2.0), `gpt-j/fp16/fp16.py` and `bert/bert_example/modeling.py` under
 `training/distributed_training/pytorch/model_parallel`, which call these functions.
 """
@@ -21,10 +21,10 @@ def get_distribution_axis(parameter: torch.Tensor | None) -> int | None:
     """Return the dimension along which tensor ranks hold slices of a parameter of the model.
 
     Args:
-        parameter: of any shape; None is allowed, as for a missing bias.
+        parameter: parameter of any shape; None is allowed, as for a missing bias.
 
-    Returns: None if every tensor rank holds all of it. Parts along the dimension, in order of tensor ranks and of equal
-        length, are the whole.
+    Returns: None if every tensor rank holds the whole parameter. The slices along the dimension have equal lengths and
+    form the parameter in the order of tensor ranks.
     """
     return None if parameter is None else dimension_of(parameter)
 

@@ -1,4 +1,4 @@
-"""Models, their optimizers and their schedulers saved in one call."""
+"""Saves and loads a model, its optimizer and its scheduler in one call."""
 
 from clary.train.parallel.fsdp.checkpoint.export import (
     EXPORT_KEY_IDENTITY,

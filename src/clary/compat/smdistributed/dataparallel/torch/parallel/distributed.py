@@ -23,12 +23,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     Args:
         module: the model; all ranks get the parameters of rank 0.
-        device_ids: the one GPU of this rank. Without effect for a model on the CPU, so that scripts run there too.
+        device_ids: the one GPU of this rank. Without effect for a model on the CPU, so that scripts run without a GPU,
+            too.
         output_device: as device_ids.
         broadcast_buffers: whether rank 0's buffers replace the buffers of other ranks before each forward pass.
-        process_group: None or `group.WORLD`; SMDDP has no other.
-        bucket_cap_mb: size of a bucket of gradients, in MiB. None measures the first steps and fits the
-            buckets to them; until then, and where it cannot measure, the size is 25.
+        process_group: None or `group.WORLD`, the only group of SMDDP.
+        bucket_cap_mb: size of a bucket of gradients, in MiB. None fits the buckets to measurements of the first steps;
+            until then, and if measurement is impossible, the size is 25.
 
     Raises: ValueError for another process group; RuntimeError if `init_process_group` was not called.
     """

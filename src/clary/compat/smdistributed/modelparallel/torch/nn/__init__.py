@@ -1,4 +1,4 @@
-"""`smp.nn`: modules that the ranks of a tensor group hold together."""
+"""`smp.nn`: modules whose parameters are split among the ranks of a tensor group."""
 
 from clary.train.parallel.tensor.attention import DistributedAttentionLayer
 from clary.train.parallel.tensor.embedding import DistributedEmbedding

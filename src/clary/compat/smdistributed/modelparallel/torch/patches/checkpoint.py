@@ -1,4 +1,4 @@
-"""`checkpoint` and `checkpoint_sequential` of modules, which replace torch's."""
+"""`checkpoint` and `checkpoint_sequential` of modules, which replace torch's own functions."""
 
 from clary.train.parallel.memory.checkpointing import checkpoint, checkpoint_sequential
 

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 
 def dump_model(*_args: Any, **_kwargs: Any) -> NoReturn:
-    """Refuse, and name the calls that write a model.
+    """Raise an error that names the calls that write a model.
 
     Raises: NotImplementedError: no public script calls it, so its effect is unknown.
     """

@@ -1,4 +1,4 @@
-"""Translations of states, by transformers' models."""
+"""Translations of state names, one module for each model of transformers."""
 
 from . import bert, gpt2, gptj, gptneo, gptneox, llama, roberta
 

@@ -1,4 +1,4 @@
-"""Names of states of transformers' llama, to and from names of SMP, and hooks of its layers, which Clary adds."""
+"""Names of states of transformers' llama, to and from names of SMP, and hooks for its layers, an addition of Clary."""
 
 from functools import partial
 
