@@ -1,1 +1,1 @@
-"""Agreements between clients, service, agents and training programs. Standard library only."""
+"""Messages and formats that clients, service, agents and training programs share. Standard library only."""

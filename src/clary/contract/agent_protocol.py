@@ -1,8 +1,8 @@
 """Messages between agents and service: facts upwards, orders downwards, log lines with sequence numbers.
 
-Where: HTTP with JSON bodies on the service's port, below `/clary/v1/agents/{job}/{attempt}/{host}/`, opened by the
-attempt's bearer token. Agents decide nothing: they report facts and carry out orders; the service's pure
-transitions turn facts into statuses and the next order.
+Where: HTTP with JSON bodies on the service's port, below `/clary/v1/agents/{job}/{attempt}/{host}/`, authorised by the
+attempt's bearer token. Agents make no decisions: they report facts and carry out orders; the service's pure transitions
+turn facts into statuses and the next order.
 
     GET  assignment                          -> LaunchPlan
     POST reports   Report                    -> ReportReceipt   (also the heartbeat)
@@ -14,7 +14,7 @@ transitions turn facts into statuses and the next order.
     POST samples   SampleBatch               -> SampleReceipt   (`contract.metric_samples`; rows, each stored once)
     POST training  TrainingBatch             -> TrainingReceipt (`contract.training_values`; findings, each stored once)
 
-Agents belong to pools and may outlive a job. Below `/clary/v1/pools/{pool}/{host}/`, opened by the pool's token:
+Agents belong to pools and may outlive a job. Below `/clary/v1/pools/{pool}/{host}/`, authorised by the pool's token:
 
     GET  assignment?after=JOB:ATTEMPT&wait_s=S -> PoolAssignment (long poll: null when there is no new one yet)
 """
@@ -32,31 +32,31 @@ from clary.contract.deep_profiles import ProfileRequest
 from clary.contract.health import HealthFinding
 from clary.contract.job_rules import RuleFacts
 
-MAX_BATCH_LINES = 65_536  # of a LogBatch: storing empty lines would take a hundred times their size
+MAX_BATCH_LINES = 65_536  # limit of a LogBatch: empty lines take a hundred times their size in storage
 AGENT_PATH = "/clary/v1/agents/{job}/{attempt}/{host}"
 POOL_PATH = "/clary/v1/pools/{pool}/{host}"
 HEARTBEAT_INTERVAL_S = 1.0
 ORDER_WAIT_S = 10.0
-MAX_CLUE_CHARACTERS = 800  # of Clue.text; FailureReason has room for 1024
-# A gang that has lost a member cannot continue: seconds from SIGTERM to SIGKILL for all its other processes.
+MAX_CLUE_CHARACTERS = 800  # limit of Clue.text; FailureReason has room for 1024 characters
+# Seconds from SIGTERM to SIGKILL for the remaining processes of a job that has lost a process: it cannot continue.
 FAILURE_GRACE_S = 2.0
-FAILURE_REASON = "failure"  # of the order to stop after a failure of the job
-RECLAIM_REASON = "reclaimed"  # of the order to stop when capacity is taken back
-NOTICE_MARGIN_S = 2.0  # longest part of a notice's grace that is kept for the steps after the programs' end
-_NOTICE_MARGIN_PART = 0.095  # share of the grace, if this is less: Slurm signals again at the end of a whole second
+FAILURE_REASON = "failure"  # reason of the order to stop after a failure of the job
+RECLAIM_REASON = "reclaimed"  # reason of the order to stop when capacity is reclaimed
+NOTICE_MARGIN_S = 2.0  # longest part of a notice's grace that is reserved for the steps after the programs' end
+_NOTICE_MARGIN_PART = 0.095  # reserved share of a short grace: Slurm sends SIGKILL at the end of a whole second
 
 
 class HostPhase(StrEnum):
     """Phase of a host of a job; the service never moves a host backwards."""
 
-    LAUNCHING = "launching"  # requested; no report of its agent yet
-    PREPARING = "preparing"  # its agent fetches code, environment, channels
-    PREPARED = "prepared"  # waits for the order to run
+    LAUNCHING = "launching"  # the host is requested; its agent has not reported yet
+    PREPARING = "preparing"  # the agent fetches code, environment, channels
+    PREPARED = "prepared"  # the agent waits for the order to run
     RUNNING = "running"  # the program runs
-    EXITED = "exited"  # every process of the program is gone
-    UPLOADING = "uploading"  # writes its share of the results
-    DONE = "done"  # all its work is done; it waits for the order to leave
-    RELEASED = "released"  # agent has left
+    EXITED = "exited"  # every process of the program has ended
+    UPLOADING = "uploading"  # the agent writes its share of the results
+    DONE = "done"  # the host's work is done; the agent waits for the order to release
+    RELEASED = "released"  # the agent has left
     LOST = "lost"  # no report for too long, or its agent died
 
     @property
@@ -72,26 +72,26 @@ class OrderKind(StrEnum):
     RUN = "run"  # start the program
     STOP = "stop"  # signal every process, wait `grace_s`, kill
     UPLOAD = "upload"  # write results: `arguments` hold role and staged parts
-    RELEASE = "release"  # leave; the host's work is done
+    RELEASE = "release"  # leave the attempt; the host's work is done
 
 
-# Of an order to leave: whether the host serves no other attempt, so that its agent ends instead of asking for one.
+# Argument of RELEASE: whether the host serves no other attempt, so that its agent ends instead of requesting one.
 IS_LAST = "is_last"
 
-# Of an order to upload: whether the leader writes no archive of the model where no host has one.
+# Argument of UPLOAD: whether the leader writes no model archive if no host has a model.
 OMITS_EMPTY_MODEL = "omits_empty_model"
 
 
 class UploadRole(StrEnum):
     """Treatment of a host's results."""
 
-    STAGE = "stage"  # put its own tree aside in S3 for the leader
+    STAGE = "stage"  # stage its own tree in S3 for the leader
     LEAD = "lead"  # merge every host's tree and write the final objects
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One order; `number` grows with every new order for the host, a repeated number is the same order."""
+    """One order; `number` grows with every new order for the host, and a repeated number means the same order."""
 
     number: int
     kind: OrderKind
@@ -151,15 +151,15 @@ class Clue:
 class GpuError:
     """The newest error of one kind that the driver has reported for a GPU."""
 
-    gpu: int  # of the host's GPUs, as its program counts them
+    gpu: int  # index of the GPU among the host's GPUs, as its program counts them
     xid: int  # the driver's code
-    not_before: datetime  # time of the agent's last look without the error
+    not_before: datetime  # time of the agent's last check without the error
     at: datetime  # when the agent saw it
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagedPart:
-    """Results of one host put aside in S3 for the leader."""
+    """Results of one host staged in S3 for the leader."""
 
     host: str
     kind: str  # model or output
@@ -173,28 +173,28 @@ class CheckpointFacts:
     """State of the mirroring of a host's checkpoint folder to the object store."""
 
     set_number: int = 0  # newest set of this host; 0: none yet
-    committed_at: datetime | None = None  # when that set was complete in the store; None if it is of an earlier attempt
-    num_files: int = 0  # of that set
+    committed_at: datetime | None = None  # when that set was complete in the store; None if an earlier attempt wrote it
+    num_files: int = 0  # files of that set
     size_bytes: int = 0
-    dirty_files: int = 0  # changed since that set
+    dirty_files: int = 0  # files changed since that set
     dirty_bytes: int = 0
-    lag_s: int = 0  # how long the oldest change has been waiting, in whole seconds
-    stalled_since: datetime | None = None  # since when changes fail to be stored; None if they do not fail
-    error: str = ""  # of the last round; empty if it succeeded
+    lag_s: int = 0  # age of the oldest change that is not stored, in whole seconds
+    stalled_since: datetime | None = None  # begin of the failures to store changes; None without failures
+    error: str = ""  # error of the last round; empty if the round succeeded
     restored_set: int = 0  # set of this host that the attempt began with; 0: none
     restored_files: int = 0
     restored_bytes: int = 0
     missed: tuple[str, ...] = ()  # at most 20 paths that the last flush did not store
-    torn: tuple[str, ...] = ()  # at most 20 paths that it left out, because they or files beside them are not whole
+    torn: tuple[str, ...] = ()  # at most 20 paths that it left out, because they or related files are not whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityNotice:
-    """The host's capacity is about to end: its agent has received a signal that is not the service's."""
+    """The host's capacity is about to end: its agent has received a signal that the service did not send."""
 
     why: str  # in words, such as "SIGTERM from the engine"
-    at: datetime  # when it came, by the host's clock
-    grace_s: float | None = None  # from then to the engine's SIGKILL; None if unknown
+    at: datetime  # when the signal arrived, by the host's clock
+    grace_s: float | None = None  # from the signal to the engine's SIGKILL; None if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,17 +210,17 @@ class HostFacts:
     exits: tuple[ProcessExit, ...] = ()
     failure: Failure | None = None
     clues: tuple[Clue, ...] = ()  # at most one for each rank
-    gpu_errors: tuple[GpuError, ...] = ()  # up to the program's end; empty if the agent may not read them
+    gpu_errors: tuple[GpuError, ...] = ()  # errors up to the program's end; empty if the agent may not read them
     failure_file: str | None = None  # content of /opt/ml/output/failure, at most 1024 characters
     staged: tuple[StagedPart, ...] = ()
     uploaded: tuple[str, ...] = ()  # URIs of final objects written by this host
-    notes: tuple[str, ...] = ()  # warnings of this host, for describe
+    notes: tuple[str, ...] = ()  # warnings of this host, which `describe` shows
     standstill: str = ""  # signs that the program hangs; empty while it makes progress
     checkpoints: CheckpointFacts | None = None  # None for a job without CheckpointConfig
-    rules: tuple[RuleFacts, ...] = ()  # of the host that runs the job's rules; empty on others
-    health: tuple[HealthFinding, ...] = ()  # empty until the checks are done, or without checks
-    awaits_rendezvous: bool = False  # some of the program's expected connections to the master port are missing
-    rendezvous_at: datetime | None = None  # when they were complete; None if they were not seen or not watched
+    rules: tuple[RuleFacts, ...] = ()  # facts of the host that runs the job's rules; empty on other hosts
+    health: tuple[HealthFinding, ...] = ()  # findings of the health checks; empty before the checks are done
+    awaits_rendezvous: bool = False  # whether some of the program's expected connections to the master port are missing
+    rendezvous_at: datetime | None = None  # when these connections were complete; None if not seen or not watched
     notice: CapacityNotice | None = None  # the first notice
 
 
@@ -231,14 +231,14 @@ class Report:
     number: int
     facts: HostFacts
     last_order: int = 0  # number of the newest order that the agent has received
-    notice_age_s: float = 0.0  # from `facts.notice` to this report; clocks of hosts may differ from the service's
+    notice_age_s: float = 0.0  # seconds from `facts.notice` to this report; clocks of hosts and service may differ
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportReceipt:
     """The service's answer to a report."""
 
-    accepted: bool  # false: the attempt has ended, the agent kills its program and leaves
+    accepted: bool  # False: the attempt has ended; the agent kills its program and leaves
     order_number: int  # newest order for the host
     dump_number: int = 0  # newest requested dump of the host's processes; 0 for none
     dump_reason: str = ""
@@ -260,13 +260,13 @@ class LogBlock:
     """Lines of a host's log that arrived together; the block is the unit of transfer, not the line."""
 
     at_ms: int  # milliseconds since 1970, when the agent read them
-    text: str  # one or more lines with `\n` between them and none behind the last; no line is empty
+    text: str  # one or more lines, separated by `\n`, without `\n` at the end; no line is empty
     rank: int | None = None
-    metrics: tuple[MetricValue, ...] = ()  # values found by metric definitions; such a line is a block of its own
+    metrics: tuple[MetricValue, ...] = ()  # values found by metric definitions; a line with values is its own block
 
     @cached_property
     def num_lines(self) -> int:
-        """Count of numbers that the block takes in its stream."""
+        """Number of lines, and so of sequence numbers that the block takes in its stream."""
         return self.text.count("\n") + 1
 
     def lines(self) -> list[str]:
@@ -283,7 +283,7 @@ class LogBatch:
 
     @property
     def end_sequence(self) -> int:
-        """Number behind the last line."""
+        """Sequence number after the last line."""
         return self.first_sequence + sum(block.num_lines for block in self.blocks)
 
 
@@ -295,10 +295,10 @@ class LogReceipt:
 
 
 def notice_margin_s(grace_s: float, most_s: float = NOTICE_MARGIN_S) -> float:
-    """Return the part of a notice's grace that programs do not get: the host's last checkpoint and reports need it.
+    """Return the part of a notice's grace that is reserved for the host's last checkpoint and reports.
 
     Args:
-        grace_s: from the notice to the end of the capacity.
-        most_s: longest part that is kept of a long grace.
+        grace_s: seconds from the notice to the end of the capacity.
+        most_s: longest part that is reserved of a long grace.
     """
     return min(most_s, _NOTICE_MARGIN_PART * max(0.0, grace_s))

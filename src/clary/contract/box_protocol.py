@@ -1,4 +1,4 @@
-"""Messages between the service and the daemons of boxes: leases that run there, and leases that are ordered.
+"""Messages between the service and the daemons of boxes: leases that run on a box, and leases that the service orders.
 
 Where: `agent.node` sends a BoxReport to POST `/clary/v1/boxes/NAME/leases`, with the box's own token, and gets
 BoxOrders; the answer waits until orders change (`control.engines.boxes`). Only daemons open connections.
@@ -10,8 +10,8 @@ A *lease* is one host of an allocation on one box. Its phases on both sides:
     running    the boot was started; it becomes the agent under the same process id
     gone       no process of it is left
 
-A daemon starts each lease only once: an ended lease stays ended. A lease that the orders no longer name is ended, and
-then forgotten.
+A daemon starts each lease only once: an ended lease stays ended. The daemon ends a lease that the orders no longer
+contain, and then deletes its record.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ BOOT_PATH = "/clary/v1/boxes/{box}/boot/{digest}"
 BOX_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LEASE_ID = re.compile(r"lease_[0-9a-f]{16}")
-POLL_WAIT_S = 5.0  # how long unchanged orders are held back; after three times as long a box counts as silent
+POLL_WAIT_S = 5.0  # longest wait for changed orders; after three times as long a box counts as silent
 MAX_GPUS = 64
-MAX_WORDS = 400  # characters of any text of a report
+MAX_WORDS = 400  # limit of characters of each text in a report
 MARK = "BOX_LEASE"  # variable that every process of a lease was started with
 
 
@@ -45,7 +45,7 @@ class Wish(StrEnum):
     """The service's wish for a lease."""
 
     RUN = "run"
-    NOTICE = "notice"  # its agent gets one SIGTERM, which means a notice
+    NOTICE = "notice"  # send its agent one SIGTERM, which means a notice
     END = "end"  # end all its processes
 
 
@@ -57,7 +57,7 @@ class BoxFacts:
     user: str
     num_cpus: int
     memory_bytes: int
-    gpus: tuple[str, ...] = ()  # UUIDs, or `gpu0` if no driver names them
+    gpus: tuple[str, ...] = ()  # UUIDs, or `gpu0` if no driver reports UUIDs
     isolation: str = ""  # in words: "namespaces", "namespaces without root", "plain processes: ..."
     python_version: str = ""
     restarts: str = ""  # in words: what starts the daemon after a reboot
@@ -70,7 +70,7 @@ class LeaseReport:
     lease: str
     phase: LeasePhase
     proof_digest: str = ""  # SHA-256 of the token that the boot shows, in hex
-    pid: int = 0  # of the boot, or of the agent that replaced it
+    pid: int = 0  # process id of the boot, or of the agent that replaced it
     started: str = ""  # start time of that process in clock ticks since boot
     why: str = ""  # reason for GONE, in words
 
@@ -79,9 +79,9 @@ class LeaseReport:
 class BoxReport:
     """A daemon's report, which every request carries."""
 
-    run: str  # random id of this run of the daemon
+    run: str  # random id of this daemon process
     number: int  # grows with every report of a run: the service ignores older reports that arrive late
-    boot_id: str  # of the machine
+    boot_id: str  # boot id of the machine
     daemon: str  # SHA-256 of the daemon's file
     facts: BoxFacts
     leases: tuple[LeaseReport, ...] = ()
@@ -91,7 +91,7 @@ class BoxReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseOrder:
-    """One lease that a box runs or shall run."""
+    """One lease that a box runs or has to run."""
 
     lease: str
     tag: str
@@ -99,12 +99,12 @@ class LeaseOrder:
     job_name: str  # shown to people on the box
     boot: str  # SHA-256 of the boot's source
     wish: Wish = Wish.RUN
-    may_start: bool = False  # whether the service knows the digest of its proof
+    may_start: bool = False  # whether the service knows the digest of the lease's proof
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoxOrders:
-    """All leases that a box shall run; the daemon ends every other lease."""
+    """All leases that a box has to run; the daemon ends every other lease."""
 
     version: int
     leases: tuple[LeaseOrder, ...] = ()
@@ -112,7 +112,7 @@ class BoxOrders:
 
 @dataclass(frozen=True, kw_only=True)
 class BoxAdmission:
-    """Address and token for a box; the token opens only this box's orders."""
+    """Address and token for a box; the token authorises only requests of this box."""
 
     name: str
     token: str = field(repr=False)

@@ -1,6 +1,7 @@
-"""Evidence that a checkpoint file is whole, as manifests store it and as people read it.
+"""Evidence that a checkpoint file is whole, in the form of manifests and in words.
 
-Where: agents write it into sets (`agent.checkpoints.evidence` decides), the service and the command line show it.
+Where: agents write the evidence into sets (`agent.checkpoints.evidence` decides on it); the service and the command
+line show it.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ class Evidence(StrEnum):
     """Kind of evidence that a file is whole."""
 
     UNKNOWN = ""  # no evidence, as in sets of earlier releases, or evidence that this release does not know
-    RENAMED = "renamed"  # it was renamed or linked into its place
-    MARKED = "marked"  # a marker that known writers write last was written after it
-    CLOSED = "closed"  # its last writer closed it, and still ran or ended with 0
-    ENDED = "ended"  # the program closed it and ended with 0
+    RENAMED = "renamed"  # the file was renamed or linked to its path
+    MARKED = "marked"  # a marker file, which known writers write last, was written after the file
+    CLOSED = "closed"  # its last writer closed it, and still ran or ended with exit code 0
+    ENDED = "ended"  # the program closed it and ended with exit code 0
     LOG = "log"  # its name is that of a log, which is valid at any length; no evidence for other files
-    RESTED = "rested"  # only time: it was unchanged for ten times the longest pause seen
-    LEFT_OUT = "left-out"  # for a name that a set may lack: its file was incomplete or was being rewritten
+    RESTED = "rested"  # only time: the file was unchanged for ten times the longest pause seen
+    LEFT_OUT = "left-out"  # for a name that a set may lack: the file was incomplete or was being rewritten
 
     @classmethod
     def of(cls, text: str) -> Evidence:
-        """Return the evidence that a manifest names, or UNKNOWN for a word of a newer release."""
+        """Return the evidence for a manifest's text, or UNKNOWN for a text of a newer release."""
         return cls(text) if text in _VALUES else cls.UNKNOWN
 
     @property
     def is_statement(self) -> bool:
-        """Whether it is more than time without changes."""
+        """Whether the evidence is more than time without changes."""
         return self not in (Evidence.UNKNOWN, Evidence.RESTED, Evidence.LEFT_OUT)
 
 
@@ -47,7 +48,7 @@ def is_whole(counts: Mapping[str, int]) -> bool:
     """Whether every file has evidence other than time, and no file was left out.
 
     Args:
-        counts: value of Evidence -> number of files, and of names that may be missing.
+        counts: value of Evidence -> number of files or missing names.
     """
     return all(Evidence.of(text).is_statement for text, number in counts.items() if number)
 
@@ -66,7 +67,7 @@ def statements_in_words(counts: Mapping[str, int]) -> str:
 
 
 def doubts_in_words(counts: Mapping[str, int], *, least_rest_s: float) -> str:
-    """Return why it is not known that the files are whole; empty if it is known.
+    """Return why the files are not known to be whole; empty if they are.
 
     Args:
         least_rest_s: shortest time without changes of the files whose only evidence is that time.

@@ -1,4 +1,4 @@
-"""Checkpoint sets: the files of a host's checkpoint folder at one moment, as they lie in the object store.
+"""Checkpoint sets: the files of a host's checkpoint folder at one moment, as objects in the object store.
 
 Where: agents write and restore them (`agent.checkpoints`), the service lists and verifies them. Below the prefix that
 CheckpointConfig.S3Uri names:
@@ -8,12 +8,11 @@ CheckpointConfig.S3Uri names:
     .clary-checkpoints/HOST/files/NAME            content that has no path of its own under PATH
     .clary-checkpoints/HOST/announced.json        paths that an unfinished set will put under PATH
 
-A manifest is written after all its files, by one PUT, so that it also marks the set as committed. It carries its own
-SHA-256: a manifest that the store cuts short is no set. Objects that the newest set of a host names are never replaced
-or removed.
+A manifest is written after all its files, by one PUT, so that it also commits the set. It contains its own SHA-256: a
+truncated manifest does not count as a set. Objects that the newest set of a host names are never replaced or removed.
 
-An object under PATH that no set names was put there by a user and is restored too, unless it is announced: then it
-belongs to an unfinished set, and would restore half a checkpoint.
+An object under PATH that no set names was written by a user and is restored, too, unless it is announced: an announced
+object belongs to an unfinished set, and restoring it would restore half a checkpoint.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ class CheckpointFile:
     path: str  # below the checkpoint folder, with `/`
     size_bytes: int
     sha256: str  # hexadecimal
-    key: str  # of the object that holds it, below the prefix of CheckpointConfig.S3Uri
+    key: str  # key of the object with the content, below the prefix of CheckpointConfig.S3Uri
     mode: int = 0o644  # permission bits
-    modified_ns: int = 0  # st_mtime_ns; restored, since some scripts take the newest file
+    modified_ns: int = 0  # st_mtime_ns; restored, since some scripts load the newest file
     evidence: str = ""  # value of `checkpoint_evidence.Evidence`
-    rested_s: float = 0.0  # time without changes, if that is the only evidence
+    rested_s: float = 0.0  # seconds without changes, if rest is the only evidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +60,10 @@ class CheckpointSet:
     taken_at: datetime  # when the folder was read; no file changed from then until all files were stored
     files: tuple[CheckpointFile, ...]
     folders: tuple[str, ...] = ()  # empty folders
-    links: Mapping[str, str] | None = None  # path -> target, of symbolic links that stay inside the folder
+    links: Mapping[str, str] | None = None  # path -> target of symbolic links to targets inside the folder
     gone: tuple[str, ...] = ()  # paths below the prefix that were deleted in the folder: not restored
-    left_out: tuple[str, ...] | None = None  # files left out, see `may_lack`; None: of an earlier release
-    step_counts: StepCounts | None = None  # of the debugger, when the newest file was written; None if unknown
+    left_out: tuple[str, ...] | None = None  # files left out, see `may_lack`; None in sets of earlier releases
+    step_counts: StepCounts | None = None  # of the debugger when the newest file was written; None if unknown
     format: int = FORMAT
 
     @property
@@ -74,16 +73,16 @@ class CheckpointSet:
 
     @property
     def evidence_counts(self) -> dict[str, int]:
-        """Value of Evidence -> number of files, and of names that may be missing."""
+        """Value of Evidence -> number of files or missing names."""
         left_out = (Evidence.LEFT_OUT.value for _ in self.may_lack)
         return count_evidence([*(file.evidence for file in self.files), *left_out])
 
     @property
     def may_lack(self) -> tuple[str, ...]:
-        """Return the files that were incomplete when it was stored, and the folders that may have been incomplete.
+        """Return the files that were incomplete when the set was stored, and the folders that may have been incomplete.
 
-        Folders have a slash at their end; the checkpoint folder itself is `.`. Earlier releases left out
-        files that took too long, and their manifests do not name them.
+        Folders have a slash at their end; the checkpoint folder itself is `.`. Earlier releases left out files that
+        took too long to store, and their manifests do not name these files.
         """
         if self.left_out is not None:
             return self.left_out
@@ -100,14 +99,14 @@ class CheckpointSet:
 
 
 def rest_of_group(name: str) -> str:
-    """Return the entry of `left_out` for the unlisted rest of a top-level folder, or of the top if `name` is empty."""
+    """Return the entry of `left_out` for unlisted files of a top-level folder, or of the top if `name` is empty."""
     return f"{name}/" if name else "."
 
 
 def folded(key: str) -> str:
     """Return the key of CheckpointConfig.S3Uri with repeated slashes merged and leading slashes removed.
 
-    SeaweedFS stores such keys, and finds no object below a prefix with more slashes.
+    SeaweedFS normalises keys in this way, and finds no object below a prefix with repeated slashes.
     """
     return re.sub("/+", "/", key).removeprefix("/")
 
@@ -119,10 +118,10 @@ def manifest_key(host: str, number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """Announcement of the files that an unfinished set will put under PATH; void once it or a later set exists."""
+    """Announcement of the files that an unfinished set will put under PATH; void once this or a later set exists."""
 
-    number: int  # of the set
-    paths: tuple[str, ...]  # where no object was before
+    number: int  # number of the set
+    paths: tuple[str, ...]  # paths at which no object existed before
 
 
 def content_key(host: str, name: str) -> str:
@@ -148,9 +147,9 @@ def write_manifest(checkpoints: CheckpointSet) -> bytes:
 
 
 def read_manifest(data: bytes) -> CheckpointSet:
-    """Return the set that a manifest describes.
+    """Parse a manifest and return its set.
 
-    Raises: ContractError for a manifest that was cut short or changed, or that a newer release wrote.
+    Raises: ContractError for a manifest that was truncated or changed, or that a newer release wrote.
     """
     try:
         document = json.loads(data)

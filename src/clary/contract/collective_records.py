@@ -1,18 +1,19 @@
 """The last collectives of a process, recorded for the agent of its host: the record survives the process.
 
-Where: `train.operation_record` maps one file a process into memory, in the folder that `step_records.FOLDER_VARIABLE`
-names. In a host with a `/dev/shm` of its own the file lies there, and a link in that folder leads to it: a memory write
+Where: `train.operation_record` maps one file per process into memory, in the folder that `step_records.FOLDER_VARIABLE`
+names. In a host with a `/dev/shm` of its own, the file is in `/dev/shm` and the folder has a link to it: a memory write
 to a file on disk may wait for the disk. `train.steps` and the cores of `train.collective` write rows into it, the
 compiled core from C++ (native/src/engine/call_record.hpp). `agent.autopsy.call_records` reads them while they are
-written. A file is a header and slots, one for each group of ranks in the order of their first use; a slot describes its
-group and has a ring of rows:
+written. A file consists of a header and slots, one for each group of ranks in the order of first use; a slot describes
+its group and has a ring buffer of rows:
 
     0      magic, rank, process, number of groups without a slot
     64     slot 0: group (128 bytes), then row of operation N at N % NUM_ROWS
     576    slot 1, ...
 
-A row bears its number at both ends, and is written from its beginning to its end. A row that is being written differs
-between two reads, or has two numbers. Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share.
+A row has its number at both ends, and is written from its beginning to its end. So a row that is being written differs
+between two reads, or its two numbers differ. Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine
+share.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from clary.contract.ml_tree import OPT_ML
 from clary.contract.step_records import FOLDER
 
 SWITCH_VARIABLE = "CLARY_CALLS"  # 0: nothing is recorded
-ENDING = ".calls"  # of a file's name, RANK-PROCESS.calls
-# Folder for programs in hosts with namespaces, where files in shared memory vanish with the host.
+ENDING = ".calls"  # suffix of a file's name, RANK-PROCESS.calls
+# Folder for programs in hosts with namespaces, where files in shared memory disappear with the host.
 FOLDER_IN_NAMESPACES = str(OPT_ML.joinpath(*FOLDER))
 MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - of the host's own view
 _IN_MEMORY = re.compile(rf"{MEMORY_FOLDER}/clary-[0-9]{{1,10}}-[0-9]{{1,10}}-[0-9a-f]{{16}}\{ENDING}")
 
 NUM_SLOTS = 64  # groups of a process
-NUM_ROWS = 8  # of a group; a power of two
+NUM_ROWS = 8  # rows of a group; a power of two
 HEADER_BYTES = 64
 GROUP_BYTES = 128
-MAX_LISTED_RANKS = 10  # of a group whose ranks are not evenly spaced
+MAX_LISTED_RANKS = 10  # limit for a group whose ranks are not evenly spaced
 
 _MAGIC = b"CLARYCO1"
 _HEADER = struct.Struct("<8sqqq")
-LEFT_OUT_OFFSET = 24  # of the number of groups without a slot
+LEFT_OUT_OFFSET = 24  # offset of the number of groups without a slot
 _GROUP = struct.Struct("<q6i40s16s10i")  # generation, size, rank in it, first, stride, listed, flags, name, kind, ranks
 _NAME_BYTES, _KIND_BYTES = 40, 16
 _POINT_TO_POINT = 1  # flag
@@ -58,7 +59,7 @@ ENTERED, UNDER_WAY, WAITED_FOR, FINISHED, FAILED = range(5)
 STATES = ("entered", "under way", "waited for", "finished", "failed")
 NO_PEER = -1
 
-# By code; codes 1 to 11 are as in `clary_collective` of native/include/clary/collectives.h.
+# Indexed by code; codes 1 to 11 equal those of `clary_collective` in native/include/clary/collectives.h.
 OPERATIONS = (
     "an operation",
     "all_reduce",
@@ -79,9 +80,9 @@ OPERATIONS = (
     "all_gather_coalesced",
     "all_gather_into_tensor_coalesced",
     "reduce_scatter_tensor_coalesced",
-    "gradients",  # of one backward pass of DistributedDataParallel
+    "gradients",  # gradients of one backward pass of DistributedDataParallel
 )
-# By code; codes 1 to 10 are as in `clary_dtype` there.
+# Indexed by code; codes 1 to 10 equal those of `clary_dtype` in that header.
 DTYPES = (
     "",
     "float32",
@@ -107,11 +108,11 @@ class GroupFacts(NamedTuple):
     """A group of ranks, as one of its ranks knows it.
 
     Attributes:
-        name: under which all its ranks know it.
-        kind: of its backend: gloo, nccl, smddp; DDP for gradients.
+        name: name of the group, equal on all its ranks.
+        kind: kind of backend: gloo, nccl, smddp; DDP for gradients.
         size: number of its ranks.
         rank: of this process in the group; -1 if unknown.
-        ranks: of the job; empty if unknown.
+        ranks: the group's ranks in the job; empty if unknown.
         is_point_to_point: whether rows are sends and receives, which each rank numbers by itself.
     """
 
@@ -127,12 +128,12 @@ class CallRow(NamedTuple):
     """One operation of one rank.
 
     Attributes:
-        number: of the operation in its group, from 1.
-        started_ns, finished_ns: monotonic; finished is 0 until its end is seen.
-        num_elements: of this rank's input, or of its share if ranks have shares.
-        peer: of a send or receive; NO_PEER for none or any.
+        number: number of the operation in its group, from 1.
+        started_ns, finished_ns: monotonic times; finished_ns is 0 until the end of the operation is observed.
+        num_elements: number of elements of this rank's input, or of its share if ranks have shares.
+        peer: peer of a send or receive; NO_PEER without a peer, or for any peer.
         operation, dtype: codes.
-        state: ENTERED to FAILED; FINISHED if the end has a time and the state is not FAILED.
+        state: ENTERED to FAILED; FINISHED if finished_ns is set and the state is not FAILED.
     """
 
     number: int
@@ -156,7 +157,7 @@ class CallRecord(NamedTuple):
     """Content of one file."""
 
     rank: int
-    process: int  # the process's own pid; inside a host's namespace it is not the machine's
+    process: int  # the process's own pid; in a host's namespace it differs from the machine's pid
     num_left_out: int  # groups without a slot
     groups: tuple[RecordedGroup, ...]
 
@@ -166,19 +167,19 @@ def memory_path(rank: int, process: int, mark: str) -> str:
 
     Args:
         rank: of the process.
-        process: its id, as it numbers itself.
-        mark: 16 hexadecimal digits, which distinguish it from records of other programs.
+        process: process id as the process sees it.
+        mark: 16 hexadecimal digits, which distinguish the record from records of other programs.
     """
     return f"{MEMORY_FOLDER}/clary-{rank}-{process}-{mark}{ENDING}"
 
 
 def is_memory_path(path: str) -> bool:
-    """Whether a path is one of a record in shared memory: programs write the links."""
+    """Whether a path has the form of a record in shared memory; checked because programs write the links."""
     return _IN_MEMORY.fullmatch(path) is not None
 
 
 def pack_header(rank: int, process: int) -> bytes:
-    """Return the start of a file."""
+    """Return the bytes of a file's header."""
     return _HEADER.pack(_MAGIC, rank, process, 0).ljust(HEADER_BYTES, b"\0")
 
 
@@ -188,10 +189,11 @@ def slot_offset(index: int) -> int:
 
 
 def pack_group(facts: GroupFacts, generation: int) -> bytes:
-    """Return the beginning of a slot.
+    """Return the bytes of a slot's group description.
 
     Args:
-        generation: from 1, grows with each group of the process; of groups with one name the newest counts.
+        generation: starts at 1 and grows with each group of the process; of groups with the same name the newest
+            counts.
     """
     first, stride, listed = _compact(facts.ranks)
     return _GROUP.pack(
@@ -276,11 +278,11 @@ def _read_group(header: bytes) -> tuple[int, GroupFacts]:
     return generation, facts
 
 
-_MAX_SIZE = 1 << 16  # of a group whose ranks are expanded: a file may hold any number
+_MAX_SIZE = 1 << 16  # largest group whose ranks are expanded: a file may hold any number
 
 
 def _compact(ranks: Sequence[int]) -> tuple[int, int, tuple[int, ...]]:
-    """Return first rank and stride of evenly spaced ranks, else the ranks themselves, or () if they are too many."""
+    """Return first rank and stride of evenly spaced ranks, else the ranks themselves, or () if there are too many."""
     if not ranks:
         return -1, 0, ()
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1

@@ -1,8 +1,8 @@
-"""Deep profiles: windows of a framework's own profiler over a few steps of every rank.
+"""Deep profiles: recordings by a framework's own profiler over a few steps of every rank, called windows.
 
-Where: the service asks in the answer to a report (`ReportReceipt.profiles`); the agent writes the request where ranks
-look for it (`clary.train.profiling`), reads the ranks' files, and sends `POST profiles` (HostProfile, at each
-change) and `POST traces?number=N&rank=R&offset=B&last=0|1` (bytes of a trace, in order) below its path.
+Where: the service requests a profile in the answer to a report (`ReportReceipt.profile`); the agent writes the request
+to a file that ranks poll (`clary.train.profiling`), reads the ranks' files, and sends `POST profiles` (HostProfile, at
+each change) and `POST traces?number=N&rank=R&offset=B&last=0|1` (bytes of a trace, in order) below its path.
 
 Files of a host, in a folder of `/opt/ml/.clary/profiles` that the environment variable `FOLDER_VARIABLE` names:
 
@@ -22,15 +22,15 @@ from typing import Any
 from clary.base.string_enum import StrEnum
 
 FOLDER_VARIABLE = "CLARY_PROFILES_FOLDER"
-OUT_FOLDER = "out"  # below that folder
-MAX_STEPS = 100  # of a window
-MAX_TIMED_STEPS = 1_000  # of a window by time, so that its report stays short
+OUT_FOLDER = "out"  # below the folder that FOLDER_VARIABLE names
+MAX_STEPS = 100  # of one window
+MAX_TIMED_STEPS = 1_000  # steps of a window by time, so that its report stays short
 MAX_WINDOW_S = 60.0  # longest window, even if its steps take longer
-MAX_WAIT_S = 120.0  # for the first profiled step of a request that does not wait for its step or time
-TIMED_WINDOW_S = 2.0  # of a program whose steps cannot be seen
-MAX_TRACE_BYTES = 256 * 1024 * 1024  # of a trace as it is sent
-PIECE_BYTES = 2 * 1024 * 1024  # of one request that brings a part of a trace
-DEFAULT_START_STEP = 5  # DetailedProfilingConfig of SDK v2 without arguments
+MAX_WAIT_S = 120.0  # longest wait for the first profiled step of a request without start_step and start_at
+TIMED_WINDOW_S = 2.0  # length of the window of a program whose steps cannot be observed
+MAX_TRACE_BYTES = 256 * 1024 * 1024  # size of a trace as it is sent
+PIECE_BYTES = 2 * 1024 * 1024  # size of one request with a part of a trace
+DEFAULT_START_STEP = 5  # default of DetailedProfilingConfig in SDK v2
 MAX_SHOWN = 80  # characters of a user's text that are quoted in a message
 _DETAILED = "DetailedProfilingConfig"  # key of ProfilerConfig.ProfilingParameters; its value is a text
 _STEPS = frozenset(("StartStep", "NumSteps"))
@@ -40,12 +40,12 @@ _TIMED = frozenset(("StartTimeInSecSinceEpoch", "Duration"))
 class RankState(StrEnum):
     """State of a rank's window."""
 
-    WAITING = "waiting"  # has seen the request, waits for its step or time
+    WAITING = "waiting"  # the rank has read the request and waits for its step or time
     RECORDING = "recording"
-    WRITING = "writing"  # the program has continued, its trace is being written
+    WRITING = "writing"  # the program has continued, and its trace is being written
     DONE = "done"  # terminal: the trace is whole
     REFUSED = "refused"  # terminal: the program uses the profiler itself
-    FAILED = "failed"  # terminal: `words` says why
+    FAILED = "failed"  # terminal: `words` holds the reason
     LOST = "lost"  # terminal: the rank has ended, or never answered
 
     @property
@@ -59,12 +59,12 @@ class ProfileRequest:
     """One window, requested from every host of an attempt; `number` grows.
 
     Attributes:
-        start_step: number of finished steps at which it begins; None for the next one.
-        start_at: Unix time before which it does not begin, so that ranks begin together; 0 for at once.
-        give_up_at: Unix time until which it must have begun; 0 for never.
-        duration_s: for a program whose steps cannot be seen, or without a requested number of steps.
-        ranks: to profile; empty for all.
-        is_cancelled: end it now; the recorded part is kept.
+        start_step: number of finished steps at which the window begins; None for the next step.
+        start_at: Unix time before which the window does not begin, so that ranks begin together; 0 for at once.
+        give_up_at: Unix time until which the window must have begun; 0 for no limit.
+        duration_s: length of a window without a requested number of steps, or if steps cannot be observed.
+        ranks: ranks to profile; empty for all ranks.
+        is_cancelled: whether to end the window now; the recorded part is kept.
     """
 
     number: int
@@ -82,13 +82,13 @@ class RankProfile:
     """Report of one rank about its window.
 
     Attributes:
-        step: steps that were finished when it last wrote.
-        first_step: steps that were finished when the window began.
+        step: number of finished steps at the last report.
+        first_step: number of finished steps when the window began.
         bounds_ns: Unix times at which the window began and each of its steps ended.
         wall_ns: Unix time and `monotonic_ns` of the machine's clock, read together when the window ended.
-        boot_id: of the machine's kernel: ranks with the same one share a clock.
-        by_time: whether the window was cut by time, because no step was seen.
-        has_gpu: whether a GPU was recorded too.
+        boot_id: boot id of the machine's kernel: ranks with the same boot id share a clock.
+        by_time: whether the window ended by time, because no step was observed.
+        has_gpu: whether a GPU was recorded, too.
     """
 
     rank: int
@@ -114,7 +114,7 @@ class HostProfile:
 
     number: int
     host: str
-    is_final: bool  # the host's last report
+    is_final: bool  # whether this is the host's last report
     ranks: tuple[RankProfile, ...]
     error: str = ""  # why there is no profile
 
@@ -130,9 +130,9 @@ class Window:
 
 
 def window_of(profiler_config: Mapping[str, Any] | None) -> Window | None:
-    """Return the window that ProfilingParameters ask for, or None if they name no window or cannot be read.
+    """Return the window that ProfilingParameters request, or None if they request no window or cannot be parsed.
 
-    Of the SDK's FrameworkProfile only DetailedProfilingConfig is a window of the framework's profiler.
+    In the SDK's FrameworkProfile, only DetailedProfilingConfig requests a window of the framework's profiler.
     Source: SDK v2 `sagemaker.debugger.metrics_config` (StepRange, TimeRange).
     """
     text = _asked_text(profiler_config)
@@ -145,7 +145,7 @@ def window_of(profiler_config: Mapping[str, Any] | None) -> Window | None:
         if _TIMED & asked.keys():
             seconds = float(asked.get("Duration") or TIMED_WINDOW_S)
             start_at = float(asked.get("StartTimeInSecSinceEpoch") or 0)
-            if not (math.isfinite(start_at) and seconds > 0):  # NaN too: JSON's reader takes it
+            if not (math.isfinite(start_at) and seconds > 0):  # NaN, too, which the JSON parser accepts
                 return None
             return Window(start_step=None, num_steps=0, start_at=start_at, duration_s=min(seconds, MAX_WINDOW_S))
         start_step = asked.get("StartStep")
@@ -156,7 +156,7 @@ def window_of(profiler_config: Mapping[str, Any] | None) -> Window | None:
 
 
 def window_problems(profiler_config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return sentences on a DetailedProfilingConfig that is changed or ignored."""
+    """Return sentences on the parts of a DetailedProfilingConfig that are changed or ignored."""
     text = _asked_text(profiler_config)
     if text is None:
         return ()
@@ -192,6 +192,6 @@ def _asked_text(profiler_config: Mapping[str, Any] | None) -> str | None:
 
 def _read(text: str) -> dict[str, Any] | None:
     """Return the members of a DetailedProfilingConfig; None if it is JSON of another kind. Raises: ValueError."""
-    # The SDK writes commas before closing brackets, for a reader that is not JSON's.
+    # The SDK writes commas before closing brackets, which JSON does not allow.
     asked = json.loads(text.replace(",}", "}").replace(", }", "}"))
     return asked if isinstance(asked, dict) else None

@@ -1,8 +1,8 @@
 """Messages by which a host on another machine joins a job: its boot's requests, and the service's answers.
 
-Where: `agent.boot` sends an Enrolment as JSON to POST `/clary/v1/allocations/TAG/INDEX` and asks again on 202; the boot
-needs the standard library alone and has no part of this package, so it builds the same JSON by hand (`test_boot`
-compares them). A *tag* is the pool that the host belongs to.
+Where: `agent.boot` sends an Enrolment as JSON to POST `/clary/v1/allocations/TAG/INDEX` and repeats the request on 202;
+the boot uses only the standard library and cannot import this package, so it builds the same JSON by hand (`test_boot`
+compares both). A *tag* is the pool that the host belongs to.
 
     200 Admission   the boot becomes the agent of that host
     202 Standby     other hosts have not joined yet: the boot asks again, and is answered within `wait_s`
@@ -32,8 +32,8 @@ class Address:
 class Gpu:
     """One GPU that the host may use."""
 
-    index: int  # number on its node
-    uuid: str = ""  # empty if no driver names it
+    index: int  # index of the GPU on its node
+    uuid: str = ""  # UUID; empty if no driver reports it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +47,20 @@ class NodeReport:
     memory_bytes: int
     gpus: tuple[Gpu, ...] = ()
     isolation: str = "processes"  # value of launch_plan.Isolation
-    isolation_why: str = ""  # in words, if isolation is less than namespaces
+    isolation_why: str = ""  # sentences on missing isolation, if isolation is less than namespaces
     python_version: str = ""
     scratch: str = ""  # folder of this host on its node
-    free_port: int = 0  # for the master of a job without a network of its own
+    free_port: int = 0  # free ports for the master of a job without a network of its own
 
 
 @dataclass(frozen=True, kw_only=True)
 class Enrolment:
     """One request of a boot."""
 
-    claim: str  # made by the boot, 32 hex digits: the same boot asks again with the same claim
+    claim: str  # made by the boot, 32 hex digits: the same boot repeats requests with the same claim
     proof: str = field(repr=False)  # munge credential over "TAG INDEX", or a token
     report: NodeReport
-    wait_s: float = 0.0  # how long the answer may wait for other hosts
+    wait_s: float = 0.0  # longest time that the answer may wait for other hosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Standby:
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """Answer to a boot whose gang is complete."""
+    """Answer to a boot once all hosts of its allocation have joined."""
 
     bundle: str
     pool: str

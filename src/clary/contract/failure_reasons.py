@@ -1,6 +1,6 @@
-"""The only table from fault to FailureReason, which clients and their users see.
+"""The only table from fault to FailureReason, which clients show to users.
 
-Where: `control.jobs.transitions` formats the reason of a failed job; nothing else writes one.
+Where: `control.jobs.transitions` formats the reason of a failed job; no other module writes a FailureReason.
 Source: FailureReason of DescribeTrainingJob; prefixes as the service prints them (`AlgorithmError`, `ClientError`,
 `CapacityError`, `InternalServerError`).
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from clary.base.errors import Fault
 
-# Beginnings of agents' messages on proven causes, which count more than the program's own words.
+# Beginnings of agents' messages on proven causes, which have precedence over the program's own messages.
 OUT_OF_MEMORY = "OutOfMemory"
 FULL_DISK = "No space left on device"
 
@@ -29,8 +29,8 @@ def failure_reason(fault: Fault, message: str, *, exit_code: int | None = None) 
 
     Args:
         fault: cause of the failure; chooses the prefix.
-        message: the cause in words; a long one loses its end, the exit code stays.
-        exit_code: of the program, for algorithm errors.
+        message: the cause in words; the end of a long message is cut off, the exit code stays.
+        exit_code: exit code of the program, for algorithm errors.
     """
     prefix = f"{PREFIXES[fault]}: "
     suffix = f", exit code: {exit_code}" if exit_code is not None else ""

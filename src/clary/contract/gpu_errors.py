@@ -1,6 +1,6 @@
 """Meanings of Xids, the numbers by which NVIDIA's driver reports errors of GPUs. Pure.
 
-Where: the agent records them on a host whose program has ended, and the service checks whether an Xid explains a
+Where: the agent records Xids on a host whose program has ended, and the service checks whether an Xid explains a
 failure.
 Source: NVIDIA, "Xid Errors" and its catalogue; only numbers with the same meaning on all GPUs.
 """
@@ -31,11 +31,11 @@ _OTHERS = {
 
 
 def is_of_hardware(xid: int) -> bool:
-    """Whether an Xid reports an error of the GPU itself and not of its program."""
+    """Whether an Xid reports an error of the GPU itself and not of the program."""
     return xid in _OF_HARDWARE
 
 
 def xid_in_words(xid: int) -> str:
-    """Return `Xid 79, the GPU has fallen off the bus`; only `Xid N` if the number is not in the tables here."""
+    """Return `Xid 79, the GPU has fallen off the bus`; only `Xid N` if the number is not in this module's tables."""
     meaning = _OF_HARDWARE.get(xid) or _OTHERS.get(xid)
     return f"Xid {xid}, {meaning}" if meaning else f"Xid {xid}"

@@ -1,6 +1,6 @@
 """Findings of health checks and their consequences: agents report findings, the service weighs them.
 
-Where: `HostFacts.health` carries the findings of one host; `control.jobs.health` says which host or link is sick.
+Where: `HostFacts.health` carries the findings of one host; `control.jobs.health` decides which host or link is sick.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from clary.base.string_enum import StrEnum
 
-# largest accepted difference of clocks; times of lines and checkpoints of several hosts are compared
+# Largest accepted difference of clocks; the times of log lines and checkpoints are compared across hosts.
 WARN_CLOCK_S = 2.0
 
 
 def seconds_in_words(seconds: float) -> str:
-    """Return the difference of a clock in words: milliseconds if small, else whole seconds."""
+    """Return a clock difference as text: with three decimals if it is small, else in whole seconds."""
     return f"{seconds:.3f} s" if seconds < WARN_CLOCK_S else f"{seconds:.0f} s"
 
 
@@ -22,34 +22,34 @@ class FindingState(StrEnum):
     """Result of one check of a host or link."""
 
     OK = "ok"
-    WARN = "warn"  # worth a look; it has no consequence
-    BAD = "bad"  # the job will fail or crawl
-    SKIPPED = "skipped"  # not checked; the words say why
-    PENDING = "pending"  # still being checked, beside the program
+    WARN = "warn"  # should be checked by a person; it has no consequence
+    BAD = "bad"  # the job will fail or run very slowly
+    SKIPPED = "skipped"  # not checked; `words` holds the reason
+    PENDING = "pending"  # still being checked, while the program runs
 
 
 class HealthAction(StrEnum):
     """Consequence of a sick host or link before the program starts."""
 
-    WARN = "warn"  # it is reported
-    REPLACE = "replace"  # the attempt ends, and the job is tried again
+    WARN = "warn"  # report it
+    REPLACE = "replace"  # end the attempt and start another attempt
 
 
 class Check(StrEnum):
-    """Subject of a check: first a host by itself, then its links, with one finding for each peer."""
+    """Subject of a check: DISK to COLLECTIVE of a host by itself, the others of the link to one peer."""
 
     DISK = "disk"
     MEMORY = "memory"
     CLOCK = "clock"
     GPU = "gpu"
     NAMES = "names"  # every host's name resolves to its address
-    PORT = "port"  # the port where ranks meet is free
-    INTERFACE = "interface"  # the interface that reaches all peers
-    COLLECTIVE = "collective"  # a sum over all hosts
-    LINK = "link"  # the whole link, if it is ok or was not measured
+    PORT = "port"  # the port at which ranks meet is free
+    INTERFACE = "interface"  # an interface reaches all peers
+    COLLECTIVE = "collective"  # a sum over all hosts is correct
+    LINK = "link"  # the link as a whole, if it is ok or was not measured
     ROUTE = "route"  # packets leave by the expected interface
     REACH = "reach"
-    DROP = "drop"  # a port whose packets vanish while others pass
+    DROP = "drop"  # packets of one port are dropped while packets of other ports pass
     MTU = "mtu"
     LOSS = "loss"
     DELAY = "delay"
@@ -66,5 +66,5 @@ class HealthFinding:
     peer: str | None = None  # target of packets; None for a check of the host by itself
     words: str = ""  # the result, with the expected result if they differ
     cause: str = ""  # the most likely cause; empty if the result is ok
-    rate_mbit_s: float | None = None  # of a link, from host to peer, if measured
-    clock_offset_s: float | None = None  # of a clock: its lead over the service's clock, if measured
+    rate_mbit_s: float | None = None  # rate of a link from host to peer, if measured
+    clock_offset_s: float | None = None  # seconds that the host's clock is ahead of the service's, if measured
