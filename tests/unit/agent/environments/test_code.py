@@ -130,7 +130,7 @@ def test_source_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
     ["code", "{machine}", "file://{machine}", "/", "/opt", "/opt/ml/../../{machine}", "file:///etc", "FILE:///etc",
      "file://localhost/opt/ml/code", "//opt/ml/code/../../../etc", "/proc/self/cwd", "/opt/mlx"],
 )  # fmt: skip
-def test_nothing_of_the_machine_becomes_the_code_of_a_job(tmp_path: Path, source: str) -> None:
+def test_files_of_the_machine_never_become_the_code_of_a_job(tmp_path: Path, source: str) -> None:
     machine = tmp_path / "machine"
     machine.mkdir()
     (machine / "root.json").write_text("keys")

@@ -1,4 +1,4 @@
-"""Variables of jobs with compiler_config or sagemaker_amp, and the name under which compiled code is kept."""
+"""Variables of jobs with compiler_config or sagemaker_amp, and the cache key of compiled code."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +30,12 @@ def name_of(plan: LaunchPlan, *, code: str = "a", environment: Path = ENVIRONMEN
     return compiled_name(plan, code_digest=code, environment=environment)
 
 
-def test_a_job_without_a_wish_gets_nothing() -> None:
+def test_a_job_without_compiler_options_gets_no_variables() -> None:
     plan = plan_of(hyperparameters={"amp": "true", "sagemaker_training_compiler_enabled": "false"})
     assert compilation_variables(plan, plan.hosts[0], INSIDE) == {}
 
 
-def test_a_job_with_compiler_config_gets_a_folder_for_what_is_compiled() -> None:
+def test_a_job_with_compiler_config_gets_a_folder_for_compiled_code() -> None:
     found = variables_of(COMPILER)
     assert found["CLARY_COMPILE"] == "1"
     assert found["TORCHINDUCTOR_CACHE_DIR"] == "/opt/ml/.clary/compiled"
@@ -51,14 +51,14 @@ def test_the_users_own_variables_win() -> None:
     assert (found["CLARY_COMPILE"], found["TORCHINDUCTOR_CACHE_DIR"]) == ("0", "/mine")
 
 
-def test_mixed_precision_is_a_key_of_the_platform_that_is_known() -> None:
+def test_sagemaker_amp_is_a_known_hyperparameter_of_the_platform() -> None:
     assert variables_of({"sagemaker_amp": "true"})["CLARY_AMP"] == "1"
     assert "CLARY_AMP" not in variables_of({"amp": "true"})
     assert key_warnings({"sagemaker_amp": "true"}, has_command=False) == ()
     assert "did you mean 'sagemaker_amp'" in key_warnings({"sagemaker_amb": "true"}, has_command=False)[0]
 
 
-def test_numbers_and_what_differs_by_itself_make_no_other_program() -> None:
+def test_numeric_hyperparameters_job_name_and_attempt_do_not_change_the_key() -> None:
     plan = plan_of()
     other = {
         **COMPILER,
@@ -87,11 +87,11 @@ def test_numbers_and_what_differs_by_itself_make_no_other_program() -> None:
     ],
     ids=str,
 )
-def test_whatever_code_may_come_from_makes_another_program(change: dict[str, object]) -> None:
+def test_every_possible_source_of_code_changes_the_key(change: dict[str, object]) -> None:
     plan = replace(plan_of(), isolation=Isolation.PROCESSES)
     assert name_of(plan) != name_of(replace(plan, **change))  # type: ignore[arg-type]
 
 
-def test_other_code_and_another_environment_make_another_program() -> None:
+def test_other_code_and_another_environment_change_the_key() -> None:
     plan = plan_of()
     assert len({name_of(plan), name_of(plan, code="b"), name_of(plan, environment=Path("/envs/other"))}) == 3

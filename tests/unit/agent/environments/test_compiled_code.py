@@ -1,4 +1,4 @@
-"""Compiled code between jobs: only of the same program, only regular files, never more than fits."""
+"""Compiled code kept between jobs: only of the same program, only regular files, never beyond the limit."""
 
 import fcntl
 import os
@@ -24,7 +24,7 @@ def plan_in(cache: Path, hyperparameters: dict[str, str] | None = None) -> Launc
 
 
 class Job:
-    """A host's tree with a program of this text, with kept code brought into it."""
+    """The tree of a host with a program of this text, into which kept code is copied."""
 
     def __init__(self, place: Path, plan: LaunchPlan, text: str = "x = 1", *, timeout_s: float = 5.0) -> None:
         self.tree = MlTree(place / "ml")
@@ -67,7 +67,7 @@ def test_a_job_of_the_same_program_finds_what_an_earlier_one_has_compiled(tmp_pa
     assert cache.joinpath(CACHE_FOLDER).stat().st_mode & 0o077 == 0
 
 
-def test_what_is_kept_is_a_copy_that_no_job_can_change(tmp_path: Path, cache: Path) -> None:
+def test_kept_code_is_a_copy_that_no_job_can_change(tmp_path: Path, cache: Path) -> None:
     first = Job(tmp_path / "1", plan_in(cache))
     first.write("ab/kernel.so", "good")
     first.compiled.keep()
@@ -80,7 +80,7 @@ def test_what_is_kept_is_a_copy_that_no_job_can_change(tmp_path: Path, cache: Pa
     assert third.files() == {"ab/kernel.so", "cd/more.so"}
 
 
-def test_links_pipes_and_deep_folders_stay_behind(tmp_path: Path, cache: Path) -> None:
+def test_links_pipes_and_deep_folders_are_not_kept(tmp_path: Path, cache: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of the machine")
     job = Job(tmp_path / "1", plan_in(cache))
@@ -102,7 +102,9 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path, cache: Pa
     assert [path.name for path in cache.joinpath(CACHE_FOLDER).iterdir()] == [".lock"]
 
 
-def test_too_much_is_not_kept_and_old_names_go(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_beyond_the_size_limit_is_not_kept_and_old_entries_are_evicted(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled_code, "MAX_BYTES", 10)
     monkeypatch.setattr(compiled_code, "MAX_NAMES", 2)
     job = Job(tmp_path / "0", plan_in(cache))
@@ -127,7 +129,7 @@ def test_a_job_without_a_compiler_and_a_service_without_a_cache_keep_nothing(tmp
     assert not cache.exists()
 
 
-def test_a_cache_that_is_held_or_cannot_be_written_is_said_and_the_job_goes_on(tmp_path: Path, cache: Path) -> None:
+def test_a_locked_or_read_only_cache_is_reported_and_does_not_fail_the_job(tmp_path: Path, cache: Path) -> None:
     job = Job(tmp_path / "1", plan_in(cache))
     job.write("x")
     with open(cache / CACHE_FOLDER / ".lock") as lock:
@@ -190,12 +192,12 @@ def test_code_from_a_cache_that_others_can_write_is_not_run(tmp_path: Path, cach
 
 
 def digest_of(job: Job) -> str:
-    """Return the digest of a job's source, by which a stranger knows the name of its code."""
+    """Return the digest of a job's source, from which another user can compute the name of its kept code."""
     return compiled_code.source_digest(job.tree.code, check=lambda: None)
 
 
 def as_stranger(work) -> int:
-    """Return the exit code of a process of another user: 0 where it was let do `work`."""
+    """Run `work` in a process of another user; return its exit code, 0 if `work` raised nothing."""
     child = os.fork()
     if child == 0:
         try:
@@ -213,7 +215,7 @@ def as_stranger(work) -> int:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_of_the_machine_neither_reads_nor_writes_kept_code() -> None:
     with tempfile.TemporaryDirectory(prefix="clary-compiled-") as home:
-        os.chmod(home, 0o755)  # as open as a home may be
+        os.chmod(home, 0o755)  # the most permissive mode that a home may have
         cache = Path(home, "cache")
         job = Job(Path(home, "1"), plan_in(cache))
         job.write("ab/kernel.so")

@@ -1,4 +1,4 @@
-"""Folders and files of `/opt/ml`, as real containers have them."""
+"""Folders and files of `/opt/ml`, compared with those of real containers."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from clary.contract.launch_plan import Channel, InputMode, Isolation
 from clary.contract.ml_tree import OPT_ML, MlTree
 from clary.testing.launch_plans import make_hosts, make_plan
 
-# As a real container had it in 2025.
+# Copied from a real container in 2025.
 REAL_RESOURCE_CONFIG = (
     '{"current_group_name": "homogeneousCluster", "current_host": "algo-1", "current_instance_type": "ml.c5.xlarge", '
     '"hosts": ["algo-1"], "instance_groups": [{"hosts": ["algo-1"], "instance_group_name": "homogeneousCluster", '

@@ -1,4 +1,4 @@
-"""Places where libraries report on a training, unless the user has chosen others."""
+"""Paths and modes of libraries that report on a training, unless the user has set others."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_trackers_write_into_the_folder_that_becomes_the_output():
 
 
 @pytest.mark.parametrize("name", ["WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"])
-def test_a_user_who_wants_to_be_heard_by_a_server_is_not_put_offline(name):
+def test_a_tracker_with_a_users_server_is_not_set_offline(name):
     variables = variables_of(make_plan(user_environment={name: "mine", "MLFLOW_TRACKING_URI": "https://mine"}))
     assert variables.get("WANDB_MODE", "") in ("", "mine")
     assert variables["MLFLOW_TRACKING_URI"] == "https://mine"
 
 
-def test_a_program_finds_where_to_report_its_progress_and_what_opens_it(tmp_path):
+def test_a_program_gets_the_url_for_progress_and_the_path_of_its_token(tmp_path):
     plan = make_plan(network_isolation=False)
     variables = variables_of(plan)
     path = f"/clary/v1/status/{plan.job_name}/1/{plan.hosts[0].name}"
@@ -46,7 +46,7 @@ def test_a_program_finds_where_to_report_its_progress_and_what_opens_it(tmp_path
     assert plan.agent_token not in token
 
 
-def test_a_host_that_reaches_no_service_is_not_told_to_report():
+def test_a_host_that_cannot_reach_the_service_gets_no_url_for_progress():
     variables = variables_of(replace(make_plan(), network_isolation=True))
     assert not [name for name in variables if name.startswith("KUBEFLOW")]
     assert variables["WANDB_MODE"] == "offline"

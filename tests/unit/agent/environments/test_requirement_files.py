@@ -1,4 +1,4 @@
-"""Requirement files of strangers: the lines that are read, their limits, and the inputs of an installation."""
+"""Untrusted requirement files: the lines that are read, their limits, and the inputs of an installation."""
 
 import os
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_files_that_are_not_the_jobs_own_are_refused_by_name(tmp_path: Path, inc
     assert "secret" not in info.value.message
 
 
-def test_includes_are_read_once_and_from_where_they_stand(tmp_path: Path) -> None:
+def test_includes_are_read_once_relative_to_the_including_file(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "one.txt").write_text("a\n-c common.txt\n")
     (tmp_path / "sub" / "common.txt").write_text("common\n")
@@ -122,14 +122,14 @@ def test_includes_are_read_once_and_from_where_they_stand(tmp_path: Path) -> Non
         ("git+file:///opt/ml/code/project", False, False, True),
     ],
 )
-def test_each_line_says_what_its_installation_depends_on(
+def test_each_line_is_classified_by_the_inputs_of_its_installation(
     tmp_path: Path, line: str, is_plain: bool, has_options: bool, needs_source: bool
 ) -> None:
     asked = read(tmp_path, line)
     assert (bool(asked.plain), asked.has_options, asked.needs_source) == (is_plain, has_options, needs_source)
 
 
-@pytest.mark.timeout(20)  # for ever, with a pattern that matches the same blanks in several ways
+@pytest.mark.timeout(20)  # takes forever with a pattern that matches the same blanks in several ways
 @pytest.mark.parametrize("line", ["a" + " " * 5000 + "!", "a [ b" + " \t" * 5000, "a >= 1 ," + " " * 5000 + "x y"])
 def test_a_line_of_blanks_is_read_at_once(tmp_path: Path, line: str) -> None:
     assert read(tmp_path, line).needs_source
@@ -140,7 +140,7 @@ def test_blanks_within_a_line_change_nothing(tmp_path: Path) -> None:
     assert read(tmp_path, spaced).plain == (spaced,)
 
 
-def test_environments_are_shared_by_those_who_would_install_the_same(tmp_path: Path) -> None:
+def test_the_key_of_an_environment_covers_all_inputs_of_its_installation(tmp_path: Path) -> None:
     keys = set()
     for text in ("numpy\n", "numpy\n#\n"):
         asked = read(tmp_path, text)

@@ -1,6 +1,7 @@
 """Environments with requirements: cloned, kept, and the original never touched. Real uv, local wheels, no network.
 
-Plain processes here; what strangers may do in hosts with namespaces is in `tests/cluster/test_host_installation.py`.
+These tests use plain processes; untrusted installations in hosts with namespaces are tested in
+`tests/cluster/test_host_installation.py`.
 """
 
 import base64
@@ -131,7 +132,7 @@ def test_original_stays_untouched_while_its_packages_count_as_installed(
     assert fingerprint(original) == before
     assert prepared.notes == ("installed beta==1.0",)
     assert evaluate(prepared, "__import__('alpha').V") == "1"
-    # beta brings a file that alpha has too: it must replace the link and not be written through it.
+    # beta has a file that alpha has, too: it must replace the link and not be written through the link.
     assert evaluate(prepared, "__import__('shared.x').x.NEW") == "1"
     shared = Path(original.python).parent.parent.glob("lib/python3*/site-packages/alpha/__init__.py")
     assert next(shared).stat().st_nlink > 1, "files of the original are expected to be shared, not copied"
@@ -147,7 +148,7 @@ def test_upgrade_of_a_package_changes_the_copy_only(original: Environment, tmp_p
 
 def test_programs_of_the_copy_name_the_copys_interpreter(original: Environment, tmp_path: Path, wheels: Path) -> None:
     prepared = prepare(original, tmp_path, "beta\n", wheels)
-    for program in ("tool", "beta"):  # one of the original, one just installed
+    for program in ("tool", "beta"):  # one command of the original environment, one of a package just installed
         done = subprocess.run([prepared.folder / "bin" / program], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == prepared.python
     assert str(prepared.folder) not in (Path(original.python).parent / "tool").read_text()
@@ -211,7 +212,7 @@ def test_requirement_that_does_not_exist_is_the_users_error_and_leaves_nothing(
     assert [path.suffix for path in (tmp_path / "cache" / "environments").iterdir()] == [".lock"]
 
 
-def test_rest_of_a_broken_installation_is_built_anew(original: Environment, tmp_path: Path, wheels: Path) -> None:
+def test_the_remains_of_a_failed_installation_are_replaced(original: Environment, tmp_path: Path, wheels: Path) -> None:
     first = prepare(original, tmp_path, "beta\n", wheels)
     first.folder.with_suffix(".complete").unlink()
     (first.folder / "bin" / "beta").write_text("half a file")
@@ -220,7 +221,7 @@ def test_rest_of_a_broken_installation_is_built_anew(original: Environment, tmp_
     assert subprocess.run([second.folder / "bin" / "beta"], capture_output=True, check=True).stdout
 
 
-def test_rest_to_which_a_host_that_ends_still_writes_is_removed(
+def test_remains_to_which_an_ending_host_still_writes_are_removed(
     original: Environment, tmp_path: Path, wheels: Path
 ) -> None:
     rest = prepare(original, tmp_path, "beta\n", wheels).folder
@@ -231,7 +232,7 @@ def test_rest_to_which_a_host_that_ends_still_writes_is_removed(
 
     def write() -> None:
         for number in range(5_000):
-            with contextlib.suppress(FileNotFoundError):  # of a folder that is removed meanwhile, or its parent
+            with contextlib.suppress(FileNotFoundError):  # the folder or its parent was removed meanwhile
                 under.mkdir(parents=True, exist_ok=True)
                 (under / str(number)).touch()
             writing.set()
@@ -251,7 +252,7 @@ def test_builders_at_the_same_time_install_once(original: Environment, tmp_path:
     assert sorted(prepared.was_cached for prepared in done) == [False, True, True, True]
 
 
-def test_stop_breaks_an_installation_off(original: Environment, tmp_path: Path, wheels: Path) -> None:
+def test_a_stop_aborts_an_installation(original: Environment, tmp_path: Path, wheels: Path) -> None:
     (tmp_path / "code").mkdir()
     setup = "import time\ntime.sleep(60)\n"
     (tmp_path / "code" / "slow").mkdir()
@@ -296,7 +297,7 @@ def test_pip_configuration_becomes_uvs(tmp_path: Path) -> None:
     assert uv_index_variables({"HOME": str(tmp_path), "UV_INDEX_URL": "https://uv"}, str(tmp_path)) == {}
 
 
-def test_folders_of_packages_are_known_with_what_their_pages_point_to(tmp_path: Path) -> None:
+def test_local_package_folders_include_the_parent_of_a_simple_index(tmp_path: Path) -> None:
     for name in ("links", "mirror/simple"):
         (tmp_path / name).mkdir(parents=True)
     variables = {

@@ -1,4 +1,4 @@
-"""The notice of a stop: whole, replaced by a later one, and never written outside of the host's tree."""
+"""The notice of a stop: written atomically, replaced by a later one, and never written outside the host's tree."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def tree(tmp_path: Path) -> MlTree:
     return made
 
 
-def test_the_notice_says_why_and_until_when(tree: MlTree) -> None:
+def test_the_notice_holds_the_reason_and_the_deadline(tree: MlTree) -> None:
     write_stop_notice(tree, reason="StopTrainingJob", grace_s=120.0, clock=FakeClock(NOW))
     path = stop_notice_path(tree)
     assert json.loads(path.read_text()) == {

@@ -1,4 +1,4 @@
-"""The folder that gives jobs Clary's train side: its content, and that everything of the user's own wins."""
+"""The folder with Clary's train side for jobs: its content, and the precedence of the user's own packages."""
 
 import json
 import os
@@ -113,7 +113,7 @@ def test_smdistributed_of_aws_wins_wherever_it_is_installed(library: Path, tmp_p
     assert run(code, path=[library], site=site) == "FakeAws by FakeAws True"
 
 
-def test_parts_of_smdistributed_that_others_bring_stand_beside_ours(library: Path, tmp_path: Path) -> None:
+def test_other_parts_of_smdistributed_can_be_imported_beside_ours(library: Path, tmp_path: Path) -> None:
     site = write_package(tmp_path / "site", {"smdistributed/modelparallel/__init__.py": "__version__ = 'FakeSmp'"})
     code = (
         "import smdistributed.modelparallel as m, smdistributed.dataparallel as d; print(m.__version__, d.__version__)"
@@ -139,7 +139,7 @@ AUTOLOAD = (
 
 @pytest.fixture
 def fake_library(tmp_path: Path) -> Path:
-    """The folder over a Fake clary with the true names beside it."""
+    """Return the library folder made from a fake clary package and the real foreign names."""
     package = write_package(tmp_path / "fake" / "clary", FAKE_CLARY)
     shutil.copytree(PACKAGE_FOLDER / "compat", package / "compat")
     tree = MlTree(tmp_path / "fake-ml")

@@ -1,4 +1,4 @@
-"""SM_* against the values of AWS's own launchers, and the service's own variables."""
+"""SM_* variables compared with the values of AWS's own launchers, and the service's own variables."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_variables_that_only_sdk_v3_sets_have_its_values(name: str) -> None:
     assert {key: ours[key] for key in only_v3} == {key: expected[key] for key in only_v3}
 
 
-def test_goldens_are_there() -> None:
+def test_golden_files_exist() -> None:
     assert len(TOOLKIT_GOLDENS) >= 16
     assert len(V3_GOLDENS) >= 4
 
@@ -90,7 +90,7 @@ def test_user_environment_wins_except_for_reserved_names() -> None:
     assert variables["AWS_ENDPOINT_URL"] == "http://10.0.0.254:4570"
 
 
-def test_programs_know_where_the_notice_of_a_stop_will_lie_and_how_long_they_have(tmp_path: Path) -> None:
+def test_programs_get_the_path_of_the_stop_notice_and_the_grace_period(tmp_path: Path) -> None:
     plan = make_plan(stop_grace_s=90.0, user_environment={"CLARY_STOP_NOTICE": "/mine", "CLARY_STOP_GRACE_S": "5"})
     variables = service(plan)
     assert variables["CLARY_STOP_NOTICE"] == "/opt/ml/.clary/stop-notice.json"
@@ -99,7 +99,7 @@ def test_programs_know_where_the_notice_of_a_stop_will_lie_and_how_long_they_hav
     assert variables["CLARY_STOP_NOTICE"] == str(tmp_path / ".clary" / "stop-notice.json")
 
 
-def test_hooks_count_on_in_jobs_with_checkpoints_unless_the_user_says_no() -> None:
+def test_step_hooks_are_on_in_jobs_with_checkpoints_unless_the_user_disables_them() -> None:
     variable, uri = "CLARY_STEP_COUNTS_FOLDER", "s3://b/checkpoints"
     assert variable not in service(make_plan())
     assert service(make_plan(checkpoint_s3_uri=uri))[variable] == "/opt/ml/.clary/step-counts"
@@ -121,7 +121,7 @@ def test_secrets_of_the_machine_do_not_reach_the_program() -> None:
     assert "token-of-the-attempt" not in variables.values()
 
 
-def test_ranks_of_an_attempt_and_nobody_else_share_the_secret_of_its_collectives() -> None:
+def test_only_ranks_of_one_attempt_share_its_collective_secret() -> None:
     hosts = make_hosts(2)
     plan = make_plan(hosts=hosts, user_environment={"CLARY_COLLECTIVE_SECRET": "chosen"})
     first, second = (
@@ -190,7 +190,7 @@ def test_gpus_of_the_host_are_the_only_ones_visible() -> None:
 
 
 @pytest.mark.parametrize("text", ["true", "True", '"true"', "1"])
-def test_a_job_that_is_to_rehearse_on_the_cpu_says_so_to_its_programs_and_not_on_their_command_line(text: str) -> None:
+def test_a_cpu_rehearsal_is_passed_to_programs_as_a_variable_only(text: str) -> None:
     plan = make_plan(hyperparameters={"sagemaker_clary_cuda_on_cpu": text, "epochs": "3"})
     assert service(plan)["CLARY_CUDA_ON_CPU"] == "1"
     assert cli_arguments(plan.hyperparameters) == ("--epochs", "3")

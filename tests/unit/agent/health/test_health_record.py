@@ -1,4 +1,4 @@
-"""Findings join the record of a host in any order, and no known finding stays pending."""
+"""Findings are merged into a host's record in any order, and no known finding becomes pending again."""
 
 from itertools import permutations
 
@@ -20,21 +20,21 @@ CLOCK = (finding(Check.CLOCK, OK),)
 
 
 @pytest.mark.parametrize("parts", permutations([EARLY, MEASURED, CLOCK]))
-def test_whichever_comes_first_the_same_is_known_in_the_end(parts):
+def test_the_order_of_findings_does_not_change_the_merged_record(parts):
     record = {}
     for found in parts:
         record = merged(record, found)
     assert set(record.values()) == {*MEASURED, *CLOCK}
 
 
-def test_a_port_that_says_nothing_stands_beside_the_link_that_is_still_being_measured():
+def test_a_dropped_port_is_recorded_while_the_link_is_still_pending():
     drop = finding(Check.DROP, BAD, "algo-2")
     record = merged({}, (drop, *EARLY))
     assert set(record.values()) == {drop, *EARLY}
     assert set(merged(record, (drop, *MEASURED)).values()) == {drop, *MEASURED, EARLY[2]}
 
 
-def test_only_what_is_pending_is_settled():
+def test_only_pending_findings_are_settled():
     record = settled(merged({}, (*EARLY, finding(Check.DISK, OK))), "it is over")
     assert {item.check: (item.state, item.words) for item in record.values()} == {
         Check.COLLECTIVE: (SKIPPED, "it is over"),

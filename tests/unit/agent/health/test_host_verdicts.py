@@ -1,4 +1,4 @@
-"""Verdicts on a host by itself: disk, memory, clock, GPUs."""
+"""Verdicts on a single host: disk, memory, clock, GPUs."""
 
 import json
 from types import SimpleNamespace
@@ -70,9 +70,9 @@ def test_clocks(offset, state, words):
 
 
 @pytest.mark.parametrize(("ahead_s", "told_s"), [(0.0, 0.0), (5.0, 5.0), (-86_400.0, -86_400.0), (0.01, 0.0)])
-def test_the_shortest_of_a_few_exchanges_says_how_far_a_clock_is_off(monkeypatch, ahead_s, told_s):
+def test_the_clock_offset_comes_from_the_exchange_with_the_shortest_round_trip(monkeypatch, ahead_s, told_s):
     now = {"s": 1000.0}
-    ways_s = iter([(0.9, 0.1), (0.02, 0.02), (0.1, 0.7)])  # there and back
+    ways_s = iter([(0.9, 0.1), (0.02, 0.02), (0.1, 0.7)])  # seconds for the request and for the response
 
     class FakeConnection:
         def __init__(self, place, timeout):
@@ -121,11 +121,11 @@ def test_gpus(listing, products, state, words):
     assert words in finding.words
 
 
-def test_a_gpu_that_was_not_to_compute_is_judged_by_the_driver_alone():
+def test_a_gpu_without_a_computation_check_is_judged_by_the_driver_alone():
     assert gpu_finding("algo-1", (0,), listing=LISTING, products=None, has_computed=False).state is OK
 
 
-def test_the_disk_is_read_by_writing_and_nothing_stays(tmp_path):
+def test_the_disk_check_writes_a_file_and_removes_it(tmp_path):
     reading = read_disk(tmp_path / "algo-1", writes=True)
     assert reading.free_bytes > 0
     assert reading.written_bytes > 0
@@ -138,18 +138,18 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     assert read_disk(tmp_path / "file" / "algo-1", writes=True).error
 
 
-def test_this_machine_says_how_much_memory_it_has():
+def test_the_memory_of_this_machine_can_be_read():
     assert available_memory() > 0
 
 
-def test_a_service_that_is_not_there_leaves_the_clock_unchecked():
+def test_an_unreachable_service_leaves_the_clock_unchecked():
     offset, why = clock_offset("http://127.0.0.1:1")
     assert offset is None
     assert "did not say its time" in why
 
 
 def test_gpus_multiply_by_the_numbers_that_the_driver_gives_them(tmp_path, monkeypatch):
-    """Without the driver's order CUDA numbers GPUs in its own way, or only the visible ones."""
+    """Without the driver's order CUDA numbers GPUs by its own order, or only the visible GPUs."""
     programs = {
         "nvidia-smi": f"printf '{LISTING.encode('unicode_escape').decode()}'",
         "python": "env > $0.env; printf '0 right\\n1 right\\n'",

@@ -1,4 +1,4 @@
-"""Verdicts on readings of a host's network: bad readings, their reasons, and the excuses of the plan."""
+"""Verdicts on measurements of a host's network: bad values, their causes, and limits that the plan itself sets."""
 
 from dataclasses import replace
 
@@ -44,13 +44,13 @@ GOOD = NetworkReading(
 
 
 def judged(*, peer=None, link=None, **changes):
-    """Return the findings that are not well or skipped, by check, of a good reading with changes."""
+    """Return the findings that are neither OK nor skipped, by check, for a good measurement with changes."""
     order = replace(ORDER, peers=(replace(ORDER.peers[0], **(peer or {})),))
     reading = replace(GOOD, links=(replace(GOOD_LINK, **(link or {})),), **changes)
     return {item.check: item for item in network_findings(order, reading) if item.state is not FindingState.OK}
 
 
-def test_a_link_that_is_well_is_one_finding_with_its_numbers():
+def test_a_good_link_is_one_finding_with_its_numbers():
     findings = network_findings(ORDER, GOOD)
     assert all(item.state is FindingState.OK for item in findings)
     (link,) = [item for item in findings if item.peer is not None]
@@ -75,7 +75,7 @@ def test_a_link_that_is_well_is_one_finding_with_its_numbers():
         ({"route_address": "", "route_error": "Invalid argument"}, Check.ROUTE, "no way to 10.77.0.2", "leads nowhere"),
     ],
 )
-def test_what_is_bad_about_a_link_is_told_with_its_cause(link, check, words, cause):
+def test_a_bad_link_is_reported_with_its_cause(link, check, words, cause):
     heard = {"num_heard": 0} if "answer" in link else {}
     found = judged(link={**heard, **link})
     assert found[check].state is FindingState.BAD
@@ -89,7 +89,7 @@ def test_what_is_bad_about_a_link_is_told_with_its_cause(link, check, words, cau
     ("link", "check"),
     [({"num_arrived": 993}, Check.LOSS), ({"round_trip_ms": 45.0}, Check.DELAY), ({"rate_mbit_s": 9.0}, Check.RATE)],
 )
-def test_what_is_only_worth_a_look_is_a_warning(link, check):
+def test_a_minor_defect_of_a_link_is_a_warning(link, check):
     assert judged(link=link)[check].state is FindingState.WARN
 
 
@@ -107,7 +107,7 @@ def test_datagrams_that_the_peer_had_no_room_for_are_no_fault_of_the_link():
         ({"rate_mbit_s": 10.0}, {"rate_mbit_s": 9.5}),
     ],
 )
-def test_what_the_plan_made_so_is_well(peer, link):
+def test_limits_that_the_plan_sets_are_no_defects(peer, link):
     assert judged(peer=peer, link=link) == {}
 
 
@@ -119,21 +119,21 @@ def test_what_the_plan_made_so_is_well(peer, link):
         ({"rate_mbit_s": 1000.0}, {"rate_mbit_s": 100.0}, Check.RATE, "expected 1000 Mbit/s as planned"),
     ],
 )
-def test_what_is_much_worse_than_the_plan_is_told_with_both(peer, link, check, words):
+def test_values_much_worse_than_planned_are_reported_with_both_numbers(peer, link, check, words):
     assert words in judged(peer=peer, link=link)[check].words
 
 
-def test_a_link_that_swallows_large_packets_has_no_rate_worth_telling():
+def test_a_link_that_drops_large_packets_reports_no_rate():
     assert set(judged(link={"passing_mtu": 1280, "rate_mbit_s": 0.1})) == {Check.MTU}
 
 
-def test_a_peer_that_was_never_there_is_not_checked_rather_than_bad():
+def test_a_peer_that_never_started_is_skipped_instead_of_bad():
     found = judged(link={"answer": Answer.ABSENT, "waited_s": 20.0})
     assert found[Check.LINK].state is FindingState.SKIPPED
     assert "did not start within 20 s" in found[Check.LINK].words
 
 
-def test_a_peer_that_takes_connections_and_says_nothing_is_busy_rather_than_cut_off():
+def test_a_peer_that_accepts_connections_and_sends_nothing_is_busy():
     found = judged(link={"answer": Answer.BUSY, "waited_s": 12.0})
     assert set(found) == {Check.LINK}
     assert found[Check.LINK].state is FindingState.WARN
@@ -141,7 +141,7 @@ def test_a_peer_that_takes_connections_and_says_nothing_is_busy_rather_than_cut_
     assert "too busy" in found[Check.LINK].cause
 
 
-def test_a_name_that_means_something_else_is_bad():
+def test_a_name_that_resolves_to_another_address_is_bad():
     found = judged(names={"algo-1": "10.77.0.1", "algo-2": "127.0.1.1"})
     assert found[Check.NAMES].words == "algo-2 is 127.0.1.1, expected 10.77.0.2"
 
@@ -150,7 +150,7 @@ def test_a_port_that_is_taken_is_bad():
     assert "port 7777 is taken" in judged(taken_ports=(7777,))[Check.PORT].words
 
 
-def test_the_interface_that_reaches_all_is_named_where_the_plans_does_not():
+def test_the_interface_that_reaches_all_peers_is_named_if_the_planned_one_does_not():
     found = judged(interfaces={"eth0": "10.77.0.1", "eth1": "10.88.0.1"}, reaches={"eth0": (), "eth1": ("algo-2",)})
     assert found[Check.INTERFACE].words == "eth0 does not reach all peers, eth1 does"
 
@@ -160,13 +160,13 @@ def test_a_missing_interface_is_bad():
     assert found[Check.INTERFACE].words == "expected eth0, got docker0"
 
 
-def test_a_wrong_sum_is_bad_and_one_that_was_not_tried_is_an_effect():
+def test_a_wrong_sum_is_bad_and_an_untried_sum_is_skipped():
     assert judged(sum=4)[Check.COLLECTIVE].state is FindingState.BAD
     assert judged(sum=None, sum_error="not tried without algo-2")[Check.COLLECTIVE].state is FindingState.SKIPPED
     assert judged(sum=None, sum_error="nothing came")[Check.COLLECTIVE].state is FindingState.WARN
 
 
-def test_the_order_of_a_host_expects_the_worse_of_both_shapes():
+def test_the_expected_link_is_the_worse_of_both_hosts_shapes():
     shapes = (Link(rate_mbit_s=100, delay_ms=5), Link(rate_mbit_s=50, delay_ms=1, loss_percent=2))
     hosts = tuple(
         replace(host, resources=Resources(num_cpus=1, memory_bytes=None, link=shape))

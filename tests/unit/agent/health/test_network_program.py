@@ -1,4 +1,4 @@
-"""The network program as a process: it does not begin if its starter is gone, and its port check imports little."""
+"""The network program as a process: it exits if its parent is gone, and its port check imports few modules."""
 
 import json
 import os
@@ -27,8 +27,8 @@ ORDER = NetworkOrder(
 )
 
 
-def test_a_program_whose_starter_ended_before_it_could_be_told_does_nothing():
-    gone = os.getppid()  # not what starts it
+def test_a_program_whose_parent_is_gone_exits_without_output():
+    gone = os.getppid()  # a process other than the parent of the program
     done = subprocess.run(
         [sys.executable, "-m", network_program.__name__, str(gone)],
         input=json.dumps(to_plain(ORDER)),
@@ -40,7 +40,7 @@ def test_a_program_whose_starter_ended_before_it_could_be_told_does_nothing():
     assert (done.returncode, done.stdout, done.stderr) == (network_program._ORPHANED_EXIT_CODE, "", "")
 
 
-def test_a_network_that_has_ended_is_said_by_who_asked_and_leaves_nothing_in_the_log(capfd):
+def test_a_network_that_is_gone_raises_an_error_and_logs_nothing(capfd):
     doctor = NetworkDoctor(ORDER)
     try:
         with pytest.raises(AgentError, match="the network of algo-1 was not checked: its network is gone"):
@@ -50,7 +50,7 @@ def test_a_network_that_has_ended_is_said_by_who_asked_and_leaves_nothing_in_the
     assert capfd.readouterr() == ("", ""), "a pool's folder stays where an agent's log says something"
 
 
-def test_what_tries_the_ports_imports_nothing_of_what_measures_the_rest():
+def test_the_port_check_does_not_import_the_measurements():
     code = f"import sys, {network_program.__name__}; print(*sys.modules)"
     environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(

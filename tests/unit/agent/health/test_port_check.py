@@ -1,4 +1,4 @@
-"""Ports of peers, tried at once: an answer and a refusal are told from silence."""
+"""Ports of peers, tried concurrently: an accepted and a refused connection count as answers, silence does not."""
 
 import socket
 import time
@@ -11,7 +11,7 @@ from clary.agent.health.port_check import unanswered_ports
 
 @pytest.fixture
 def through_loopback(monkeypatch):
-    """Sockets from 127.0.0.1, without CAP_NET_RAW."""
+    """Make sockets from 127.0.0.1, without CAP_NET_RAW."""
 
     def stream_through(_interface, address):
         stream = socket.socket()
@@ -28,7 +28,7 @@ def ask(peers, ports):
 
 
 def full_listener():
-    """A socket that takes no connection any more: the kernel drops new ones."""
+    """Return a socket with a full backlog: the kernel drops new connections."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(0)
@@ -56,7 +56,7 @@ def test_a_port_that_listens_and_one_that_refuses_have_answered_and_one_that_dro
             stream.close()
 
 
-def test_where_no_socket_can_be_had_nothing_has_answered_and_nobody_is_waited_for(monkeypatch):
+def test_without_sockets_no_port_counts_as_answered_and_nothing_is_waited_for(monkeypatch):
     def fails(_interface, _address):
         raise OSError("no such interface")
 

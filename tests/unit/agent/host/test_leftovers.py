@@ -1,4 +1,4 @@
-"""Removal of programs' leftovers."""
+"""Removal of the folders and cgroups that programs leave."""
 
 import os
 

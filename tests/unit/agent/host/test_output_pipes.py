@@ -1,4 +1,4 @@
-"""How long a program's pipe may stay unread."""
+"""The time for which a program's pipe may stay unread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
-def test_a_program_can_print_a_mebibyte_while_nobody_reads(pipe: tuple[int, int]) -> None:
+def test_a_program_can_print_a_mebibyte_into_an_unread_pipe(pipe: tuple[int, int]) -> None:
     read_end, write_end = pipe
     assert rest_s_of(read_end) == LONGEST_REST_S
     os.set_blocking(write_end, False)

@@ -29,22 +29,22 @@ def order(*, isolation=Isolation.NAMESPACES, network="/proc/7/ns/net", gpu_indic
 
 
 @pytest.mark.parametrize("value", ["", "it's", 'say "x"', "two\nlines", "\udcff", "\U0001f600", "\x7f"])
-def test_environments_survive_the_way_there_exactly(value):
+def test_environments_arrive_unchanged(value):
     plain = json.loads(json.dumps(order(environment={"SM_HP_X": value})).encode())
     assert plain["processes"][0]["environment"] == {"SM_HP_X": value}
     assert plain == order(environment={"SM_HP_X": value})
 
 
-def test_plain_processes_say_that_nothing_is_kept_apart():
+def test_plain_processes_report_that_nothing_is_isolated():
     (sentence,) = order(isolation=Isolation.PROCESSES)["not_isolated"]
     assert sentence.startswith("Nothing is kept apart")
 
 
-def test_hosts_with_a_network_of_their_own_have_nothing_to_say():
+def test_hosts_with_their_own_network_report_nothing_as_not_isolated():
     assert order()["not_isolated"] == []
 
 
-def test_hosts_without_one_say_so():
+def test_hosts_without_their_own_network_report_it_as_not_isolated():
     assert order(network=None)["not_isolated"] == ["Network: the program shares this machine's network and its ports."]
 
 

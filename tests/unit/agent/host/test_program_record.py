@@ -1,4 +1,4 @@
-"""A program's record from its reports, and from their absence."""
+"""A program's record, built from its reports, and completed when the reports end."""
 
 import threading
 from datetime import UTC, datetime
@@ -40,7 +40,7 @@ def test_exits_carry_what_the_processes_were_and_what_was_reported():
     assert (record.num_running(), record.running_pids()) == (1, [100])
 
 
-def test_processes_of_a_host_that_died_did_not_end_by_themselves():
+def test_remaining_processes_of_a_dead_host_count_as_killed():
     record = record_of(2)
     record.apply({"kind": "ready", "not_isolated": []}, sender=99)
     record.apply(exited(0, code=0), sender=99)
@@ -53,7 +53,7 @@ def test_processes_of_a_host_that_died_did_not_end_by_themselves():
     assert "killed 1 of 2 processes" in record.lost_why
 
 
-def test_processes_that_vanish_after_a_kill_are_the_agents_doing_and_no_news():
+def test_processes_that_vanish_after_the_agents_kill_are_no_failure():
     record = record_of(1)
     record.apply({"kind": "ready", "not_isolated": []}, sender=99)
     record.expect_end()
@@ -62,7 +62,7 @@ def test_processes_that_vanish_after_a_kill_are_the_agents_doing_and_no_news():
     assert record.lost_why == ""
 
 
-def test_a_host_that_never_came_to_be_leaves_no_note_about_its_end():
+def test_a_host_that_failed_to_start_leaves_no_note_about_its_end():
     record = record_of(1)
     record.apply({"kind": "failed", "message": "mount refused"}, sender=99)
     record.lose_the_rest()
@@ -79,7 +79,7 @@ def test_waiting_ends_with_the_last_exit_and_not_before():
     late.join()
 
 
-def test_answer_that_never_comes_is_zero_once_the_host_is_gone():
+def test_a_missing_answer_counts_as_zero_once_the_host_is_gone():
     record = record_of(1)
     record.apply({"kind": "signalled", "id": 4, "count": 7}, sender=99)
     assert record.wait_for_answer(4, 10) == 7

@@ -1,4 +1,4 @@
-"""Where a command is looked for."""
+"""The lookup of a command."""
 
 import pytest
 

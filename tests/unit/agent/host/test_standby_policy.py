@@ -1,4 +1,4 @@
-"""Whether a host that stands by can run a program, and which one to have stand by next."""
+"""Whether a standby can run a program, and which standby to make next."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ def why_not(processes=None, **changes):
     return why_not_run(SANDBOX, wanted, [rank()] if processes is None else processes, late_roots=("/cache",))
 
 
-def test_the_same_host_with_another_cgroup_is_taken():
+def test_a_standby_with_another_cgroup_can_run_the_program():
     assert why_not(cgroup_name="job-1-algo-1") == ""
 
 
@@ -71,7 +71,7 @@ def test_any_other_difference_is_a_reason_that_names_both_sides(changes):
     assert why_not(**changes) == f"{name} is {value}, and the host stands by with {getattr(SANDBOX, name)}"
 
 
-def test_every_field_of_a_host_is_compared_or_known_not_to_be():
+def test_every_field_of_a_host_is_compared_or_listed_as_ignored():
     compared = {field.name for field in dataclasses.fields(Sandbox)} - {"binds", "cgroup_name"}
     assert compared == {
         *("isolation", "hostname", "host_folder", "ml_folder", "network_namespace_path", "user_namespace_path"),
@@ -91,11 +91,11 @@ def test_every_field_of_a_host_is_compared_or_known_not_to_be():
         (Bind(source="/cache/x", target="/opt"), "it would cover /opt/ml"),
     ],
 )
-def test_binds_that_cannot_come_late_are_named(bind, words):
+def test_binds_that_cannot_be_added_later_are_named(bind, words):
     assert words in why_not(binds=(ENVIRONMENT, bind))
 
 
-def test_a_host_that_shows_more_than_is_wanted_is_not_taken():
+def test_a_standby_with_an_additional_bind_is_refused():
     assert why_not(binds=(CHANNEL,)).startswith("the host shows /envs/torch already, from /envs/torch")
 
 
@@ -105,7 +105,7 @@ def test_plain_processes_have_no_binds():
     assert "plain processes have no mounts" in why_not_run(plain, wanted, [rank()], late_roots=())
 
 
-def test_programs_of_no_process_or_too_many_are_not_taken():
+def test_programs_with_no_process_or_too_many_are_refused():
     assert why_not([]) == "a program needs at least one process"
     assert "201 processes are more than the 200" in why_not([rank()] * 201)
 
@@ -117,7 +117,7 @@ def test_the_next_interpreter_is_modelled_on_the_last_programs_first_rank():
     )
 
 
-def test_where_opt_ml_lies_elsewhere_for_each_program_the_interpreter_gets_the_next_ones():
+def test_where_opt_ml_moves_a_standby_gets_the_next_programs_paths():
     last = rank(environment={"PYTHONPATH": "/slots/1/ml/code:/shims:/slots/1/ml/.clary/python", "LANG": "C.UTF-8"})
     planned = plan_standby([last], moved=("/slots/1/ml", "/slots/2/ml"))
     assert planned.environment == {
@@ -126,6 +126,6 @@ def test_where_opt_ml_lies_elsewhere_for_each_program_the_interpreter_gets_the_n
     }
 
 
-def test_nothing_stands_by_for_programs_that_are_not_python():
+def test_no_standby_is_made_for_programs_that_are_not_python():
     assert plan_standby([rank(argv=("/bin/bash", "-c", "x"))]) is None
     assert plan_standby([]) is None

@@ -1,4 +1,4 @@
-"""The deepspeed shim: which ranks a host starts for a command line, and which it leaves to the real launcher."""
+"""The deepspeed shim: the ranks that a host starts for a command line, and command lines left to the real launcher."""
 
 import argparse
 import base64
@@ -42,7 +42,7 @@ def parse_args(arguments):
 
 
 def parse_filters(numbers, include, exclude):
-    """Read filters as DeepSpeed does, as far as these tests go: names of hosts."""
+    """Read filters as DeepSpeed does, limited to names of hosts."""
     chosen = include.split("@") if include else [name for name in numbers if name not in exclude.split("@")]
     return {name: list(range(numbers[name])) for name in chosen}
 
@@ -51,7 +51,7 @@ RUNNER = SimpleNamespace(parse_args=parse_args, parse_inclusion_exclusion=parse_
 
 
 def options_of(command):
-    """Return the options of DeepSpeed's launcher of one host, by name, and the program behind them."""
+    """Return the options of DeepSpeed's launcher for one host, by name, and the program after them."""
     own = [word for word in command[4:] if word.startswith("--")]
     found = {word.partition("=")[0]: word.partition("=")[2] for word in own}
     found["world"] = json.loads(base64.urlsafe_b64decode(found["--world_info"]))
@@ -88,7 +88,7 @@ def test_a_port_and_an_address_that_are_given_count(shim):
     assert (found["--master_addr"], found["--master_port"]) == ("h", "5")
 
 
-def test_a_host_that_is_left_out_starts_nothing_and_says_so(shim, capsys):
+def test_a_host_that_is_excluded_starts_nothing_and_logs_it(shim, capsys):
     assert shim.command_of(["--num_nodes", "1", "train.py"], RUNNER, TOLD) is None
     assert "algo-2 is not among the hosts" in capsys.readouterr().out
 
@@ -110,7 +110,7 @@ def test_more_hosts_than_the_job_has_are_refused(shim):
     ],
     ids=lambda options: options[0],
 )
-def test_another_way_of_starting_is_left_to_the_real_one(shim, options):
+def test_other_launch_modes_are_left_to_the_real_launcher(shim, options):
     with pytest.raises(shim.NotOursError):
         shim.command_of([*options, "train.py"], RUNNER, TOLD)
 
@@ -127,7 +127,7 @@ def test_options_of_a_host_are_passed_on(shim):
 
 
 def run(*arguments, program, folder, **variables):
-    """Run the shim with an interpreter that finds a `deepspeed` of these lines; return the completed process."""
+    """Run the shim with an interpreter whose `deepspeed` package has these lines; return the completed process."""
     (folder / "deepspeed" / "launcher").mkdir(parents=True)
     (folder / "deepspeed" / "__init__.py").write_text("")
     (folder / "deepspeed" / "launcher" / "__init__.py").write_text("")
@@ -151,7 +151,7 @@ def test_a_version_that_is_not_known_is_refused_where_each_host_would_train_alon
 def test_a_version_that_is_not_known_runs_as_it_is_on_one_host(tmp_path):
     told = {**TOLD, "hosts": TOLD["hosts"][1:]}
     done = run("train.py", program="print('real')", folder=tmp_path, CLARY_HOST_LIST=json.dumps(told))
-    assert (done.returncode, done.stdout) == (0, "real\nreal\n")  # imported, then run
+    assert (done.returncode, done.stdout) == (0, "real\nreal\n")  # one line of the import, one of the run
 
 
 def test_a_rank_gets_its_program_with_its_local_rank(tmp_path):

@@ -1,4 +1,4 @@
-"""The shim of jax: numbers of processes, the coordinator, and no wait for the peers of a process that has failed."""
+"""The shim of jax: process numbers, the coordinator, and failed processes that do not wait for their peers."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ MPIRUN = {"JAX_COORDINATOR_ADDRESS": "algo-1:7778", "OMPI_COMM_WORLD_SIZE": "8",
 
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch):
-    """Return a function that sets these variables alone among those of the shim."""
+    """Return a function that sets these variables and unsets all others that the shim reads."""
 
     def set_only(values: dict[str, str]) -> None:
         names = {name for pair in (*clary_jax._NUMBERS, *clary_jax._LOCAL_NUMBERS) for name in pair}
@@ -35,7 +35,7 @@ def variables(monkeypatch: pytest.MonkeyPatch):
     [
         (HOST, "algo-1:7778", (2, 1)),
         (TORCHRUN, "algo-1:29501", (4, 3)),
-        ({**HOST, **TORCHRUN}, "algo-1:7778", (4, 3)),  # a torchrun that a host's program has started
+        ({**HOST, **TORCHRUN}, "algo-1:7778", (4, 3)),  # torchrun started by a host's program
         ({**HOST, **MPIRUN}, "algo-1:7778", (8, 5)),
         ({**TORCHRUN, "MASTER_ADDR": "fd00::1"}, "[fd00::1]:29501", (4, 3)),
         ({**TORCHRUN, "MASTER_PORT": "65535"}, None, (4, 3)),
@@ -58,13 +58,13 @@ def test_numbers_are_those_of_the_nearest_launcher(variables, values, address, n
         ({}, None),
     ],
 )
-def test_ranks_that_share_a_host_have_a_gpu_each_and_a_lone_one_has_all(variables, values, device) -> None:
+def test_ranks_that_share_a_host_have_a_gpu_each_and_a_single_rank_has_all(variables, values, device) -> None:
     variables(values)
     assert clary_jax.local_device() == device
 
 
 def fake_clusters() -> types.ModuleType:
-    """Return a module that keeps kinds of cluster as jax does, with one that stands for Slurm."""
+    """Return a module that registers cluster classes as jax does, with one class for Slurm."""
     module = types.ModuleType("clusters")
 
     class ClusterEnv:
@@ -85,7 +85,7 @@ def fake_clusters() -> types.ModuleType:
     return module
 
 
-def test_the_class_comes_before_those_of_jax_once_and_answers_old_and_new_versions(variables) -> None:
+def test_our_cluster_class_precedes_jaxs_own_in_old_and_new_versions(variables) -> None:
     module = fake_clusters()
     for _ in range(2):
         clary_jax.register(module)
@@ -109,10 +109,10 @@ def test_the_class_comes_before_those_of_jax_once_and_answers_old_and_new_versio
         ("[::1]:7778", None, "[::1]:7778"),
         ("algo-1:7778", None, None),
         ("10.77.0.1:7778", None, None),
-        ("127.0.0.1:7778", "[::]:9", "[::]:9"),  # of the user
+        ("127.0.0.1:7778", "[::]:9", "[::]:9"),  # the user's own value
     ],
 )
-def test_a_coordinator_of_loopback_listens_there_alone(variables, monkeypatch, address, given, bound) -> None:
+def test_a_coordinator_on_loopback_listens_on_loopback_only(variables, monkeypatch, address, given, bound) -> None:
     module = fake_clusters()
     clary_jax.register(module)
     variables({**HOST, "JAX_COORDINATOR_ADDRESS": address})
@@ -132,7 +132,7 @@ def test_a_second_initialize_with_another_address_is_not_bound_to_the_first(vari
         assert os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") == bound
 
 
-def test_a_jax_that_keeps_its_clusters_in_another_way_stays_as_it_is_and_the_log_says_so(capsys) -> None:
+def test_an_unknown_cluster_registry_of_jax_is_left_unchanged_and_logged(capsys) -> None:
     clary_jax.register(types.ModuleType("clusters"))
     assert "clary: this version of jax is not known" in capsys.readouterr().err
 

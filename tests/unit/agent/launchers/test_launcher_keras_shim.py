@@ -1,4 +1,4 @@
-"""The shim of Keras: where the image had Keras 2, `keras` is the library that `tf.keras` is."""
+"""The shim of Keras: where the image had Keras 2, `import keras` gives Keras 2 from `tf_keras`."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def run(folder: Path, program: str, python: str = sys.executable, **variables: s
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with two packages that stand for Keras 3 and Keras 2."""
+    """Return a folder with two packages that stand in for Keras 3 and Keras 2."""
     for name, version in (("keras", "3.15"), ("tf_keras", "2.21")):
         (tmp_path / name / "layers").mkdir(parents=True)
         (tmp_path / name / "__init__.py").write_text(f"__version__ = '{version}'\n")
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_keras_is_keras_2_where_the_service_says_so(folder: Path) -> None:
+def test_keras_is_keras_2_where_the_variable_is_set(folder: Path) -> None:
     done = run(folder, PROGRAM + "import sys\nassert sys.modules['keras'] is sys.modules['tf_keras']\n", **ON)
     assert (done.returncode, done.stdout) == (0, "2.21 Dense of tf_keras tf_keras\n"), done.stderr
     (line,) = done.stderr.splitlines()
@@ -48,7 +48,7 @@ def test_keras_is_keras_2_where_the_service_says_so(folder: Path) -> None:
 @pytest.mark.parametrize(
     "variables", [{}, {"TF_USE_LEGACY_KERAS": "1"}, {**ON, "CLARY_KERAS_2": ""}, {**ON, "TF_USE_LEGACY_KERAS": "0"}]
 )
-def test_it_is_the_installed_package_elsewhere(folder: Path, variables: dict[str, str]) -> None:
+def test_keras_is_the_installed_package_elsewhere(folder: Path, variables: dict[str, str]) -> None:
     done = run(folder, PROGRAM, **variables)
     assert (done.stdout, done.stderr) == ("3.15 Dense of keras keras\n", "")
 

@@ -1,4 +1,4 @@
-"""mpirun's way to the other hosts: commands, exit codes, secrets, and the ends of processes with their leader."""
+"""mpirun's remote commands: output, exit codes, secrets, and the end of processes with their leader."""
 
 import json
 import os
@@ -24,7 +24,7 @@ sys.exit(server.run())
 
 
 class RemoteHost:
-    """A server process, as every host but the first runs it."""
+    """The server process that every host but the first runs."""
 
     def __init__(self) -> None:
         environment = {"PYTHONPATH": SHIMS_FOLDER, "CLARY_MPI_SECRET": SECRET, "PATH": os.environ["PATH"], "HERE": "b"}
@@ -85,11 +85,11 @@ def test_large_and_binary_output_arrives_whole(remote: RemoteHost) -> None:
     assert done.stdout == "x" * 3_000_000
 
 
-def test_signal_that_ends_a_command_is_told_as_a_shell_tells_it(remote: RemoteHost) -> None:
+def test_a_signal_that_ends_a_command_is_reported_as_a_shell_does(remote: RemoteHost) -> None:
     assert rsh(remote, "algo-2", "kill -9 $$").returncode == 137
 
 
-def test_who_does_not_know_the_secret_is_refused_and_runs_nothing(remote: RemoteHost, tmp_path: Path) -> None:
+def test_a_client_without_the_secret_is_refused(remote: RemoteHost, tmp_path: Path) -> None:
     done = rsh(remote, "algo-2", f"touch {tmp_path}/x", secret="wrong")
     assert done.returncode != 0
     assert "refused" in done.stderr
@@ -103,7 +103,7 @@ def test_unknown_host_is_named(remote: RemoteHost) -> None:
     assert "algo-9" in done.stderr
 
 
-def test_leader_tells_its_end_and_passes_mpiruns_exit_code_on(remote: RemoteHost) -> None:
+def test_the_leader_announces_its_end_and_returns_mpiruns_exit_code(remote: RemoteHost) -> None:
     leader = lead(remote, "exit 3")
     assert leader.wait(20) == 3
     assert remote.end() == (0, "")

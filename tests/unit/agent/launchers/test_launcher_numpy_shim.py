@@ -1,4 +1,4 @@
-"""The shim of NumPy: names of older versions mean the same as then, and others fail as ever."""
+"""The shim of NumPy: removed names of older versions have their old meaning, and unknown names fail as before."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from clary.agent.launchers.shim_files import RANK_SHIM
 from clary.agent.launchers.shims import clary_numpy
 from needs import VENVS
 
-# As numpy 2.4: names that it has, and a function for those that it has no more.
+# A fake numpy 2.4: present names, and a `__getattr__` for removed names.
 NUMPY = """
 from math import inf
 __version__ = "2.4.6"
@@ -45,7 +45,7 @@ def fake_numpy(folder: Path) -> None:
     (folder / "numpy/__init__.py").write_text(NUMPY)
 
 
-def test_a_program_gets_what_older_names_stood_for(tmp_path: Path) -> None:
+def test_a_program_gets_the_old_meaning_of_removed_names(tmp_path: Path) -> None:
     fake_numpy(tmp_path)
     program = (
         "import numpy\n"
@@ -61,7 +61,7 @@ def test_a_program_gets_what_older_names_stood_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["string_", "unknown", "long"])
 def test_a_name_without_a_meaning_fails_in_numpys_own_words(tmp_path: Path, name: str) -> None:
-    """The fake has no bytes_, which string_ stood for."""
+    """The fake has no bytes_, which string_ was an alias of."""
     fake_numpy(tmp_path)
     done = run(tmp_path, f"import numpy\nprint(hasattr(numpy, {name!r}))\nnumpy.{name}\n")
     assert (done.returncode, done.stdout) == (1, "False\n")
@@ -69,7 +69,7 @@ def test_a_name_without_a_meaning_fails_in_numpys_own_words(tmp_path: Path, name
     assert "clary:" not in done.stderr
 
 
-def test_other_ranks_and_children_of_a_program_say_nothing(tmp_path: Path) -> None:
+def test_other_ranks_and_child_processes_print_no_message(tmp_path: Path) -> None:
     fake_numpy(tmp_path)
     assert run(tmp_path, "import numpy\nnumpy.int\n", RANK="1").stderr == ""
     program = f"import numpy, subprocess, sys\nnumpy.int\nsubprocess.run([sys.executable, {RANK_SHIM!r}, 'child.py'])\n"
@@ -103,7 +103,7 @@ def test_a_second_registration_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.needs("train")
-def test_the_installed_numpy_answers_for_all_of_them(tmp_path: Path) -> None:
+def test_the_installed_numpy_has_all_targets_of_removed_names(tmp_path: Path) -> None:
     program = (
         "import sys, numpy\n"
         "shim = sys.modules['clary_numpy']\n"
@@ -118,7 +118,7 @@ def test_the_installed_numpy_answers_for_all_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("train")
-def test_importing_torch_asks_for_no_older_name(tmp_path: Path) -> None:
-    """A library that probes for names must not have the message printed for a program without them."""
+def test_importing_torch_uses_no_removed_name(tmp_path: Path) -> None:
+    """A library that probes for removed names must not print the message in a program that uses none."""
     done = run(tmp_path, "import torch, torch.utils.data, torch.distributed\n", python=str(PYTHON))
     assert (done.returncode, done.stderr) == (0, "")

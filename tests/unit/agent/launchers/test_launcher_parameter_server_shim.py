@@ -1,4 +1,4 @@
-"""A parameter server beside a worker: the order in which they end."""
+"""A parameter server next to a worker: the order in which they end."""
 
 import json
 import os

@@ -75,7 +75,7 @@ def jax_variables(process: ProcessSpec) -> list[str | None]:
     return [process.environment.get(name) for name in names]
 
 
-def test_hosts_and_ranks_know_what_jax_asks_for() -> None:
+def test_hosts_and_ranks_have_the_variables_of_jax() -> None:
     plain = context_of(num_hosts=2, host="algo-2")
     assert jax_variables(select(plain).build(plain)[0]) == ["algo-1:7778", "2", "1"]
     for ranks in (TORCH, SMDDP, MPI):
@@ -155,7 +155,7 @@ def test_ranks_follow_names_sorted_as_text_and_uneven_hosts() -> None:
     hosts = make_hosts(12, processes_per_host=1)
     hosts = tuple(dataclasses.replace(h, processes_per_host=3) if h.name == "algo-10" else h for h in hosts)
     context = context_of(TORCH, hosts=hosts, host="algo-2")
-    # algo-1, algo-10 (three ranks), algo-11, algo-12, algo-2
+    # sorted as text: algo-1, algo-10 (three ranks), algo-11, algo-12, algo-2
     assert [process.rank for process in select(context).build(context)] == [6]
     context = context_of(TORCH, hosts=hosts, host="algo-10")
     assert [process.rank for process in select(context).build(context)] == [1, 2, 3]
@@ -169,7 +169,7 @@ def test_plain_hosts_meet_at_an_address_and_a_free_port() -> None:
     assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "40001")
 
 
-def test_torch_distributed_refuses_what_is_no_script() -> None:
+def test_torch_distributed_refuses_programs_that_are_no_script() -> None:
     context = context_of(TORCH, entry_point=EntryPoint(name="run.sh", kind=EntryKind.COMMAND))
     with pytest.raises(AgentError, match=r"run\.sh is a command") as info:
         select(context).build(context)
@@ -369,9 +369,9 @@ def test_tensorflow_hosts_that_share_an_address_share_no_port() -> None:
     "key", ["sagemaker_parameter_server_enabled", "sagemaker_multi_worker_mirrored_strategy_enabled"]
 )
 @pytest.mark.parametrize("image", ["tensorflow-training:2.19.0-cpu-py312", "mxnet-training:1.9.0-cpu-py38"])
-def test_servers_that_ask_for_no_proof_on_a_shared_network_are_told(key: str, image: str) -> None:
+def test_servers_without_authentication_on_a_shared_network_get_a_warning(key: str, image: str) -> None:
     plain = {"isolation": Isolation.PROCESSES, "network": NetworkPlan(master_port=40000)}
-    on_a_node = {"network": NetworkPlan()}  # with names and files of its own
+    on_a_node = {"network": NetworkPlan()}  # names and files of its own, but the network of the node
     alone = {"network": NetworkPlan(namespace_paths={"algo-1": "/proc/1/fd/3", "algo-2": "/proc/1/fd/4"})}
     for network, is_told in ((plain, True), (on_a_node, True), (alone, False)):
         context = context_of({key: "true"}, num_hosts=2, environment=environment_of(image), **network)
@@ -379,7 +379,7 @@ def test_servers_that_ask_for_no_proof_on_a_shared_network_are_told(key: str, im
         assert ["ask for no proof" in note for note in notes] == [True] * is_told
 
 
-def test_servers_of_mxnet_on_a_shared_network_listen_on_loopback_unless_the_user_says_otherwise() -> None:
+def test_servers_of_mxnet_on_a_shared_network_default_to_loopback() -> None:
     hyperparameters = {"sagemaker_parameter_server_enabled": "true"}
     for own, expected in (({}, "127.0.0.1"), ({"DMLC_NODE_HOST": "192.0.2.7"}, "192.0.2.7")):
         context = context_of(
@@ -451,7 +451,7 @@ def test_image_without_program_runs_its_own_train(tmp_path: Path) -> None:
     assert select(asked).name == "toolkit"
 
 
-def test_job_that_says_nowhere_what_runs_is_the_users_error() -> None:
+def test_a_job_without_any_program_is_the_users_error() -> None:
     context = context_of(entry_point=None)
     with pytest.raises(AgentError, match="says nowhere what to run") as info:
         select(context).build(context)
@@ -481,7 +481,7 @@ def test_only_open_mpis_mpirun_counts(tmp_path: Path, version: str, major: int |
     assert find_open_mpi({"PATH": str(tmp_path / "empty")}, working_folder="/", ask=ask_here) is None
 
 
-def test_the_jobs_own_mpirun_is_asked_where_its_program_runs(tmp_path: Path) -> None:
+def test_the_agent_never_runs_the_jobs_own_mpirun_itself(tmp_path: Path) -> None:
     mpirun = tmp_path / "mpirun"
     mpirun.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     mpirun.chmod(0o755)

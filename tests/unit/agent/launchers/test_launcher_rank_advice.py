@@ -1,4 +1,4 @@
-"""An error by which torchvision tells of an installation that does not fit comes with advice."""
+"""torchvision's error about a mismatched installation is reported with advice."""
 
 import json
 import os
@@ -15,7 +15,7 @@ SHIM = Path(clary.__file__).parent / "agent/launchers/shims/clary_rank.py"
 
 @pytest.fixture
 def end_of(tmp_path):
-    """Runs a program that raises a RuntimeError below the shim; returns its output and the word that it left."""
+    """Run a program that raises a RuntimeError below the shim; return its output and the error that it recorded."""
 
     def run(message):
         (tmp_path / "train.py").write_text(f"raise RuntimeError({message!r})")
@@ -36,7 +36,7 @@ def end_of(tmp_path):
     return run
 
 
-def test_torchvision_that_does_not_load_is_told_with_what_to_install(end_of):
+def test_a_torchvision_that_does_not_load_is_reported_with_the_version_to_install(end_of):
     said, left = end_of("operator torchvision::nms does not exist")
     assert said.count("clary: torchvision's compiled part does not load beside this torch") == 1
     assert "Traceback" in said
@@ -44,7 +44,7 @@ def test_torchvision_that_does_not_load_is_told_with_what_to_install(end_of):
     assert left.endswith("--index-url https://download.pytorch.org/whl/cpu)")
 
 
-def test_other_errors_have_their_own_words_alone(end_of):
+def test_other_errors_get_no_advice(end_of):
     said, left = end_of("operator mine::nms does not exist")
     assert "clary:" not in said
     assert left == "RuntimeError: operator mine::nms does not exist"

@@ -1,4 +1,4 @@
-"""Ranks of mpirun find the variables that torch asks for, as ranks that Clary starts itself do."""
+"""Ranks of mpirun have the variables that torch reads, like ranks that Clary starts itself."""
 
 import json
 import os
@@ -23,7 +23,7 @@ PROGRAM = f"import json, os; print(json.dumps({{name: os.environ.get(name) for n
 
 @pytest.fixture
 def variables_of(tmp_path):
-    """Runs a program below the shim and returns the values that it finds for NAMES."""
+    """Run a program below the shim; return the values that it finds for NAMES."""
     (tmp_path / "train.py").write_text(PROGRAM)
 
     def run(**variables):

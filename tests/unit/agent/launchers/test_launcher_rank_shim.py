@@ -1,4 +1,4 @@
-"""`clary_rank`: programs behave as under python itself, and torch cannot turn success into an abort."""
+"""`clary_rank`: programs behave as under python itself, and an abort of torch at exit does not hide success."""
 
 import ast
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from clary.agent.launchers.shim_files import RANK_SHIM, SHIMS_FOLDER
 
-# Aborts while the interpreter is torn down, as torch's gloo now and then does.
+# Aborts while the interpreter is torn down, as torch's gloo sometimes does.
 FAKE_TORCH = """
 import ctypes
 _abort = ctypes.CDLL(None).abort
@@ -46,9 +46,9 @@ def run(folder: Path, text: str, *, shim: bool = True, name: str = "train.py", *
     return subprocess.run(command, **{**arguments, **options})
 
 
-def test_abort_of_the_teardown_is_no_failure_of_the_training(folder: Path) -> None:
+def test_an_abort_during_teardown_is_no_failure_of_the_training(folder: Path) -> None:
     text = "import torch\nprint('trained')\n"
-    assert run(folder, text, shim=False).returncode == -signal.SIGABRT  # the trouble, without the shim
+    assert run(folder, text, shim=False).returncode == -signal.SIGABRT  # the abort occurs without the shim
     done = run(folder, text)
     assert (done.returncode, done.stdout) == (0, "trained\n")
 
@@ -118,7 +118,7 @@ def test_every_end_has_pythons_exit_code_and_words(folder: Path, text: str) -> N
     plain = run(folder, text, shim=False)
     ours = run(folder, text)
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
-    with_torch = run(folder, f"import torch;{text}")  # the import shows in the lines of tracebacks
+    with_torch = run(folder, f"import torch;{text}")  # tracebacks contain the line of the import
     assert (with_torch.returncode, with_torch.stdout) == (plain.returncode, plain.stdout)
     assert "clary_rank" not in with_torch.stderr
 
@@ -151,7 +151,7 @@ def test_process_group_is_destroyed_after_success_only(folder: Path) -> None:
     assert run(folder, "import torch, torch.distributed\nraise SystemExit(1)\n").stdout == ""
 
 
-def test_process_group_that_never_ends_is_given_up(folder: Path) -> None:
+def test_a_process_group_whose_destruction_hangs_is_abandoned(folder: Path) -> None:
     (folder / "work" / "train.py").write_text("import torch, torch.distributed\n")
     driver = "import clary_rank; clary_rank.DESTROY_TIMEOUT_S = 0.2; clary_rank.main()"
     environment = {"PYTHONPATH": f"{folder / 'lib'}:{SHIMS_FOLDER}", "FAKE_DESTROY_S": "60"}
@@ -185,7 +185,7 @@ def test_workers_of_multiprocessing_and_pickled_functions_of_main(folder: Path, 
         print(double.__module__, sys.argv)
     """
     done = run(folder, text)
-    # Children by spawn end by the teardown that the fake torch breaks; what they did has arrived before.
+    # Spawned children end in the teardown that the fake torch breaks; their results have arrived before.
     assert done.stdout == "[2, 4]\n__main__ ['train.py', '--epochs', '3']\n", done.stderr
     assert done.returncode == 0
 
@@ -241,7 +241,8 @@ def test_shims_are_python_3_8_and_import_the_standard_library_alone(name: str) -
     modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     beside = {path.stem for path in Path(SHIMS_FOLDER).glob("*.py")}
     assert {module.split(".")[0] for module in modules} <= sys.stdlib_module_names | beside
-    newer = {"removeprefix", "removesuffix", "is_relative_to", "batched", "exception_group"}  # methods after 3.8
+    # methods that Python has only since 3.9
+    newer = {"removeprefix", "removesuffix", "is_relative_to", "batched", "exception_group"}
     assert not newer & {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
 
 

@@ -1,4 +1,4 @@
-"""smddprun and smddpmprun: the variables of a rank, and the rest of the command line run as it is."""
+"""smddprun and smddpmprun: the variables of a rank; the rest of the command line runs unchanged."""
 
 import subprocess
 
@@ -84,7 +84,7 @@ def test_smddpmprun_is_smddprun_with_an_instance_type() -> None:
         (("smddpmprun", "--other", "true"), "--other is not known"),
     ],
 )
-def test_command_lines_that_mean_nothing_are_refused_in_words(words: tuple[str, ...], said: str) -> None:
+def test_invalid_command_lines_are_refused_with_a_message(words: tuple[str, ...], said: str) -> None:
     done = run(*words)
     assert done.returncode == 2
     assert said in done.stderr

@@ -1,4 +1,4 @@
-"""The torchrun shim: which command lines it rewrites and which it leaves to the real one."""
+"""The torchrun shim: command lines that it rewrites, and command lines that it leaves to the real torchrun."""
 
 import argparse
 import importlib
@@ -23,7 +23,7 @@ def shim(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 class FakeTorchRun:
-    """The part of torch.distributed.run that the shim reads, with the options that launchers use."""
+    """The part of torch.distributed.run that the shim uses, with the options that launchers pass."""
 
     @staticmethod
     def parse_args(arguments: list[str]) -> argparse.Namespace:
@@ -54,7 +54,7 @@ class FakeTorchRun:
         (["--run_path", "train.py"], ["--run_path", "train.py"]),
     ],
 )
-def test_program_is_put_behind_the_rank_shim(shim: ModuleType, arguments: list[str], expected: list[str]) -> None:
+def test_the_program_runs_through_the_rank_shim(shim: ModuleType, arguments: list[str], expected: list[str]) -> None:
     assert shim.rewrite(arguments, FakeTorchRun) == expected
 
 
@@ -63,7 +63,7 @@ def test_abbreviated_module_option_is_left_to_the_real_torchrun(shim: ModuleType
         shim.rewrite(["--modul", "pkg"], FakeTorchRun)
 
 
-def test_a_torchrun_that_was_signalled_waits_a_moment_for_the_notice_of_the_stop(
+def test_a_signalled_torchrun_waits_briefly_for_the_stop_notice(
     shim: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     notice, times = tmp_path / "notice.json", []
@@ -81,9 +81,7 @@ def test_a_torchrun_that_was_signalled_waits_a_moment_for_the_notice_of_the_stop
     assert len(times) == 3, "it is there"
 
 
-def test_no_notice_is_waited_for_where_nobody_would_leave_one(
-    shim: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_stop_notice_is_waited_for_where_none_can_come(shim: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(shim.NOTICE_VARIABLE, raising=False)
     monkeypatch.setattr(shim.time, "sleep", lambda _: pytest.fail("waits"))
     shim.wait_for_notice()

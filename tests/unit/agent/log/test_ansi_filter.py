@@ -29,23 +29,23 @@ def filtered(*chunks: bytes) -> bytes:
         b"\x1bP1$r0m\x1b\\",
     ],
 )
-def test_sequences_go_and_what_stands_around_them_stays(sequence: bytes) -> None:
+def test_sequences_are_removed_and_the_text_around_them_is_kept(sequence: bytes) -> None:
     text = b"a" + sequence + b"\xc3\xa4" + sequence + b"b\n"
     assert filtered(text) == b"a\xc3\xa4b\n"
     assert filtered(*(text[at : at + 1] for at in range(len(text)))) == b"a\xc3\xa4b\n"
 
 
 @pytest.mark.parametrize("text", [b"\x1b]0;no end\nnext\n", b"\x1b[1\n", b"\x1b", b"\x1b[" + b"1" * 100, b"[0m \xff"])
-def test_what_is_no_whole_sequence_is_text(text: bytes) -> None:
+def test_an_incomplete_sequence_is_text(text: bytes) -> None:
     assert filtered(text) == text
 
 
 @given(st.lists(st.text("\x1b[]P;0m\\\x07 (B\nx", max_size=8).map(str.encode), max_size=12))
-def test_how_bytes_are_chunked_makes_no_difference(chunks: list[bytes]) -> None:
+def test_the_chunking_of_bytes_makes_no_difference(chunks: list[bytes]) -> None:
     assert filtered(*chunks) == filtered(b"".join(chunks))
 
 
-def test_what_is_held_back_is_bounded() -> None:
+def test_the_withheld_text_is_bounded() -> None:
     ansi = AnsiFilter()
     data = b"\x1b]" + b"x" * 100_000
     out = b"".join(ansi.feed(data[at : at + 1000]) for at in range(0, len(data), 1000))

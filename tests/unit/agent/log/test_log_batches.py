@@ -1,4 +1,4 @@
-"""Batches that are made while others are sent: in order, made anew when the service asks for other lines."""
+"""Batches that are encoded while others are sent: in order, and encoded again if the service asks for other lines."""
 
 import json
 import threading
@@ -17,7 +17,7 @@ from clary.contract.agent_protocol import LogBatch
 
 
 class Encoder:
-    """Encodes, and notes the thread in which it did."""
+    """Encodes lines, and records the thread that encoded them."""
 
     def __init__(self) -> None:
         self.threads: list[str] = []
@@ -57,14 +57,14 @@ def numbers(body: bytes) -> list[int]:
 
 
 def take(batches: LogBatches, first: int) -> ReadyBatch:
-    """Return the batch after the service has said that it wants line `first`."""
+    """Acknowledge all lines before `first`; return the next batch."""
     batches.acknowledge(first)
     batch = batches.take()
     assert batch is not None
     return batch
 
 
-def test_a_batch_is_the_same_until_the_service_has_said_how_far_it_is(batches: LogBatches, encoder: Encoder) -> None:
+def test_a_batch_stays_the_same_until_an_acknowledgement(batches: LogBatches, encoder: Encoder) -> None:
     first = take(batches, 0)
     assert batches.take() is first
     assert batches.first == 0
@@ -79,25 +79,25 @@ def test_in_a_flood_the_next_batch_is_made_in_another_thread(batches: LogBatches
     assert encoder.threads[1].startswith("log-batches")
 
 
-def test_a_batch_that_the_service_does_not_want_next_is_made_anew(batches: LogBatches) -> None:
+def test_a_batch_that_is_not_the_next_one_needed_is_encoded_again(batches: LogBatches) -> None:
     take(batches, 0)
     assert numbers(take(batches, 1).body) == [1, 2, 3]
     assert numbers(take(batches, 4).body) == [4, 5, 6]
 
 
-def test_the_last_batch_is_followed_by_none(batches: LogBatches, encoder: Encoder) -> None:
+def test_no_batch_is_made_ahead_after_the_last_lines(batches: LogBatches, encoder: Encoder) -> None:
     assert numbers(take(batches, 9).body) == [9]
     assert len(encoder.threads) == 1
 
 
-def test_an_error_of_a_batch_made_ahead_comes_when_it_is_wanted(batches: LogBatches, encoder: Encoder) -> None:
+def test_an_error_of_a_batch_made_ahead_is_raised_when_it_is_taken(batches: LogBatches, encoder: Encoder) -> None:
     encoder.is_failing_ahead = True
     first = take(batches, 0)
     with pytest.raises(AgentError, match="cannot be encoded"):
         take(batches, first.end_sequence)
 
 
-def test_an_error_of_a_batch_that_is_not_wanted_is_nobodys(batches: LogBatches, encoder: Encoder) -> None:
+def test_an_error_of_an_unused_batch_is_ignored(batches: LogBatches, encoder: Encoder) -> None:
     encoder.is_failing_ahead = True
     take(batches, 0)
     assert numbers(take(batches, 1).body) == [1, 2, 3]
@@ -108,9 +108,7 @@ def test_there_is_no_batch_without_lines(batches: LogBatches) -> None:
     assert batches.take() is None
 
 
-def test_lines_that_the_spool_does_not_give_back_are_an_error(
-    batches: LogBatches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_missing_in_the_spool_are_an_error(batches: LogBatches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LogSpool, "read", lambda *_arguments, **_bounds: [])
     with pytest.raises(AgentError, match="gives back none"):
         batches.take()

@@ -1,4 +1,4 @@
-"""Limits of the output that enters the log, and the log's words on dropped lines."""
+"""Limits of the output that enters the log, and the log's notices of dropped lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clary.testing.fake_clock import FakeClock
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), max_size=30), st.integers(0, 5), st.integers(0, 60))
-def test_every_line_is_admitted_in_order_or_counted_and_told(batches, max_lines, max_bytes) -> None:
+def test_every_line_is_admitted_in_order_or_counted_in_a_notice(batches, max_lines, max_bytes) -> None:
     limit = LogLimit(LogRules(max_lines_per_s=max_lines, max_bytes_per_s=max_bytes), now_s=0.0)
     now_s, number, told = 0.0, 0, 0
     admitted: list[str] = []
@@ -58,12 +58,12 @@ def texts(spool: LogSpool) -> list[str]:
     return [line for block in spool.read(0, max_lines=100_000, max_bytes=1 << 30) for line in block.lines()]
 
 
-def test_the_log_says_once_a_second_and_at_the_end_what_it_dropped(spool: LogSpool) -> None:
+def test_the_log_reports_dropped_lines_once_a_second_and_at_the_end(spool: LogSpool) -> None:
     clock = FakeClock()
     intake = LogIntake(spool, clock=clock, rules=LogRules(max_lines_per_s=1))
     intake.open("process", rank=0)
     intake.on_output("process", b"".join(b"%d\n" % number for number in range(15)))
-    intake.on_output("process", b"still\n")  # dropped; the second of the first notice begins
+    intake.on_output("process", b"still\n")  # dropped; the interval of the first notice begins
     clock.advance(0.5)
     intake.on_output("process", b"more\n")
     intake.tick()

@@ -12,7 +12,7 @@ def lines_of(*chunks: bytes) -> list[str]:
     return lines + splitter.finish()
 
 
-def test_lines_are_told_when_their_end_comes() -> None:
+def test_lines_are_emitted_when_their_end_arrives() -> None:
     splitter = LineSplitter()
     assert splitter.feed(b"loss=0.", 0.0) == []
     assert splitter.feed(b"5\nacc", 1.0) == ["loss=0.5"]
@@ -22,7 +22,7 @@ def test_lines_are_told_when_their_end_comes() -> None:
 
 
 @given(st.lists(st.binary(max_size=20).map(lambda data: data.replace(b"\r", b"")), max_size=20))
-def test_how_bytes_are_chunked_makes_no_difference(chunks: list[bytes]) -> None:
+def test_the_chunking_of_bytes_makes_no_difference(chunks: list[bytes]) -> None:
     assert lines_of(*chunks) == lines_of(b"".join(chunks))
 
 
@@ -60,7 +60,7 @@ def test_a_progress_bar_shows_its_last_state_when_it_ends() -> None:
     assert lines_of(b"\r 10%|#   |\r 50%|##  |\r100%|####|\nnext\n") == ["100%|####|", "next"]
 
 
-def test_a_bar_that_goes_on_is_shown_now_and_then() -> None:
+def test_a_moving_progress_bar_is_shown_at_intervals() -> None:
     splitter = LineSplitter()
     shown = []
     for tenth_s in range(200):
@@ -69,7 +69,7 @@ def test_a_bar_that_goes_on_is_shown_now_and_then() -> None:
     assert splitter.feed(b"\n", 20.0) == ["199%"]
 
 
-def test_a_bar_that_stands_still_is_shown_once() -> None:
+def test_a_progress_bar_that_does_not_move_is_shown_once() -> None:
     splitter = LineSplitter()
     splitter.feed(b"\r 42%", 0.0)
     assert splitter.tick(BAR_INTERVAL_S / 2) == []
@@ -86,7 +86,7 @@ def test_bars_without_end_take_no_memory() -> None:
     assert not splitter.has_cut
 
 
-def test_a_line_without_end_comes_in_pieces_of_whole_characters() -> None:
+def test_a_line_without_end_is_emitted_in_pieces_of_whole_characters() -> None:
     splitter = LineSplitter()
     text = "\u00e4" * PIECE_BYTES
     data = b"a" + text.encode()
@@ -100,7 +100,7 @@ def test_a_line_without_end_comes_in_pieces_of_whole_characters() -> None:
     assert max(len(piece.encode()) for piece in pieces) <= PIECE_BYTES
 
 
-def test_a_long_line_that_comes_at_once_is_cut_as_well() -> None:
+def test_a_long_line_that_arrives_whole_is_cut_as_well() -> None:
     splitter = LineSplitter()
     pieces = splitter.feed(("\u20ac" * PIECE_BYTES).encode() + b"\nshort\n", 0.0)
     assert pieces[-1] == "short"

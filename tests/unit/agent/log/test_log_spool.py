@@ -33,7 +33,7 @@ def test_lines_come_back_in_order_across_files(spool: LogSpool, tmp_path: Path) 
     assert spool.end_sequence == 200
 
 
-def test_both_bounds_of_a_read_hold_but_one_block_always_comes(spool: LogSpool) -> None:
+def test_both_bounds_of_a_read_hold_but_one_block_is_always_returned(spool: LogSpool) -> None:
     for text in ("a" * 10, "b" * 10, "c" * 100, "d"):
         spool.append([text])
     assert [block.text[0] for block in spool.read(0, max_lines=1, max_bytes=1000)] == ["a"]
@@ -43,7 +43,7 @@ def test_both_bounds_of_a_read_hold_but_one_block_always_comes(spool: LogSpool) 
     assert spool.read(4, max_lines=10, max_bytes=20) == []
 
 
-def test_lines_that_came_together_stay_together_unless_they_are_too_many(
+def test_lines_added_together_are_read_together_unless_they_are_too_many(
     spool: LogSpool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_spool, "BLOCK_LINES", 4)
@@ -77,9 +77,7 @@ def test_files_go_when_all_their_lines_are_stored(spool: LogSpool, tmp_path: Pat
         spool.read(0, max_lines=1, max_bytes=1)
 
 
-def test_no_file_is_skipped_when_the_one_before_it_goes_just_as_its_last_line_was_read(
-    spool: LogSpool, tmp_path: Path
-) -> None:
+def test_no_file_is_skipped_when_its_predecessor_is_deleted_during_a_read(spool: LogSpool, tmp_path: Path) -> None:
     texts = [f"line {number:03d}" for number in range(100)]
     for text in texts:
         spool.append([text])
@@ -102,7 +100,7 @@ REFUSED = "the disk of this host refused them (No space left on device)"
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every write take five bytes and fail."""
+    """Make every write write five bytes and then fail."""
     real_pwrite = os.pwrite
 
     def pwrite_on_full_disk(descriptor: int, data: bytes, offset: int) -> int:
@@ -130,7 +128,7 @@ def test_a_full_disk_loses_lines_and_the_log_says_so_where_they_are_missing(
     spool.close()
 
 
-def test_what_the_agent_says_is_kept_while_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agents_own_lines_are_kept_while_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
     spool = LogSpool(tmp_path / "spool", clock=clock, memory_bytes=0)
     fill_disk(monkeypatch)
@@ -174,7 +172,7 @@ def test_lines_of_a_full_disk_wait_in_memory_until_there_is_room(
     fill_disk(monkeypatch)
     stored = spool.end_sequence
     spool.let_go(stored)
-    for _ in range(200):  # while the service stores lines, room in memory comes back
+    for _ in range(200):  # memory becomes free as the service stores lines
         spool.append(["x" * 20_000])
         stored += len(read_all(spool, stored)) - 1
         spool.let_go(stored)
@@ -196,9 +194,7 @@ def test_memory_is_bounded_when_the_disk_stays_full(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("max_bytes", [1_000, 20_000])
-def test_a_full_spool_loses_the_newest_lines_says_so_and_goes_on_when_there_is_room(
-    tmp_path: Path, max_bytes: int
-) -> None:
+def test_a_full_spool_drops_the_newest_lines_with_a_notice_until_there_is_room(tmp_path: Path, max_bytes: int) -> None:
     clock = FakeClock()
     spool = LogSpool(tmp_path / "spool", clock=clock, max_bytes=max_bytes)
     texts = [f"line {number:04d}" for number in range(2 * max_bytes // 25)]
@@ -225,7 +221,7 @@ def test_a_full_spool_loses_the_newest_lines_says_so_and_goes_on_when_there_is_r
     spool.close()
 
 
-def test_a_full_spool_takes_what_the_agent_says(tmp_path: Path) -> None:
+def test_a_full_spool_accepts_the_agents_own_lines(tmp_path: Path) -> None:
     spool = LogSpool(tmp_path / "spool", clock=FakeClock(), max_bytes=100)
     spool.append(["x" * 80])
     spool.append(["y" * 80])

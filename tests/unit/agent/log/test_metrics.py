@@ -46,7 +46,7 @@ def test_group_one_is_the_value(finder_of, notes: list[str]) -> None:
     assert notes == []
 
 
-def test_what_is_no_finite_number_is_ignored(finder_of) -> None:
+def test_values_that_are_not_finite_numbers_are_ignored(finder_of) -> None:
     finder = finder_of(loss=r"loss=(\S*)")
     assert values(finder.find(lines("loss=abc", "loss=nan", "loss=inf", "loss=", "loss=2"))) == [
         [],
@@ -57,7 +57,7 @@ def test_what_is_no_finite_number_is_ignored(finder_of) -> None:
     ]
 
 
-def test_bad_patterns_are_noted_and_the_others_go_on(finder_of, notes: list[str]) -> None:
+def test_bad_patterns_are_noted_and_the_others_still_work(finder_of, notes: list[str]) -> None:
     finder = finder_of(broken=r"loss=(", groupless=r"loss", fine=r"(\d+)")
     assert values(finder.find(lines("loss=5"))) == [[("fine", 5.0)]]
     assert [note.split(":")[0] for note in notes] == [
@@ -66,7 +66,7 @@ def test_bad_patterns_are_noted_and_the_others_go_on(finder_of, notes: list[str]
     ]
 
 
-def test_a_pattern_that_never_ends_is_given_up_and_the_others_go_on(finder_of, notes: list[str]) -> None:
+def test_a_pattern_that_times_out_is_dropped_and_the_others_still_work(finder_of, notes: list[str]) -> None:
     finder = finder_of(endless=r"(a+)+$", fine=r"v=(\d+)")
     started_s = time.monotonic()
     found = finder.find(lines("a" * 60 + "! v=7", "a" * 60 + "! v=8"))

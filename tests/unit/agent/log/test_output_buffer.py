@@ -1,4 +1,4 @@
-"""Between the program's pipes and a disk that may hang: order, bounds, waits, and words on missing output."""
+"""The buffer between the program's pipes and a disk that may hang: order, bounds, waits, and notices of lost output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOST = "were lost here: the disk of this host did not take them in time"
 
 
 class Taker:
-    """Remembers its output; waits at its gate, as for a disk that hangs."""
+    """Records its output; blocks at its gate, as a hanging disk does."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[Hashable, object]] = []
@@ -61,7 +61,7 @@ def buffer_of(taker: Taker):
 
 
 def hang(taker: Taker, buffer: OutputBuffer) -> None:
-    """Have the passing thread wait in the middle of something."""
+    """Block the buffer's thread inside the taker."""
     taker.gate.clear()
     buffer.put("first", b"held\n")
     assert taker.has_arrived.wait(PATIENCE_S)
@@ -89,7 +89,7 @@ def test_many_small_pieces_arrive_whole(buffer_of, taker: Taker) -> None:
     assert len(taker.taken) < len(pieces)
 
 
-def test_a_disk_that_hangs_holds_up_nobody_while_there_is_room(buffer_of, taker: Taker) -> None:
+def test_a_hanging_disk_delays_no_writer_while_there_is_room(buffer_of, taker: Taker) -> None:
     buffer = buffer_of()
     hang(taker, buffer)
     for number in range(1_000):
@@ -102,7 +102,7 @@ def test_a_disk_that_hangs_holds_up_nobody_while_there_is_room(buffer_of, taker:
     assert buffer.num_lost == 0
 
 
-def test_when_there_is_no_room_left_lines_are_dropped_and_the_log_says_where(buffer_of, taker: Taker) -> None:
+def test_lines_that_find_no_room_are_dropped_and_the_log_marks_the_gap(buffer_of, taker: Taker) -> None:
     buffer = buffer_of(max_bytes=10_000)
     hang(taker, buffer)
     kept = b"k" * 8_999 + b"\n"
@@ -118,7 +118,7 @@ def test_when_there_is_no_room_left_lines_are_dropped_and_the_log_says_where(buf
     assert taker.taken[1:] == [("a", kept), ("a", gap), ("a", b"after\n")]
 
 
-def test_dropping_costs_one_wait_and_not_one_each(buffer_of, taker: Taker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropping_many_lines_costs_one_wait(buffer_of, taker: Taker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clary.agent.log.output_buffer.STUCK_S", 0.2)
     buffer = buffer_of(max_bytes=1_000)
     hang(taker, buffer)
@@ -128,7 +128,7 @@ def test_dropping_costs_one_wait_and_not_one_each(buffer_of, taker: Taker, monke
     assert time.monotonic() - started_s < 500 * 0.2 / 4
 
 
-def test_who_prints_faster_than_processors_can_follow_waits_and_loses_nothing(buffer_of, taker: Taker) -> None:
+def test_a_fast_writer_waits_for_room_and_loses_nothing(buffer_of, taker: Taker) -> None:
     buffer = buffer_of(max_bytes=1_000, is_stuck=False)
     hang(taker, buffer)
     buffer.put("a", b"x" * 1_000)

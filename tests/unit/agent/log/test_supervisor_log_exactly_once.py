@@ -1,4 +1,4 @@
-"""Lines on their way through spool, shipper and a real log store, with everything that can go wrong between the two."""
+"""Lines pass through spool, shipper and a real log store, with every failure possible between shipper and store."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class UnreliableStore:
         if mishap == "restart":
             self.close_store()
             self._logs = LogStore(self._folder)
-        if mishap == "late" and self._earlier:  # a request that lay in a queue while a later one went through
+        # an earlier request that was delayed in a queue arrives after later ones
+        if mishap == "late" and self._earlier:
             self._append(self._chance.choice(self._earlier))
         next_sequence = self._append(batch)
         self._earlier.append(batch)
@@ -78,7 +79,7 @@ class UnreliableStore:
 
 
 class FakeBackOff:
-    """Waits hardly at all."""
+    """Waits for almost no time."""
 
     def next_s(self) -> float:
         return 0.0

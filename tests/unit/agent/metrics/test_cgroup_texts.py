@@ -68,7 +68,7 @@ def test_memory_in_use_does_without_details_and_is_never_negative():
     ("text", "limit"),
     [(b"2147483648\n", 2147483648), (b"max\n", None), (b"9223372036854771712\n", None), (b"", None), (None, None)],
 )
-def test_a_limit_that_is_none_is_none_in_both_versions(text, limit):
+def test_an_unlimited_cgroup_has_no_limit_in_both_versions(text, limit):
     assert cgroup_texts.memory_limit(text) == limit
 
 

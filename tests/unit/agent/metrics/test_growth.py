@@ -12,36 +12,36 @@ from clary.agent.metrics.growth import Count, growth
 ROOT = 1
 
 
-def test_what_a_process_has_done_since_the_last_look_counts():
+def test_work_of_a_process_since_the_last_poll_counts():
     before = {5: Count(1, 100, (2.0, 10.0))}
     after = {5: Count(1, 100, (3.5, 10.0))}
     assert growth(before, after) == {5: (1.5, 0.0)}
 
 
-def test_a_process_that_was_not_there_has_grown_from_nothing():
+def test_a_new_process_counts_from_zero():
     assert growth({}, {5: Count(1, 100, (3.0,))}) == {5: (3.0,)}
 
 
-def test_a_number_that_another_process_has_got_counts_from_nothing():
+def test_a_reused_pid_counts_from_zero():
     before = {1: Count(0, 1, (0.0,)), 5: Count(1, 100, (50.0,))}
     after = {1: Count(0, 1, (50.0,)), 5: Count(1, 900, (2.0,))}
     assert growth(before, after) == {1: (0.0,), 5: (2.0,)}
 
 
-def test_a_child_that_was_waited_for_counts_at_its_parent_only_with_what_it_did_since():
+def test_a_reaped_child_adds_only_its_new_work_to_its_parent():
     before = {1: Count(0, 1, (1.0,)), 5: Count(1, 100, (50.0,))}
     after = {1: Count(0, 1, (1.0 + 53.0,))}
     assert growth(before, after) == {1: (3.0,)}
 
 
-def test_a_child_for_which_nobody_waited_does_not_make_the_rate_negative():
+def test_a_child_that_was_not_waited_for_does_not_make_the_rate_negative():
     before = {1: Count(0, 1, (1.0,)), 5: Count(1, 100, (50.0,))}
     assert growth(before, {1: Count(0, 1, (1.0,))}) == {1: (0.0,)}
 
 
 def test_an_orphan_that_ended_with_its_parent_makes_no_spike_at_the_first_process():
     before = {1: Count(0, 1, (0.0,)), 5: Count(1, 2, (0.5,)), 6: Count(5, 3, (800.0,))}
-    # 5 was waited for by 1, 6 had become a child of 1 by then.
+    # Process 1 reaped 5, and 6 had become a child of 1 by then.
     after = {1: Count(0, 1, (0.0 + 0.5 + 800.25,))}
     assert growth(before, after) == {1: (0.25,)}
 
@@ -63,7 +63,7 @@ class FakeProcess:
 
 
 class FakeKernel:
-    """Processes below a first one that adopts orphans, and waits for them."""
+    """Processes below a first process that adopts and reaps orphans."""
 
     def __init__(self) -> None:
         self.live = {ROOT: FakeProcess(0, 0)}
@@ -78,7 +78,7 @@ class FakeKernel:
             self.work += amount
         elif kind == "fork":
             self.num_forks += 1
-            # Numbers come again, as the kernel's do.
+            # Pids are reused, as by the kernel.
             fresh = next(number for number in range(2, 99) if number not in self.live)
             self.live[fresh] = FakeProcess(pid, self.num_forks)
         elif pid != ROOT:
@@ -99,7 +99,7 @@ def steps_of(*kinds: str):
 
 
 def looked_at(steps) -> tuple[FakeKernel, float]:
-    """Return the fake kernel with its true work, and the work that `growth` found over all looks."""
+    """Return the fake kernel with its true work, and the sum of the work that `growth` found in all polls."""
     kernel, before, seen = FakeKernel(), {ROOT: Count(0, 0, (0.0,))}, 0.0
     for kind, pick, amount in [*steps, ("look", 0, 0)]:
         if kind != "look":
@@ -115,12 +115,12 @@ def looked_at(steps) -> tuple[FakeKernel, float]:
 
 
 @given(steps_of("work", "fork", "reaped", "ignored"))
-def test_nothing_is_counted_twice_whoever_waits_for_whom(steps):
+def test_no_work_is_counted_twice_whichever_process_reaps_another(steps):
     kernel, seen = looked_at(steps)
     assert seen <= kernel.work + 1e-6
 
 
 @given(steps_of("work", "fork", "reaped"))
-def test_everything_is_counted_where_every_process_is_waited_for(steps):
+def test_all_work_is_counted_if_every_process_is_reaped(steps):
     kernel, seen = looked_at(steps)
     assert abs(seen - kernel.work) < 1e-6

@@ -1,4 +1,4 @@
-"""The cgroup of a host found from the outside, in both versions, on trees of plain files."""
+"""The cgroup of a host as seen from outside the host, in both versions, on trees of plain files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = "agent/clary/job-1-1-algo-1-abc"
 
 
 class FakeCgroupTree(CgroupTree):
-    """Plain files where a machine has its cgroup file system."""
+    """Plain files in place of the cgroup file system."""
 
     def __init__(self, mounts: str, *, own: str, hosts: str) -> None:
         self._mounts, self._own, self._hosts = mounts, own, hosts
@@ -39,7 +39,7 @@ def write(folder: Path, **files: str) -> None:
 
 @pytest.fixture
 def version_2(tmp_path: Path):
-    """A host in a cgroup of version 2."""
+    """Return a host in a cgroup of version 2."""
     write(
         tmp_path / FOLDER,
         cpu__stat="usage_usec 2500000\nnr_periods 10\nnr_throttled 4\nthrottled_usec 1000000\n",
@@ -55,7 +55,7 @@ def version_2(tmp_path: Path):
 
 @pytest.fixture
 def version_1(tmp_path: Path):
-    """A host in cgroups of version 1, where processor time is counted in the agent's own."""
+    """Return a host in cgroups of version 1, whose processor time is counted in the agent's own cgroup."""
     write(tmp_path / "cpu" / FOLDER, cpu__stat="nr_periods 10\nnr_throttled 4\nthrottled_time 1000000000\n")
     write(tmp_path / "cpuacct" / "agent", cpuacct__usage="99000000000\n")
     write(
@@ -83,7 +83,7 @@ def expected(cpu_s: float | None) -> CgroupReading:
     )
 
 
-def test_a_cgroup_of_version_2_says_everything(version_2):
+def test_a_cgroup_of_version_2_has_all_numbers(version_2):
     counters = find_host_cgroup(HOST_PID, version_2[1])
     assert counters is not None
     assert counters.read(looks_closely=True) == expected(2.5)
@@ -109,7 +109,7 @@ def test_processor_time_of_version_1_is_read_where_it_is_counted_for_the_host(ve
     counters.close()
 
 
-def test_numbers_follow_the_files_and_idle_pages_are_looked_at_only_when_asked(version_2):
+def test_numbers_follow_the_files_and_idle_pages_are_read_only_on_request(version_2):
     folder, tree = version_2
     counters = find_host_cgroup(HOST_PID, tree)
     assert counters is not None
@@ -130,7 +130,7 @@ def test_a_process_that_is_gone_has_none():
     assert find_host_cgroup(2**22 + 1) is None
 
 
-def test_a_cgroup_that_was_removed_says_nothing_and_raises_nothing(tmp_path):
+def test_a_removed_cgroup_has_no_numbers_and_raises_nothing(tmp_path):
     mounts = f"30 24 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
     counters = find_host_cgroup(HOST_PID, FakeCgroupTree(mounts, own="0::/agent\n", hosts=f"0::/{FOLDER}\n"))
     assert counters is not None

@@ -1,4 +1,4 @@
-"""Pauses between looks at watched memory, and the sentence on an excess."""
+"""Pauses between polls of watched memory, and the message about exceeded limits."""
 
 import pytest
 
@@ -25,11 +25,11 @@ from clary.agent.metrics.memory_watch import parse_own_pages
         (20, 0.0001, SHORTEST_PAUSE_S),
     ],
 )
-def test_looks_come_faster_the_nearer_the_limit_is_and_never_cost_much(used_gib, cost_s, expected_s):
+def test_polls_are_more_frequent_near_the_limit_and_never_cost_much(used_gib, cost_s, expected_s):
     assert pause_s(int(used_gib * GIB), 16 * GIB, cost_s=cost_s) == pytest.approx(expected_s, rel=0.05)
 
 
-def test_pages_are_told_apart_only_near_the_limit():
+def test_shared_pages_are_distinguished_only_near_the_limit():
     assert not needs_exact(7 * GIB, 10 * GIB)
     assert needs_exact(9 * GIB, 10 * GIB)
 

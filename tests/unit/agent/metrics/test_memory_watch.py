@@ -1,4 +1,4 @@
-"""A host without a cgroup is ended when its processes use too much, and not when they only share."""
+"""A host without a cgroup is ended when its processes exceed its memory; shared pages count once."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from clary.agent.metrics.memory_watch import MemoryWatch
 
 MIB = 1024**2
 LIMIT_S = 30
-# Children that only look at what their parent has: each has it resident, together they have it once.
+# Children that only read their parent's memory: it is resident in each of them, but exists once.
 SHARING = """
 import os, time
 data = bytearray(b"x" * (100 << 20))
@@ -38,11 +38,11 @@ time.sleep(60)
 
 @pytest.fixture
 def watched():
-    """Start a program below a first process and watch it; returns the process, the excess and when it came."""
+    """Start a program below a first process and watch it; return the process, the messages, and an event."""
     made = []
 
     def start(script, limit_bytes):
-        # A shell stands for the first process of a host.
+        # A shell stands in for the first process of a host.
         command = ["/bin/sh", "-c", '"$0" -I -c "$1"; true', sys.executable, script]
         first = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
         words, came = [], threading.Event()

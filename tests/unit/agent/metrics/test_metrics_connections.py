@@ -1,4 +1,4 @@
-"""Round trips of a process's connections, as the kernel knows them."""
+"""Round-trip times of a process's connections, as the kernel reports them."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ TALKER = """
 
 @pytest.fixture
 def talker():
-    """A process with a connection between two addresses, that says something when it is given a line."""
+    """Start a process with a connection between two addresses, which sends data for each line that it is given."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(TALKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -50,12 +50,12 @@ def talk(process):
 
 
 def may_borrow():
-    """Whether this kernel lets a process have the sockets of its child."""
+    """Whether this process may copy descriptors of its child."""
     return os.geteuid() == 0
 
 
 @pytest.mark.skipif(not may_borrow(), reason="borrowing sockets of other processes wants root, or a kernel that trusts")
-def test_the_round_trip_of_a_connection_is_known_and_nothing_happens_to_it(talker):
+def test_the_round_trip_of_a_connection_is_read_without_affecting_it(talker):
     source = ConnectionSource(os.getpid())
     talk(talker)
     values = source.read(0.0)
@@ -66,7 +66,7 @@ def test_the_round_trip_of_a_connection_is_known_and_nothing_happens_to_it(talke
     assert source.read(2 * INTERVAL_S)["host/network_resent_percent"] >= 0.0
 
 
-def test_connections_that_stay_on_one_address_say_nothing():
+def test_connections_within_one_address_are_not_measured():
     source = ConnectionSource(os.getpid())
     code = "import socket,sys; l=socket.create_server(('127.0.0.1',0)); c=socket.create_connection(l.getsockname());"
     code += " c.sendall(b'a'); print('ready', flush=True); sys.stdin.read()"
@@ -90,18 +90,18 @@ def info(idle_ms=10, rtt_us=1500, resent=3, sent=70):
     return b"".join(struct.pack("I", fields.get(at, 0)) for at in range(0, 140, 4))
 
 
-def test_a_connection_tells_its_round_trip_only_while_it_is_used():
+def test_a_round_trip_is_reported_only_while_the_connection_is_used():
     assert connection_of(7, info()) == (7, 1.5, 3, 70)
     assert connection_of(7, info(idle_ms=60_000)).rtt_ms is None
     assert connection_of(7, info(rtt_us=0)).rtt_ms is None
 
 
-def test_a_kernel_that_tells_less_is_refused():
+def test_a_shorter_structure_from_the_kernel_is_refused():
     with pytest.raises(ValueError, match="expected a tcp_info of 140 bytes and more, got 60"):
         connection_of(7, info()[:60])
 
 
-def test_places_in_the_structure_are_those_of_the_kernel():
+def test_offsets_in_the_structure_match_the_kernels_headers():
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as here:
         taken, _ = listening.accept()
         with taken:

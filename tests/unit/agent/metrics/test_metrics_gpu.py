@@ -1,4 +1,4 @@
-"""GPUs: lines of nvidia-smi in its documented form, and a program in its place. None of this has run on a GPU."""
+"""GPUs: lines of nvidia-smi in its documented form, and a fake nvidia-smi. No test has run on a GPU."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_a_gpu_that_is_slowed_down_by_heat_or_hardware_is_throttled(reasons):
     assert parse_gpu_line(LINE.replace("0x0000000000000004", reasons)).values["throttled"] == 1.0
 
 
-def test_a_gpu_that_answers_with_errors_has_what_it_says_and_no_more():
+def test_a_gpu_with_errors_reports_only_its_valid_fields():
     lost = "0, 00000000:65:00.0, [Unknown Error], [GPU is lost], [Not Supported], 81559, N/A, 67, [N/A], [N/A], [N/A]"
     assert parse_gpu_line(lost).values == {"memory_total_bytes": 81559.0 * 2**20, "temperature_c": 67.0}
 
 
-def test_what_a_gpu_does_not_have_is_left_out():
+def test_fields_that_a_gpu_lacks_are_left_out():
     values = parse_gpu_line(POOR_LINE).values
     assert "power_w" not in values
     assert "ecc_uncorrected_errors" not in values
@@ -77,7 +77,7 @@ def test_an_xid_is_found_in_the_kernels_log_and_belongs_to_the_gpu_on_its_bus():
 
 
 def fake_tool(folder: Path, body: str) -> list[str]:
-    """Return a command that stands for nvidia-smi."""
+    """Return a command that stands in for nvidia-smi."""
     script = folder / "fake-nvidia-smi"
     script.write_text(f"#!{sys.executable}\nimport os, sys, time\n{body}\n")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
@@ -132,7 +132,7 @@ while True:
     ]
 
 
-def test_a_tool_that_says_nothing_any_more_leaves_no_old_values(gpu_source):
+def test_a_silent_tool_leaves_no_old_values(gpu_source):
     source = gpu_source(f'print("{LINE}", flush=True)\ntime.sleep(600)', 0)
     read_until(source, lambda values: "gpu-0/power_w" in values)
     assert source.read(time.monotonic() + 60) == {}
@@ -151,8 +151,8 @@ def test_a_tool_that_ends_is_started_again_after_a_while_and_not_at_once(gpu_sou
     assert source._tool is not None
 
 
-def test_an_older_driver_is_asked_by_its_own_names_at_once(gpu_source, tmp_path):
-    """The fake nvidia-smi answers as the real one does, in words and exit code, to a name that it does not know."""
+def test_an_older_driver_is_queried_with_its_own_field_names_at_once(gpu_source, tmp_path):
+    """The fake nvidia-smi answers an unknown field with the message and exit code of the real one."""
     body = f"""
 if "clocks_event_reasons.active" in sys.argv[1]:
     print('Field "clocks_event_reasons.active" is not a valid field to query.', flush=True)
@@ -179,7 +179,7 @@ while True:
     assert not [name for name in values if name.startswith("gpu-1/")]
 
 
-def test_a_tool_that_no_way_of_asking_helps_rests_and_is_quoted(gpu_source, caplog):
+def test_a_tool_that_fails_with_every_query_pauses_and_its_message_is_logged(gpu_source, caplog):
     source = gpu_source('print("No devices were found", flush=True); sys.exit(6)', 0)
     deadline_s = time.monotonic() + DEADLINE_S
     while "No devices were found" not in caplog.text:
@@ -214,9 +214,9 @@ def test_a_machine_without_the_tool_is_no_error(tmp_path, caplog):
     source.close()
 
 
-def test_an_xid_stands_with_the_gpu_it_is_of_also_when_that_says_nothing_any_more(gpu_source, tmp_path):
+def test_an_xid_is_reported_for_its_gpu_even_if_the_gpu_is_silent(gpu_source, tmp_path):
     log = tmp_path / "kmsg"
-    log.touch()  # grows, as the kernel's log does
+    log.touch()  # the test appends to it, as the kernel does to its log
     source = gpu_source(f'while True: print("{LINE}", flush=True); time.sleep(0.05)', 0, kernel_log=log)
     assert read_until(source, lambda values: "gpu-0/xid" in values)["gpu-0/xid"] == 0.0
     with log.open("a") as kernel:

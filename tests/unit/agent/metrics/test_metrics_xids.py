@@ -1,4 +1,4 @@
-"""Xids: the kernel log's errors of GPUs, and the hosts that they belong to."""
+"""Xids: errors of GPUs in the kernel log, and the hosts to which they belong."""
 
 import os
 import time
@@ -20,7 +20,7 @@ def xid(bus, code):
 
 @pytest.fixture
 def kernel(tmp_path):
-    """Stands for the kernel's log: a file that grows; and for /proc, with three GPUs."""
+    """Fake the kernel log by a file that grows, and /proc with three GPUs."""
     for bus in ("0000:e3:00.0", "0000:65:00.0", "0000:17:00.0"):
         (tmp_path / "gpus" / bus).mkdir(parents=True)
     log = tmp_path / "kmsg"
@@ -47,13 +47,13 @@ def add(kernel, text):
         log.write(text)
 
 
-def test_errors_are_of_the_hosts_own_gpus_as_its_program_counts_them_and_not_of_before(open_log, kernel):
-    xids = open_log(1, 2)  # the machine's second and third by their buses: 65 and e3
+def test_errors_are_new_and_of_the_hosts_own_gpus_with_its_programs_indices(open_log, kernel):
+    xids = open_log(1, 2)  # the machine's second and third GPU, by their buses 65 and e3
     xids.look()
     assert xids.errors() == ()
     add(kernel, xid("0000:e3:00", 79))
     xids.look()
-    add(kernel, xid("0000:17:00", 48))  # another host's
+    add(kernel, xid("0000:17:00", 48))  # a GPU of another host
     xids.look()
     (error,) = xids.errors()
     assert (error.gpu, error.xid) == (1, 79)
@@ -76,7 +76,7 @@ def test_of_each_kind_the_newest_is_kept(open_log, kernel):
     assert last[1].not_before >= first[1].at
 
 
-def test_an_error_that_comes_again_after_the_failure_leaves_its_time_as_it_was(open_log, kernel):
+def test_an_error_repeated_after_the_failure_keeps_its_first_time(open_log, kernel):
     xids = open_log(1)
     add(kernel, xid("0000:65:00", 119))
     xids.keep()
@@ -109,7 +109,7 @@ def test_nvidia_smi_says_where_a_gpu_is_where_proc_does_not(kernel, tmp_path):
     assert [error.xid for error in xids.errors()] == [119], "what was seen stays known"
 
 
-def test_a_log_that_may_not_be_read_tells_of_nothing(tmp_path):
+def test_an_unreadable_log_reports_no_error(tmp_path):
     xids = XidLog((0,), clock=SystemClock(), kernel_log=str(tmp_path / "none"), gpus_folder=str(tmp_path))
     xids.look()
     assert not xids.is_open
@@ -117,7 +117,7 @@ def test_a_log_that_may_not_be_read_tells_of_nothing(tmp_path):
 
 
 def may_use_kernel_log():
-    """Whether this process may read and write it, which root may not in every container."""
+    """Whether this process may read and write the kernel log; root may not in every container."""
     try:
         os.close(os.open("/dev/kmsg", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         return Path("/proc/sys/kernel/printk_devkmsg").read_text().strip() != "off"
@@ -144,7 +144,7 @@ def test_the_kernels_own_log_is_read_and_what_programs_write_there_is_not_believ
     assert parse_xid(f"3,{record.partition(',')[2]}") == ("beef:1f:1f", 79), "as the kernel itself writes it"
 
 
-def test_numbers_are_said_in_words_and_an_unknown_one_blames_nobody():
+def test_xid_numbers_are_described_and_an_unknown_number_blames_no_party():
     assert xid_in_words(79) == "Xid 79, the GPU has fallen off the bus"
     assert xid_in_words(31) == "Xid 31, a memory access of the program that is not allowed"
     assert xid_in_words(777) == "Xid 777"

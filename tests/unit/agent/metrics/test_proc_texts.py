@@ -21,7 +21,7 @@ from clary.agent.metrics.proc_texts import (
     parse_stat,
 )
 
-# A trainer of 38 threads that has given itself a bad name.
+# A trainer with 38 threads that has set an awkward process name.
 STAT = (
     b"41877 (pt) data (3) R) S 41860 41860 41860 0 -1 4194304 1593841 8213 12 0 90521 4410 77 31 20 0 38 0 2864020 "
     b"31276199936 612345 18446744073709551615 1 1 0 0 0 0 0 16781312 134237186 0 0 0 17 3 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
@@ -81,7 +81,7 @@ def test_guest_time_is_not_added_to_user_time_again():
     assert parse_cpu_times(MACHINE) == CpuTimes(busy=10132153 + 290696 + 3084719 + 25195, iowait=16683, steal=175)
 
 
-def test_a_machine_that_says_something_else_is_refused_in_words():
+def test_text_of_another_form_is_refused_with_a_message():
     with pytest.raises(ValueError, match="expected a line of processor times, got"):
         parse_cpu_times(b"intr 5\ncpu 1 2\n")
 

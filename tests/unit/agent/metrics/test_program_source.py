@@ -77,7 +77,7 @@ def read_until(source: ProgramSource, holds, *, pause_s: float = 0.1) -> dict[st
 
 
 def cpu_s_over(source: ProgramSource, span_s: float, *names: str) -> dict[str, float]:
-    """Return the processor time that rows of a while add up to."""
+    """Return the processor time that the rows of `span_s` seconds add up to."""
     sums = dict.fromkeys(names, 0.0)
     last_s = time.monotonic()
     source.read(last_s)
@@ -93,7 +93,7 @@ def cpu_s_over(source: ProgramSource, span_s: float, *names: str) -> dict[str, f
 
 
 def children_of(first_pid: int) -> list[int]:
-    """Return the children as soon as there are some; the first process is in its cgroup by then."""
+    """Return the children as soon as they exist; the first process is in its cgroup by then."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not (children := list(live_descendants(first_pid))):
         assert time.monotonic() < deadline_s
@@ -115,7 +115,7 @@ def test_what_a_rank_computes_is_what_the_kernel_counts_for_it(start, source_of)
     sums = cpu_s_over(source, 3.0, "rank-0/cpu_percent", "rank-1/cpu_percent", "host/cpu_percent")
     counted_s = used_s(spinner) - before_s
     assert counted_s > 0.1, "even on a busy machine something is computed"
-    # A tick of the kernel's clock at either end of each row, and what passes between two readings.
+    # tolerance: a tick of the kernel's clock at either end of each row, and the time between two readings
     assert sums["rank-0/cpu_percent"] == pytest.approx(counted_s, abs=1.0)
     assert sums["rank-1/cpu_percent"] < 0.5
     assert sums["host/cpu_percent"] >= sums["rank-0/cpu_percent"] - 0.01
@@ -138,8 +138,8 @@ def test_a_rank_that_the_agent_has_started_needs_no_variable(start, source_of):
     assert read_until(source, lambda values: "rank-5/cpu_percent" in values)["rank-5/num_processes"] == 1
 
 
-def test_processes_that_come_and_go_make_no_rate_negative_and_none_absurd(start, source_of):
-    # Each lives for a moment and is waited for, which hands all it has used to its parent.
+def test_short_lived_processes_make_no_rate_negative_or_absurd(start, source_of):
+    # Each child lives briefly and is reaped, which adds all its processor time to its parent.
     busy = (
         "import os\n"
         "while True:\n"
@@ -187,12 +187,12 @@ def test_a_program_that_has_ended_leaves_nothing_to_measure_and_no_error(source_
     assert source.read(time.monotonic())["host/num_processes"] == 0
 
 
-def test_a_host_without_a_network_of_its_own_says_nothing_of_it(start, source_of):
+def test_a_host_without_its_own_network_has_no_network_series(start, source_of):
     source = source_of(start())
     assert not [name for name in read_until(source, lambda values: "host/cpu_percent" in values) if "network" in name]
 
 
-def test_a_host_with_a_network_of_its_own_says_what_goes_over_it(start):
+def test_a_host_with_its_own_network_reports_its_traffic(start):
     source = ProgramSource(start(), ranks={}, has_own_network=True)
     read_until(source, lambda values: "host/network_received_bytes_s" in values)
     source.close()
@@ -212,7 +212,7 @@ def test_a_host_with_a_cgroup_of_its_own_is_listed_and_counted_by_it(start, sour
         assert values["host/memory_limit_bytes"] == 2**30
         assert 0 < values["host/memory_percent"] < 100
         assert values["host/num_processes"] == 2
-        # Whether it is throttled hangs on what else the machine has to do.
+        # Whether the host is throttled depends on other load on the machine.
         assert 0 <= values["host/cpu_throttled_percent"] <= 100
         assert values["host/cpu_throttled_time_percent"] >= 0
         assert values["host/oom_kills"] == 0
@@ -228,11 +228,11 @@ def test_refused_processor_time_is_a_share_of_periods_and_of_time():
         "host/cpu_throttled_percent": 80.0,
         "host/cpu_throttled_time_percent": 150.0,
     }
-    # No period passes while nothing wants to run.
+    # No period passes while no process is runnable.
     assert throttled_values(then, then, 0.5)["host/cpu_throttled_percent"] == 0.0
 
 
-def test_more_processes_than_files_may_be_open_are_read_all_the_same(start, monkeypatch):
+def test_processes_beyond_the_limit_of_open_files_are_read(start, monkeypatch):
     monkeypatch.setattr("clary.agent.metrics.process_table.MAX_OPEN_FILES", 3)
     first_pid = start(("0", SLEEP), ("1", SLEEP), ("2", SLEEP))
     table = ProcessTable(first_pid, ranks={}, members=None)
@@ -244,7 +244,7 @@ def test_more_processes_than_files_may_be_open_are_read_all_the_same(start, monk
     table.close()
 
 
-def test_a_process_that_turns_into_a_rank_after_its_fork_is_known_as_one(source_of):
+def test_a_process_that_becomes_a_rank_after_its_fork_is_recognised(source_of):
     script = (
         "import os, sys, time; sys.stdin.readline(); os.environ['RANK'] = '9'; os.execv(sys.executable, sys.argv[1:])"
     )
@@ -260,7 +260,7 @@ def test_a_process_that_turns_into_a_rank_after_its_fork_is_known_as_one(source_
     first.wait()
 
 
-def test_a_kept_file_gives_its_place_back_and_says_none_once_its_process_is_gone():
+def test_a_kept_file_of_an_ended_process_reads_none_and_frees_its_slot():
     process = subprocess.Popen([sys.executable, "-c", SLEEP])
     budget = OpenFiles(1)
     file = KeptFile(f"/proc/{process.pid}/stat", budget)
@@ -275,7 +275,7 @@ def test_a_kept_file_gives_its_place_back_and_says_none_once_its_process_is_gone
     assert read_list(f"/proc/{process.pid}/net/dev") is None
 
 
-def test_the_agent_the_machine_and_the_disk_say_what_they_are(tmp_path):
+def test_sources_of_agent_machine_and_disk_report_their_values(tmp_path):
     agent, machine, disk = AgentSource(), MachineSource(), DiskSource((tmp_path / "not-there", tmp_path))
     for source in (agent, machine, disk):
         source.read(0.0)
@@ -291,13 +291,13 @@ def test_the_agent_the_machine_and_the_disk_say_what_they_are(tmp_path):
     agent.close()
 
 
-def test_a_process_whose_parent_ends_while_it_is_looked_for_is_found_by_the_next_look(monkeypatch):
+def test_a_process_whose_parent_ends_during_a_scan_is_found_by_the_next_scan(monkeypatch):
     def stat(pid: int, parent: int) -> bytes:
         fields = ["S", str(parent), *["0"] * 15, "1", "0", str(pid), "0", "5", "0"]
         return f"{pid} (x) {' '.join(fields)}".encode()
 
     class FakeFile:
-        """A file of a process that a fake machine has."""
+        """A fake file in /proc."""
 
         def __init__(self, path: str, _budget: object = None) -> None:
             self._path = path

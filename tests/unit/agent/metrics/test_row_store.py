@@ -1,4 +1,4 @@
-"""Rows wait for the service in order, numbered, and the oldest are given up when there are too many."""
+"""Rows wait for the service in order, with numbers; the oldest rows are dropped when there are too many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def filled(num_rows: int, **bounds: float) -> RowStore:
     return store
 
 
-def test_rows_come_out_by_column_with_the_number_of_the_first():
+def test_a_batch_has_columns_and_the_number_of_its_first_row():
     store = filled(3)
     store.acknowledge(1)
     batch = store.batch()
@@ -34,7 +34,7 @@ def test_there_is_no_batch_without_rows():
     assert RowStore().batch() is None
 
 
-def test_a_series_that_comes_later_has_nothing_before():
+def test_a_series_that_begins_later_has_no_earlier_values():
     store = RowStore()
     store.add(1, {"host/cpu_percent": 1.0})
     store.add(2, {"host/cpu_percent": 2.0, "rank-0/cpu_percent": 3.0})
@@ -46,7 +46,7 @@ def test_a_series_that_comes_later_has_nothing_before():
     }
 
 
-def test_what_is_no_number_and_what_is_no_name_stays_here():
+def test_values_that_are_no_numbers_and_invalid_names_are_not_sent():
     store = RowStore()
     store.add(1, {"host/cpu_percent": math.nan, "host/memory_bytes": math.inf, "Host/CPU": 1.0})
     batch = store.batch()
@@ -54,7 +54,7 @@ def test_what_is_no_number_and_what_is_no_name_stays_here():
     assert batch.columns == ((None,), (None,))
 
 
-def test_one_batch_holds_no_more_than_the_service_takes():
+def test_one_batch_holds_no_more_rows_than_the_service_accepts():
     store = filled(MAX_ROWS + 5)
     assert len(store.batch().at_ms) == MAX_ROWS
     wide = RowStore()
@@ -66,25 +66,25 @@ def test_one_batch_holds_no_more_than_the_service_takes():
     assert len(heavy.batch().at_ms) == row_store.MAX_BATCH_VALUES // 200
 
 
-def test_rows_that_are_too_many_go_the_oldest_first_and_are_counted():
+def test_surplus_rows_are_dropped_oldest_first_and_counted():
     store = filled(100, max_bytes=10 * 208)
     batch = store.batch()
     assert (batch.first_row, len(batch.at_ms), batch.num_dropped) == (90, 10, 90)
 
 
-def test_rows_that_are_too_old_go():
+def test_rows_that_are_too_old_are_dropped():
     store = filled(10, max_age_s=0.005)
     assert store.batch().first_row == 4
     assert store.num_dropped == 4
 
 
-def test_what_the_service_will_not_have_is_counted_as_given_up():
+def test_rows_that_the_service_refuses_are_counted_as_dropped():
     store = filled(10)
     store.give_up(4)
     assert (store.first, store.num_dropped, store.end) == (4, 4, 10)
 
 
-def test_a_service_that_has_more_rows_than_there_are_is_followed():
+def test_an_acknowledgement_beyond_the_last_row_advances_the_numbers():
     store = filled(3)
     store.acknowledge(50)
     assert (store.first, store.end, store.batch()) == (50, 50, None)
@@ -92,7 +92,7 @@ def test_a_service_that_has_more_rows_than_there_are_is_followed():
     assert store.batch().first_row == 50
 
 
-def test_a_service_that_has_fewer_rows_than_it_said_gets_what_there_is():
+def test_an_acknowledgement_that_moves_back_gets_the_rows_that_remain():
     store = filled(5)
     store.acknowledge(3)
     store.acknowledge(1)
@@ -102,7 +102,7 @@ def test_a_service_that_has_fewer_rows_than_it_said_gets_what_there_is():
 @given(
     st.lists(st.one_of(st.just("append"), st.tuples(st.sampled_from(["acknowledge", "give_up"]), st.integers(0, 60))))
 )
-def test_numbers_never_come_twice_and_every_row_is_kept_let_go_or_given_up(acts):
+def test_row_numbers_are_unique_and_each_row_is_kept_acknowledged_or_dropped(acts):
     store, num_appended, handed_out = RowStore(max_bytes=5 * 208), 0, {}
     for act in acts:
         if act == "append":

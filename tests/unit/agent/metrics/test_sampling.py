@@ -1,4 +1,4 @@
-"""The thread that measures: in time, through sources that break, and never in anybody's way."""
+"""The thread that measures: punctual, robust against broken sources, and never a delay for other threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE_S = 20.0
 
 
 class FakeSource:
-    """Counts how often it is asked, and breaks when it is told to."""
+    """Counts its reads, and raises when a test sets it to."""
 
     def __init__(self, name: str = "host/cpu_percent", *, breaks_at: int = 0) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class FakeSource:
 
 
 class FakeSteppedClock:
-    """A time of day that is set while time goes on."""
+    """A time of day that steps while monotonic time passes."""
 
     def __init__(self) -> None:
         self.offset_s = 0.0
@@ -85,7 +85,7 @@ def test_every_row_has_the_values_of_every_source_and_the_marks(sampling_of):
     assert one.num_closed == other.num_closed == 1
 
 
-def test_a_source_that_breaks_is_left_out_and_the_others_go_on(sampling_of, caplog):
+def test_a_source_that_fails_is_left_out_and_the_others_are_read(sampling_of, caplog):
     store, good, bad = RowStore(), FakeSource(), FakeSource("gpu-0/power_w", breaks_at=2)
     sampling_of(bad, good, store=store)
     wait_until(lambda: good.num_asked > 5)
@@ -94,7 +94,7 @@ def test_a_source_that_breaks_is_left_out_and_the_others_go_on(sampling_of, capl
     assert "FakeSource is not read any more" in caplog.text
 
 
-def test_a_source_comes_and_goes_while_it_is_measured(sampling_of):
+def test_a_source_can_be_added_and_removed_during_measurement(sampling_of):
     class FakeProgramSource(FakeSource):
         pass
 
@@ -110,7 +110,7 @@ def test_a_source_comes_and_goes_while_it_is_measured(sampling_of):
     assert source.num_asked == asked
 
 
-def test_a_source_that_cannot_be_made_is_no_harm(sampling_of, caplog):
+def test_a_source_that_cannot_be_made_does_not_stop_the_measurement(sampling_of, caplog):
     store = RowStore()
     sampling = sampling_of(store=store)
 
@@ -123,7 +123,7 @@ def test_a_source_that_cannot_be_made_is_no_harm(sampling_of, caplog):
     assert "could not be made" in caplog.text
 
 
-def test_a_source_that_hangs_does_not_keep_who_ends_the_thread(sampling_of):
+def test_closing_does_not_wait_for_a_source_that_hangs(sampling_of):
     held = threading.Event()
 
     class FakeHungSource(FakeSource):
@@ -137,7 +137,7 @@ def test_a_source_that_hangs_does_not_keep_who_ends_the_thread(sampling_of):
     held.set()
 
 
-def test_a_source_that_is_dear_is_asked_less_often(sampling_of):
+def test_an_expensive_source_is_read_less_often(sampling_of):
     class FakeDearSource(FakeSource):
         def read(self, now_s: float) -> dict[str, float]:
             until_s = time.thread_time() + 0.02
@@ -151,7 +151,7 @@ def test_a_source_that_is_dear_is_asked_less_often(sampling_of):
     assert time.monotonic() - began_s >= 2 * 0.02 / 0.04, "each costs 20 ms, of which one core may give 4 %"
 
 
-def test_times_of_rows_go_on_when_the_clock_is_set_back_and_follow_it_forward():
+def test_times_of_rows_never_go_back_and_follow_the_clock_forward():
     clock = FakeSteppedClock()
     sampling = Sampling([], store=RowStore(), clock=clock, interval_s=1.0)
     times = []
@@ -171,15 +171,15 @@ def test_the_next_beat_is_ahead_by_one_interval_at_most(beat_s, late_s, interval
     assert due_s - now_s <= interval_s * 1.000001 + 1e-6
 
 
-def test_beats_that_were_missed_are_left_out_and_the_rhythm_is_kept():
+def test_missed_beats_are_skipped_and_the_rhythm_is_kept():
     assert next_beat_s(10.0, now_s=10.1, interval_s=0.5) == 10.5
     assert next_beat_s(10.0, now_s=12.2, interval_s=0.5) == pytest.approx(12.5)
 
 
-def test_another_interval_holds_at_once_though_the_old_one_was_long(sampling_of):
+def test_a_new_interval_takes_effect_at_once(sampling_of):
     store = RowStore()
     sampling = sampling_of(FakeSource(), store=store, interval_s=3600.0)
     wait_until(lambda: store.end >= 1)
     sampling.measure_every(0.01)
     wait_until(lambda: store.end >= 5)
-    sampling.measure_every(0.01)  # what is said again changes nothing
+    sampling.measure_every(0.01)  # setting the same interval again changes nothing

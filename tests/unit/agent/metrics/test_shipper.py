@@ -1,4 +1,4 @@
-"""Rows on their way to a service over HTTP: one that fails, hangs, forgets, loses answers, or knows no rows."""
+"""Rows sent over HTTP to a service that fails, hangs, loses its rows, loses answers, or does not support rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def service(tmp_path: Path):
 
 @pytest.fixture
 def shipped(service: FakeService):
-    """A shipper over a real connection to the fake service."""
+    """Return a shipper with a real connection to the fake service."""
     address = AgentAddress(service_url=service.url, job=service.plan.job_name, attempt=1, host="algo-1")
     client, store, unwanted = ServiceClient(address, token=service.token), RowStore(), threading.Event()
     shipper = SampleShipper(client, store=store, on_unwanted=unwanted.set, interval_s=0.05)
@@ -55,7 +55,7 @@ def wait_until(holds) -> None:
         time.sleep(0.005)
 
 
-def test_rows_arrive_in_order_each_once(service, shipped):
+def test_rows_arrive_in_order_exactly_once(service, shipped):
     _, store, unwanted = shipped
     for _ in range(5):
         append(store, 4)
@@ -98,7 +98,7 @@ def test_rows_outlive_a_service_that_fails(service, shipped):
     assert store.num_dropped == 0
 
 
-def test_who_waits_for_the_last_rows_waits_no_longer_than_he_said_for_a_service_that_hangs(service, shipped):
+def test_wait_sent_ends_at_its_limit_while_the_service_hangs(service, shipped):
     shipper, store, _ = shipped
     service.partition()
     append(store, 5)
@@ -111,7 +111,7 @@ def test_who_waits_for_the_last_rows_waits_no_longer_than_he_said_for_a_service_
     assert shipper.wait_sent(end_row, DEADLINE_S)
 
 
-def test_a_hurry_does_not_wait_for_the_next_batch_to_be_due(service):
+def test_a_flush_sends_before_the_next_batch_is_due(service):
     address = AgentAddress(service_url=service.url, job=service.plan.job_name, attempt=1, host="algo-1")
     client, store = ServiceClient(address, token=service.token), RowStore()
     shipper = SampleShipper(client, store=store, on_unwanted=lambda: None, interval_s=3600.0)
@@ -128,7 +128,7 @@ def test_a_hurry_does_not_wait_for_the_next_batch_to_be_due(service):
     client.close()
 
 
-def test_a_service_of_an_older_release_is_left_alone_after_one_try_and_one_line(service, shipped, caplog):
+def test_a_service_of_an_older_release_gets_one_request_and_one_log_line(service, shipped, caplog):
     caplog.set_level("INFO")
     shipper, store, unwanted = shipped
     service.fail("samples", status=404, count=1)
@@ -142,7 +142,7 @@ def test_a_service_of_an_older_release_is_left_alone_after_one_try_and_one_line(
     ]
 
 
-def test_an_attempt_that_is_over_ends_it(service, shipped):
+def test_the_end_of_the_attempt_ends_the_shipper(service, shipped):
     shipper, store, unwanted = shipped
     service.end_attempt(is_gone=True)
     append(store, 1)
@@ -150,7 +150,7 @@ def test_an_attempt_that_is_over_ends_it(service, shipped):
     assert shipper.join(DEADLINE_S)
 
 
-def test_rows_that_are_refused_are_given_up_and_later_ones_arrive(service, shipped, caplog):
+def test_refused_rows_are_dropped_and_later_rows_arrive(service, shipped, caplog):
     _, store, _ = shipped
     service.fail("samples", status=400, count=2)
     append(store, 4)
@@ -164,7 +164,7 @@ def test_rows_that_are_refused_are_given_up_and_later_ones_arrive(service, shipp
     assert sum("are given up" in record.message for record in caplog.records) == 1, "said once"
 
 
-def test_a_service_that_has_lost_its_memory_gets_what_comes(service, shipped):
+def test_a_service_that_lost_its_rows_gets_new_rows(service, shipped):
     _, store, _ = shipped
     append(store, 5)
     wait_until(lambda: store.first == 5)
@@ -176,7 +176,7 @@ def test_a_service_that_has_lost_its_memory_gets_what_comes(service, shipped):
 
 
 class FakeForgetfulService:
-    """Says again and again that it wants rows which are long gone."""
+    """Always asks for rows that were acknowledged long ago."""
 
     def __init__(self) -> None:
         self.sent: list[SampleBatch] = []
@@ -186,7 +186,7 @@ class FakeForgetfulService:
         return SampleReceipt(next_row=0)
 
 
-def test_a_service_that_never_gets_on_is_not_asked_in_a_hurry_and_costs_no_memory():
+def test_a_service_that_never_advances_is_not_flooded_and_costs_no_memory():
     service, store = FakeForgetfulService(), RowStore()
     shipper = SampleShipper(service, store=store, on_unwanted=lambda: None, interval_s=0.01)
     append(store, 3)
@@ -199,13 +199,13 @@ def test_a_service_that_never_gets_on_is_not_asked_in_a_hurry_and_costs_no_memor
 
 
 class FakeBrokenService:
-    """Has a defect."""
+    """Fails with an unexpected exception."""
 
     def send_samples(self, batch: SampleBatch) -> SampleReceipt:
         raise KeyError("a defect")
 
 
-def test_a_defect_ends_the_measuring_and_nothing_else(caplog):
+def test_an_unexpected_error_ends_only_the_measurement(caplog):
     store, unwanted = RowStore(), threading.Event()
     shipper = SampleShipper(FakeBrokenService(), store=store, on_unwanted=unwanted.set, interval_s=0.01)
     append(store, 1)

@@ -1,4 +1,4 @@
-"""Steps of ranks as series: files as `train.steps` writes them, and files that programs make up."""
+"""Steps of ranks as series: files that `train.steps` writes, and files that programs forge."""
 
 import os
 
@@ -67,7 +67,7 @@ def test_every_step_is_read_once_however_often_the_ring_goes_round(source, rank_
         seen = number
 
 
-def test_what_was_overwritten_before_it_was_read_is_gone_and_the_rest_is_read(source, rank_3):
+def test_rows_overwritten_before_a_read_are_lost_and_the_others_are_read(source, rank_3):
     for number in range(1, 4):
         rank_3.write(row(number))
     source.read(0.0)
@@ -102,7 +102,7 @@ def test_a_torn_row_is_left_for_later(source, tmp_path):
         pack_header(1 << 40, 1) + pack_row(row(1)),
     ],
 )
-def test_files_that_are_something_else_are_left_alone(source, tmp_path, body):
+def test_files_of_another_kind_are_ignored(source, tmp_path, body):
     (tmp_path / "0-1.steps").write_bytes(body)
     assert source.read(0.0) == {}
 
@@ -114,7 +114,7 @@ def test_rows_with_impossible_values_are_left_out(source, tmp_path, value):
     assert source.read(0.0) == {"rank-0/steps": 1.0}
 
 
-def test_links_fifos_and_folders_are_not_followed_and_hold_nobody_up(source, tmp_path):
+def test_links_fifos_and_folders_are_neither_followed_nor_waited_for(source, tmp_path):
     (tmp_path / "real").write_bytes(pack_header(0, 1) + pack_row(row(1)) + pack_row(row(2)))
     os.symlink(tmp_path / "real", tmp_path / "0-1.steps")
     os.mkfifo(tmp_path / "0-2.steps")
@@ -134,7 +134,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_ends_quietly(source, rank_3, 
     assert source.read(1.0) == {"rank-3/steps": 1.0}
 
 
-def test_a_file_that_is_found_before_its_process_has_begun_it_is_read_later(source, tmp_path):
+def test_a_file_found_before_its_header_was_written_is_read_later(source, tmp_path):
     path = tmp_path / "3-1.steps"
     path.touch()
     assert source.read(0.0) == {}

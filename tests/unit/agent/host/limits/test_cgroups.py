@@ -1,4 +1,4 @@
-"""Cgroups of both versions, on a tree of plain files that behaves as the kernel's does where it matters."""
+"""Cgroups of both versions, on a tree of plain files that imitates the kernel's rules."""
 
 import errno
 import os
@@ -30,13 +30,13 @@ FILES = {
 
 
 class FakeCgroupTree(CgroupTree):
-    """Plain files; new groups get the files of the controllers handed down to them, as in the kernel."""
+    """A tree of plain files; as in the kernel, a new group gets the files of its parent's enabled controllers."""
 
     def __init__(self, root, *, version, own="/system.slice/clary.service", busy=(), forbidden=()):
-        """`busy` names groups that hold processes: version 2 hands nothing down from them."""
+        """Make a tree; `busy` names groups with processes, which enable no controllers for children in version 2."""
         self.root, self.version, self.own = root, version, own
         self.pid_max = 4_194_304
-        self.members = {}  # pid -> group, where a test lets processes move
+        self.members = {}  # pid -> group, in tests that let processes move
         self.forbidden = set(forbidden)  # control files that cannot be written, by name or by path
         if version == 2:
             self._populate(root, ("memory", "cpu", "pids"), is_top=True)
@@ -91,12 +91,13 @@ class FakeCgroupTree(CgroupTree):
             raise PermissionError(errno.EACCES, "Permission denied", path)
         if name == "cgroup.subtree_control":
             folder = os.path.dirname(path)
-            if "memory" in value and self.read(f"{folder}/cgroup.procs"):  # cpu and pids are taken, to no use
+            # cpu and pids alone would be accepted, and would not suffice
+            if "memory" in value and self.read(f"{folder}/cgroup.procs"):
                 raise OSError(errno.EBUSY, "Device or resource busy", path)
             value = f"{self.read(path)} {value.removeprefix('+')}".strip()
             with open(path, "w") as file:
                 file.write(value)
-            # Control files appear in groups that are there already.
+            # Control files appear in the child groups that exist already.
             for name in os.listdir(folder):
                 if os.path.isdir(f"{folder}/{name}"):
                     self._populate(f"{folder}/{name}", value.split()[-1:])
@@ -104,11 +105,11 @@ class FakeCgroupTree(CgroupTree):
         if name == "cgroup.procs" and self.members:
             self.move(int(value), os.path.dirname(path))
             return
-        os.truncate(path, 0)  # control files keep nothing of what was written before
+        os.truncate(path, 0)  # a write replaces the content of a control file
         super().write(path, value)
 
     def move(self, pid, folder):
-        """Let a process be in a group, as it is in one at a time."""
+        """Move a process to a group; a process is in one group at a time."""
         self.members[pid] = str(folder)
         for group in {folder, *self.root.rglob("cgroup.procs")}:
             group = os.path.dirname(group) if os.path.basename(group) == "cgroup.procs" else group
@@ -167,7 +168,7 @@ def test_version_1_limits_memory_processors_and_processes(tmp_path):
 @pytest.mark.parametrize(
     ("pid_max", "above", "of_one", "of_all"),
     [
-        (32_768, "max", 8192, 24_576),  # what kernels have for 32 processors and fewer
+        (32_768, "max", 8192, 24_576),  # the default of kernels with up to 32 processors
         (4_194_304, "4915", 1228, 3686),  # a unit of systemd
         (4_194_304, "max", 32_768, 3_145_728),
         (600, "max", 256, 450),
@@ -188,7 +189,7 @@ def test_hosts_never_take_the_machines_last_processes(tmp_path, version, pid_max
 
 
 @pytest.mark.parametrize(("version", "file", "per_cpu"), [(1, "cpu.shares", 1024), (2, "cpu.weight", 100)])
-def test_all_hosts_together_weigh_what_each_of_them_does(tmp_path, version, file, per_cpu):
+def test_the_weight_of_the_family_is_the_sum_of_its_hosts_weights(tmp_path, version, file, per_cpu):
     tree = FakeCgroupTree(tmp_path, version=version)
     hosts = [
         HostCgroup.create(name, Resources(num_cpus=num_cpus, memory_bytes=None), tree=tree)
@@ -206,7 +207,7 @@ def test_all_hosts_together_weigh_what_each_of_them_does(tmp_path, version, file
     assert not os.path.exists(family)
 
 
-def test_family_that_may_not_be_weighed_is_no_error(tmp_path):
+def test_a_family_whose_weight_cannot_be_written_is_no_error(tmp_path):
     tree = FakeCgroupTree(tmp_path, version=1)
     HostCgroup.create("first", Resources(num_cpus=1, memory_bytes=None), tree=tree)
     tree.forbidden.add("cpu.shares")
@@ -221,7 +222,7 @@ def test_quota_is_left_out_where_the_host_may_use_the_whole_machine(tmp_path):
     assert tree.read(f"{folder}/memory.max") == "max"
 
 
-def test_version_2_goes_up_past_a_group_that_holds_processes(tmp_path):
+def test_version_2_makes_the_family_above_a_group_that_holds_processes(tmp_path):
     tree = FakeCgroupTree(tmp_path, version=2, busy=["system.slice/clary.service"])
     cgroup = HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
     assert cgroup.not_enforced == ()
@@ -229,7 +230,7 @@ def test_version_2_goes_up_past_a_group_that_holds_processes(tmp_path):
     assert cgroup.home_files == (f"{tmp_path}/system.slice/clary.service/cgroup.procs",)
 
 
-def test_version_2_never_leaves_a_limit_that_somebody_set_for_the_agent(tmp_path):
+def test_version_2_never_leaves_a_limit_that_was_set_for_the_agent(tmp_path):
     tree = FakeCgroupTree(tmp_path, version=2, busy=["system.slice/clary.service"])
     (tmp_path / "system.slice" / "clary.service" / "memory.max").write_text(str(GIB))
     cgroup = HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=4 * GIB), tree=tree)
@@ -242,7 +243,7 @@ def test_version_2_never_leaves_a_limit_that_somebody_set_for_the_agent(tmp_path
 
 
 class FakeDelegatedTree(FakeCgroupTree):
-    """A group that belongs to the user, with the service and a shell in it; nothing above may be written."""
+    """A group that belongs to the user and holds the service and a shell; the user may not write anything above it."""
 
     def __init__(self, root, **options):
         forbidden = ["user/cgroup.subtree_control", "user/cgroup.procs"]
@@ -253,7 +254,7 @@ class FakeDelegatedTree(FakeCgroupTree):
     def make(self, folder):
         if not os.path.isdir(folder) and os.path.dirname(folder) in (f"{self.root}", f"{self.root}/user"):
             if not self.members:
-                return super().make(folder)  # by root, before the user comes
+                return super().make(folder)  # made by root before the user's processes exist
             raise PermissionError(errno.EACCES, "Permission denied", folder)
         return super().make(folder)
 
@@ -261,7 +262,7 @@ class FakeDelegatedTree(FakeCgroupTree):
         return f"0::/{os.path.relpath(self.members[42], self.root)}\n"
 
 
-def test_delegated_group_hands_limits_down_after_its_processes_moved_into_a_leaf(tmp_path):
+def test_a_delegated_group_enables_limits_after_its_processes_moved_to_a_leaf(tmp_path):
     tree = FakeDelegatedTree(tmp_path)
     own = tmp_path / "user" / "alice"
     for name in ("first", "second"):
@@ -273,7 +274,7 @@ def test_delegated_group_hands_limits_down_after_its_processes_moved_into_a_leaf
     assert set(tree.members.values()) == {f"{own}/clary-service"}
 
 
-def test_looking_moves_nothing(tmp_path):
+def test_a_probe_without_may_move_moves_no_process(tmp_path):
     tree = FakeDelegatedTree(tmp_path)
     cgroup = HostCgroup.create("h", Resources(num_cpus=2, memory_bytes=GIB), tree=tree, may_move=False)
     assert not cgroup.limits_memory
@@ -291,7 +292,7 @@ def test_group_whose_processes_may_not_be_moved_stays_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize(("version", "file"), [(1, "memory.limit_in_bytes"), (2, "memory.max")])
-def test_limit_that_cannot_be_written_is_told(tmp_path, version, file):
+def test_a_limit_that_cannot_be_written_is_reported(tmp_path, version, file):
     tree = FakeCgroupTree(tmp_path, version=version, forbidden=[file])
     cgroup = HostCgroup.create("h", Resources(num_cpus=8, memory_bytes=GIB), tree=tree)
     (sentence,) = cgroup.not_enforced
@@ -300,12 +301,12 @@ def test_limit_that_cannot_be_written_is_told(tmp_path, version, file):
 
 
 @pytest.mark.parametrize(("version", "file"), [(1, "memory.memsw.limit_in_bytes"), (2, "memory.swap.max")])
-def test_kernels_that_do_not_count_swap_limit_memory_all_the_same(tmp_path, version, file):
+def test_kernels_without_swap_accounting_limit_memory(tmp_path, version, file):
     tree = FakeCgroupTree(tmp_path, version=version, forbidden=[file])
     assert HostCgroup.create("h", Resources(num_cpus=8, memory_bytes=GIB), tree=tree).not_enforced == ()
 
 
-def test_nothing_is_told_of_limits_that_nobody_asked_for(tmp_path):
+def test_limits_that_were_not_requested_are_not_reported(tmp_path):
     tree = FakeCgroupTree(tmp_path, version=2)
     shutil.rmtree(tmp_path)
     assert HostCgroup.create("h", Resources(num_cpus=8, memory_bytes=None), tree=tree).not_enforced == ()
@@ -349,7 +350,7 @@ def test_remove_gives_up_on_a_group_that_stays_busy(tmp_path, monkeypatch):
 
 
 class FakeTreeWithRivals(FakeCgroupTree):
-    """Somebody removes the family's folder right after it was made, some times over."""
+    """A tree in which another process removes the family's folder after it was made, `times` times."""
 
     def __init__(self, root, *, version, error_number, times):
         super().__init__(root, version=version)
@@ -366,7 +367,7 @@ class FakeTreeWithRivals(FakeCgroupTree):
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("error_number", [errno.ENOENT, errno.ENODEV])
-def test_family_that_others_take_away_meanwhile_is_made_again(tmp_path, version, error_number):
+def test_a_family_that_another_process_removes_is_made_again(tmp_path, version, error_number):
     tree = FakeTreeWithRivals(tmp_path, version=version, error_number=error_number, times=4)
     cgroup = HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
     assert tree.times_left == 0
@@ -374,7 +375,7 @@ def test_family_that_others_take_away_meanwhile_is_made_again(tmp_path, version,
     assert all(os.path.isdir(folder) for folder in cgroup.folders)
 
 
-def test_family_that_never_lasts_is_told_and_not_tried_forever(tmp_path):
+def test_a_family_that_is_always_removed_is_reported_after_a_few_tries(tmp_path):
     tree = FakeTreeWithRivals(tmp_path, version=2, error_number=errno.ENODEV, times=10_000)
     cgroup = HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
     assert "Memory is not limited to 1.0 GiB by the kernel: No such device" in cgroup.not_enforced[0]
@@ -415,6 +416,6 @@ def test_own_group_is_found(mountinfo, membership, own):
     assert find_place("memory", mountinfo=mountinfo, membership=membership).own == own
 
 
-def test_machine_without_cgroups_is_told_by_controller():
+def test_a_machine_without_cgroups_is_reported_by_controller():
     with pytest.raises(FileNotFoundError, match="'memory'"):
         find_place("memory", mountinfo="1 0 0:1 / / rw - ext4 /dev/vda rw\n", membership="")

@@ -1,4 +1,4 @@
-"""A host's own disk is mounted where the machine does not see it, or not at all."""
+"""A host's own disk is mounted only where the machine does not see the mount."""
 
 from __future__ import annotations
 

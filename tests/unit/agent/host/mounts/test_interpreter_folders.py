@@ -1,4 +1,4 @@
-"""Folders of an environment, and commands that hosts do not show."""
+"""Folders of an environment, and commands that lie outside the folders that hosts show."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from clary.contract.launch_plan import Isolation, Resources
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Return a folder of the machine that hosts do not show; pytest's own lies where every host has another one."""
+    """Return a folder that hosts do not show; pytest's own folder lies below a path that every host replaces."""
     monkeypatch.setattr("clary.agent.host.mounts.interpreter_folders.PRIVATE_TOPS", ("/dev",))
     return tmp_path.resolve()
 
@@ -47,7 +47,7 @@ def test_a_script_where_hosts_show_nothing_is_named_with_the_setting(elsewhere: 
 
 
 @pytest.mark.parametrize("argv", [("/usr/bin/env",), ("mkdir", "-p", "/root"), ("bash", "/opt/ml/x"), ("/no/such",)])
-def test_commands_that_hosts_show_or_that_are_nowhere_are_left_to_the_host(argv: tuple[str, ...]) -> None:
+def test_commands_in_shown_folders_and_missing_commands_are_accepted(argv: tuple[str, ...]) -> None:
     assert why_not_visible(started(*argv), sandbox()) == ""
 
 

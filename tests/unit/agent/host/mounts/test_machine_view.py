@@ -1,4 +1,4 @@
-"""A view of the machine's files, laid out while the machine goes on."""
+"""A view of the machine's files, laid out while the machine's files change."""
 
 import os
 from pathlib import Path
@@ -16,17 +16,17 @@ def view(tmp_path: Path) -> MachineView:
     return MachineView(str(new_root), layers_folder=str(tmp_path / "layers"), in_user_namespace=True)
 
 
-def test_what_vanishes_while_a_folder_is_laid_out_is_left_out(
+def test_files_that_vanish_while_a_folder_is_laid_out_are_left_out(
     view: MachineView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "listdir", lambda folder: ["vanished"])
     view._rebuild(str(tmp_path))
 
 
-def test_a_file_that_is_there_and_cannot_be_placed_is_an_error(view: MachineView, tmp_path: Path) -> None:
+def test_an_existing_file_that_cannot_be_bound_is_an_error(view: MachineView, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "file").write_text("")
     view._shown = (ShownFolder(str(folder), is_system=False),)
-    with pytest.raises(FileNotFoundError):  # its folder was not made under the new root
+    with pytest.raises(FileNotFoundError):  # its parent folder was not made below the new root
         view._rebuild(str(folder))

@@ -1,4 +1,4 @@
-"""Which mounts a host has to see."""
+"""The mounts of the machine that a host has to see."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +35,7 @@ def test_mounts_that_are_not_covered_include_memory_file_systems():
     assert {"/dev/shm", "/tmp/x"} <= set(submounts(TABLE))
 
 
-def test_within_is_about_folders_and_not_about_letters():
+def test_within_compares_folders_and_not_prefixes_of_text():
     assert is_within("/a/b", "/a")
     assert is_within("/a", "/a")
     assert is_within("/a", "/")

@@ -1,4 +1,4 @@
-"""Shared memory of a plain program: noted while the program lives, removed when nobody uses it."""
+"""Shared memory of a plain program: recorded while the program runs, removed when no process uses it."""
 
 import contextlib
 import mmap
@@ -24,14 +24,14 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def holder(path, how="write"):
-    """A process that has the segment mapped until the block ends."""
+    """Start a process that maps the segment until the block ends."""
     command = [sys.executable, "-S", "-c", HOLDER, str(path), how]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"mapped\n"
         yield process
 
 
-def test_a_segment_that_the_program_wrote_goes_when_the_program_has_gone(tmp_path):
+def test_a_segment_that_the_program_wrote_is_removed_after_its_end(tmp_path):
     memory = ProgramMemory(str(tmp_path), "/nonexistent")
     with holder(tmp_path / "psm_1") as process:
         memory.look([process.pid])
@@ -58,7 +58,7 @@ def test_a_segment_that_the_program_only_read_stays(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["mapped", "open"])
-def test_a_segment_that_somebody_else_uses_stays(tmp_path, way):
+def test_a_segment_that_another_process_uses_stays(tmp_path, way):
     memory = ProgramMemory(str(tmp_path), "/nonexistent")
     with holder(tmp_path / "shared") as process, open(tmp_path / "shared", "r+b") as file:
         memory.look([process.pid])
@@ -88,7 +88,7 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/sysvipc/shm"), reason="this kernel has no System V shared memory")
-def test_a_system_v_segment_goes_by_the_process_that_made_it(tmp_path):
+def test_a_system_v_segment_belongs_to_the_process_that_made_it(tmp_path):
     memory = ProgramMemory(str(tmp_path))
     command = [sys.executable, "-S", "-c", MAKER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""Processes that hear SIGTERM at once, later, or never."""
+"""Processes that get SIGTERM at once, later, or never."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def deferred(*views: ProcessView) -> dict[int, frozenset[int] | None]:
     return {pid: deferral.until for pid, deferral in decide_deferrals(views).items()}
 
 
-def test_a_program_without_pipes_hears_it_at_once() -> None:
+def test_a_program_without_pipes_gets_sigterm_at_once() -> None:
     assert deferred(view(2, 1, "python"), view(3, 2, "python")) == {}
 
 
@@ -26,7 +26,7 @@ def test_a_driver_waits_for_the_ranks_whose_output_it_reads() -> None:
     assert deferred(shell, driver, torchrun, *ranks) == {3: frozenset((4, 5, 6))}
 
 
-def test_who_has_a_handler_hears_it_at_once_although_it_reads() -> None:
+def test_a_reader_with_a_signal_handler_gets_sigterm_at_once() -> None:
     assert deferred(view(2, 1, "python", dies=False, reads=[10]), view(3, 2, "python", prints_to=[10])) == {}
 
 
@@ -36,21 +36,21 @@ def test_tee_waits_for_its_neighbours_in_the_pipeline() -> None:
     assert deferred(shell, trainer, grep, tee) == {4: frozenset((3,)), 5: frozenset((4,))}
 
 
-def test_a_shell_that_reads_hears_it_at_once_and_does_not_go_on_with_its_script() -> None:
+def test_a_shell_that_reads_a_pipe_gets_sigterm_at_once() -> None:
     assert deferred(view(2, 1, "bash", reads=[10]), view(3, 2, "python", prints_to=[10])) == {}
 
 
-def test_a_spawned_child_does_not_wait_for_its_parent_nor_both_for_each_other() -> None:
+def test_a_parent_waits_for_the_child_that_it_reads_but_not_the_reverse() -> None:
     parent, child = view(2, 1, "python", reads=[10], prints_to=[11]), view(3, 2, "python", reads=[11], prints_to=[10])
     assert deferred(parent, child) == {2: frozenset((3,))}
 
 
-def test_neighbours_that_read_each_other_hear_it_at_once() -> None:
+def test_processes_that_read_each_other_get_sigterm_at_once() -> None:
     views = [view(2, 1, "a", reads=[10], prints_to=[12]), view(3, 1, "b", reads=[11], prints_to=[10])]
     assert deferred(*views, view(4, 1, "c", reads=[12], prints_to=[11])) == {}
 
 
-def test_mpirun_and_its_daemons_never_hear_it_and_their_ranks_do() -> None:
+def test_mpirun_and_its_daemons_never_get_sigterm_and_their_ranks_do() -> None:
     views = [
         view(2, 1, "python3", reads=[10]),
         view(3, 2, "mpirun", dies=False, prints_to=[10]),
@@ -60,7 +60,7 @@ def test_mpirun_and_its_daemons_never_hear_it_and_their_ranks_do() -> None:
     assert deferred(*views) == {2: frozenset((3,)), 3: None, 5: None}
 
 
-def test_mpirun_that_has_started_nothing_yet_hears_it() -> None:
+def test_mpirun_without_children_gets_sigterm() -> None:
     assert deferred(view(2, 1, "mpirun", dies=False)) == {}
 
 
@@ -75,5 +75,5 @@ def test_the_session_under_which_a_daemon_runs_is_kept_and_the_server_that_liste
     assert deferred(*views) == {3: None, 4: None, 5: None}
 
 
-def test_a_tunnel_of_the_users_own_hears_it() -> None:
+def test_a_tunnel_of_the_user_gets_sigterm() -> None:
     assert deferred(view(2, 1, "bash"), view(3, 2, "ssh"), view(4, 1, "sshd"), view(5, 4, "sshd")) == {}
