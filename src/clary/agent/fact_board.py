@@ -1,4 +1,4 @@
-"""Facts of this host, in one place: the supervisor writes them, the heartbeat reports them to the service."""
+"""The facts of this host: the supervisor writes them, the heartbeat reports them to the service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clary.contract.agent_protocol import CapacityNotice, HostFacts, HostPhase, 
 
 
 class FactBoard:
-    """The facts of one host and the newest order received; safe for many threads.
+    """The facts of one host and the newest order received; thread-safe.
 
     Args:
         clock: gives the time at which a phase began.
@@ -24,24 +24,24 @@ class FactBoard:
         self._facts = HostFacts(phase=HostPhase.PREPARING, phase_started_at=clock.now(), agent_pid=os.getpid())
         self._last_order = 0
         self._num_reports = 0
-        self._is_urgent = True  # the first report does not wait
-        self._noticed_at_s: float | None = None  # when the notice came, by the monotonic clock
+        self._is_urgent = True  # the first report is due at once
+        self._noticed_at_s: float | None = None  # monotonic time of the notice
         self._num_phases = 1  # phases begun so far
-        self._num_phases_told = 0  # how many of these the service has received
+        self._num_phases_told = 0  # phases that the service has received
         self._is_closed = False
 
     @property
     def facts(self) -> HostFacts:
-        """The present facts."""
+        """The current facts."""
         return self._facts
 
     @property
     def phase(self) -> HostPhase:
-        """The host's present phase."""
+        """The host's current phase."""
         return self._facts.phase
 
     def enter(self, phase: HostPhase, **changes: Any) -> None:
-        """Begin a phase, with other facts that change with it; reported at once."""
+        """Begin a phase, with facts that change at the same time; reported at once."""
         with self._changed:
             self._facts = replace(self._facts, phase=phase, phase_started_at=self._clock.now(), **changes)
             self._is_urgent = True
@@ -70,7 +70,7 @@ class FactBoard:
                 self._changed.notify_all()
 
     def add_timing(self, part: str, seconds: float) -> None:
-        """Record how long a part took."""
+        """Record the duration of a part of the work."""
         with self._changed:
             self._facts = replace(self._facts, timings_s={**self._facts.timings_s, part: round(seconds, 4)})
 
@@ -86,7 +86,7 @@ class FactBoard:
             self._last_order = max(self._last_order, order_number)
 
     def next_report(self) -> tuple[Report, int]:
-        """Return the next report with the current facts, and the value to pass to `told` once it has arrived."""
+        """Return the next report with the current facts, and the mark to pass to `told` once the service has it."""
         with self._changed:
             self._is_urgent = False
             self._num_reports += 1
@@ -97,13 +97,13 @@ class FactBoard:
             return report, self._num_phases
 
     def told(self, mark: int) -> None:
-        """Record that the report with this mark has arrived."""
+        """Record that the service has received the report with this mark."""
         with self._changed:
             self._num_phases_told = max(self._num_phases_told, mark)
             self._changed.notify_all()
 
     def wait_until_told(self, timeout_s: float) -> bool:
-        """Wait until the service knows of the newest phase; return whether it does."""
+        """Wait until the service has received the newest phase; return whether it has."""
         with self._changed:
             self._changed.wait_for(lambda: self._num_phases_told >= self._num_phases or self._is_closed, timeout_s)
             return self._num_phases_told >= self._num_phases

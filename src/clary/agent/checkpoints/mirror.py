@@ -257,7 +257,7 @@ class Mirror(Worker):
             self._progress.saw(self._looks.sights, self._writer.taken)
 
     def _publish(self) -> bool:
-        """Update the plain paths; return whether they are up to date. A failure fails no round: only sets count."""
+        """Update the plain paths; return whether they are current. A failure here does not fail the round."""
         if self._is_store_away:
             return False
         try:

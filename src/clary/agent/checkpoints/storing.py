@@ -163,7 +163,7 @@ class SetWriter:
         return self._uploader.store_all(uploads, on_stored=remember)
 
     def _new_key(self, path: str) -> str:
-        """Return the key of new content: its plain path if that was never used, else a new content key."""
+        """Return the key for new content: on the first host its plain path, if free; else a new content key."""
         if self._writer.is_first and self.names.is_free(path) and self._prefix.can_hold(path):
             return path
         return content_key(self._writer.host, secrets.token_hex(_CONTENT_NAME_BYTES))
@@ -278,7 +278,7 @@ class SetWriter:
         return replace(file, evidence=decision.evidence.value, rested_s=round(decision.rested_s, 1))
 
     def _with_plain_key(self, file: CheckpointFile) -> CheckpointFile:
-        """Return the file under its plain path if that is known to hold the content: its copy can be deleted."""
+        """Return the file with its plain path as key if that object is known to have the content."""
         if self._writer.is_first and file.key != file.path and self._may_name_plain(file):
             return replace(file, key=file.path)
         return file

@@ -39,7 +39,7 @@ def clone_environment(facts: InterpreterFacts, folder: Path, *, shares_files: bo
     library = folder / facts.library_folder
     if facts.is_virtual:
         _link_tree(Path(facts.prefix), folder, skip=_OWN_ENTRIES, shares=shares_files)
-    for site_folder in facts.site_folders:  # those of a base interpreter, also by --system-site-packages
+    for site_folder in facts.site_folders:  # of a base interpreter, also through --system-site-packages
         if not (facts.is_virtual and Path(site_folder).is_relative_to(facts.prefix)):
             _link_tree(Path(site_folder), library, skip=frozenset(), shares=shares_files)
     _copy_programs(facts, folder / "bin", shares=shares_files)

@@ -1,7 +1,7 @@
-"""Variables of the program: the service's in every container, and the SM_* set of AWS's launchers.
+"""Variables of the program: the service's variables of every container, and the SM_* variables of AWS's launchers.
 
-Where: the supervisor merges them into a launcher's context. Every value is computed; of the agent's own environment
-only the names in `INHERITED` pass.
+Where: the supervisor merges them into a launcher's context. Every value is computed; from the agent's own environment
+only the names in `INHERITED` are copied.
 Source: sagemaker-training 5.1.4 `Environment.to_env_vars` (compared with its own output in
 `tests/assets/sm_variables`); SDK 3.27 `container_drivers/scripts/environment.py` for variables that only SDK v3 sets.
 """
@@ -39,7 +39,7 @@ from clary.contract.settings.distribution import INSTANCE_GROUPS, DistributionKi
 from clary.contract.step_records import FOLDER_VARIABLE
 from clary.contract.training_values import STATUS_PATH
 
-# Variables that the user's Environment cannot change: the platform's own coordinates. All others of the user take
+# Variables that the user's Environment cannot change: they describe the platform. All other variables of the user take
 # precedence; PATH and NO_PROXY are joined.
 RESERVED = frozenset(
     {
@@ -56,7 +56,7 @@ RESERVED = frozenset(
         "S3_ENDPOINT_URL",
     }
 )
-# Variables that pass from the agent's environment: this machine's libraries, certificates and packages.
+# Variables copied from the agent's environment: this machine's libraries, certificates and packages.
 INHERITED = frozenset(
     {
         "TZ",
@@ -75,14 +75,15 @@ INHERITED = frozenset(
         "no_proxy",
     }
 )
-# Variables with the paths of a request's JSON files, for the original's libraries, by stem; the hook needs the first.
+# File stem -> variable with the path of a request's JSON file, for SageMaker's libraries; the debugger's hook needs the
+# first.
 CONFIG_FILE_VARIABLES = {
     "debughookconfig": "SMDEBUG_CONFIG_FILE_PATH",
     "tensorboardoutputconfig": "TENSORBOARD_CONFIG_FILE_PATH",
 }
 PROXY_VARIABLES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
 _INHERITED_PREFIXES = ("PIP_", "UV_")
-# With one of these variables the user wants to report to a server.
+# If the user sets one of these variables, the library reports to a server.
 _WANDB_ONLINE = frozenset({"WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"})
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MASTER_NAME_OF_V3 = "algo-1"  # hard-coded in SDK v3's environment script
@@ -99,7 +100,7 @@ def program_variables(
     machine: Mapping[str, str],
     brings_wandb_key: bool = False,
 ) -> dict[str, str]:
-    """Return the whole environment of the program, without a launcher's variables of ranks.
+    """Return the whole environment of the program, except the launcher's variables for ranks.
 
     It includes SM_* unless the request has a ContainerEntrypoint: such programs set their own, as on SageMaker.
 
@@ -107,7 +108,7 @@ def program_variables(
         inside: the tree as the program sees it.
         python: interpreter of the prepared environment.
         shims_folder: folder put before the environment's own programs in PATH.
-        machine: the agent's environment, of which the names in `INHERITED` pass, and `PIP_*` and `UV_*`.
+        machine: the agent's environment, from which the names in `INHERITED`, `PIP_*` and `UV_*` are copied.
         brings_wandb_key: whether the code includes a key of Weights & Biases.
     """
     variables = service_variables(plan, host, inside, python=python, shims_folder=shims_folder, machine=machine)
@@ -141,11 +142,11 @@ def service_variables(
         deep_profiles.FOLDER_VARIABLE: str(profiles_folder(inside)),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
-        # A character that the log cannot encode must not end a training.
+        # A character that the log cannot encode must not fail a training.
         "PYTHONIOENCODING": "utf-8:backslashreplace",
         "AWS_REGION": plan.region,
         "AWS_DEFAULT_REGION": plan.region,
-        "AWS_EC2_METADATA_DISABLED": "true",  # no metadata service runs here; looking for it takes seconds
+        "AWS_EC2_METADATA_DISABLED": "true",  # no metadata service runs here; a search for it takes seconds
         "SAGEMAKER_JOB_NAME": hps.platform_text(plan.hyperparameters, hps.JOB_NAME) or plan.job_name,
         "SAGEMAKER_REGION": hps.platform_text(plan.hyperparameters, hps.REGION) or plan.region,
         "SAGEMAKER_METRICS_DIRECTORY": str(inside.output / "metrics" / "sagemaker"),
@@ -153,7 +154,7 @@ def service_variables(
         "NCCL_SOCKET_IFNAME": interface,
         "CLARY_COLLECTIVE_INTERFACE": interface,
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, host.resources.gpu_indices)),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of driver and service; CUDA's default puts the fastest first
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of driver and service; CUDA's default is the fastest GPU first
     }
     variables |= {
         name: str(inside.config / f"{stem}.json")
@@ -174,7 +175,7 @@ def service_variables(
         "CLARY_STOP_GRACE_S": f"{plan.stop_grace_s:g}",
         "CLARY_COLLECTIVE_SECRET": collective_secret(plan),
         "AWS_ENDPOINT_URL": endpoint.url,
-        "S3_ENDPOINT_URL": endpoint.url,  # the toolkit passes it to its S3 client itself
+        "S3_ENDPOINT_URL": endpoint.url,  # the toolkit passes this variable to its S3 client
         "AWS_ACCESS_KEY_ID": endpoint.credentials.access_key_id,
         "AWS_SECRET_ACCESS_KEY": endpoint.credentials.secret_access_key,
         "PATH": ":".join(
@@ -192,7 +193,7 @@ def service_variables(
     if plan.isolation is Isolation.PROCESSES:
         variables["SAGEMAKER_BASE_DIR"] = str(inside.root)  # the toolkit's own variable for a tree elsewhere
     if plan.isolation is Isolation.NAMESPACES:
-        # Hosts have no route to a proxy of the machine; they reach their own proxy through the relay.
+        # Hosts have no route to a proxy of the machine; they use their own proxy through the relay.
         for name in PROXY_VARIABLES:
             variables.pop(name, None)
         if plan.proxy_url is not None and not plan.network_isolation:
@@ -205,19 +206,19 @@ def service_variables(
 def _reporting_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
     """Return the variables by which libraries report a training; the user's Environment overrides them.
 
-    transformers (with KubeflowCallback) posts its progress to the URL that the Kubeflow trainer hands out under these
-    names; MLflow and Weights & Biases write into the folder that becomes output.tar.gz.
+    transformers (with KubeflowCallback) posts its progress to the URL in variables with the Kubeflow trainer's names;
+    MLflow and Weights & Biases write into the folder that becomes output.tar.gz.
     Source: docs/user-guides/trainjob-progress.md of kubeflow/trainer; MLflow's MLFLOW_TRACKING_URI and
     MLFLOW_ALLOW_FILE_STORE; WANDB_MODE and WANDB_DIR of wandb.
     """
     variables = {
         "MLFLOW_TRACKING_URI": f"file:{inside.output_data / 'mlruns'}",
-        "MLFLOW_ALLOW_FILE_STORE": "true",  # newer releases refuse folders without it
+        "MLFLOW_ALLOW_FILE_STORE": "true",  # newer releases refuse local folders without this variable
         "WANDB_DIR": str(inside.output_data),
     }
     if not plan.user_environment.keys() & _WANDB_ONLINE:
         variables["WANDB_MODE"] = "offline"
-    if not plan.network_isolation:  # such hosts do not reach the service
+    if not plan.network_isolation:  # such hosts cannot reach the service
         path = STATUS_PATH.format(job=plan.job_name, attempt=plan.attempt, host=host.name)
         variables["KUBEFLOW_TRAINER_SERVER_URL"] = f"{plan.job_endpoint.url.rstrip('/')}{path}"
         variables["KUBEFLOW_TRAINER_SERVER_TOKEN"] = str(status_token_file(inside))
@@ -225,11 +226,11 @@ def _reporting_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> di
 
 
 def pool_cache(plan: LaunchPlan, host: str, inside: MlTree) -> PurePosixPath:
-    """Return the folder that the jobs of a warm pool share one after the other, as programs see it.
+    """Return the path, in programs' view, of the cache folder that successive jobs of a warm pool share.
 
     Args:
-        plan: of one of the pool's attempts.
-        host: its name.
+        plan: of an attempt in the pool.
+        host: name of the host.
         inside: the tree as the program sees it.
     Source: SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY, "Persistent cache" in the developer guide.
     """
@@ -245,10 +246,10 @@ def collective_secret(plan: LaunchPlan) -> str:
 
 
 def sm_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
-    """Return the SM_* variables: the toolkit's, byte for byte, and the variables that only SDK v3 sets.
+    """Return the SM_* variables: the toolkit's, byte for byte, and additional variables of SDK v3.
 
-    Names that both set have the toolkit's value. A hyperparameter whose name holds `=` has no SM_HP_* variable,
-    because no environment can hold it.
+    The toolkit's value wins for a name that both set. A hyperparameter with `=` in its name has no SM_HP_* variable,
+    because an environment cannot contain such a name.
 
     Args: as `program_variables`.
     """
@@ -260,7 +261,7 @@ def sm_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, 
 
 
 def _toolkit_values(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, Any]:
-    """Return `to_env_vars` of the toolkit before it turns names to upper case and values to text."""
+    """Return the values of the toolkit's `to_env_vars` before it converts names to upper case and values to text."""
     resources = resource_config(plan, host)
     groups = {group["instance_group_name"]: group for group in resources["instance_groups"]}
     channels = {channel.name: str(inside.channel(channel.name)) for channel in channels_of(plan, host)}
@@ -313,7 +314,7 @@ def _training_env(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str,
     distribution_hosts = [name for group in groups if group in distribution_groups for name in groups[group]["hosts"]]
     master = (distribution_hosts or resources["hosts"])[0]
     program = platform.get(hps.PROGRAM)
-    module = str(program)  # "None" without a program, as in the toolkit
+    module = str(program)  # "None" if there is no program, as in the toolkit
     return {
         "additional_framework_parameters": hps.framework_parameters(plan.hyperparameters),
         "channel_input_dirs": {c.name: str(inside.channel(c.name)) for c in channels_of(plan, host)},
@@ -334,7 +335,7 @@ def _training_env(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str,
         "is_hetero": len(groups) > 1,
         "is_master": host.name == master,
         "is_modelparallel_enabled": plan.user_environment.get("SM_HP_MP_PARAMETERS"),
-        "is_smddpmprun_installed": True,  # the launchers' shims, first in PATH, include both
+        "is_smddpmprun_installed": True,  # the launchers' shims, which come first in PATH, include both
         "is_smddprun_installed": True,
         "job_name": plan.job_name,
         "log_level": platform.get(hps.LOG_LEVEL, logging.INFO),
@@ -398,7 +399,7 @@ def _is_inherited(name: str) -> bool:
 
 
 def _keep_from_proxy(variables: dict[str, str], plan: LaunchPlan) -> None:
-    """Make sure that calls to this service and between hosts never pass a proxy."""
+    """Exclude this service and the hosts from proxies."""
     endpoint_host = plan.job_endpoint.url.partition("://")[2].partition("/")[0].rpartition(":")[0].strip("[]")
     hosts = [text for host in plan.hosts for text in (host.name, host.address) if text]
     direct = ["localhost", "127.0.0.1", endpoint_host, *hosts]

@@ -1,1 +1,1 @@
-"""Checks of one host and of its links: measured here, judged in `host_verdicts` and `link_verdicts`."""
+"""Checks of one host and its links: measurements, and verdicts in `host_verdicts` and `link_verdicts`."""

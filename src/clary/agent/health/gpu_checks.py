@@ -1,7 +1,7 @@
-"""The GPUs of a host: whether the driver answers, counts no uncorrected memory errors, and the GPU multiplies.
+"""Check of a host's GPUs: the driver answers, reports no uncorrected memory errors, and each GPU multiplies correctly.
 
-Where: `host_checks`, for hosts whose plan gives them GPUs. `gpu_finding` is pure. The commands have not been run on a
-GPU so far.
+Where: `host_checks` calls it for hosts with GPUs in their plan. `gpu_finding` is pure. The commands have not been run
+on a GPU so far.
 Source: `nvidia-smi --help-query-gpu`; "Driver Persistence" of NVIDIA's documentation.
 """
 
@@ -15,10 +15,10 @@ from clary.contract.health import Check, FindingState, HealthFinding
 from clary.contract.launch_plan import HostPlan, LaunchPlan
 
 _QUERY = "index,name,ecc.errors.uncorrected.volatile.total,temperature.gpu"
-_QUERY_S = 30.0  # a driver that no program has opened yet initializes each GPU, for up to 3 s each
+_QUERY_S = 30.0  # a driver without an open client initializes each GPU, for up to 3 s per GPU
 _MULTIPLY_S = 25.0
 _WARN_CELSIUS = 90
-_LOST = ("GPU is lost", "Unknown Error")  # words that drivers print for a GPU that does not answer
+_LOST = ("GPU is lost", "Unknown Error")  # texts that drivers print for a GPU that does not answer
 _MULTIPLY = """
 import sys, torch
 for index in map(int, sys.argv[1:]):
@@ -30,18 +30,18 @@ OK, WARN, BAD = FindingState.OK, FindingState.WARN, FindingState.BAD
 
 
 def check_gpus(plan: LaunchPlan, host: HostPlan, *, computes: bool) -> HealthFinding:
-    """Ask the driver, and have each GPU of the host multiply if `computes`.
+    """Query the driver and, with `computes`, multiply on each GPU of the host.
 
     Args:
-        plan: its environment's Python multiplies.
-        host: has at least one GPU.
-        computes: takes seconds and memory of each GPU, so only while no program runs there.
+        plan: of the attempt; the Python of its environment runs the multiplication.
+        host: the host, with at least one GPU.
+        computes: whether to multiply; it takes seconds and GPU memory, so only while no program runs on the host.
     """
     indices = host.resources.gpu_indices
     listing = _run(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], _QUERY_S)
     products = None
     if computes and listing is not None:
-        # The indices are the driver's: CUDA has to use its order, and to see all GPUs.
+        # The indices are the driver's: CUDA must use the driver's order and see all GPUs.
         shown = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         counted = {**shown, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         products = _run([plan.environment.python, "-c", _MULTIPLY, *map(str, indices)], _MULTIPLY_S, counted)
@@ -54,11 +54,11 @@ def gpu_finding(
     """Judge the answers of the driver and the GPUs. Pure.
 
     Args:
-        host: whose GPUs they are.
-        indices: of the GPUs that the host was given.
+        host: name of the host.
+        indices: of the host's GPUs.
         listing: output of nvidia-smi; None if it failed.
         products: output of the multiplication; None if it failed.
-        has_computed: whether GPUs were to multiply.
+        has_computed: whether a multiplication was requested.
     """
 
     def finding(state: FindingState, words: str, cause: str = "") -> HealthFinding:
@@ -75,7 +75,7 @@ def gpu_finding(
     if lost:
         words = ", ".join(f"GPU {index}: {rows[index][2]}" for index in lost)
         return finding(BAD, f"the driver cannot read {words}", "the GPU has fallen off the bus, or its driver hangs")
-    # A word instead of a number: the GPU has no such value, or the user may not see it.
+    # A text instead of a number: the GPU lacks this value, or the user may not read it.
     failing = [index for index in indices if rows[index][2].isdigit() and int(rows[index][2])]
     if failing:
         counts = ", ".join(f"GPU {index}: {rows[index][2]}" for index in failing)

@@ -1,6 +1,6 @@
 """The record of a host's health, by check and peer, and the merging of new findings into it. Pure.
 
-Where: `host_health` keeps one record for a host; its findings come from several threads, in no certain order.
+Where: `host_health` keeps one record per host; several threads add findings, in any order.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _PENDING = FindingState.PENDING
 
 
 def merged(record: Record, found: Sequence[HealthFinding]) -> Record:
-    """Return the record with new findings; a pending finding gives way to a known one, in either order.
+    """Return the record with new findings; a known finding replaces a pending one, in either order.
 
-    A link is pending as a whole, and known as soon as a later finding names it.
+    A pending finding covers a whole link, and any known finding on the link replaces it.
     """
     known = [item for item in record.values() if item.state is not _PENDING]
     known_keys, known_peers = {_key(item) for item in known}, {item.peer for item in known} - {None}
@@ -30,7 +30,7 @@ def merged(record: Record, found: Sequence[HealthFinding]) -> Record:
 
 
 def settled(record: Record, words: str) -> Record:
-    """Return the record with pending findings marked as skipped, for the given reason."""
+    """Return the record with pending findings marked as skipped for a reason."""
     return {
         key: replace(item, state=FindingState.SKIPPED, words=words) if item.state is _PENDING else item
         for key, item in record.items()
@@ -38,7 +38,7 @@ def settled(record: Record, words: str) -> Record:
 
 
 def in_words(finding: HealthFinding) -> str:
-    """Return a finding in one line, for the log and for describe."""
+    """Return a finding as one line for the log and for describe."""
     where = f"{finding.host} to {finding.peer}" if finding.peer is not None else finding.host
     cause = f" ({finding.cause})" if finding.cause else ""
     return f"health: {finding.check} of {where}: {finding.words}{cause}"

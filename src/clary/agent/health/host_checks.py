@@ -1,6 +1,6 @@
-"""Readings of a single host: disk, memory, clock, GPUs; each bounded in time.
+"""Measurements of a single host: disk, memory, clock, GPUs; each with a time limit.
 
-Where: `supervisor.host_health` takes all of them when the host is prepared, and the cheap ones while the program runs.
+Where: `supervisor.host_health` runs all checks when the host is prepared, and the cheap checks while the program runs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from clary.contract.launch_plan import HostPlan, LaunchPlan
 
 _WRITE_BYTES = 4 * 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
-_WRITE_S = 0.2  # no more is written after this time; the rest of 0.3 s is for fsync
+_WRITE_S = 0.2  # time limit of the writes; 0.1 s more is for fsync
 _CHECK_S = 3.0  # for each check, even if a disk hangs
-_CLOCK_S = 1.0  # for one answer of the service
+_CLOCK_S = 1.0  # timeout of one answer of the service
 _CLOCK_TRIES = 3
 _MAX_ANSWER_BYTES = 64 * 1024
 _GPU_S = 60.0  # includes the start of a driver and the import of torch
@@ -38,7 +38,7 @@ HOST_CHECKS = (Check.DISK, Check.MEMORY, Check.CLOCK, Check.GPU)
 logger = logging.getLogger(__name__)
 
 
-UnderWay = dict[Check, threading.Thread]  # checks that have begun, and may not have ended
+UnderWay = dict[Check, threading.Thread]  # checks that have begun and may still run
 
 
 def check_host(
@@ -53,12 +53,12 @@ def check_host(
     """Return the findings on a single host; all checks run at once.
 
     Args:
-        plan: has the service's URL and the work folder.
+        plan: of the attempt, with the service's URL and the work folder.
         host: this host.
-        under_way: checks of earlier calls; a check that still hangs is not begun once more. Updated by the call.
-        writes: whether the speed of the disk is measured.
-        computes: whether GPUs multiply matrices.
-        wanted: checks to do.
+        under_way: threads of earlier calls; a check that still hangs is not started again. Updated by the call.
+        writes: whether to measure the speed of the disk.
+        computes: whether to multiply matrices on GPUs.
+        wanted: checks to run.
     """
     folder = Path(plan.work_folder) / host.name
     checks: list[tuple[Check, Callable[[], HealthFinding], float]] = [
@@ -115,10 +115,10 @@ def available_memory() -> int | None:
 
 
 def clock_offset(service_url: str) -> tuple[float | None, str]:
-    """Return by how many seconds this clock is ahead of the service's, or None and the reason.
+    """Return the seconds by which this clock is ahead of the service's clock and "", or None and the reason.
 
-    The service's answer is taken to be from the middle of the exchange: of a few exchanges the shortest counts, and a
-    clock that may be right within its duration is right.
+    The service's time is assumed to be from the middle of the exchange. The shortest of a few exchanges counts, and an
+    offset within half its duration counts as 0.
     """
     url = urlsplit(service_url)
     kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
@@ -133,7 +133,7 @@ def clock_offset(service_url: str) -> tuple[float | None, str]:
 
 
 def _ahead(connection: http.client.HTTPConnection) -> tuple[float, float]:
-    """Ask the service for its time; return how long that took, and how far this clock is ahead of the service's."""
+    """Get the service's time; return the duration of the request and this clock's lead in seconds."""
     began_s = time.monotonic()
     connection.request("GET", "/clary/v1/health")
     theirs_s = float(json.loads(connection.getresponse().read(_MAX_ANSWER_BYTES))["now_s"])
@@ -159,7 +159,7 @@ def _write(path: Path) -> tuple[int, float]:
 def _begin(
     check: Check, act: Callable[[], HealthFinding], under_way: UnderWay
 ) -> queue.SimpleQueue[HealthFinding | Exception] | None:
-    """Run a check on a thread of its own, which a hanging disk may block; None if an earlier one still hangs."""
+    """Run a check on a thread of its own, which may hang on a disk; return None if an earlier one still hangs."""
     former = under_way.get(check)
     if former is not None and former.is_alive():
         return None
@@ -168,7 +168,7 @@ def _begin(
     def run() -> None:
         try:
             answer.put(act())
-        except Exception as error:  # boundary: agent supervisor; a check that raises is reported as such
+        except Exception as error:  # error boundary: a failed check is reported as failed
             logger.exception("the check of %s broke", check)
             answer.put(error)
 

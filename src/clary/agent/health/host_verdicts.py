@@ -11,9 +11,9 @@ from clary.contract.health import WARN_CLOCK_S, Check, FindingState, HealthFindi
 
 MIB, GIB = 1024**2, 1024**3
 _WARN_FREE_BYTES, _BAD_FREE_BYTES = 2 * GIB, 256 * MIB
-_LOW_WRITE_BYTES_S = 1 * MIB  # for a few MiB with fsync; a disk shared with others may be near it
-_WARN_MEMORY_SHARE = 0.25  # of the host's limit
-_NO_LIMIT_BYTES = 2 * GIB  # memory that a host without a limit is assumed to need
+_LOW_WRITE_BYTES_S = 1 * MIB  # for a few MiB with fsync; a disk shared with other machines may be near this limit
+_WARN_MEMORY_SHARE = 0.25  # share of the host's limit
+_NO_LIMIT_BYTES = 2 * GIB  # assumed need of a host without a limit
 _BAD_MEMORY_BYTES = 128 * MIB
 _BAD_CLOCK_S = 60.0  # signatures tolerate five minutes
 
@@ -22,12 +22,12 @@ OK, WARN, BAD, SKIPPED = FindingState.OK, FindingState.WARN, FindingState.BAD, F
 
 @dataclass(frozen=True, kw_only=True)
 class DiskReading:
-    """The disk below a host's folder; speeds are None where they were not measured."""
+    """Reading of the disk below a host's folder; None for speeds that were not measured."""
 
     folder: str
     free_bytes: int
     written_bytes: int = 0
-    write_s: float | None = None  # including fsync
+    write_s: float | None = None  # includes fsync
     error: str = ""
 
 
@@ -57,12 +57,12 @@ def disk_finding(host: str, reading: DiskReading) -> HealthFinding:
 
 
 def memory_finding(host: str, available_bytes: int | None, limit_bytes: int | None) -> HealthFinding:
-    """Judge the machine's available memory for a host with this limit.
+    """Judge whether the machine's available memory suffices for a host.
 
     Args:
         host: its name.
-        available_bytes: to programs now; None if unknown.
-        limit_bytes: of the host; None for no limit.
+        available_bytes: memory available to programs now; None if unknown.
+        limit_bytes: memory limit of the host; None: no limit.
     """
 
     def finding(state: FindingState, words: str, cause: str = "") -> HealthFinding:
@@ -80,12 +80,12 @@ def memory_finding(host: str, available_bytes: int | None, limit_bytes: int | No
 
 
 def clock_finding(host: str, offset_s: float | None, why_not: str = "") -> HealthFinding:
-    """Judge how far this host's clock is ahead of the service's.
+    """Judge the offset of this host's clock from the service's clock.
 
     Args:
         host: its name.
-        offset_s: negative for a clock that is behind; None if it was not measured.
-        why_not: reason why it was not measured.
+        offset_s: seconds ahead, negative if behind; None if it was not measured.
+        why_not: reason why the offset was not measured.
     """
     if offset_s is None:
         return HealthFinding(check=Check.CLOCK, state=SKIPPED, host=host, words=why_not)

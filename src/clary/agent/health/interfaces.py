@@ -1,4 +1,4 @@
-"""Interfaces of this network namespace, and the kernel's choice among them. Linux, IPv4.
+"""Interfaces of this network namespace, and the kernel's route selection. Linux, IPv4.
 
 Source: netdevice(7), tcp(7), ip(7).
 """
@@ -18,7 +18,7 @@ _IFF_UP = 1
 _REQUEST = "16s24x"  # struct ifreq: the name, then a union
 _UNION = 16  # offset of the union
 _IP_MTU_DISCOVER = 10
-_IP_PMTUDISC_PROBE = 3  # do not fragment, and ignore the learned MTU of the path
+_IP_PMTUDISC_PROBE = 3  # set "do not fragment", and ignore the learned MTU of the path
 _BYTES_ACKED = 120  # offset in struct tcp_info, kernel >= 4.1
 _TCP_INFO_BYTES = 256
 _DISCARD_PORT = 9
@@ -30,7 +30,7 @@ def addresses() -> dict[str, str]:
     for _, name in socket.if_nameindex():
         if name == "lo":
             continue
-        with contextlib.suppress(OSError):  # without an address, or removed meanwhile
+        with contextlib.suppress(OSError):  # no address, or removed meanwhile
             flags = struct.unpack_from("h", _ask(name, _SIOCGIFFLAGS), _UNION)[0]
             if flags & _IFF_UP:
                 found[name] = socket.inet_ntoa(_ask(name, _SIOCGIFADDR)[_UNION + 4 : _UNION + 8])
@@ -38,7 +38,7 @@ def addresses() -> dict[str, str]:
 
 
 def mtu(interface: str) -> int:
-    """Return the largest packet that an interface takes, in bytes; 0 if unknown."""
+    """Return the MTU of an interface in bytes; 0 if unknown."""
     try:
         return int(struct.unpack_from("i", _ask(interface, _SIOCGIFMTU), _UNION)[0])
     except OSError:
@@ -46,14 +46,14 @@ def mtu(interface: str) -> int:
 
 
 def source_address(target: str) -> str:
-    """Return the address from which the kernel would send to `target`; raises OSError without a route."""
+    """Return the source address that the kernel would use for `target`. Raises: OSError without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((target, _DISCARD_PORT))  # sends no packet
         return str(probe.getsockname()[0])
 
 
 def stream_through(interface: str, address: str) -> socket.socket:
-    """Return a TCP socket that leaves by one interface from one address, independent of the routes."""
+    """Return a TCP socket bound to one interface and one address, independent of the routes."""
     stream = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode() + b"\0")
@@ -66,7 +66,7 @@ def stream_through(interface: str, address: str) -> socket.socket:
 
 
 def datagrams_at(port: int, *, receive_bytes: int) -> socket.socket:
-    """Return a UDP socket that receives at `port` and never lets a packet be cut into fragments."""
+    """Return a UDP socket bound to `port` that never sends fragmented packets."""
     datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     try:
         datagrams.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE)
@@ -79,7 +79,7 @@ def datagrams_at(port: int, *, receive_bytes: int) -> socket.socket:
 
 
 def is_taken(port: int) -> bool:
-    """Whether a program listens at a port already."""
+    """Whether a program already listens at a port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -96,7 +96,7 @@ def bytes_acknowledged(stream: socket.socket) -> int:
 
 
 def datagrams_overrun() -> int:
-    """Return how many datagrams this namespace has dropped for lack of room since it exists."""
+    """Return how many datagrams this namespace has dropped, since its creation, because of full buffers."""
     try:
         with open(f"/proc/{os.getpid()}/net/snmp", encoding="ascii") as file:
             names, values = [line.split() for line in file if line.startswith("Udp:")]

@@ -1,12 +1,11 @@
-"""Measure the link from this host to one peer.
+"""Measurement of the link from this host to one peer.
 
-Where: `network_program` runs one per peer, all at the same time, except `measure_rate`, which comes last and for one
-peer after the other, so that no measurement of delay runs beside a burst. Every wait has a deadline; a value that was
-not measured is None.
+Where: `network_program` runs one probe per peer, all concurrently. `measure_rate` runs last, for one peer at a time, so
+that no measurement of delay coincides with a burst. Every wait has a deadline; a value that was not measured is None.
 
-A busy machine delays either program, and drops packets for which it has no time. So an expired time alone proves no
-fault: a wait counts only time in which this process ran (`_within`), the peer is asked whether it has read all arrived
-packets, and bad values are measured again.
+A busy machine delays both programs and drops packets that it cannot process in time. So a timeout alone proves no
+fault: a wait counts only time in which this process could run (`_within`), the peer confirms that it has read all
+arrived packets, and bad values are measured again.
 """
 
 from __future__ import annotations
@@ -24,41 +23,41 @@ from clary.agent.health.listener import HELLO, LOSS, SIZE, Listener, datagram
 from clary.agent.health.readings import DOCTOR_PORT, Answer, LinkReading, NetworkOrder, Peer
 from clary.base.async_timeout import timeout
 
-_ATTEMPT_S = 0.7  # for one connection; the kernel's own retry comes after 1 s
+_ATTEMPT_S = 0.7  # timeout of one connection; the kernel's own retry comes after 1 s
 _NUM_ATTEMPTS = 4  # failed attempts before a peer counts as silent
 _AGAIN_S = 0.05
-_SLICE_S = 0.1  # slice of a wait: a pause of this process counts as at most one slice
-_ANSWER_S = 3.0  # for a line on an open connection
+_SLICE_S = 0.1  # slice of a wait: a stall of this process counts as at most one slice
+_ANSWER_S = 3.0  # timeout of an answer on an open connection
 _NUM_EXCHANGES = 15
 _FEWEST_EXCHANGES = 5
 _EXCHANGES_S = 0.4
-_MOST_DATAGRAMS, _FEWEST_DATAGRAMS = 1000, 200  # to one peer: a loss of 5 % is 50 +- 7, or 10 +- 3, of them
+_MOST_DATAGRAMS, _FEWEST_DATAGRAMS = 1000, 200  # per peer: of them a loss of 5 % is 50 +- 7, or 10 +- 3
 _ALL_DATAGRAMS = 2000  # to all peers together, unless the fewest per peer are more
 _DATAGRAMS_PER_TURN = 40
 _TURN_S = 0.005
 _SLOW_MBIT_S = 20.0  # links with a lower planned rate get fewer datagrams
 _NUM_SLOW_DATAGRAMS = 100
-_TAIL_S = 0.1  # for the last datagrams to arrive, beyond the round trip
-_NUM_ROUNDS = 3  # before packets count as lost
-_BETWEEN_ROUNDS_S = 0.3  # pause for the busy machine
-_FULL_S = 1.0  # for this host's kernel to have room for datagrams again
-_NUM_RISES = 10  # most counts while datagrams still arrive
-_COPIES = 4  # of each size: a link that loses a fifth would lose all copies once in six hundred times
+_TAIL_S = 0.1  # wait for the last datagrams, in addition to the round trip
+_NUM_ROUNDS = 3  # rounds before packets count as lost
+_BETWEEN_ROUNDS_S = 0.3  # lets a busy machine recover
+_FULL_S = 1.0  # wait for room in this host's send buffer
+_NUM_RISES = 10  # limit of counts while datagrams still arrive
+_COPIES = 4  # packets per size: a link that loses a fifth loses all four once in six hundred times
 _SIZES = (1500, 1492, 1480, 1460, 1450, 1420, 1400, 1380, 1340, 1300, 1280, 1200, 1024, 576)
 _PORT_S = 1.3  # longer than the kernel's first retry
 _BURST_BYTES = 8 * 1024 * 1024
 _BURST_CHUNK_BYTES = 64 * 1024
-_LONGEST_ROUND_TRIP_MS = 50.0  # a short burst does not show the rate of a longer link
+_LONGEST_ROUND_TRIP_MS = 50.0  # a short burst does not show the rate of a link with more delay
 _REFUSED_BY_OWN_KERNEL = (errno.ENETUNREACH, errno.EINVAL, errno.EACCES, errno.EPERM, errno.ENODEV, errno.EADDRNOTAVAIL)
 
 T = TypeVar("T")
 
 
 class LinkProbe:
-    """One link, from here to a peer.
+    """Probe of one link, from this host to a peer.
 
     Args:
-        order: of this host.
+        order: order to this host's network program.
         peer: the other end.
         listener: of this host; it counts the answers.
         ports: ports of the job at which the peer has not answered yet.
@@ -73,13 +72,13 @@ class LinkProbe:
         self._slack_s = peer.round_trip_ms / 1000
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._asking = asyncio.Lock()  # one line at a time
+        self._asking = asyncio.Lock()  # serializes requests on the connection
         self._num_owed = 0  # outstanding answers
         self.ports_are_known = asyncio.Event()  # set when the job's ports are no longer probed
         self.reading = LinkReading(peer=peer.name, answer=Answer.SILENT)
 
     async def measure(self) -> None:
-        """Fill the reading except the rate."""
+        """Fill the reading, except for the rate."""
         try:
             self._note_route()
             await self._meet()
@@ -89,7 +88,7 @@ class LinkProbe:
             self.ports_are_known.set()
 
     async def measure_rate(self, seconds: float) -> None:
-        """Send as fast as possible for some seconds."""
+        """Send as fast as possible for up to `seconds`."""
         round_trip_ms = self.reading.round_trip_ms
         if self.reading.answer is not Answer.OPEN or round_trip_ms is None or round_trip_ms > _LONGEST_ROUND_TRIP_MS:
             return
@@ -100,11 +99,11 @@ class LinkProbe:
             self._note(rate_mbit_s=await self._burst(most_bytes, seconds))
 
     async def pass_sum(self, turn: int, number: int) -> None:
-        """Pass a number of the collective to the peer; raises OSError or TimeoutError."""
+        """Send a partial sum of the collective to the peer. Raises: OSError, TimeoutError."""
         await self._ask(f"sum {turn} {number}")
 
     def note_heard(self) -> None:
-        """Record the number of datagrams that have come from the peer so far."""
+        """Record the number of datagrams received from the peer so far."""
         self._note(num_heard=self._listener.num_heard[self._peer.name])
 
     def leave(self) -> None:
@@ -117,7 +116,7 @@ class LinkProbe:
     async def _measure_what_stands(self) -> None:
         try:
             await self._measure_round_trip()
-            # Each runs to its end, even if another fails.
+            # Each measurement runs to its end, even if another fails.
             measured = (self._measure_loss(), self._measure_mtu(), self._measure_ports())
             for outcome in await asyncio.gather(*measured, return_exceptions=True):
                 if outcome is not None:
@@ -162,7 +161,7 @@ class LinkProbe:
             except OSError as error:
                 is_own = error.errno in _REFUSED_BY_OWN_KERNEL
                 answer, words, num_vain = (Answer.NO_WAY if is_own else Answer.SILENT), str(error), num_vain + 1
-            if has_connected:  # the link carries packets both ways, whatever the program at its end does
+            if has_connected:  # the link carries packets in both directions, even if the peer's program fails
                 answer = Answer.BUSY
             self.leave()  # ends a conversation in which the peer sent no answer
             self._note(answer=answer, waited_s=round(time.monotonic() - began_s, 3), error=words)
@@ -178,7 +177,7 @@ class LinkProbe:
             raise
 
     async def _ask(self, line: str) -> list[str]:
-        """Send a line on the open connection and return the words of the answer."""
+        """Send a line on the open connection; return the answer, split at blanks."""
         async with self._asking:
             assert self._writer is not None
             self._writer.write(f"{line}\n".encode())
@@ -217,15 +216,15 @@ class LinkProbe:
             before, overrun_before = await self._count()
             num_sent = await self._send_datagrams(turn * total, total)
             arrived, overrun = await self._count_all(before + num_sent)
-            num_arrived = min(arrived - before, num_sent)  # some may be late datagrams of the round before
+            num_arrived = min(arrived - before, num_sent)  # some may be late datagrams of the previous round
             best = max(best, (num_arrived / max(num_sent, 1), num_sent, num_arrived, overrun - overrun_before))
             if 100 * (1 - best[0]) <= self._peer.loss_percent:
                 break
-        # Only now: if the peer falls silent between rounds, the loss is not confirmed.
+        # Stored only now: if the peer becomes silent between rounds, the loss is not confirmed.
         self._note(num_sent=best[1], num_arrived=best[2], num_overrun=best[3])
 
     async def _send_datagrams(self, first: int, total: int) -> int:
-        """Send datagrams with numbers from `first` on; return how many this host's kernel had room for."""
+        """Send datagrams numbered from `first` on; return how many this host's kernel accepted."""
         num_sent = 0
         end_s = time.monotonic() + _FULL_S
         for number in range(first, first + total):
@@ -241,7 +240,7 @@ class LinkProbe:
         return num_sent
 
     async def _count_all(self, expected: int) -> tuple[int, int]:
-        """Ask for the count until all datagrams have arrived, or no more arrive."""
+        """Query the count until all datagrams have arrived, or no more arrive."""
         counted = await self._count()
         for _ in range(_NUM_RISES):
             if counted[0] >= expected:
@@ -253,12 +252,12 @@ class LinkProbe:
         return counted
 
     async def _count(self) -> tuple[int, int]:
-        """Return how many datagrams of this host have arrived, and how many the peer's kernel had dropped."""
+        """Return how many datagrams of this host have arrived, and how many datagrams the peer's kernel has dropped."""
         arrived, overrun = (int(word) for word in await self._ask("count"))
         return arrived, overrun
 
     async def _measure_mtu(self) -> None:
-        """Find the largest packet that passes, the interface's own size first."""
+        """Find the largest packet that passes, beginning with the interface's MTU."""
         largest = interfaces.mtu(self._order.interface)
         if not largest:
             return
@@ -272,7 +271,7 @@ class LinkProbe:
         self._note(passing_mtu=self._listener.passed[self._peer.name])
 
     async def _do_pass(self, sizes: list[int]) -> bool:
-        """Send packets of these sizes; return, as soon as it is known, whether the largest was answered."""
+        """Send packets of these sizes, the largest first; return whether the largest was answered."""
         for number in range(_COPIES):
             for size in sizes:
                 data = datagram(SIZE, place=self._place, number=number, packet_bytes=size)
@@ -294,12 +293,12 @@ class LinkProbe:
             silent = [port for place, port in enumerate(silent) if not any(answers[2 * place : 2 * place + 2])]
             if not silent:
                 break
-            await self._ask("echo x")  # the peer still answers at another port
+            await self._ask("echo x")  # confirms that the peer still answers at another port
         self._note(silent_ports=tuple(silent))
         self.ports_are_known.set()
 
     async def _answers_at(self, port: int) -> bool:
-        """Whether a port answers; a refusal counts."""
+        """Whether a port answers; a refusal counts as an answer."""
         try:
             _, writer = await _within(_PORT_S + 2 * self._slack_s, self._connect(port))
         except TimeoutError:
@@ -324,7 +323,7 @@ class LinkProbe:
                     writer.write_eof()
                     await reader.readline()  # the answer to hello
                     num_bytes, took_s = (float(word) for word in (await reader.readline()).split())
-            except TimeoutError:  # the link takes no more than has arrived until now
+            except TimeoutError:  # the acknowledged bytes so far are the link's capacity
                 num_bytes = float(interfaces.bytes_acknowledged(writer.get_extra_info("socket")))
                 took_s = time.monotonic() - began_s
             return round(num_bytes * 8 / max(took_s, 1e-6) / 1e6, 1)

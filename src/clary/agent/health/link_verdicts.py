@@ -1,7 +1,7 @@
 """Verdicts on a host's network reading: findings with causes. Pure.
 
-Where: `supervisor.host_health` judges what `network_doctor` has read. A link that the job's own plan makes slow, long
-or lossy is judged against that plan (`readings.Peer`).
+Where: `supervisor.host_health` judges the readings of `network_doctor`. A link that the job's plan makes slow, long or
+lossy is judged against that plan (`readings.Peer`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from clary.agent.health.readings import Answer, LinkReading, NetworkOrder, NetworkReading, Peer, PortReading
 from clary.contract.health import Check, FindingState, HealthFinding
 
-_WARN_DELAY_MS, _BAD_DELAY_MS = 30.0, 100.0  # round trip above the planned one
+_WARN_DELAY_MS, _BAD_DELAY_MS = 30.0, 100.0  # excess over the planned round trip
 _DELAY_SHARE = 0.5  # tolerated excess, as a share of the planned round trip
-_WARN_LOSS_PERCENT, _BAD_LOSS_PERCENT = 0.5, 1.5  # above the planned loss
+_WARN_LOSS_PERCENT, _BAD_LOSS_PERCENT = 0.5, 1.5  # excess over the planned loss
 _LOSS_SHARE = 1.0  # tolerated excess, as a share of the planned loss: a few hundred datagrams are a small sample
-_LOW_RATE_SHARE = 0.25  # of the planned rate: a burst of a tenth of a second is no benchmark
-_LOW_RATE_MBIT_S = 20.0  # without a planned rate
+_LOW_RATE_SHARE = 0.25  # share of the planned rate: a burst of a tenth of a second is no benchmark
+_LOW_RATE_MBIT_S = 20.0  # limit without a planned rate
 
 _Make = Callable[..., HealthFinding]  # check, state, words, cause
 
@@ -26,7 +26,7 @@ UNDER_WAY = "still being looked at"
 
 
 def network_findings(order: NetworkOrder, reading: NetworkReading) -> tuple[HealthFinding, ...]:
-    """Return the findings on one host's network: first of the host itself, then of its links."""
+    """Return the findings on one host's network: first on the host, then on its links."""
     peers = {peer.name: peer for peer in order.peers}
     found = [
         _names(order, reading),
@@ -40,7 +40,7 @@ def network_findings(order: NetworkOrder, reading: NetworkReading) -> tuple[Heal
 
 
 def port_findings(order: NetworkOrder, reading: PortReading) -> tuple[HealthFinding, ...]:
-    """Return the findings on the job's own ports, and pending findings for the rest."""
+    """Return the findings on the job's own ports, and pending findings on the other parts of the network."""
     found = [_port(order, reading.taken)]
     found += [_wrong_interface(order, name, address) for name, address in list(reading.better.items())[:1]]
     for peer in order.peers:
@@ -99,7 +99,7 @@ def _port(order: NetworkOrder, taken: Sequence[int]) -> HealthFinding:
 
 
 def _interface(order: NetworkOrder, reading: NetworkReading) -> HealthFinding:
-    """Return the finding on the interface that reaches all peers, with a description of the others."""
+    """Return the finding on the job's interface, with a description of other interfaces."""
     host, wanted = order.host, order.interface
     everybody = {peer.name for peer in order.peers}
     if wanted not in reading.interfaces:
@@ -116,7 +116,7 @@ def _interface(order: NetworkOrder, reading: NetworkReading) -> HealthFinding:
     if wanted in best or not best:
         missed = sorted(everybody - reach.get(wanted, set()))
         words = f"{wanted} reaches {'all' if not missed else 'all but ' + ', '.join(missed)}"
-        # An unreachable peer is a finding on its link, not on the interface.
+        # An unreachable peer is reported as a finding on its link, not on the interface.
         return HealthFinding(check=Check.INTERFACE, state=OK, host=host, words="; ".join([words, *others]))
     return _wrong_interface(order, best[0], reading.interfaces[best[0]])
 
@@ -137,7 +137,7 @@ def _collective(order: NetworkOrder, reading: NetworkReading) -> HealthFinding:
         return HealthFinding(
             check=Check.COLLECTIVE, state=OK, host=order.host, words=f"sum over {len(order.names)} hosts"
         )
-    if reading.sum is None:  # an effect of another finding
+    if reading.sum is None:  # effect of a fault that another finding reports
         state = SKIPPED if reading.sum_error.startswith("not tried") else WARN
         return HealthFinding(check=Check.COLLECTIVE, state=state, host=order.host, words=reading.sum_error)
     words = f"the sum over all hosts is {reading.sum}, expected {expected}"
@@ -146,7 +146,7 @@ def _collective(order: NetworkOrder, reading: NetworkReading) -> HealthFinding:
 
 
 def _link(order: NetworkOrder, peer: Peer, link: LinkReading) -> Iterator[HealthFinding]:
-    """Yield the findings on a link: its faults, or one finding that it is sound."""
+    """Yield the findings on a link: its faults, or one finding that the link is sound."""
     host = order.host
 
     def finding(check: Check, state: FindingState, words: str, cause: str = "") -> HealthFinding:
@@ -257,7 +257,7 @@ def _delay(link: LinkReading, peer: Peer) -> _Trouble | None:
 
 
 def _rate(link: LinkReading, peer: Peer) -> _Trouble | None:
-    # The rate of a link that loses large packets means little; the loss is a finding already.
+    # The rate of a link that loses large packets means little, and the loss is already a finding.
     if link.rate_mbit_s is None or (link.passing_mtu or 0) < link.interface_mtu:
         return None
     least = peer.rate_mbit_s * _LOW_RATE_SHARE if peer.rate_mbit_s is not None else _LOW_RATE_MBIT_S

@@ -1,17 +1,17 @@
-"""The answering side of a host's network program, against which peers measure.
+"""Server side of a host's network program, to which peers send their measurements.
 
-Where: `network_program` opens one per host. A TCP connection begins with `hello NAME`, then carries lines, each of
-which is answered by one line, except that bytes follow `burst` until the sender's end:
+Where: `network_program` opens one listener per host. A TCP connection begins with `hello NAME`. Each further line is
+answered by one line; after `burst` the sender sends bytes and closes its side before the answer:
 
     echo TEXT          -> TEXT
-    count              -> loss datagrams from NAME, datagrams that this namespace dropped for lack of room
+    count              -> loss datagrams from NAME, datagrams that this namespace dropped because of full buffers
                           (all datagrams in the socket are read before a line is answered: a delay of this process must
                           not count as loss on the link)
     sum ROUND NUMBER   -> ok
-    burst              -> bytes, seconds from the first to the last
+    burst              -> number of bytes, seconds from the first byte to the last
 
-Datagrams have a number and their sender; those of the MTU check are answered by a small datagram. A host that takes no
-part in the sum says so by datagram, because it may be unable to connect to a host that waits for it.
+Datagrams contain their number and sender; a datagram of the MTU check is answered by a small datagram. A host that
+takes no part in the sum announces this by datagram, because it may be unable to connect to a host that waits for it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from collections.abc import Sequence
 
 from clary.agent.health import interfaces
 
-_DATAGRAM = struct.Struct("!4sBHHI")  # magic, kind, sender's place, size of the packet, number
+_DATAGRAM = struct.Struct("!4sBHHI")  # magic, kind, sender's index, size of the packet, number
 _MAGIC = b"clhd"
 HELLO, LOSS, SIZE, SIZE_ANSWER, NO_SUM = range(5)
 HEADERS_BYTES = 28  # IPv4 and UDP
-_RECEIVE_BYTES = 4 * 1024 * 1024  # at most the kernel's limit
+_RECEIVE_BYTES = 4 * 1024 * 1024  # the kernel may grant less
 _LARGEST_BYTES = 65536
-_END_S = 1.0  # for aborted conversations
-_PER_TURN = 256  # datagrams taken before other tasks get a turn
-_MOST_TURNS = 256  # turns in a row, for a line: more than any receive buffer holds
+_END_S = 1.0  # wait for aborted conversations
+_PER_TURN = 256  # datagrams read before other tasks run
+_MOST_TURNS = 256  # batches read before a line is answered: more than any receive buffer holds
 
 
 def datagram(kind: int, *, place: int, number: int = 0, packet_bytes: int = 0) -> bytes:
@@ -42,9 +42,9 @@ def datagram(kind: int, *, place: int, number: int = 0, packet_bytes: int = 0) -
 
     Args:
         kind: `HELLO`, `LOSS`, `SIZE`, `SIZE_ANSWER` or `NO_SUM`.
-        place: of the sender in the job's order of hosts, from 0.
+        place: index of the sender in the job's order of hosts, from 0.
         number: of the datagram among those of its kind.
-        packet_bytes: headers included; 0 for the shortest.
+        packet_bytes: size with headers; 0 for the shortest packet.
     """
     head = _DATAGRAM.pack(_MAGIC, kind, place, packet_bytes, number)
     return head.ljust(packet_bytes - HEADERS_BYTES, b"\0")
@@ -57,7 +57,7 @@ class Listener:
         names: of all hosts, in the job's order, as every host has them.
         host: this host.
         port: TCP and UDP.
-        interface: through which datagrams come and go.
+        interface: the interface that receives and sends datagrams.
     """
 
     def __init__(self, names: Sequence[str], host: str, *, port: int, interface: str) -> None:
@@ -71,15 +71,15 @@ class Listener:
         self._loss_numbers: dict[str, set[int]] = defaultdict(set)
         self._overrun_before = interfaces.datagrams_overrun()
         self.num_heard: dict[str, int] = defaultdict(int)  # datagrams of any kind, by sender
-        self.passed: dict[str, int] = defaultdict(int)  # largest packet that a peer has answered
+        self.passed: dict[str, int] = defaultdict(int)  # peer -> size of the largest packet that it has answered
         self.sums: asyncio.Queue[tuple[int, int] | str] = asyncio.Queue()  # round and number, or a host without a part
-        self.left: set[str] = set()  # peers that have had a conversation with this host and have ended it
-        self.has_left = asyncio.Event()  # set whenever a peer ends one
+        self.left: set[str] = set()  # peers that have ended their conversation with this host
+        self.has_left = asyncio.Event()  # set whenever a peer ends its conversation
 
     async def open(self) -> None:
-        """Begin to answer; raises OSError if the port is taken."""
+        """Start to answer. Raises: OSError if the port is in use."""
         self._datagrams = interfaces.datagrams_at(self._port, receive_bytes=_RECEIVE_BYTES)
-        with contextlib.suppress(OSError):  # the readings report an interface that does not exist
+        with contextlib.suppress(OSError):  # a missing interface is reported by the readings
             self._datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, self._interface.encode() + b"\0")
         asyncio.get_running_loop().add_reader(self._datagrams.fileno(), self._take_datagrams)
         self._server = await asyncio.start_server(
@@ -90,9 +90,9 @@ class Listener:
         )
 
     def send(self, data: bytes, address: str) -> bool:
-        """Send a datagram to a peer; one that the kernel refuses is lost.
+        """Send a datagram to a peer; if the kernel refuses it, it is dropped.
 
-        Returns: whether this host's kernel had room for it.
+        Returns: False if this host's send buffer was full.
         """
         assert self._datagrams is not None
         try:
@@ -104,13 +104,13 @@ class Listener:
         return True
 
     def drain(self) -> None:
-        """Take every datagram that has arrived."""
+        """Read all datagrams that have arrived."""
         for _ in range(_MOST_TURNS):
             if not self._take_datagrams():
                 return
 
     async def close(self) -> None:
-        """End every conversation."""
+        """End all conversations."""
         if self._server is not None:
             self._server.close()
         for writer in self._conversations.values():
@@ -122,7 +122,7 @@ class Listener:
             self._datagrams.close()
 
     def _take_datagrams(self) -> bool:
-        """Take some datagrams; return whether there may be more."""
+        """Read a batch of datagrams; return whether there may be more."""
         assert self._datagrams is not None
         for _ in range(_PER_TURN):
             try:
@@ -174,7 +174,7 @@ class Listener:
                     return
                 writer.write(f"{answer}\n".encode())
                 await writer.drain()
-        except (OSError, ValueError, IndexError):  # aborted, or a client with another protocol
+        except (OSError, ValueError, IndexError):  # aborted, or a client of another protocol
             pass
         finally:
             self._conversations.pop(own_task)
@@ -185,7 +185,7 @@ class Listener:
 
 
 async def _swallow(reader: asyncio.StreamReader) -> str:
-    """Read to the sender's end; return the number of bytes and the time that they took."""
+    """Read until the sender closes; return the number of bytes and the seconds from first to last."""
     num_bytes, began_s = 0, 0.0
     while data := await reader.read(1 << 18):
         if not num_bytes:

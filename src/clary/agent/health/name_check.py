@@ -1,7 +1,6 @@
-"""Whether every host's name means its address, to a program that has the job's /etc/hosts.
+"""Check that every host's name resolves to its address with the job's /etc/hosts.
 
-Where: `network_program` begins it before anything else, since it forks, and takes the result after the other
-measurements.
+Where: `network_program` starts it first, since it forks, and collects the result after the other measurements.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _ANSWER_BYTES = 1 << 20
 
 
 class NameCheck:
-    """Looks all hosts up by name, as programs of the job will: in a child with a /etc/hosts like theirs.
+    """Resolves the names of all hosts as the job's programs will: in a child with the same /etc/hosts.
 
-    A child, because a resolver that ignores that file may wait for unreachable servers.
+    It needs a child because a resolver that ignores the file may wait for unreachable servers.
     """
 
     def __init__(self, order: NetworkOrder) -> None:

@@ -1,6 +1,6 @@
-"""Start the network program of one host and take its readings.
+"""Start of one host's network program, and its readings.
 
-Where: `supervisor.host_health` runs it beside the preparation, where the host has a network of its own and peers.
+Where: `supervisor.host_health` runs it during the host's preparation, if the host has a network of its own and peers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from clary.base.plain import from_plain, to_plain
 from clary.contract.health import HealthAction
 from clary.contract.launch_plan import HostPlan, LaunchPlan
 
-_MEASURING_S = 25.0  # once the peers are met: several times the time of the slowest link, on a busy machine
-_PAUSE_S = 1.0  # leaves the processors to a program that starts meanwhile: our own imports follow
+_MEASURING_S = 25.0  # after contact with the peers: several times the duration for the slowest link on a busy machine
+_PAUSE_S = 1.0  # delays our own imports, so that a program that starts meanwhile has the processors
 _END_S = 2.0
 _CHUNK_BYTES = 1 << 16
 
@@ -32,9 +32,9 @@ _Reading = TypeVar("_Reading", PortReading, NetworkReading)
 
 
 def network_order(plan: LaunchPlan, host: HostPlan) -> NetworkOrder:
-    """Return the order to a host's network program. Pure.
+    """Return the order for a host's network program. Pure.
 
-    There is no pause with `HealthAction.REPLACE`: with it the program starts only after all readings.
+    With `HealthAction.REPLACE` there is no pause, because the job's program starts only after all readings.
     """
     return NetworkOrder(
         host=host.name,
@@ -51,13 +51,13 @@ def network_order(plan: LaunchPlan, host: HostPlan) -> NetworkOrder:
 
 
 def _peer(host: HostPlan, other: HostPlan) -> Peer:
-    """Describe a peer with the round trip, loss and rate that follow from the shapes of both links."""
+    """Describe a peer with the round trip, loss and rate planned for both hosts' links."""
     here, there = host.resources.link, other.resources.link
     rates = [link.rate_mbit_s for link in (here, there) if link.rate_mbit_s is not None]
     return Peer(
         name=other.name,
         address=other.address,
-        # The switch takes the larger of the two (`engines.local.network.tap_switch`).
+        # The switch applies the larger of both delays (`engines.local.network.tap_switch`).
         round_trip_ms=2 * max(here.delay_ms, there.delay_ms),
         loss_percent=max(here.loss_percent, there.loss_percent),
         rate_mbit_s=min(rates, default=None),
@@ -67,14 +67,14 @@ def _peer(host: HostPlan, other: HostPlan) -> Peer:
 class NetworkDoctor:
     """One run of a host's network program.
 
-    The thread that makes a `NetworkDoctor` also closes it; the program dies with that thread.
+    The thread that creates a `NetworkDoctor` must also close it; the network program is killed when that thread ends.
     """
 
     def __init__(self, order: NetworkOrder) -> None:
         self._order = order
-        self._data = b""  # read, but not yet a whole line
+        self._data = b""  # bytes of an incomplete line
         self._ports: PortReading | None = None
-        # The agent's interpreter, without the site-packages that users have installed.
+        # -s: no packages that the user installed in the home folder
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-m", "clary.agent.health.network_program", str(os.getpid())],
             env={"PYTHONPATH": str(Path(clary.__file__).parent.parent)},
@@ -83,11 +83,11 @@ class NetworkDoctor:
             start_new_session=True,
         )
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError), self._process.stdin as file:  # ended already: the next reading reports it
+        with contextlib.suppress(OSError), self._process.stdin as file:  # ended already, as the next reading reports
             file.write(json.dumps(to_plain(order)).encode())
 
     def port_reading(self) -> PortReading:
-        """Wait for the first reading; after it the program touches no port of the job any more.
+        """Wait for the first reading; afterwards the network program no longer uses the job's ports.
 
         Raises: AgentError if it does not come in time.
         """
@@ -110,7 +110,7 @@ class NetworkDoctor:
         self.close()
 
     def end(self) -> None:
-        """Kill the program, from any thread: waiting readers of its output get an error."""
+        """Kill the program, from any thread; threads that wait for its output get an error."""
         if self._process.poll() is None:
             self._process.kill()
 

@@ -2,8 +2,8 @@
 
 Where: `network_program` runs it; every line that it prints is one reading as JSON.
 
-    meet each peer -> delay, loss, MTU at once, and the silent ports -> a sum around all hosts, which is
-    also the barrier that every host has to reach -> rates, one peer after the other -> the barrier
+    connect to each peer -> delay, loss, MTU and silent ports concurrently -> a sum around all hosts, which is also a
+    barrier for all hosts -> rates, one peer after the other -> the barrier
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from clary.agent.health.readings import DOCTOR_PORT, Answer, NetworkOrder, Netwo
 from clary.base.async_timeout import timeout
 from clary.base.plain import to_plain
 
-_SUM_S = 10.0  # for the collective: a peer may be busy with a third host that is silent, or lossy
-_RATES_S = 0.25  # for the bursts to later hosts together, and again for those to earlier hosts
+_SUM_S = 10.0  # limit of the collective: a peer may be busy with a silent or lossy third host
+_RATES_S = 0.25  # for all bursts to later hosts, and again for all bursts to earlier hosts
 _LONGEST_BURST_S = 0.08
-_COPIES = 4  # of a datagram, so that one arrives
+_COPIES = 4  # copies of a datagram, so that one arrives
 _OTHER_INTERFACE_S = 0.5
 _MOST_INTERFACES = 4
 _LINGER_S = 8.0
-_REACHED = (Answer.OPEN, Answer.BUSY, Answer.ABSENT)  # at least the peer's kernel answers
+_REACHED = (Answer.OPEN, Answer.BUSY, Answer.ABSENT)  # the peer's kernel answers, or even its program
 
 
 def run(order: NetworkOrder, taken: Sequence[int], unanswered: Mapping[str, Sequence[int]]) -> None:
-    """Measure, print the reading, answer peers until they have finished too.
+    """Measure, print the reading, and answer peers until they have finished too.
 
     Args:
-        order: order of the host's network program.
-        taken: ports of the job that are not free here.
-        unanswered: silent ports of the job at peers; if there are any, the reading of the ports is
-            printed as soon as they are known; otherwise it is printed already.
+        order: order to the host's network program.
+        taken: ports of the job that are in use on this host.
+        unanswered: peer -> silent ports of the job. If there are any, they are probed again before the reading of the
+            ports is printed; else that reading has been printed already.
     """
     names = NameCheck(order)
     try:
@@ -87,7 +87,7 @@ async def _run(
 
 
 async def _tell_ports(order: NetworkOrder, probes: Sequence[LinkProbe], taken: Sequence[int]) -> None:
-    """Print the reading of the ports as soon as the ports of every peer are known."""
+    """Print the reading of the ports once the ports of all peers are known."""
     await asyncio.gather(*(probe.ports_are_known.wait() for probe in probes))
     silent = {probe.reading.peer: probe.reading.silent_ports for probe in probes if probe.reading.silent_ports}
     better = {}
@@ -99,7 +99,7 @@ async def _tell_ports(order: NetworkOrder, probes: Sequence[LinkProbe], taken: S
 
 
 async def _sum(order: NetworkOrder, listener: Listener, probes: list[LinkProbe]) -> tuple[int | None, str]:
-    """Add up the places of all hosts, counted from 1, around a ring; a second turn gives all hosts the sum.
+    """Sum the indexes of all hosts, from 1, around a ring; a second round sends the sum to all hosts.
 
     Returns: the sum and None, or None and the reason.
     """
@@ -146,7 +146,7 @@ async def _next_number(listener: Listener) -> int:
 
 
 async def _measure_rates(order: NetworkOrder, probes: list[LinkProbe]) -> None:
-    """Measure towards later hosts first, then towards earlier ones: no link has bursts both ways at once."""
+    """Measure rates to later hosts, then to earlier hosts: no link has bursts in both directions at once."""
     seconds = min(_LONGEST_BURST_S, _RATES_S / len(probes))
     half_s = time.monotonic() + seconds * len(probes)
     place = order.names.index(order.host)
@@ -177,7 +177,7 @@ async def _reaches(interface: str, address: str, target: str) -> bool:
             async with timeout(_OTHER_INTERFACE_S):
                 await asyncio.get_running_loop().sock_connect(stream, (target, DOCTOR_PORT))
         except (OSError, TimeoutError) as error:
-            return isinstance(error, ConnectionRefusedError)  # reachable; its network program does not run yet
+            return isinstance(error, ConnectionRefusedError)  # reachable, but its network program does not run yet
     return True
 
 

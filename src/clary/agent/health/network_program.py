@@ -1,11 +1,11 @@
-"""The network program of one host: joins its network namespace, tries the job's own ports, measures its links.
+"""The network program of one host: it joins the network namespace, tries the job's own ports, measures links.
 
-Run: `python -m clary.agent.health.network_program STARTER`, the pid of its starter, with a `NetworkOrder` on
-standard input. `network_doctor` starts it beside the preparation of the host. It prints a `PortReading`, then a
-`NetworkReading`; afterwards it answers peers until they have finished too, and it ends with its starter.
+Run: `python -m clary.agent.health.network_program PARENT_PID`, with a `NetworkOrder` on standard input.
+`network_doctor` starts it during the preparation of the host. It prints a `PortReading`, then a `NetworkReading`;
+afterwards it answers peers until they have finished too. It is killed when its parent ends.
 
-The program of a host may wait for the first line only. So the code before it imports as little as possible. After it
-only our own port is touched, because the programs of this and other hosts then listen at the job's ports.
+The job's program waits for the first line, so the code before that line imports as little as possible. After the first
+line only our own port is used, because programs of the job then listen at the job's ports.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _ORPHANED_EXIT_CODE = 3
 
 
 def main() -> int:
-    """Read the order, carry it out, print the readings."""
+    """Read and execute the order, and print the readings."""
     kernel.die_with_parent(signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):  # the starter ended before the kernel got the request
+    if os.getppid() != int(sys.argv[1]):  # the parent ended before this request to the kernel
         return _ORPHANED_EXIT_CODE
-    # Some schedulers signal every process of a step; this process ends with its agent.
+    # Some schedulers signal every process of a step; this process must end only with its agent.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     order = json.load(sys.stdin)
     try:
         _join(order["network_namespace"], order["user_namespace"])
-    except FileNotFoundError:  # the holder of the network has ended since the order: no error of this program
+    except FileNotFoundError:  # the network was removed after the order was given: not an error of this program
         return NETWORK_GONE_EXIT_CODE
     taken = [port for port in order["ports"] if interfaces.is_taken(port)]
     unanswered = unanswered_ports(
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _measure(order: dict[str, object], taken: list[int], unanswered: dict[str, list[int]]) -> None:
-    # saves 27 ms, mostly of asyncio, before the first line that this program prints
+    # imported late: saves 27 ms, mostly asyncio, before the first printed line
     from clary.agent.health import network_measuring
     from clary.agent.health.readings import NetworkOrder
     from clary.base.plain import from_plain

@@ -1,8 +1,8 @@
-"""Check, within a few milliseconds, whether the job's own ports of other hosts answer.
+"""Check, within a few milliseconds, that the job's ports on other hosts answer.
 
-Where: `network_program` asks before the imports of the other measurements: a host's program waits only for this check.
-A refusal is an answer, and comes from the peer's kernel: no program needs to run there. `link_probe` asks silent ports
-again, once the peer is met.
+Where: `network_program` calls it before the imports of the other measurements: a host's program waits only for this
+check. A refusal counts as an answer of the peer's kernel, so no program needs to run there. `link_probe` probes silent
+ports again once the peer answers.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from collections.abc import Mapping, Sequence
 
 from clary.agent.health import interfaces
 
-_COPIES = 2  # connections per port: a lossy link may lose a packet, which the kernel repeats only after a second
-_WAIT_S = 0.2  # beyond the longest planned round trip
+_COPIES = 2  # connections per port: the kernel resends a lost packet only after a second
+_WAIT_S = 0.2  # in addition to the longest planned round trip
 _ANSWERS = (0, errno.ECONNREFUSED)
 
 
 def unanswered_ports(
     peers: Mapping[str, str], ports: Sequence[int], *, interface: str, address: str, round_trip_s: float
 ) -> dict[str, list[int]]:
-    """Ask all peers at all ports at once; return the ports without an answer in time, by peer.
+    """Connect to all ports of all peers at once; return peer -> ports without an answer in time.
 
     Args:
-        peers: addresses by name.
-        ports: to connect to; no connection outlasts the call.
-        interface: through which to ask.
+        peers: name -> address.
+        ports: to connect to; all connections are closed before the return.
+        interface: the interface to connect through.
         address: of this host.
         round_trip_s: the longest planned round trip of all links.
     """
     missing = {(name, port) for name in peers for port in ports}
     asked: dict[int, tuple[socket.socket, tuple[str, int]]] = {}
-    num_open = 0  # how many of these may still get an answer
+    num_open = 0  # pending connections
     poll = select.poll()
     try:
         for name, port in [key for key in sorted(missing) for _ in range(_COPIES)]:
             try:
                 stream = interfaces.stream_through(interface, address)
-            except OSError:  # no such interface, or too many sockets: asked again and reported later
+            except OSError:  # no such interface, or too many sockets: probed again and reported later
                 break
             asked[stream.fileno()] = stream, (name, port)
             outcome = stream.connect_ex((peers[name], port))
             if outcome in _ANSWERS:
                 missing.discard((name, port))
-            elif outcome == errno.EINPROGRESS:  # otherwise the peer has no route
+            elif outcome == errno.EINPROGRESS:  # any other error: there is no route to the peer
                 poll.register(stream, select.POLLOUT)
                 num_open += 1
         end_s = time.monotonic() + _WAIT_S + round_trip_s
