@@ -1,10 +1,10 @@
-"""Slow down one host of a running job on purpose, from the outside: its processors, its reads.
+"""Slows down one host of a running job from outside the job: its processors or its reads.
 
     for pid in rank_processes("my-job", "algo-2"):
         limit_processors(pid, share=0.3)
 
-Where: tests and the benchmark of verdicts. A slow link is a setting of the host's instance type (`delay_ms`). Only root
-may do this. Nothing has to be undone: limits go with the cgroups of the host; `ReadLimit` removes its own.
+Where: tests and the benchmark of verdicts. A slow link is a setting of the host's instance type (`delay_ms`). Needs
+root. Limits of processors end with the host's cgroups; `ReadLimit` removes its own cgroup.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from clary.agent.host.limits.cgroups import CgroupTree, find_place
 
 _PERIOD_US = 100_000
 _BLKIO = Path("/sys/fs/cgroup/blkio")
-_LEAVE_S = 5.0  # for the processes of a removed limit to end
+_LEAVE_S = 5.0  # longest time to remove the cgroup of a limit
 _PAUSE_S = 0.05
 
 
 def rank_processes(job_name: str, host: str) -> dict[int, int]:
-    """Return pid -> rank of the processes of a job's host that have a rank, with this machine's pids."""
+    """Return pid -> rank for the ranks of a job's host; pids are those of the caller's namespace."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         variables = dict(word.partition(b"=")[::2] for word in words)
         if variables.get(b"TRAINING_JOB_NAME") == job_name.encode() and variables.get(b"CURRENT_HOST") == host.encode():
@@ -44,7 +44,7 @@ def rank_processes(job_name: str, host: str) -> dict[int, int]:
 def limit_processors(pid: int, *, share: float) -> None:
     """Limit the whole cgroup of a process to a share of one processor; a second call replaces the limit.
 
-    Raises: OSError, ValueError if its host has no cgroup of its own for processors.
+    Raises: OSError, ValueError if the host has no processor cgroup of its own.
     """
     tree = CgroupTree()
     place = find_place("cpu", mountinfo=tree.mountinfo(), membership=tree.read(f"/proc/{pid}/cgroup"))
@@ -57,9 +57,9 @@ def limit_processors(pid: int, *, share: float) -> None:
 
 
 class ReadLimit:
-    """Lets processes read only so many bytes a second from the disk that a folder is on, until it is closed.
+    """Limits the bytes per second that processes read from a folder's disk, until `close`.
 
-    Raises: OSError without cgroups of version 1 for disks.
+    Raises: OSError if the machine lacks blkio cgroups of version 1.
     """
 
     def __init__(self, name: str, folder: Path, *, bytes_s: int) -> None:
@@ -70,13 +70,13 @@ class ReadLimit:
         (self._group / "blkio.throttle.read_bps_device").write_text(limit)
 
     def add(self, pids: Sequence[int]) -> None:
-        """Limit processes, and their later children."""
+        """Limit processes and the children that they start from now on."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 (self._group / "cgroup.procs").write_text(str(pid))
 
     def close(self) -> None:
-        """Move the remaining processes back to their former cgroups, and remove the limit."""
+        """Move the remaining processes to the root blkio cgroup, and remove the limit."""
         deadline_s = time.monotonic() + _LEAVE_S
         while True:
             for pid in (self._group / "cgroup.procs").read_text().split():

@@ -1,13 +1,13 @@
 """A real Slurm in namespaces: a head and three nodes, with munge, slurmctld and three slurmd.
 
-Where: tests/cluster makes one a module (`slurm_fixtures.py`, `slurm_service.py`), and benchmarks of machines make one a
-run. Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
+Where: each module of tests/cluster makes a bed (`slurm_fixtures.py`, `slurm_service.py`), and so does each run of a
+machine benchmark. Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
 
     head (10.88.0.254, bridge)        munged, slurmctld
     node-1 .. node-3 (10.88.0.N)      slurmd; a tmpfs of its own at `scratch`; node-1 and node-2 have two GPUs each
 
-Each machine is a network, hostname, mount and process namespace, whose first process is a shell. Everything on it ends
-when that shell is killed, as when the power is cut, or when the thread that made it ends. Names and addresses lie
+Each machine is a network, hostname, mount and process namespace, whose first process is a shell. All processes on it
+end, as in a power cut, when that shell is killed or when the thread that started it ends. Names and addresses lie
 inside the namespaces, so that two beds do not interfere. Nodes share this machine's files, except `scratch` and the
 mounts over /etc/slurm, /etc/hosts and /run/munge.
 """
@@ -29,7 +29,7 @@ HEAD = "head"
 HEAD_ADDRESS = "10.88.0.254"
 NODES = ("node-1", "node-2", "node-3")
 GPU_NODES = NODES[:2]
-GRACE_S = 10  # of partition spot
+GRACE_S = 10  # grace time of partition spot
 KILL_WAIT_S = 5
 START_LIMIT_S = 40.0
 END_LIMIT_S = 10.0
@@ -83,7 +83,7 @@ _HOSTS = f"127.0.0.1 localhost\n{HEAD_ADDRESS} {HEAD}\n" + "".join(
     f"10.88.0.{i + 1} {n}\n" for i, n in enumerate(NODES)
 )
 
-# The first process of a machine: it adopts and reaps orphans, so that no zombies stay.
+# The first process of a machine: it adopts and reaps orphans, so that no zombies remain.
 _FIRST = """
 name=$1 folder=$2
 mount --bind "$folder/etc" /etc/slurm
@@ -99,12 +99,12 @@ while :; do sleep 1000 & wait $!; done
 
 
 class SlurmBed:
-    """One cluster; `start` it, and `stop` it after any failure too.
+    """One cluster; call `start`, and finally `stop`, also after a failure.
 
     Args:
         folder: new, empty folder that every user can reach.
         options: text appended to slurm.conf.
-        are_alike: no node has GPUs, so that each can replace every other.
+        are_alike: whether no node has GPUs, so that each can replace every other node.
     """
 
     def __init__(self, folder: Path, *, options: str = "", are_alike: bool = False) -> None:
@@ -114,17 +114,17 @@ class SlurmBed:
         self._slurm_conf = _SLURM_CONF.replace("@NODES@", _ONE_KIND if are_alike else _TWO_KINDS) + options
         self._conf = str(folder / "etc/slurm.conf")
         self._outer: dict[str, subprocess.Popen[bytes]] = {}  # machine -> `unshare`, which ends with its child
-        self._first: dict[str, int] = {}  # machine -> pid of its first process, as this machine numbers it
+        self._first: dict[str, int] = {}  # machine -> pid of its first process in this process's namespace
         self._handles: dict[str, int] = {}  # machine -> pidfd of that process
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}  # name of a daemon -> process
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables for a scheduler that runs in this process: its programs are run on the head."""
+        """Environment variables with which a scheduler in this process runs Slurm's programs on the head."""
         return {"PATH": f"{self.folder}/bin:/usr/bin:/bin"}
 
     def start(self) -> None:
-        """Make the machines and start every daemon; returns when three nodes are idle."""
+        """Make the machines, start every daemon, and wait until three nodes are idle."""
         try:
             self._write_files()
             for machine in (HEAD, *NODES):
@@ -140,12 +140,15 @@ class SlurmBed:
             raise
 
     def stop(self) -> None:
-        """End every process of every machine; namespaces, mounts and links go with them. Raises: the first failure."""
+        """End every process of every machine; the kernel then removes namespaces, mounts and links.
+
+        Raises: the first failure.
+        """
         errors: list[Exception] = []
         for machine in list(self._outer):
             try:
                 self._end_machine(machine)
-            except (AssertionError, OSError) as error:  # the other machines must be ended nevertheless
+            except (AssertionError, OSError) as error:  # the other machines must still be ended
                 errors.append(error)
         for process in self._daemons.values():
             try:
@@ -157,7 +160,7 @@ class SlurmBed:
             raise errors[0]
 
     def first_process(self, machine: str) -> int:
-        """Return the pid of a machine's first process, as this machine numbers it."""
+        """Return the pid of a machine's first process in this process's namespace."""
         return self._first[machine]
 
     def argv_on(self, machine: str, *command: str) -> list[str]:
@@ -174,16 +177,16 @@ class SlurmBed:
         stdin: str | None = None,
         timeout_s: float = COMMAND_LIMIT_S,
     ) -> str:
-        """Run a command on a machine and return its output, without the white space around it.
+        """Run a command on a machine and return its output, without surrounding white space.
 
         Args:
             command: program and arguments.
             check: whether to raise if it fails.
             machine: head or a node.
-            user: id of the user that runs it; root by default.
+            user: id of the user who runs the command; root by default.
             stdin: text for it.
-            timeout_s: after which it is killed.
-        Raises: AssertionError with its output if it fails and is checked.
+            timeout_s: seconds after which the command is killed.
+        Raises: AssertionError with the output if the command fails and `check` is true.
         """
         if user is not None:
             command = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--", *command)
@@ -201,12 +204,12 @@ class SlurmBed:
         return found.stdout.strip()
 
     def states(self) -> dict[str, str]:
-        """Return node -> state, as sinfo writes it."""
+        """Return node -> state, as printed by sinfo."""
         lines = self.run("sinfo", "-h", "-N", "-p", "train", "-o", "%N %T").splitlines()
         return {node: state for node, _, state in (line.partition(" ") for line in lines)}
 
     def wait_for_states(self, wanted: Mapping[str, str], *, limit_s: float = START_LIMIT_S) -> None:
-        """Wait until these nodes are in these states. Raises: AssertionError."""
+        """Wait until nodes have given states. Raises: AssertionError."""
         deadline = time.monotonic() + limit_s
         while True:
             try:
@@ -241,13 +244,13 @@ class SlurmBed:
         self._start_daemon(f"slurmd-{node}", node, "slurmd", "-D", "-f", self._conf, "-N", node)
 
     def power_off(self, node: str) -> None:
-        """End every process of a node at once, and its network and mounts; its connections are not closed in order."""
+        """Kill every process of a node at once; network and mounts end too, and no connection is closed in order."""
         self.run("ip", "link", "delete", f"to-node-{NODES.index(node) + 1}")
         self._end_machine(node)
         _reap(self._daemons.pop(f"slurmd-{node}"))
 
     def power_on(self, node: str, *, until_idle: bool = True) -> None:
-        """Make a node anew; wait until Slurm sees it idle, unless a job waits for just this node."""
+        """Start a node again; with `until_idle`, wait until Slurm reports it idle."""
         self._make_machine(node)
         self._wire_node(node)
         self.start_node_daemon(node)
@@ -262,15 +265,15 @@ class SlurmBed:
         """Resume the frozen processes of a node.
 
         Args:
-            node: that is frozen.
-            slurm: resume Slurm's daemons if true, else all other processes.
+            node: a frozen node.
+            slurm: True resumes Slurm's daemons, False all other processes.
         """
         for line in self.run("ps", "-eo", "pid=,args=", machine=node).splitlines():
             pid, _, command = line.strip().partition(" ")
             if pid != "1" and ("slurm" in command.partition(" ")[0]) == slurm:
-                self.run("kill", "-CONT", pid, machine=node, check=False)  # it may have ended
+                self.run("kill", "-CONT", pid, machine=node, check=False)  # the process may have ended
         if slurm:
-            self._daemons[f"slurmd-{node}"].send_signal(signal.SIGCONT)  # nsenter stops with its child
+            self._daemons[f"slurmd-{node}"].send_signal(signal.SIGCONT)  # nsenter was suspended together with its child
 
     def processes(self, node: str) -> list[str]:
         """Return the command lines of all processes of a node except its first process and slurmd."""
@@ -345,7 +348,7 @@ class SlurmBed:
         self._first.pop(machine, None)
         handle = self._handles.pop(machine, None)
         if handle is None:
-            self._outer[machine].kill()  # this ends its child
+            self._outer[machine].kill()  # the end of `unshare` kills its child
         else:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -362,7 +365,7 @@ class SlurmBed:
 
     def _wire_node(self, node: str) -> None:
         number = NODES.index(node) + 1
-        # The head's process namespace has no pid of a node: the link is made from outside of it.
+        # The head's process namespace lacks the pids of nodes, so the link is made from outside that namespace.
         head = ["nsenter", f"--target={self._first[HEAD]}", "--net", "--"]
         link = ["ip", "link", "add", f"to-node-{number}", "type", "veth", "peer", "name", "eth0"]
         subprocess.run([*head, *link, "netns", str(self._first[node])], check=True, timeout=COMMAND_LIMIT_S)
@@ -400,7 +403,7 @@ class SlurmBed:
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that has ended or is about to; kill it at the deadline."""
+    """Wait for a process that has ended or will end soon; kill it at the deadline, and raise AssertionError."""
     try:
         process.wait(END_LIMIT_S)
     except subprocess.TimeoutExpired:

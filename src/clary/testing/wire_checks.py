@@ -1,4 +1,4 @@
-"""Checks of a `ControlPlane`'s answers against the models with which clients read them."""
+"""Checks of a `ControlPlane`'s answers against the models with which clients parse them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROTOCOLS = {"sagemaker": Protocol.JSON_1_1, "sagemaker-metrics": Protocol.REST
 
 
 def answers_in_shape(plane: ControlPlane) -> None:
-    """Serialise every answer of the plane's calls too, so that a member that the model lacks fails the call."""
+    """Serialize the answer of each of the plane's calls: a call fails if the model lacks a member of its answer."""
     call = plane.call
 
     async def checked(service: str, operation: str, **params: Any) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 import sys
 
-_FIRST_VERSION = (3, 10)  # of Python
+_FIRST_VERSION = (3, 10)  # first supported Python
 
 if sys.version_info < _FIRST_VERSION:
     raise ImportError(

@@ -1,4 +1,4 @@
-"""boto3 clients that time and count every answer and check that it has AWS's shape."""
+"""boto3 clients that time and count every answer and check its shape against AWS's model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HTTP_OK, HTTP_REFUSED = 200, range(400, 500)
 
 
 class Caller:
-    """Calls SageMaker and the log service; two threads may share one."""
+    """Calls SageMaker and the log service; two threads may share one caller."""
 
     def __init__(self, task: ClientTask) -> None:
         self._clients = {name: _client(name, task) for name in ("sagemaker", "logs")}
@@ -31,12 +31,12 @@ class Caller:
         self._lock = threading.Lock()
         self.latencies_s: dict[str, list[float]] = defaultdict(list)
         self.refusals: Counter[str] = Counter()
-        self.num_retries = 0  # by boto3
-        self.num_throttled = 0  # answers before retries
+        self.num_retries = 0  # retries by boto3
+        self.num_throttled = 0  # throttling answers, which boto3 retries
         self.wrongs: list[str] = []
 
     def call(self, service: str, operation: str, **parameters: Any) -> tuple[str, dict[str, Any]]:
-        """Return (error code, answer); the code is empty for a call that was carried out."""
+        """Return (error code, answer); the code is empty for a successful call."""
         client = self._clients[service]
         started_s = time.monotonic()
         code, answer = "", {}
@@ -65,7 +65,7 @@ class Caller:
 
 
 def _misshapen(code: str, answer: dict[str, Any], *, known: frozenset[str] | set[str]) -> str:
-    """Return the way in which an answer differs from AWS's shape, or an empty string."""
+    """Return the difference between an answer and AWS's shape, or an empty string."""
     metadata = answer.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
     if code == UNANSWERED:

@@ -1,7 +1,7 @@
-"""One client of the crowd, in a process of its own: keeps a number of jobs alive, sees each to its end, deletes it.
+"""One client of the crowd, in a process of its own: keeps a number of jobs alive, follows each and deletes it.
 
-Where: `crowd` starts it with a task on stdin, and reads its report from stdout. Its actions follow from the task's
-seed, their times from the service's answers.
+Where: `crowd` starts it with a task on stdin, and reads its report from stdout. The task's seed determines its actions;
+the service's answers determine their times.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ IMAGE = "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.8.0-gpu
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 TERMINAL = ("Completed", "Failed", "Stopped")
 NOT_FOUND = "Requested resource not found."
-EXIT_CODE = 7  # of programs that fail
+EXIT_CODE = 7  # exit code of programs that fail
 FOR_EVER_S = 600  # longer than any run
 STREAM_DELAY_S = 2.0  # hosts are requested at most this long after the whole second in a stream's name
-DELETE_ATTEMPTS = 3  # each waits up to 20 s for hosts that are being released
+DELETE_ATTEMPTS = 3  # each attempt waits up to 20 s for hosts that are being released
 
 LIVES = {
     Life.FINISHES: 2,
@@ -58,7 +58,7 @@ class Job:
     """A job that this client has not deleted yet."""
 
     name: str
-    nonce: str  # in its lines: its log must hold no line of another job, or of an earlier job of the same name
+    nonce: str  # part of its lines: its log must hold no line of another job, even of an earlier job of the same name
     life: Life
     num_hosts: int
     submitted_at: float
@@ -67,7 +67,7 @@ class Job:
 
 
 class Client:
-    """Leads jobs through their lives, one step at a time."""
+    """Creates jobs and follows each, one step at a time."""
 
     def __init__(self, task: ClientTask) -> None:
         self._task = task
@@ -82,7 +82,7 @@ class Client:
         self._pair = ThreadPoolExecutor(2)
 
     def run(self) -> ClientReport:
-        """Create jobs for the task's time, then stop some, let the others end, and delete all."""
+        """Create jobs for the task's time, then stop some, wait for the others to end, and delete all."""
         creates_until_s = time.monotonic() + self._task.seconds
         while time.monotonic() < creates_until_s:
             if len(self._alive) < self._task.num_jobs:
@@ -163,7 +163,7 @@ class Client:
             self._stop(job)
 
     def _conclude(self, job: Job) -> None:
-        """Check the end of a job and that its status stays, and delete it."""
+        """Check the end of a job and that its status does not change, then delete it."""
         ended_at = time.time()
         status = job.facts["TrainingJobStatus"]
         expected = EXPECTED[job.life]
@@ -215,7 +215,7 @@ class Client:
         return [] if code else [stream["logStreamName"] for stream in answer["logStreams"]]
 
     def _check_lines(self, job: Job, streams: Sequence[str]) -> float | None:
-        """Return when the last host printed; check that each host printed once, if the program ended by itself."""
+        """Check that each host printed once, unless the job was stopped; return when the last host printed, or None."""
         times = []
         for stream in streams:
             code, page = self._caller.call(
@@ -271,8 +271,8 @@ class Client:
 def admission_of(facts: Mapping[str, Any], streams: Sequence[str]) -> tuple[float | None, float | None]:
     """Return the earliest and the latest time at which hosts were requested; (None, None) if they never were.
 
-    A job that had to wait at the head of the queue went from Pending to Starting at exactly that time. The first row of
-    a job that did not wait is rewritten later; its streams have the second of the request in their names.
+    A job that waited at the head of the queue went from Pending to Starting at exactly that time. The first transition
+    of a job that did not wait is rewritten later; the names of its streams contain the second of the request.
     """
     if not streams:
         return None, None

@@ -1,7 +1,7 @@
 """Starts the clients of a crowd, watches the service meanwhile, and merges their reports.
 
-Where: `python -m benchmarks concurrency` runs it for minutes, tests/integration for seconds, both against a service of
-their own. Every client is a process with boto3 as users have it.
+Where: `python -m benchmarks concurrency` runs it for minutes, tests/integration for seconds, each against its own
+service. Every client is a process with an unmodified boto3.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from clary.testing.many_jobs.queue_order import longest_pause_s, overtakings
 from clary.testing.many_jobs.records import ClientReport, ClientTask, JobRecord
 from clary.testing.many_jobs.service_watch import Sample, ServiceWatch
 
-DRAIN_S = 300.0  # for the remaining jobs to end and to be deleted
-START_S = 60.0  # for the clients' interpreters and boto3, on a busy machine
+DRAIN_S = 300.0  # longest time for the remaining jobs to end and to be deleted
+START_S = 60.0  # longest time for the clients' interpreters and boto3 to start, on a busy machine
 WATCH_INTERVAL_S = 0.5
 
 
@@ -33,7 +33,7 @@ class CrowdPlan:
     """The numbers of clients and jobs, and the times of a crowd."""
 
     num_clients: int = 8
-    num_jobs: int = 50  # alive at once, of all clients together
+    num_jobs: int = 50  # jobs alive at once, of all clients together
     seconds: float = 300.0
     settle_s: float = 10.0  # between the last answer and the last sample of the service
     look_interval_s: float = 60.0  # between two samples of the service
@@ -50,7 +50,7 @@ class CrowdReport:
 
     @property
     def jobs(self) -> list[JobRecord]:
-        """Every job that was seen to its end."""
+        """Every job that a client followed to its end."""
         return [job for client in self.clients for job in client.jobs]
 
     @property
@@ -60,12 +60,12 @@ class CrowdReport:
 
     @property
     def statuses(self) -> dict[str, int]:
-        """Numbers of jobs by kind of life and final status."""
+        """Numbers of jobs by intended life and final status."""
         return dict(sorted(Counter(f"{job.life} {job.status}" for job in self.jobs).items()))
 
     @property
     def refusals(self) -> dict[str, int]:
-        """How often each operation was refused with each code."""
+        """Number of refusals by operation and error code."""
         total: Counter[str] = Counter()
         for client in self.clients:
             total.update(client.refusals)
@@ -87,7 +87,7 @@ class CrowdReport:
 
     @property
     def longest_pause_s(self) -> float:
-        """The longest time in which no job was admitted though one waited."""
+        """The longest time in which no job was admitted although a job waited."""
         return longest_pause_s(self.jobs)
 
 
@@ -102,7 +102,7 @@ def run_crowd(
         home: the service's state folder.
         say: called with a line of text at each sample of the service.
 
-    Raises: AssertionError naming the clients that did not end in time or did not report; they are killed then.
+    Raises: AssertionError naming the clients that did not end in time or did not report, after killing them.
     """
     watch = ServiceWatch(home)
     samples = [watch.look("start", elapsed_s=0.0)]

@@ -1,4 +1,4 @@
-"""Whether jobs were admitted in the order of their creation, judged by facts that clients see. Pure."""
+"""Check that jobs were admitted in the order of their creation, by facts that clients see. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from clary.testing.many_jobs.records import JobRecord
 
 
 def overtakings(jobs: Sequence[JobRecord]) -> list[str]:
-    """Return a sentence for each job that certainly got its hosts before an older job, which had not ended by then.
+    """Return a sentence for each job that certainly got its hosts before an older job.
 
-    Jobs that never got hosts do not count, and jobs of one CreationTime (milliseconds) have no order.
+    Jobs that never got hosts do not count; jobs with equal CreationTime (in milliseconds) have no order.
     """
     admitted = [job for job in jobs if job.admitted_from is not None]
     ordered = sorted(admitted, key=lambda job: job.created_at)
@@ -26,10 +26,10 @@ def overtakings(jobs: Sequence[JobRecord]) -> list[str]:
 
 
 def longest_pause_s(jobs: Sequence[JobRecord]) -> float:
-    """Return the longest time in which no job was admitted although a job waited that was admitted later."""
+    """Return the longest time without an admission while a job waited that was admitted later."""
     admitted = sorted((job for job in jobs if job.admitted_from is not None), key=_until)
     longest = 0.0
-    waits_since = float("inf")  # the oldest of the jobs that are admitted at `after` or later
+    waits_since = float("inf")  # creation time of the oldest job that was admitted at `after` or later
     for before, after in reversed(list(pairwise(admitted))):
         waits_since = min(waits_since, after.created_at)
         longest = max(longest, _until(after) - max(_until(before), waits_since))

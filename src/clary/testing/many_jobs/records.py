@@ -1,4 +1,4 @@
-"""A client's task and its report; both travel as JSON between two processes."""
+"""A client's task and its report, which two processes exchange as JSON."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Life(StrEnum):
 
     FINISHES = "finishes"  # ends by itself with 0
     FAILS = "fails"  # ends by itself with another code
-    STOPPED_AT_ONCE = "stopped_at_once"  # would run for ever; stopped once accepted, most often while it waits
-    STOPPED_RUNNING = "stopped_running"  # would run for ever; stopped as soon as it says Training
-    STOPPED_ENDING = "stopped_ending"  # ends by itself with 0; stopped as soon as it says Training, perhaps too late
+    STOPPED_AT_ONCE = "stopped_at_once"  # would run for ever; stopped once accepted, most often in the queue
+    STOPPED_RUNNING = "stopped_running"  # would run for ever; stopped as soon as its secondary status is Training
+    STOPPED_ENDING = "stopped_ending"  # ends by itself with 0; stopped in Training, perhaps too late
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,10 @@ class ClientTask:
     region: str
     access_key_id: str
     secret_access_key: str
-    num_jobs: int  # that it keeps alive at once
-    seconds: float  # during which it creates jobs
-    drain_s: float  # after that, for the remaining jobs to end
-    pause_s: float  # between two looks at jobs
+    num_jobs: int  # jobs that the client keeps alive at once
+    seconds: float  # time during which it creates jobs
+    drain_s: float  # longest time after that for the remaining jobs to end
+    pause_s: float  # between two descriptions of jobs
     seed: int
 
 
@@ -43,22 +43,22 @@ class JobRecord:
     num_hosts: int
     submitted_at: float
     created_at: float  # CreationTime
-    admitted_from: float | None  # earliest time of the request for hosts; None if they never were requested
-    admitted_until: float | None  # latest time of it
-    first_line_at: float | None  # of its last host to print
+    admitted_from: float | None  # earliest possible time of the request for hosts; None without a request
+    admitted_until: float | None  # latest possible time of that request
+    first_line_at: float | None  # first line of the last host to print
     status: str  # the terminal status
-    ended_at: float  # when the client saw that status
+    ended_at: float  # time at which the client saw that status
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientReport:
-    """The record of one client: its jobs, requests and findings."""
+    """The report of one client: its jobs, requests and violations."""
 
     index: int
     jobs: tuple[JobRecord, ...]
-    latencies_s: Mapping[str, tuple[float, ...]]  # by operation, separately if refused; with retries by boto3
-    refusals: Mapping[str, int]  # "Operation Code" -> how often
+    latencies_s: Mapping[str, tuple[float, ...]]  # by operation, refusals separately; includes boto3's retries
+    refusals: Mapping[str, int]  # "Operation Code" -> number of refusals
     num_retries: int  # by boto3
     num_throttled: int  # answers that were throttles; boto3 retries those
-    wrongs: tuple[str, ...]  # every violation that it saw
+    wrongs: tuple[str, ...]  # every violation that the client saw
     num_alive_at_most: int

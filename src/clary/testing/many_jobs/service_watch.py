@@ -10,7 +10,7 @@ from clary.control.state_folder import StateFolder
 
 KIB = 1024
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_USER_TICKS_FIELD, _SYSTEM_TICKS_FIELD = 11, 12  # of /proc/PID/stat, behind the command
+_USER_TICKS_FIELD, _SYSTEM_TICKS_FIELD = 11, 12  # indices of the fields of /proc/PID/stat after the command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Sample:
 class ServiceWatch:
     """Measures the service of a state folder.
 
-    Raises: ContractError if the record is broken, AssertionError if no service runs.
+    Raises: ContractError if the service's record cannot be read, AssertionError if no service runs.
     """
 
     def __init__(self, home: Path) -> None:
@@ -37,7 +37,7 @@ class ServiceWatch:
         self._folder = Path("/proc") / str(record.pid)
 
     def look(self, label: str, *, elapsed_s: float) -> Sample:
-        """Return the service's present use of resources; raises OSError if the service has ended."""
+        """Return the resources that the service uses now; raises OSError if the service has ended."""
         lines = (self._folder / "status").read_text().splitlines()
         status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
         stat = (self._folder / "stat").read_text().rpartition(")")[2].split()

@@ -1,15 +1,15 @@
-"""Errors of collectives: the branch of the tree of `base.errors` that training programs see.
+"""Errors of collectives: the branch of `base.errors` that training programs see.
 
     CollectiveError
-    |-- CollectiveTimeout   a peer did not come or answer within the limit
+    |-- CollectiveTimeout   a peer did not join or answer within the limit
     |-- PeerLost            a peer's process ended or its connection broke
     |-- OrderMismatch       ranks called different collectives
     |-- GroupClosed         the group was closed by this rank, or a rank aborted it
     |-- BootstrapError      the group could not be formed
-    `-- CoreError           the operating system refused something
+    `-- CoreError           the operating system refused memory, a thread or a descriptor
 
 After any of these the group is poisoned: pending and later calls raise the first cause. A bad argument is a ValueError
-or TypeError, and leaves the group unchanged. All are RuntimeError too, as torch.distributed's callers expect.
+or TypeError, and leaves the group unchanged. All are also RuntimeError, as torch.distributed's callers expect.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CollectiveError(ClaryError, RuntimeError):
 
 
 class CollectiveTimeout(CollectiveError):
-    """The limit of the wait for a peer has passed."""
+    """A peer did not answer within the timeout."""
 
 
 class PeerLost(CollectiveError):
@@ -42,7 +42,7 @@ class PeerLost(CollectiveError):
 
 
 class OrderMismatch(CollectiveError):
-    """Ranks called different collectives, or with different sizes. A defect of the program: no retry helps."""
+    """Ranks called different collectives, or with different sizes. A defect of the program, so that no retry helps."""
 
     default_fault = Fault.ALGORITHM
 
@@ -55,7 +55,7 @@ class GroupClosed(CollectiveError):
 
 
 class BootstrapError(CollectiveError):
-    """The group could not be formed: a rank did not come, an address did not answer, a peer was refused."""
+    """The group could not be formed: a rank did not join, an address did not answer, or a peer was refused."""
 
 
 class CoreError(CollectiveError):
@@ -77,7 +77,7 @@ def error_of(code: int, culprit: int, text: str) -> Exception:
     Args:
         code: a `Code` other than OK.
         culprit: rank to blame, -1 if unknown.
-        text: of the error.
+        text: message of the error.
     """
     if code == Code.INVALID:
         return ValueError(text)

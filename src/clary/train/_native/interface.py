@@ -1,6 +1,6 @@
-"""The interface of a core, shared by the compiled one and the reference.
+"""The interface of a core, which the compiled core and the reference core implement.
 
-Where: `collective.communicator` and the adapters call a core; `collective.bootstrap` makes the connections it takes.
+Where: `collective.communicator` and the adapters call a core; `collective.bootstrap` makes its connections.
 Buffers are named by address. A core keeps no memory alive: the caller holds the buffer until the operation has ended.
 """
 
@@ -80,11 +80,11 @@ class GroupConnections:
 
     Args:
         host_of_rank: index of each rank's host, numbered in order of first appearance by rank.
-        host_names: names for messages, one a host.
-        segment_fd: memory shared by this host's ranks, zeroed, mapped by all of them; -1 if this rank is alone there.
-        lane_fds: connected stream sockets, one a rank; -1 for itself and for ranks of the same host.
-        side_fds: connected stream sockets, one a rank; -1 for itself.
-        link_latency_s, link_bytes_per_s: of the link between hosts; equal on all ranks, for the choice of algorithms.
+        host_names: name of each host, for messages.
+        segment_fd: zeroed memory that all ranks of this host map; -1 if this rank is alone on its host.
+        lane_fds: connected stream sockets by rank; -1 for this rank and for ranks of the same host.
+        side_fds: connected stream sockets by rank; -1 for this rank.
+        link_latency_s, link_bytes_per_s: the link between hosts, for the choice of algorithms; equal on all ranks.
         algorithm: "" lets the cost model choose.
     """
 
@@ -111,18 +111,18 @@ class Kind(IntEnum):
     ALL_GATHER = 1  # collect `count` elements of every rank, in rank order
     REDUCE_SCATTER = 2  # reduce `size * count` elements of every rank; rank r keeps chunk r
     BROADCAST = 3  # copy the root's `target` to the `target` of all ranks
-    REDUCE = 4  # reduce into the root's `target`; others may pass 0
-    ALL_TO_ALL = 5  # send a chunk to every rank and receive one from each
+    REDUCE = 4  # reduce into the root's `target`; other ranks may pass 0 as `target`
+    ALL_TO_ALL = 5  # send a chunk to every rank and receive a chunk from each
     GATHER = 6  # collect `count` elements of every rank on the root
     SCATTER = 7  # give each rank its chunk of the root's `size * count` elements
-    BARRIER = 8  # end when every rank has called it
-    SEND = 9  # `count` bytes at `source`
-    RECEIVE = 10  # `count` bytes to `target`; from ANY_RANK it takes the first that matches the tag
+    BARRIER = 8  # end when every rank has called the barrier
+    SEND = 9  # send `count` bytes at `source`
+    RECEIVE = 10  # receive `count` bytes to `target`; ANY_RANK: from the first sender with the tag
 
 
 @dataclass(slots=True)
 class Chunks:
-    """Addresses by rank, if parts of one buffer lie apart, and counts by rank, if they differ."""
+    """Addresses by rank, if the chunks are not contiguous, and counts by rank, if they differ."""
 
     sources: Sequence[int] | None = None
     targets: Sequence[int] | None = None
@@ -132,14 +132,14 @@ class Chunks:
 
 @dataclass(slots=True)
 class Operation:
-    """A collective or a message as its caller requests it, built once and passed on to a core.
+    """A collective or a message that a caller requests from a core.
 
     Args:
-        count: elements, of the buffer, or of one rank's chunk where ranks have chunks; bytes of a message.
+        count: elements of the buffer, or of one rank's chunk in collectives with chunks; bytes of a message.
         source, target: addresses.
-        timeout_s: 0 means the group's.
-        root: its rank, or a message's peer.
-        chunks: None if all parts lie behind each other and have `count` elements.
+        timeout_s: 0 for the group's timeout.
+        root: rank of the root, or of a message's peer.
+        chunks: None if the chunks are contiguous and have `count` elements each.
     """
 
     kind: Kind
@@ -156,13 +156,13 @@ class Operation:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one rank's part; if counts differ, of everything that it sends."""
+        """Bytes of one rank's buffer or chunk; with `send_counts`, of all chunks that this rank sends."""
         sent = self.chunks.send_counts if self.chunks is not None else None
         return (self.count if sent is None else sum(sent)) * ELEMENT_BYTES[self.dtype]
 
 
 class ShortCalls(ABC):
-    """Makes an `Operation` of each short call, for cores without a faster path."""
+    """Implements the short calls by `run`, for cores without a faster path."""
 
     @abstractmethod
     def run(self, operation: Operation) -> int:
@@ -195,38 +195,38 @@ class ShortCalls(ABC):
 
 
 class Core(Protocol):
-    """A communicator over made connections.
+    """A communicator over established connections.
 
-    Every method raises the classes of `errors`, by `clary_code`; after any error other than a bad argument the core is
-    poisoned and each later call raises the first cause.
+    Every method raises the exceptions of `errors`, by `clary_code`; after any error other than a bad argument the core
+    is poisoned and each later call raises the first cause.
     """
 
     def run(self, operation: Operation) -> int:
-        """Begin an operation; return 0 when it is done, a ticket > 0 when it is asynchronous and not done yet.
+        """Begin an operation; return 0 if it has ended, or a ticket > 0 if it is asynchronous and still pending.
 
-        Collectives run in the order of their calls. Lists are copied, memory is not.
+        Collectives run in the order of their calls. The core copies lists, not memory.
         """
 
-    # The operations that programs wait for in every step, without an `Operation`: making one is a quarter of Python's
-    # share of a call's time (docs/adr/0083).
+    # Short calls: frequent operations without an `Operation`, whose construction takes a quarter of Python's share of a
+    # call's time (docs/adr/0083).
 
     def all_reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Reduce the buffers of all ranks into `target` of all; returns as `run`.
+        """Reduce the buffers of all ranks into `target` of all; returns the same as `run`.
 
         Args:
             source: address of `count` elements.
-            target: address of as many; it may be `source`.
+            target: address of `count` elements; may equal `source`.
             count: elements of the buffer.
             dtype: a `Dtype`.
             op: a `ReduceOp`.
             asynchronous: return a ticket instead of waiting.
-            timeout_s: 0 means the group's.
+            timeout_s: 0 for the group's timeout.
         """
 
     def all_gather(self, source: int, target: int, count: int, dtype: int, asynchronous: bool, timeout_s: float) -> int:
-        """Collect the chunk of every rank at `target`, in rank order; returns as `run`.
+        """Collect the chunk of every rank at `target`, in rank order; returns the same as `run`.
 
         Args:
             source: address of `count` elements.
@@ -234,13 +234,13 @@ class Core(Protocol):
             count: elements of one rank's chunk.
             dtype: a `Dtype`.
             asynchronous: return a ticket instead of waiting.
-            timeout_s: 0 means the group's.
+            timeout_s: 0 for the group's timeout.
         """
 
     def reduce_scatter(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Reduce the buffers of all ranks; rank r keeps chunk r at `target`; returns as `run`.
+        """Reduce the buffers of all ranks; rank r keeps chunk r at `target`; returns the same as `run`.
 
         Args:
             source: address of `size * count` elements.
@@ -249,7 +249,7 @@ class Core(Protocol):
             dtype: a `Dtype`.
             op: a `ReduceOp`.
             asynchronous: return a ticket instead of waiting.
-            timeout_s: 0 means the group's.
+            timeout_s: 0 for the group's timeout.
         """
 
     def wait(self, ticket: int, limit_s: float | None) -> int | None:
@@ -259,7 +259,7 @@ class Core(Protocol):
         """Whether the operation has ended, with success or failure."""
 
     def watch(self, ticket: int) -> None:
-        """Have `next_watched` return this ticket once it has ended."""
+        """Make `next_watched` return this ticket once its operation has ended."""
 
     def next_watched(self, limit_s: float) -> int:
         """Wait for a watched operation to end; return its ticket, 0 if `limit_s` passed, -1 once the core is closed."""

@@ -1,10 +1,10 @@
-"""The reference core: the semantics of the compiled one in plain Python, over the same connections. Slow.
+"""The reference core: the semantics of the compiled core in plain Python, over the same connections. Slow.
 
 Where: `collective.cores` opens it if no library was built or CLARY_COLLECTIVE_CORE is `reference`.
 
-Every collective is one exchange: each rank sends each other rank one message, often empty, that describes the
-operation, waits for one from each, and then computes its own result (`reference_math`). So all ranks notice when they
-have called different collectives. The shared memory is not used.
+Every collective is one exchange: each rank sends every other rank one message that describes the operation, receives
+one message from each, and then computes its own result (`reference_math`). So all ranks detect that they have called
+different collectives. The shared memory is not used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ReferenceCore(PeerExchange, ShortCalls):
     """`interface.Core` in plain Python; owns the descriptors of its connections."""
 
     def run(self, operation: Operation) -> int:
-        """Begin an operation and return its ticket, 0 when it is done."""
+        """Begin an operation and return its ticket, or 0 if it has ended."""
         if operation.kind is Kind.SEND:
             return self._send(operation)
         if operation.kind is Kind.RECEIVE:
@@ -46,7 +46,7 @@ class ReferenceCore(PeerExchange, ShortCalls):
         return self._call(operation, _label(operation), meanings[operation.kind](operation))
 
     def explain(self, collective: int, num_bytes: int) -> str:
-        """Return how an operation runs: here always in the same way."""
+        """Return how an operation runs: always by the same algorithm."""
         return f"{Kind(collective).name.lower()} of {num_bytes} bytes: reference core, every rank sends to every other"
 
     # Each of these methods returns the functions that carry out a collective on this rank.
@@ -131,7 +131,7 @@ class ReferenceCore(PeerExchange, ShortCalls):
 
 
 def _label(asked: Operation) -> str:
-    """Return the label that must be equal on all ranks. Counts of all_to_all may differ; sizes are compared."""
+    """Return the label that must be equal on all ranks; it omits the counts of all_to_all, whose sizes are compared."""
     words = [asked.kind.name.lower()]
     if asked.kind is not Kind.BARRIER:
         words.append(Dtype(asked.dtype).name.lower())
@@ -154,7 +154,7 @@ def _reduce_into(asked: Operation, inputs: list[bytes]) -> int:
 
 
 def _places(address: int, apart: Sequence[int] | None, lengths: Sequence[int]) -> list[int]:
-    """Return the address of each rank's chunk, which lie behind each other unless `apart` names them."""
+    """Return the address of each rank's chunk: `apart`, or contiguous addresses from `address` on."""
     if apart is not None:
         if len(apart) != len(lengths):
             raise ValueError(f"{len(apart)} chunks; expected one a rank, {len(lengths)}")

@@ -1,8 +1,8 @@
-"""The machinery of the reference core: one exchange a collective, tickets, send and receive, and failure.
+"""The machinery of the reference core: one exchange per collective, tickets, send and receive, and failure.
 
-Where: `reference.ReferenceCore` is this plus the meaning of each collective. Two threads: one moves frames
-(`reference_streams`), one runs collectives in the order of their calls. One lock guards all state; memory of callers is
-accessed only under it, and never after their operation has failed.
+Where: `reference.ReferenceCore` adds the meaning of each collective. Two threads: one moves frames
+(`reference_streams`), one runs collectives in the order of their calls. One lock guards all state; the memory of
+callers is accessed only under this lock, and never after their operation has failed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from clary.train._native.interface import ANY_RANK, Code, GroupConnections, Oper
 from clary.train._native.reference_streams import Callbacks, Frame, FrameKind, StreamLoop
 from clary.train._native.reference_transfers import EAGER_BYTES, Arrival, Match, Receive, Send, TransferBook
 
-_CLOSE_LIMIT_S = 5.0  # to hand the last frames to the kernel
-_POISONED_CLOSE_LIMIT_S = 1.0  # the same in a poisoned group, where peers may have ended or be stopped
+_CLOSE_LIMIT_S = 5.0  # longest time to hand the last frames to the kernel
+_POISONED_CLOSE_LIMIT_S = 1.0  # the same in a poisoned group, where peers may have ended or hang
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Meaning(NamedTuple):
     """Functions that carry out a collective on this rank.
 
     Args:
-        outgoing: the bytes for a rank.
-        expected: how many bytes come from a rank, by rank.
-        finish: writes the result, given the bytes of every rank, itself included, in rank order; returns how many bytes
-            were reduced.
+        outgoing: returns the bytes to send to a rank.
+        expected: returns the number of bytes expected from a rank.
+        finish: writes the result from the bytes of every rank, including this rank, in rank order; returns the number
+            of reduced bytes.
     """
 
     outgoing: Callable[[int], bytes]
@@ -65,7 +65,7 @@ class _Call:
     ticket: _Ticket
     label: str  # must be equal on all ranks
     meaning: Meaning
-    limit_s: float  # from its start
+    limit_s: float  # seconds from its start
 
 
 class PeerExchange:
@@ -149,7 +149,7 @@ class PeerExchange:
             return self._ticket(ticket).has_ended
 
     def watch(self, ticket: int) -> None:
-        """Have `next_watched` return this ticket once it has ended."""
+        """Make `next_watched` return this ticket once its operation has ended."""
         with self._changed:
             entry = self._ticket(ticket)
             if entry.has_ended:
@@ -166,7 +166,7 @@ class PeerExchange:
                 return self._ended_watched.popleft()
             return -1 if self._is_closed else 0
 
-    # Life
+    # Lifetime
 
     def abort(self, reason: str) -> None:
         """Poison the group on all ranks."""
@@ -238,7 +238,7 @@ class PeerExchange:
             self._poison(failure)
 
     def _await_inputs(self, sequence: int, call: _Call, others: list[int], deadline_s: float) -> _Failure | None:
-        """Wait for the inputs of the other ranks; return the failure, or None if all have arrived. The lock is held."""
+        """Wait, under the lock, for the inputs of the other ranks; return the failure, or None if all have arrived."""
         while True:
             missing = [peer for peer in others if (sequence, peer) not in self._inbox]
             if self._failure is not None or not missing:
@@ -325,7 +325,7 @@ class PeerExchange:
     def _poison(self, failure: _Failure) -> None:
         """Keep the first cause, fail all open operations, and send the cause to the other ranks.
 
-        A cause from another rank is passed on: a third rank may see this rank leave before it gets the cause.
+        A cause from another rank is forwarded, since a third rank may see this rank leave before it receives the cause.
         """
         with self._changed:
             if self._failure is not None:
@@ -369,7 +369,7 @@ class PeerExchange:
             self._ended_watched.append(ticket.number)
         self._changed.notify_all()
 
-    # Checks and words
+    # Checks and error texts
 
     def _check_peer(self, peer: int, num_bytes: int, *, may_be_any: bool = False) -> None:
         is_rank = 0 <= peer < self.size and peer != self.rank

@@ -1,14 +1,14 @@
 """Reductions in plain Python: the oracle of the compiled kernels, and the arithmetic of the reference core.
 
-Where: `reference` reduces with it; tests compare the compiled core with `expected_all_reduce` and its like, bit by bit.
+Where: `reference` reduces with it; tests compare the compiled core with the `expected_...` functions, bit by bit.
 
 Ranks are combined in rank order, ((r0 op r1) op r2) ... float16 and bfloat16 are widened to float32, accumulated there
-and rounded once, to nearest even. Every NaN is written as the quiet one without payload. Minimum and maximum are those
-of IEEE 754-2019: NaN wins, and -0 is less than +0. Integers wrap. A bool is true unless its byte is 0.
+and rounded once, to nearest even. Every NaN is written as the quiet NaN without payload. Minimum and maximum follow
+IEEE 754-2019: NaN wins, and -0 is less than +0. Integers wrap. A bool is false only if its byte is 0.
 
-float32 is computed in double and rounded after each operation. That gives the bits of float32 arithmetic: for sums,
-products and quotients of 24 bit significands, rounding to 53 bits first never changes the result.
-Source of that: Figueroa, "When is double rounding innocuous?", 1995.
+float32 is computed in double and rounded after each operation. The results have the bits of float32 arithmetic: for
+sums, products and quotients of 24 bit significands, rounding to 53 bits first never changes the result. Source:
+Figueroa, "When is double rounding innocuous?", 1995.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _FORMATS = {
     Dtype.UINT8: "B",
     Dtype.BOOL: "B",
 }
-_HALF_OVERFLOW = 65520.0  # from here on a number rounds to infinity
+_HALF_OVERFLOW = 65520.0  # least number that rounds to infinity
 _BFLOAT_NAN = 0x7FC0
 
 
 def expected_all_reduce(inputs: Sequence[bytes], dtype: int, op: int) -> bytes:
-    """Return the reduction of one buffer a rank, in rank order; AVG divides by the number of ranks.
+    """Return the reduction of one buffer per rank, in rank order; AVG divides by the number of ranks.
 
     Args:
-        inputs: native byte order, all of one length, a multiple of the element's size.
+        inputs: one buffer per rank, in native byte order, of equal length, a multiple of the element's size.
     """
     kind, reduction = Dtype(dtype), ReduceOp(op)
     combine = _combiner(kind, reduction)
@@ -56,7 +56,7 @@ def expected_all_reduce(inputs: Sequence[bytes], dtype: int, op: int) -> bytes:
 def expected_reduce_scatter(inputs: Sequence[bytes], dtype: int, op: int) -> list[bytes]:
     """Return each rank's chunk of the reduction, by rank.
 
-    Args: as `expected_all_reduce`; the length is a multiple of the number of ranks too.
+    Args: as `expected_all_reduce`; the number of elements is also a multiple of the number of ranks.
     """
     whole = expected_all_reduce(inputs, dtype, op)
     return [chunk(whole, rank, len(inputs)) for rank in range(len(inputs))]
@@ -123,7 +123,7 @@ def _upper_half(word: int) -> int:
 
 
 def _clamped(value: float) -> float:
-    """Turn values too large for a float16 into infinity; `struct` would refuse them."""
+    """Replace values too large for a float16 by infinity, since `struct` refuses them."""
     return math.copysign(math.inf, value) if abs(value) >= _HALF_OVERFLOW else value
 
 

@@ -1,10 +1,10 @@
 """Frames between reference cores, and the thread that moves them.
 
-Where: `reference` posts frames and is called back with those that arrive. The native core uses another protocol on the
+Where: `reference` posts frames and gets received frames by callbacks. The native core uses another protocol on the
 same sockets; groups are never mixed (`bootstrap.records`).
 
-A peer has one stream, or two if it is on another host: the lane carries collectives, the side stream the rest;
-inside a host the side stream carries all. Each ends with GOODBYE; a stream that ends without one means a lost peer.
+A peer on this host has one stream, the side stream, which carries all frames. A peer on another host also has a lane,
+which carries collectives. Each stream ends with GOODBYE; a stream that ends without GOODBYE means a lost peer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-_HEADER = struct.Struct("<BqqIQ")  # kind, number, second number, bytes of label, bytes of payload
+_HEADER = struct.Struct("<BqqIQ")  # kind, number, second number, length of label, length of payload
 _MAX_LABEL_BYTES = 4096
 _MAX_PAYLOAD_BYTES = 1 << 40
 _READ_BYTES = 1 << 20
@@ -31,8 +31,8 @@ class FrameKind(IntEnum):
 
     COLLECTIVE = 1  # sequence number; label describes the operation; the sender's data for the receiver
     MESSAGE = 2  # tag, ticket of the sender; data
-    RECEIPT = 3  # ticket of the sender of a MESSAGE; label "" on success, else the problem
-    BAD_NEWS = 4  # code, culprit; label is the first cause
+    RECEIPT = 3  # ticket of a MESSAGE's sender; label is "" on success, else the problem
+    BAD_NEWS = 4  # code, culprit; label describes the first cause
     GOODBYE = 5  # the last frame of a stream
 
 
@@ -54,7 +54,7 @@ class Frame:
 
 
 class NoFrame(Exception):
-    """Bytes that are no frame."""
+    """Error for bytes that are no frame."""
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class _Stream:
     can_write: bool = True
 
     def take_frames(self) -> list[Frame]:
-        """Cut complete frames off the received bytes.
+        """Remove complete frames from the received bytes and return them.
 
         Raises: NoFrame.
         """
@@ -101,12 +101,12 @@ class StreamLoop:
     """Moves frames on all streams of one rank in a thread of its own.
 
     Args:
-        sides, lanes: descriptors by rank, -1 for none; owned from here on.
+        sides, lanes: descriptors by rank, -1 for no stream; the loop owns and closes them.
     """
 
     def __init__(self, sides: Sequence[int], lanes: Sequence[int], callbacks: Callbacks, *, name: str) -> None:
         self._callbacks = callbacks
-        self._lock = threading.Lock()  # of outbound queues and `_is_ending`
+        self._lock = threading.Lock()  # guards the outbound queues and `_is_ending`
         self._flushed = threading.Event()
         self._is_ending = False
         self._streams: dict[tuple[int, bool], _Stream] = {}
@@ -126,13 +126,13 @@ class StreamLoop:
         self._thread = threading.Thread(target=self._run, name=f"clary-streams-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, which calls back."""
+        """Start the thread that calls the callbacks."""
         self._thread.start()
 
     def post(self, peer: int, frame: Frame) -> int:
-        """Queue a frame; it leaves after those queued before. Returns how many bytes go by a lane.
+        """Queue a frame for a peer; return the number of bytes that go through a lane.
 
-        Collectives take the lane if the peer has one.
+        Collectives use the lane if the peer has one.
         """
         lane = self._streams.get((peer, True)) if frame.kind is FrameKind.COLLECTIVE else None
         stream = lane or self._streams[peer, False]
@@ -141,12 +141,12 @@ class StreamLoop:
         return len(data) if lane else 0
 
     def wake(self) -> None:
-        """Have `before_wait` called soon."""
+        """Make the thread call `before_wait` soon."""
         with contextlib.suppress(OSError):
             self._wake.send(b"\0")
 
     def close(self, *, says_goodbye: bool, limit_s: float) -> None:
-        """Send queued frames, and GOODBYE, for at most `limit_s`; then end the thread and close all streams."""
+        """Send queued frames and GOODBYE for at most `limit_s`; then end the thread and close all streams."""
         if says_goodbye:
             for stream in self._streams.values():
                 self._queue(stream, Frame(FrameKind.GOODBYE).encode())
@@ -218,7 +218,7 @@ class StreamLoop:
             )
 
     def _read(self, stream: _Stream) -> bool:
-        """Read arrived bytes; return whether more may have arrived."""
+        """Read received bytes; return whether more may be available."""
         try:
             more = stream.sock.recv(_READ_BYTES)
         except BlockingIOError:

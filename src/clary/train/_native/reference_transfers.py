@@ -1,6 +1,7 @@
 """Send and receive of the reference core: the matching of messages and calls.
 
-Where: `reference` holds one book a core and guards it with its lock; nothing here waits, locks or does input or output.
+Where: `reference` holds one book a core and guards it with its lock; this module never waits, locks, or does input or
+output.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from clary.train._native.interface import ANY_RANK, Code
 
-EAGER_BYTES = 1 << 16  # a send of at most this size ends once it is under way, a larger one once it is received
+EAGER_BYTES = 1 << 16  # a send of at most this size ends once it is queued, a larger send once it is received
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Receive:
-    """A call of `receive` without a matching message yet."""
+    """A pending `receive` without a matching message."""
 
     ticket: int
     peer: int  # or ANY_RANK
@@ -39,7 +40,7 @@ class Receive:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A message without a matching call yet."""
+    """A received message without a matching call."""
 
     peer: int
     tag: int
@@ -49,7 +50,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Match:
-    """A message and a call that match. `problem` is "" if the bytes were copied."""
+    """A message and the `receive` that it matches. `problem` is "" if the bytes were copied."""
 
     arrival: Arrival
     ticket: int
@@ -65,7 +66,7 @@ class TransferBook:
         self._arrivals: list[Arrival] = []
 
     def receive(self, call: Receive) -> Match | None:
-        """Enter a call; return its match, or None."""
+        """Enter a `receive`; return its match, or None."""
         for arrival in self._arrivals:
             if _fits(arrival, call):
                 self._arrivals.remove(arrival)

@@ -1,4 +1,4 @@
-"""Checkpoints that hardly delay training: copied to host memory, written in the background, read by any ranks.
+"""Checkpoints that hardly delay training: copied to host memory, written in the background, restored by any ranks.
 
     from clary.train import checkpoint
 
@@ -8,7 +8,7 @@
 
 Where: docs/training-checkpoints.md has a whole program. torch is imported only when a Keeper is first used.
 
-errors, parts, folders, places, stop_notice    the standard library alone: files, folders and the places of ranks
+errors, parts, folders, places, stop_notice    standard library only: files, folders and the places of ranks
 ranks, plans, snapshot, states, filling        torch: the ranks' shares, the copy in host memory, models by names
 joining, peers, reading, restoring, saving     steps that all ranks take together
 keeper                                         the interface for programs
@@ -28,7 +28,9 @@ __all__ = ["CheckpointError", "Keeper"]
 
 def __getattr__(name: str) -> Any:
     if name == "Keeper":
-        from clary.train.checkpoint.keeper import Keeper  # saves 1073 ms, torch above all, where only sets are read
+        from clary.train.checkpoint.keeper import (
+            Keeper,
+        )  # takes 1073 ms, mostly for torch; some programs need no Keeper
 
         return Keeper
     raise AttributeError(f"module {__name__} has no attribute {name!r}")

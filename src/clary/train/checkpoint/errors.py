@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that was not made, or cannot be used as it is; the text names rank, step and path."""
+    """A checkpoint was not made, or cannot be used; the text names rank, step and path."""

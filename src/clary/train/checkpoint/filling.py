@@ -1,7 +1,7 @@
-"""Puts a checkpoint's tensors and values into existing models, optimizers and dicts.
+"""Loads a checkpoint's tensors and values into existing models, optimizers and dicts.
 
-Tensors are read in place: a module's into its tensors, an optimizer's into its tensors or, before its first step, into
-new tensors that are sharded like its parameters. `states` defines the names.
+Tensors are read in place: a module's into the module's tensors, an optimizer's into the optimizer's tensors or, before
+its first step, into new tensors that are sharded like its parameters. `states` defines the names.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from clary.train.checkpoint.states import (
 
 @dataclass
 class Filling:
-    """A state that is being filled, in three steps: `values`, `tensors`, `finish`; the caller reads between them.
+    """A state that is being filled in three steps: `values`, `tensors`, `finish`; the caller reads bytes between them.
 
-    Raises: ValueError, TypeError from each, for a state that the checkpoint does not fit.
+    Raises: ValueError, TypeError from each step, if the checkpoint does not fit the state.
     """
 
     state: MutableMapping[str, Any]
@@ -40,7 +40,7 @@ class Filling:
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     def values(self) -> dict[str, Any]:
-        """Return the names of values to be read. Raises: TypeError, ValueError."""
+        """Return the names of the values to read. Raises: TypeError, ValueError."""
         check_names(self.state)
         names = []
         for key, one in self.state.items():
@@ -55,10 +55,10 @@ class Filling:
         return dict.fromkeys(names)
 
     def tensors(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the tensors to be read into, by name.
+        """Return the tensors to read into, by name.
 
         Args:
-            values: read for the names that `values` returned.
+            values: the values that the caller read for the names from `values`.
         """
         self._loaded = dict(values)
         wanted: dict[str, Any] = {}
@@ -76,10 +76,10 @@ class Filling:
         return wanted
 
     def finish(self, tensors: dict[str, Any]) -> None:
-        """Put the tensors that were read into the program's objects.
+        """Load the tensors that were read into the program's objects.
 
         Args:
-            tensors: returned by `tensors`, and filled.
+            tensors: the filled tensors from `tensors`.
         """
         self._loaded.update(tensors)
         names = parameter_names(self.state)
@@ -121,7 +121,7 @@ class Filling:
         return wanted
 
     def _room(self, name: str, present: Any) -> Any:
-        """Return a tensor to read into: `present` if it fits."""
+        """Return a tensor to read into: `present` if it fits, else a new tensor."""
         saved = self.metadata.state_dict_metadata[name]
         if not isinstance(saved, TensorStorageMetadata):
             return None

@@ -1,15 +1,15 @@
 """The folder of checkpoints, as one host sees it: listing, publishing and removing steps.
 
-    step-000000001200/              whole: all ranks of all hosts had their parts on their disks
-        checkpoint.json             step, time, number of parts; written once all parts are
+    step-000000001200/              whole: all ranks of all hosts have written their parts to disk
+        checkpoint.json             step, time, number of parts; written after all parts
         metadata                    torch.distributed.checkpoint's: the tensors, and their division into pieces
         part-00003.bin, .json       the part that rank 3 of the save wrote
     .step-000000001300.SAVE         being written
     .gone-...                       being removed
 
-[Note: whole or not] A step is whole if every part of one save exists with its index, on whichever hosts. Every folder
-that was renamed to `step-...` belongs to a whole step. A save that was interrupted between two hosts' renames is whole
-too, and `complete` makes the missing rename: this does not depend on hosts' clocks.
+[Note: whole or not] A step is whole if every part of one save exists with its index, no matter on which hosts. Every
+folder named `step-...` belongs to a whole step. A save that was interrupted between two hosts' renames is whole, too,
+and `complete` makes the missing rename; this does not depend on hosts' clocks.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class StoredStep:
     """A save's parts in one folder, visible or not."""
 
     path: Path
-    parts: dict[int, PartIndex] = field(default_factory=dict)  # by the rank that wrote it; whole parts only
+    parts: dict[int, PartIndex] = field(default_factory=dict)  # rank that wrote the part -> its index; whole parts only
     has_metadata: bool = False
 
     @property
     def save(self) -> str:
-        """The save to which these parts belong."""
+        """Name of the save to which these parts belong."""
         return next(iter(self.parts.values())).save
 
 
@@ -59,7 +59,7 @@ def writing_folder(root: Path, step: int, save: str) -> Path:
 
     Args:
         root: the folder of all checkpoints.
-        step: 12 digits in the name.
+        step: number of the step; the name has 12 digits.
         save: name of this save, the same on all ranks.
     """
     return root / f".step-{step:012d}.{save}"
@@ -71,7 +71,7 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def scan(root: Path) -> list[StoredStep]:
-    """Return the stored steps; parts that are not whole, and folders with parts of several saves, do not count."""
+    """Return the stored steps, without incomplete parts and without folders that mix parts of several saves."""
     found = []
     for path in sorted(root.iterdir()):
         if not _STEP.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
@@ -90,13 +90,13 @@ def scan(root: Path) -> list[StoredStep]:
 
 
 def complete(root: Path, written: Path, *, index: PartIndex, saved_at: float) -> None:
-    """Make a save visible in this folder. The folder's leader calls it, once all ranks have written.
+    """Make a save visible in a folder. The folder's leader calls it after all ranks have written.
 
     Args:
-        index: of any of its parts.
+        index: index of any part of the save.
         saved_at: seconds since 1970; `prune` orders steps by it.
 
-    State after failure: as before, or an earlier step of this number is not visible; the save is whole in any case.
+    State after failure: unchanged, or an earlier save of this step is no longer visible; the new save stays whole.
     Raises: OSError.
     """
     target = step_folder(root, index.step)
@@ -114,11 +114,11 @@ def complete(root: Path, written: Path, *, index: PartIndex, saved_at: float) ->
 def prune(root: Path, *, keep: int, newest: Path, save: str) -> None:
     """Remove all steps except the last `keep`, and interrupted writes. The folder's leader calls it.
 
-    A removed step stops being a checkpoint at once, even if the removal is interrupted.
+    A removed step is renamed first, so that an interrupted removal leaves no partial checkpoint.
 
     Args:
         newest: the step that has just become visible; it stays.
-        save: to which `newest` belongs. Other ranks of this host may have begun to write the next save.
+        save: name of the save of `newest`. Other ranks of this host may have begun to write the next save.
     """
     steps = sorted((path for path in _steps(root) if path != newest), key=_saved_at, reverse=True)
     going = steps[keep - 1 :] + [path for path in root.iterdir() if _is_broken_off(path.name, save)]

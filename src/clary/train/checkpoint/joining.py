@@ -1,4 +1,4 @@
-"""The first meeting of ranks: groups of our own, and the ranks that see the same folder."""
+"""The setup of ranks: the keeper's own process groups, and the leader of the ranks that see the same folder."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from clary.train.checkpoint.places import Place, partners
 from clary.train.checkpoint.ranks import Ranks
 
 _log = logging.getLogger(__name__)
-_HOST_VARIABLES = ("CLARY_COLLECTIVE_HOST", "SM_CURRENT_HOST")  # sources of a host's name, before its hostname
+_HOST_VARIABLES = ("CLARY_COLLECTIVE_HOST", "SM_CURRENT_HOST")  # sources of a host's name, preferred to its hostname
 
 
 @dataclass(kw_only=True)
 class Company:
-    """All ranks, as one rank sees them. Ranks are numbered as in the default group."""
+    """One rank's groups and facts of all ranks. Ranks are numbered as in the default group."""
 
-    calls: Ranks  # for calls of the program
+    calls: Ranks  # for calls from the program's thread
     writers: Ranks  # for the thread that writes
     copiers: Ranks | None  # for the thread that sends copies; None without copies
-    run: str  # the same on all ranks, and unique
+    run: str  # unique name of this run, equal on all ranks
     places: Sequence[Place]
-    partners: Sequence[int | None]  # by rank, the holder of its copy
+    partners: Sequence[int | None]  # by rank: the rank that holds its copy, or None
 
     def leave(self) -> None:
         """Destroy the groups."""
         for ranks in (self.calls, self.writers, self.copiers):
             if ranks is not None and not ranks.is_alone and dist.is_initialized():
-                with contextlib.suppress(ValueError, AssertionError, RuntimeError):  # the program destroyed them first
+                with contextlib.suppress(ValueError, AssertionError, RuntimeError):  # already destroyed by the program
                     dist.destroy_process_group(ranks.group)
 
 
 def join(folder: Path, *, wants_peers: bool, limit_s: float) -> Company:
-    """Meet the other ranks; make the folder if it is missing. Every rank calls it.
+    """Create the groups with all other ranks, and the folder if it is missing. Every rank calls it.
 
     Args:
-        folder: of this rank; ranks that see the same folder share a leader.
+        folder: folder of this rank's checkpoints; ranks that see the same folder share a leader.
         wants_peers: keep copies in other hosts' memory; on one host a warning says that there are no copies.
-        limit_s: of every exchange between ranks.
-    Raises: CheckpointError on all ranks if one cannot use its folder.
+        limit_s: timeout of every exchange between ranks, in seconds.
+    Raises: CheckpointError on all ranks if one rank cannot use its folder.
     """
     calls, writers = _ranks(limit_s), _ranks(limit_s)
     run = calls.all(secrets.token_hex(8))[0]
@@ -64,7 +64,7 @@ def join(folder: Path, *, wants_peers: bool, limit_s: float) -> Company:
         if leader == calls.rank:
             for path, (_, of_run, _) in found.items():
                 if of_run != run:
-                    path.unlink(missing_ok=True)  # of ranks that were killed while they joined
+                    path.unlink(missing_ok=True)  # left by ranks that were killed while they joined
         return leader
 
     calls.together(what, show_presence)
@@ -85,5 +85,6 @@ def join(folder: Path, *, wants_peers: bool, limit_s: float) -> Company:
 def _ranks(limit_s: float) -> Ranks:
     if not dist.is_initialized():
         return Ranks()
-    # gloo, whatever training uses: these messages lie in host memory, and must not mix with training's collectives.
+    # gloo, whatever backend training uses: these messages are in host memory, and must not mix with training's
+    # collectives.
     return Ranks(dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s)))

@@ -1,7 +1,7 @@
 """Saves and restores a program's state: the interface for training scripts.
 
-Where: docs/training-checkpoints.md. Every rank of the default process group makes one and makes the same calls in the
-same order; without a process group, one process does.
+Where: docs/training-checkpoints.md. Every rank of the default process group makes a Keeper and makes the same calls in
+the same order; without a process group, a single process does.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from clary.train.checkpoint.states import changed_by_step_alone, check_names, fl
 from clary.train.checkpoint.stop_notice import is_stop_ordered
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it since 3.11
+    from typing_extensions import Self  # part of typing since Python 3.11
 
 _log = logging.getLogger(__name__)
-_SAME_PLAN, _NEW_PLAN, _FAILED = 0, 1, 2  # what a rank brings to a save; the highest counts
-_NEVER = 1 << 62  # above every step
+_SAME_PLAN, _NEW_PLAN, _FAILED = 0, 1, 2  # a rank's kind of save; the highest kind of all ranks applies
+_NEVER = 1 << 62  # larger than every step
 
 
 class Keeper:
-    """Keeps checkpoints of a state in a folder, which hosts may share or have one each.
+    """Keeps checkpoints of a state in a folder. Hosts may share a folder, or have a folder each.
 
     Args:
-        folder: made if it is not there. In a job, the CheckpointConfig's: it outlives hosts.
-        keep: steps that stay; older ones are removed once a newer one is whole. At least 1.
-        peers: hold a second copy of each rank's last part in the memory of a rank of another host.
-        limit_s: seconds that any wait for a disk or another rank may take.
-        async_staging: copy parameters and optimizers' tensors after `save` has returned, while the next forward and
-            backward pass run. The next `optimizer.step()` waits for what is left. The program promises that only steps
-            of optimizers in the state change them.
+        folder: created if missing. In a job, the folder of the CheckpointConfig, which outlives hosts.
+        keep: number of steps that stay, at least 1; older steps are removed once a newer step is whole.
+        peers: whether a rank of another host holds a second copy of each rank's last part in memory.
+        limit_s: longest wait for a disk or another rank, in seconds.
+        async_staging: copy parameters and optimizers' tensors after `save` has returned, during the next forward and
+            backward pass. The next `optimizer.step()` waits for the end of the copy. The program promises that only
+            steps of optimizers in the state change these tensors.
 
-    Raises: ValueError for arguments that cannot be; CheckpointError on all ranks if one cannot use its folder.
+    Raises: ValueError for invalid arguments; CheckpointError on all ranks if one rank cannot use its folder.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Keeper:
         self._has_async_staging = async_staging
         self._snapshot, self._memory = Snapshot(), PeerMemory()
         self._staging: Staging | None = None  # of the last save
-        self._background: Background | None = None  # what has not been waited for
-        self._tidying: Background | None = None  # what has been, and may still remove older steps
+        self._background: Background | None = None  # the last save, until it was waited for
+        self._tidying: Background | None = None  # a save that was waited for, but may still be removing older steps
         self._is_open = True
         self._plan: Plan | None = None
         self._company: Company = self._join()
@@ -88,19 +88,19 @@ class Keeper:
             self.close()
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Copy a state into host memory and return; it is written while training goes on.
+        """Copy a state into host memory and return; the copy is written while training continues.
 
-        With `async_staging`, parameters and optimizers' tensors are copied while training goes on, too.
-        The first save allocates, and one that finds the step before not yet written waits for it. Models and optimizers
-        are saved in the pieces that they are in; of anything else, what the lowest rank has.
+        With `async_staging`, parameters and optimizers' tensors are also copied while training continues. The first
+        save allocates memory. A save waits until the previous save is written. Of models and optimizers, each rank
+        saves its own shards; of every other value, only the lowest rank's is saved.
 
         Args:
-            step: 0 or more, the same on all ranks; one that is there already is replaced.
-            state: models, optimizers, what has `state_dict` and `load_state_dict`, tensors, and whatever can be
-                pickled, by name.
+            step: 0 or more, the same on all ranks; an existing step of this number is replaced.
+            state: by name, models, optimizers, objects with `state_dict` and `load_state_dict`, tensors, and values
+                that can be pickled.
 
-        State after failure: earlier steps are as they were; the next save is tried as if nothing had been.
-        Raises: CheckpointError on all ranks if the step before could not be written on one, or this one not be copied.
+        State after failure: earlier steps are unchanged; the program may call `save` again.
+        Raises: CheckpointError on all ranks if one rank could not write the previous step, or cannot copy this one.
         """
         self._check_open()
         failure = self._finish()
@@ -133,15 +133,14 @@ class Keeper:
         self._background = start_writing(writing, copies=copies, told=self._note_copies, previous=self._tidying)
 
     def restore(self, state: MutableMapping[str, Any]) -> int | None:
-        """Fill a state with the newest step that is whole on all hosts together; on as many ranks as there are.
+        """Fill a state with the newest step of which the hosts together have all parts; the number of ranks may differ.
 
-        With `peers`, what is in the memory of ranks counts as what is on their disks does.
-        Tensors are filled in place. A dict gets what was saved, whatever is in it; other values are replaced in
-        `state`.
+        With `peers`, parts in the memory of ranks count like parts on disks. Tensors are filled in place. A dict gets
+        the saved content, whatever it contains; other values are replaced in `state`.
 
-        Returns: the step; None where there is none, and the state is as it was.
-        State after failure: some of the state may be filled.
-        Raises: CheckpointError on all ranks if one could not read, or the checkpoint does not fit the state.
+        Returns: the step; None without a whole step, and then the state is unchanged.
+        State after failure: the state may be partly filled.
+        Raises: CheckpointError on all ranks if one rank could not read, or the checkpoint does not fit the state.
         """
         self._check_open()
         self.wait()
@@ -162,10 +161,10 @@ class Keeper:
             return index.step
 
     def should_stop(self) -> bool:
-        """Whether a stop of the job has been ordered, on any host. Every rank calls it in the same place of its loop.
+        """Whether a stop of the job has been ordered on any host. Every rank calls it at the same point of its loop.
 
-        One small message between the ranks; the same answer on all of them, so that all save the same step and leave.
-        A program needs a handler of SIGTERM, which follows the notice, or it ends before it can ask.
+        The ranks exchange one small message and get the same answer, so that all save the same step and end. The
+        program needs a handler for SIGTERM, which follows the notice; otherwise it ends before it can call this.
         """
         self._check_open()
         with self._naming("asking for a stop, beside"):
@@ -177,18 +176,18 @@ class Keeper:
         return 0.0 if self._staging is None else self._staging.step_wait_s
 
     def wait(self) -> None:
-        """Return once the last save is on the disks of all hosts.
+        """Wait until the last save is on the disks of all hosts.
 
-        Raises: CheckpointError if it is not; it names rank, step and path.
+        Raises: CheckpointError if the save failed or timed out; it names rank, step and path.
         """
         failure = self._finish()
         if failure is not None:
             raise failure
 
     def rejoin(self) -> None:
-        """Go on after the default process group has been made anew, with other ranks in places of lost ones.
+        """Continue after the default process group was made anew, with new ranks in the places of lost ranks.
 
-        Ranks that were there keep what is in their memory; those that are new make a Keeper at the same moment.
+        Surviving ranks keep the copies in their memory; new ranks make a Keeper at the same moment.
         """
         self._check_open()
         failure = self._finish()
@@ -198,9 +197,9 @@ class Keeper:
         self._company = self._join()
 
     def close(self) -> None:
-        """Wait as `wait` does, and give memory and groups back. It can be called twice.
+        """Wait as `wait` does, then release memory and groups. A second call does nothing.
 
-        Raises: the error of a save that failed and was not told yet.
+        Raises: the error of a failed save that was not raised yet.
         """
         if not self._is_open:
             return
@@ -265,7 +264,7 @@ class Keeper:
         self._staging = late.start(what, optimizers=optimizers(state), limit_s=self._limit_s)
 
     def _highest(self, failure: BaseException | None, *values: int) -> list[int]:
-        """Return the highest of each value over all ranks.
+        """Return the maximum of each value over all ranks.
 
         Raises: RuntimeError if a rank is lost; this rank's own `failure` instead, if there is one.
         """
@@ -273,12 +272,12 @@ class Keeper:
             return self._company.calls.highest(*values)
         except RuntimeError:
             if failure is not None:
-                raise failure from None  # it came first, and says more
+                raise failure from None  # the own failure came first and is more specific
             raise
 
     @contextlib.contextmanager
     def _naming(self, doing: str) -> Iterator[None]:
-        """Turn the loss of another rank into an error that names this rank, its act and its folder."""
+        """Turn the loss of another rank into an error that names this rank, its operation and its folder."""
         try:
             yield
         except CheckpointError:
@@ -296,7 +295,7 @@ class Keeper:
         )
 
     def _finish(self) -> BaseException | None:
-        """Wait for the save under way; return its failure, once."""
+        """Wait for the pending save; return its failure, once."""
         if self._background is None:
             return None
         failure = self._background.finish(self._limit_s)
@@ -307,7 +306,7 @@ class Keeper:
         return failure
 
     def _settle(self) -> None:
-        """Wait until nothing of this keeper touches the folder."""
+        """Wait until no thread of this keeper accesses the folder."""
         if self._tidying is not None:
             self._tidying.join(self._limit_s)
             self._tidying = None

@@ -1,7 +1,7 @@
 """One rank's part of a step: the bytes of its tensors and values, and an index of their places.
 
-Where: a part is a pair of files, `part-00003.bin` and `part-00003.json`, or the same in the memory of a rank. The index
-is written after the data is on the disk, by renaming, so a part with an index is whole.
+Where: a part is a pair of files, `part-00003.bin` and `part-00003.json`, or the same content in the memory of a rank.
+The index is written by renaming after the data is on the disk, so a part with an index is whole.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any, Protocol
 from clary.train.checkpoint.errors import CheckpointError
 
 FORMAT = 1
-WRITE_BYTES = 32 * 1024**2  # of one call: so large that calls are few, so small that write-back begins early
+WRITE_BYTES = 32 * 1024**2  # bytes per write: large enough for few calls, small enough that write-back begins early
 
-Key = tuple[str, tuple[int, ...] | None]  # name of a tensor and the offset of its piece; of a value, name and None
+Key = tuple[str, tuple[int, ...] | None]  # a tensor's name and the offset of its piece; a value's name and None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartIndex:
     """The index of one rank's part of one save."""
 
-    save: str  # the same on all ranks, unique to the save
+    save: str  # unique name of the save, equal on all ranks
     step: int
     rank: int
-    num_parts: int  # ranks that saved
+    num_parts: int  # number of ranks that saved
     num_bytes: int
     places: Mapping[Key, tuple[int, int]]  # start and length
 
@@ -41,7 +41,7 @@ class PartIndex:
     def from_json(cls, data: bytes, where: object) -> PartIndex:
         """Read an index.
 
-        Raises: CheckpointError for a file that is no index, or is of a later format.
+        Raises: CheckpointError for a file that is no index, or has a later format.
         """
         try:
             document: dict[str, Any] = json.loads(data)
@@ -75,12 +75,12 @@ def index_name(rank: int) -> str:
 
 
 def write_part(folder: Path, index: PartIndex, pieces: Sequence[memoryview]) -> None:
-    """Write a part and sync it to the disk; after a failure no part is visible.
+    """Write a part and sync it to the disk; a failure leaves no index.
 
-    The interpreter's lock is free while bytes are written, so that the training thread does not wait.
+    The interpreter lock is released while bytes are written, so that the training thread does not wait.
 
     Args:
-        pieces: the data, in order.
+        pieces: the data in order.
 
     Raises: OSError.
     """
@@ -103,7 +103,7 @@ def write_part(folder: Path, index: PartIndex, pieces: Sequence[memoryview]) -> 
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file whole and sync it to the disk, or leave the old one in place.
+    """Write a complete file and sync it to the disk, or leave the old file in place.
 
     Raises: OSError.
     """
@@ -117,7 +117,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to the disk."""
+    """Sync a folder's directory entries to the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -127,7 +127,7 @@ def sync_folder(folder: Path) -> None:
 
 @dataclass
 class StoredPart:
-    """A part in a folder. `close` it."""
+    """A part in a folder; the caller must `close` it."""
 
     folder: Path
     index: PartIndex

@@ -1,8 +1,8 @@
 """A second copy of every rank's last snapshot, in the memory of a rank of another host.
 
-A new copy is received beside the last copy that all ranks have received, so that an interrupted exchange loses no whole
-copy. A rank's memory holds its own snapshot and two copies for each rank whose partner it is. All waits have the limit
-of the group that carries the copies.
+A new copy is received into other memory than the last copy that all ranks have received, so that an interrupted
+exchange loses no whole copy. A rank's memory holds its own snapshot and two copies for each rank whose partner it is.
+All waits have the timeout of the group that transfers the copies.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from clary.train.checkpoint.parts import PartIndex
 from clary.train.checkpoint.ranks import Ranks
 from clary.train.checkpoint.snapshot import Memory, Snapshot
 
-SEND_BYTES = 32 * 1024**2  # of one message: the longest wait when the other side is slow
+SEND_BYTES = 32 * 1024**2  # bytes of one message, so that a slow peer does not exceed the group's timeout
 
 
 class PeerMemory:
     """Copies of other ranks' parts in this rank's memory."""
 
     def __init__(self) -> None:
-        self.held: dict[int, Memory] = {}  # by rank: copies of one save, which all ranks have received
+        self.held: dict[int, Memory] = {}  # rank -> its copy; all are copies of one save that all ranks have received
         self._incoming: dict[int, Memory] = {}
 
     def memories(self) -> list[Memory]:
@@ -36,11 +36,11 @@ class PeerMemory:
         """Send this rank's snapshot to its partner, and receive the snapshots of the ranks whose partner it is.
 
         Args:
-            ranks: over a group of their own, with the numbers of the default group.
-            partners: by rank, the holder of its copy, or None.
+            ranks: ranks of a group used for copies alone, numbered as in the default group.
+            partners: by rank, the rank that holds its copy, or None.
 
-        State after failure: the copies of the save before are unchanged.
-        Raises: RuntimeError if a rank does not answer within the group's limit; CheckpointError if one lacks memory.
+        State after failure: the copies of the previous save are unchanged.
+        Raises: RuntimeError if a rank does not answer within the group's limit; CheckpointError if a rank lacks memory.
         """
         index = snapshot.index
         assert index is not None
@@ -70,7 +70,7 @@ class PeerMemory:
         received = {source: self._incoming[source] for source in sources}
         self.held, self._incoming = received, {source: one for source, one in self.held.items() if source in received}
         for memory in self._incoming.values():
-            memory.index = None  # an earlier save: the next copy is received into its memory
+            memory.index = None  # a copy of an earlier save; its memory receives the next copy
 
     def release(self) -> None:
         """Free the memory."""
@@ -78,7 +78,7 @@ class PeerMemory:
 
 
 def _rounds(ranks: Ranks, partners: Sequence[int | None]) -> list[tuple[int | None, int | None]]:
-    """Return the rank to send to and the rank to receive from, turn by turn, so that ranks never wait in a circle."""
+    """Return for each turn the rank to send to and the rank to receive from, ordered to avoid circular waits."""
     turns = []
     for distance in range(1, ranks.size):
         to, source = (ranks.rank + distance) % ranks.size, (ranks.rank - distance) % ranks.size

@@ -1,7 +1,7 @@
-"""Places of ranks: which ranks see the same folder, and which are on another host. Pure.
+"""Places of ranks: the folder that each rank sees, and its host. Pure.
 
-Ranks may have a folder a host, a folder that all hosts share, or a folder each; `joining` tests which, since names of
-hosts and paths do not show it.
+Ranks may have one folder per host, one folder that all hosts share, or one folder per rank; `joining` tests this with
+files, since names of hosts and paths do not tell.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ class Place:
     """The place of one rank."""
 
     host: str  # the host's own name
-    leader: int  # the lowest rank that sees the same folder; it alone renames and removes there
+    leader: int  # the lowest rank that sees the same folder; only it renames and removes files there
 
 
 def partners(places: Sequence[Place]) -> list[int | None]:
-    """Return, by rank, the holder of its part's copy: a rank of the next host, or None with a single host.
+    """Return for each rank the rank that holds its part's copy, on the next host; None with a single host.
 
     Ranks with the same host name and different folders count as separate hosts: two machines may share a name.
     """

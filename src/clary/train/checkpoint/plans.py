@@ -1,11 +1,11 @@
-"""Plans of the part that each rank writes: agreed by all ranks once, and again only when tensors have changed.
+"""Plans of the part that each rank writes: all ranks agree on them once, and again only if tensors have changed.
 
-Where: planning is torch.distributed.checkpoint's - its metadata, its rule for tensors that several ranks hold alike,
-and on restoring its division into pieces - so that any number of ranks can read what any other number wrote.
+Where: torch.distributed.checkpoint plans: its metadata, its rule for tensors that several ranks replicate, and its
+division into pieces on restoring. So any number of ranks can read a checkpoint of any other number of ranks.
 
-[Note: one rank's values] A tensor of a model that several ranks hold alike is written by one of them; such tensors are
-spread evenly. Any other value (its name begins with `=`) comes whole from the lowest rank that has it: the counters of
-one rank are never saved with the generator of another.
+[Note: one rank's values] A model's tensor that several ranks replicate is written by one of them; such tensors are
+distributed evenly. All of any other value (its name begins with `=`) comes from the lowest rank that has it: the
+counters of one rank are never saved with the random generator of another.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch.distributed.tensor import DTensor
 from clary.train.checkpoint.parts import Key
 from clary.train.checkpoint.ranks import Ranks
 
-VALUE_MARK = "="  # begins the names of values that are no tensors of a model or an optimizer
-ALIGNMENT = 64  # bytes; fits any element type, and is a cache line
+VALUE_MARK = "="  # prefix of the names of values that are no tensors of a model or an optimizer
+ALIGNMENT = 64  # bytes; a cache line, and a multiple of every element's size
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTensor:
-    """A tensor, or this rank's piece of one, and its place in the part."""
+    """A tensor, or this rank's piece of a tensor, and its offset in the part."""
 
     key: Key
     start: int
@@ -42,7 +42,7 @@ class PlannedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The part that this rank writes. `metadata` describes all ranks' parts, pickled; it is equal on all ranks."""
+    """The part that this rank writes. `metadata`, pickled and equal on all ranks, describes the parts of all ranks."""
 
     signature: list[Any]
     tensors: list[PlannedTensor]
@@ -53,7 +53,7 @@ class Plan:
 
 
 def signature(flat: dict[str, Any]) -> list[Any]:
-    """Return the facts that a plan depends on: equal signatures have equal plans."""
+    """Return the facts that a plan depends on: states with equal signatures have equal plans."""
     return [
         (
             name,
@@ -71,7 +71,7 @@ def signature(flat: dict[str, Any]) -> list[Any]:
 def agree_on_plan(ranks: Ranks, flat: dict[str, Any]) -> Plan:
     """Agree with the other ranks on the part that each writes.
 
-    Raises: CheckpointError on all ranks if one failed.
+    Raises: CheckpointError on all ranks if one rank failed.
     """
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 
@@ -111,7 +111,7 @@ def _without_repeated_values(plans: list[SavePlan]) -> list[SavePlan]:
         seen.update(
             item.index.fqn
             for item in items
-            if item.index.fqn.startswith(VALUE_MARK) and item.type != WriteItemType.SHARD  # pieces are of many ranks
+            if item.index.fqn.startswith(VALUE_MARK) and item.type != WriteItemType.SHARD  # a rank has only some shards
         )
         kept.append(dataclasses.replace(plan, items=items))
     return kept

@@ -1,6 +1,6 @@
-"""Ranks that act together, and all raise an error when one of them fails.
+"""Ranks that act together: if one rank fails, all raise an error.
 
-Where: checkpoints of `Keeper` and those of torch.sagemaker (`parallel.fsdp.checkpoint.saving`).
+Where: checkpoints of `Keeper` and of torch.sagemaker (`parallel.fsdp.checkpoint.saving`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Ranks:
 
     Args:
         coordinator: rank in the default group; it combines the parts of all ranks.
-        failure: type of the error on all ranks when one failed.
-        consequence: words that follow "failed" in its text.
+        failure: type of the error on all ranks if one rank fails.
+        consequence: text after "failed" in the error.
     """
 
     group: Any = None
@@ -45,7 +45,7 @@ class Ranks:
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this rank plans for all."""
+        """Whether this rank is the coordinator."""
         return self.is_alone or dist.get_rank() == self.coordinator
 
     @property
@@ -59,7 +59,7 @@ class Ranks:
         return 1 if self.is_alone else dist.get_world_size(self.group)
 
     def all(self, value: Any) -> list[Any]:
-        """Return the value of every rank, by rank. Values are pickled: use it for few and small ones."""
+        """Return the value of every rank, by rank. Values are pickled, so they should be few and small."""
         if self.is_alone:
             return [value]
         found: list[Any] = [None] * self.size
@@ -67,7 +67,7 @@ class Ranks:
         return found
 
     def highest(self, *values: int) -> list[int]:
-        """Return the highest of each value over all ranks. The group must take tensors on the CPU."""
+        """Return the maximum of each value over all ranks. The group must support tensors on the CPU."""
         if self.is_alone:
             return list(values)
         found = torch.tensor(values, dtype=torch.int64)
@@ -75,22 +75,22 @@ class Ranks:
         return [int(one) for one in found.tolist()]
 
     def together(self, what: str, part: Callable[[], T]) -> T:
-        """Call a function and return its result once it has returned on all ranks.
+        """Call a function, wait until it has returned on all ranks, and return its result.
 
-        Raises: `failure` on all ranks if it raised on any; it names the ranks.
+        Raises: `failure` on all ranks if the function raised on any rank; it names these ranks.
         """
         made: list[T] = []
         self.map(what, lambda: made.append(part()), lambda told: told)
         return made[0]
 
     def map(self, what: str, part: Callable[[], Any], whole: Callable[[list[Any]], list[Any]]) -> Any:
-        """Call `part` on every rank, combine the results on the coordinator, and return this rank's piece of that.
+        """Call `part` on every rank, combine the results on the coordinator, and return this rank's piece of them.
 
         Args:
-            part: is called on every rank; its result is pickled.
-            whole: is called on the coordinator, with the parts by rank; returns a piece for each rank.
-            what: words for the error's text.
-        Raises: `failure` on all ranks if any rank's part, or the whole, raised; it names the ranks.
+            part: called on every rank; its result is pickled.
+            whole: called on the coordinator with the results by rank; returns a piece for each rank.
+            what: description of the operation, for the error.
+        Raises: `failure` on all ranks if `part` raised on any rank or `whole` raised; it names the ranks.
         """
         told = _attempt(part)
         if self.is_alone:

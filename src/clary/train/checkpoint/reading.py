@@ -1,8 +1,8 @@
-"""Reads bytes of parts, wherever they are: in this rank's memory, its folder, or with another rank that sends them.
+"""Reads bytes of parts from this rank's memory, from its folder, or from another rank that sends them.
 
 [Note: turns] In turn k every rank sends to the rank k places after it and receives from the rank k places before it,
-batch by batch, both at once; so both ends are always in the same turn, and no ranks wait in a circle. A rank that
-cannot read sends undefined bytes, and all ranks raise the error after the last turn.
+batch by batch and simultaneously; so both ends are always in the same turn, and ranks cannot wait in a circle. A rank
+that cannot read sends undefined bytes, and all ranks raise the error after the last turn.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from clary.train.checkpoint.parts import Part
 from clary.train.checkpoint.ranks import Ranks
 from clary.train.checkpoint.snapshot import as_bytes
 
-BATCH_BYTES = 32 * 1024**2  # of a batch between two ranks; a longer piece is a batch of its own
+BATCH_BYTES = 32 * 1024**2  # largest batch between two ranks; a longer piece is a batch of its own
 
 
 @dataclass(frozen=True)
 class Request:
     """Bytes of a part that this rank requests."""
 
-    part: int  # the rank that wrote it
+    part: int  # the rank that wrote the part
     start: int
     num_bytes: int
 
 
-Deliver = Callable[[int, torch.Tensor], None]  # the number of a request, and its bytes; valid during the call
+Deliver = Callable[[int, torch.Tensor], None]  # takes a request's index, and its bytes, valid during the call
 
 
 def fetch(
@@ -46,14 +46,14 @@ def fetch(
     """Read the pieces that this rank requests, and send other ranks theirs. Every rank calls it.
 
     Args:
-        ranks: over a group with the numbers of the default group.
-        requests: that this rank has; they may differ by rank.
-        here: parts that this rank can read by itself.
+        ranks: ranks of a group, numbered as in the default group.
+        requests: this rank's requests; they may differ between ranks.
+        here: part -> the part, for parts that this rank can read itself.
         holders: by part, the ranks that can send it; the same on all ranks.
-        deliver: takes the number of a request and its bytes, which are valid during the call.
-        what: for the error's text.
+        deliver: takes the index of a request and its bytes, which are valid during the call.
+        what: description of the operation, for the error.
 
-    Raises: CheckpointError on all ranks if one failed to read or deliver; RuntimeError if one does not answer.
+    Raises: CheckpointError on all ranks if one rank failed to read or deliver; RuntimeError if a rank does not answer.
     """
     troubles: list[Exception] = []
 
@@ -64,7 +64,7 @@ def fetch(
         except Exception as error:  # noqa: BLE001 - told to all ranks at the end; until then they need this one
             troubles.append(error)
 
-    wanted: dict[int, list[int]] = {}  # by holder, numbers of requests
+    wanted: dict[int, list[int]] = {}  # holder -> indices of requests
     for number, request in enumerate(requests):
         if request.part in here:
             guarded(partial(_deliver_own, here, request, number, deliver))

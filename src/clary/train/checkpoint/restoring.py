@@ -1,8 +1,8 @@
-"""Finds the newest step that is whole on all hosts together, and reads it, wherever its parts are.
+"""Finds the newest step of which the hosts together have all parts, and reads it.
 
-Every rank offers the parts that it can read: those in its memory and, if it leads its folder, those in the folder. A
-save is whole if every part is offered; the whole save of the highest step is restored. A part in memory is preferred to
-the same part on a disk, and another rank sends the pieces that a rank cannot read itself.
+Every rank offers the parts that it can read: parts in its memory and, if it leads its folder, parts in the folder. A
+save is whole if every part is offered; the whole save with the highest step is restored. A part in memory is preferred
+to the same part on a disk, and another rank sends the pieces that a rank cannot read itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Offer:
     step: int
     part: int
     num_parts: int
-    folder: str | None  # its name below the root; None for memory
+    folder: str | None  # the folder's name below the root; None for a part in memory
     has_metadata: bool
 
 
@@ -47,7 +47,7 @@ class Choice:
 
     save: str
     step: int
-    folders: Mapping[int, str]  # by leader
+    folders: Mapping[int, str]  # leader -> folder name
     leaders: Mapping[int, Sequence[int]]  # by part, the leaders of the folders that hold it
     teller: Mapping[int, int]  # by part, the rank that supplies its index
     holders: Mapping[int, Sequence[int]]  # by part, the ranks that can send it
@@ -55,7 +55,7 @@ class Choice:
 
 
 def choose(offers: Sequence[Sequence[Offer]], places: Sequence[Place]) -> Choice | None:
-    """Return the newest save of which all parts and the metadata are offered, or None. Pure."""
+    """Return the newest save whose parts and metadata are all offered, or None. Pure."""
     saves: dict[str, list[tuple[int, Offer]]] = {}
     for rank, own in enumerate(offers):
         for offer in own:
@@ -106,9 +106,9 @@ def restore(
         state: models, optimizers and values by name; its values are replaced.
         root: folder of checkpoints as this rank sees it.
         places: host and leader of each rank, by rank.
-        memories: of this rank: its own part and copies of other ranks' parts.
-    Returns: an index of the step, and its folder here if it has one; None without a whole step.
-    Raises: CheckpointError on all ranks if one failed; RuntimeError if one does not answer.
+        memories: this rank's own part and its copies of other ranks' parts.
+    Returns: the index of a part of the step, and the step's folder if this rank sees one; None without a whole step.
+    Raises: CheckpointError on all ranks if one rank failed; RuntimeError if a rank does not answer.
     """
     leader = places[ranks.rank].leader
     stored = ranks.together(f"looking for checkpoints in {root}", lambda: scan(root) if leader == ranks.rank else [])
@@ -167,7 +167,7 @@ def _offer(index: PartIndex, folder: str | None, *, has_metadata: bool) -> Offer
 
 @dataclass
 class _Reader:
-    """Reads the tensors of a flat state; torch's planner maps them to the saved pieces."""
+    """Reads the tensors of a flat state; torch's planner maps the tensors to saved pieces."""
 
     ranks: Ranks
     here: Mapping[int, Part]
@@ -183,7 +183,7 @@ class _Reader:
 
     @torch.no_grad()
     def read(self, flat: dict[str, Any]) -> dict[str, Any]:
-        """Fill the tensors of a flat state, replace None by the saved values, and return it."""
+        """Fill the tensors of a flat state, replace its None values by the saved values, and return it."""
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 
         def plan() -> list[tuple[ReadItem, Request, torch.Size | None]]:
@@ -202,7 +202,7 @@ class _Reader:
             dtype = self.metadata.state_dict_metadata[item.dest_index.fqn].properties.dtype
             aligned = data if data.storage_offset() % dtype.itemsize == 0 else data.clone()
             piece = aligned.view(dtype).view(shape)
-            if shape != item.lengths:  # the data is the whole saved piece: this rank needs a part of it
+            if shape != item.lengths:  # `data` is the whole saved piece, of which this rank needs a part
                 for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                     piece = piece.narrow(dimension, start, length)
             planner.resolve_tensor(item).detach().copy_(piece)
@@ -218,7 +218,7 @@ class _Reader:
         return flat
 
     def _request(self, item: ReadItem) -> tuple[Request, torch.Size | None]:
-        """Return the bytes that an item needs and the shape that they have; None for a value."""
+        """Return the bytes that an item needs and their shape; the shape is None for a value."""
         name, offset = item.storage_index.fqn, item.storage_index.offset
         key = (name, None if item.type == LoadItemType.BYTE_IO else tuple(offset))
         if key not in self._where:

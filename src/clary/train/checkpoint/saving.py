@@ -1,8 +1,8 @@
-"""Writes a snapshot and makes it visible, on a thread of its own while training goes on.
+"""Writes a snapshot and makes it visible, on a thread of its own while training continues.
 
 [Note: order] All ranks write and sync their parts; then each folder's leader writes the marker and renames. So a name
-`step-...` says that every rank of every host had its part on its disk, and a process that dies at any point leaves the
-steps before it as they were. The thread talks over groups of its own and meets none of training's collectives.
+`step-...` means that every rank of every host has its part on disk, and a process that dies at any point leaves earlier
+steps unchanged. The thread uses process groups of its own, separate from training's collectives.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """A snapshot on its way to the disk, on one rank."""
+    """One rank's snapshot that is being written."""
 
-    ranks: Ranks  # over a group that nobody else uses meanwhile
+    ranks: Ranks  # ranks of a group that no other thread uses meanwhile
     root: Path
     places: Sequence[Place]
     snapshot: Snapshot
     keep: int
-    staging: Staging | None = None  # what fills the snapshot; None where it is full
+    staging: Staging | None = None  # still fills the snapshot; None if the snapshot is complete
 
     def write(self) -> None:
-        """Write this rank's part, and make the step visible once all have.
+        """Write this rank's part, and make the step visible once all ranks have written theirs.
 
-        State after failure: earlier steps are as they were.
-        Raises: CheckpointError on all ranks if one could not write; RuntimeError if one does not answer.
+        State after failure: earlier steps are unchanged.
+        Raises: CheckpointError on all ranks if one rank could not write; RuntimeError if a rank does not answer.
         """
         index = self.snapshot.index
         assert index is not None
@@ -64,7 +64,7 @@ class Writing:
                 f"writing step {index.step} to {self.root}", part, lambda parts: [time.time()] * len(parts)
             )
         except CheckpointError:
-            shutil.rmtree(folder, ignore_errors=True)  # all know that there is no such step
+            shutil.rmtree(folder, ignore_errors=True)  # all ranks know that the save failed
             raise
 
         def show() -> None:
@@ -74,7 +74,7 @@ class Writing:
         self.ranks.together(f"making step {index.step} visible in {self.root}", show)
 
     def tidy(self, step: int, save: str) -> None:
-        """Remove old steps, where this rank is its folder's leader; a failure is logged and costs no step."""
+        """Remove old steps if this rank leads its folder; a failure is only logged."""
         if self.places[self.ranks.rank].leader != self.ranks.rank:
             return
         try:
@@ -84,13 +84,13 @@ class Writing:
 
 
 class Background:
-    """One thread that works while training goes on, and how it ended.
+    """A thread that works while training continues, and its outcome.
 
     Args:
-        before: done first, also while the one before still does what comes afterwards; raises nothing.
-        work: what is waited for.
-        afterwards: done behind it if it ended well; waited for by the next one and at the end alone.
-        previous: the one before.
+        before: called first, even while `previous` is still in its `afterwards`; never raises.
+        work: the work that `finish` waits for.
+        afterwards: called after successful work; only the next Background and the end of the program wait for it.
+        previous: the Background of the previous step.
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class Background:
         self._previous, self._what = previous, what
         self._failure: BaseException | None = None
         self._over = threading.Event()
-        # A daemon, since Python would wait for others without a limit at its end; `_finish_at_exit` waits with one.
+        # A daemon, since at exit Python waits for other threads without a limit; `_finish_at_exit` has a limit.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def finish(self, limit_s: float) -> BaseException | None:
         """Wait for the end of the work; return its error, once.
 
-        Returns: CheckpointError too if it has not ended within the limit; it can be waited for again.
+        Returns: CheckpointError also if the work has not ended within the limit; then `finish` may be called again.
         """
         if not self._over.wait(limit_s):
             return CheckpointError(f"{self._what} has not ended in {limit_s:g} s: a disk or a rank does not answer")
@@ -127,7 +127,7 @@ class Background:
         return self._over.is_set()
 
     def join(self, limit_s: float) -> None:
-        """Wait for the work and its follow-up."""
+        """Wait for the work and for `afterwards`."""
         self._thread.join(limit_s)
 
     def _run(self) -> None:
@@ -159,9 +159,10 @@ def start_writing(
     """Begin to write, and to send copies to peers at the same time.
 
     Args:
-        copies: where peers' copies lie, the group that they travel over, and by rank who holds them; None: nowhere.
-        previous: what was written before; it has been waited for.
-        told: called, on the thread, with why copies could not be exchanged; the step is still written.
+        copies: memory for peers' copies, ranks that exchange them, and by rank the holder of its copy; None for no
+            copies.
+        previous: the Background of the previous save, whose work has ended.
+        told: called on the thread with the reason if copies could not be exchanged; the step is still written.
     """
     index = writing.snapshot.index
     assert index is not None
@@ -184,7 +185,7 @@ def start_writing(
             writing.write()
         finally:
             if sending is not None:
-                sending.join()  # every wait in it has the group's limit
+                sending.join()  # every wait in it has the group's timeout
 
     step, save = index.step, index.save
     background = Background(
@@ -200,8 +201,8 @@ def start_writing(
     return background
 
 
-PREVIOUS_LIMIT_S = 600.0  # of removing what is no longer kept; the next step is written all the same
-EXIT_LIMIT_S = 1500.0  # less than other ranks wait for this one, so that they get the reason
+PREVIOUS_LIMIT_S = 600.0  # longest wait for the removal of old steps; then the next step is written anyway
+EXIT_LIMIT_S = 1500.0  # below the default limit of the other ranks, so that they receive the reason
 _pending: weakref.WeakSet[Background] = weakref.WeakSet()
 _registered = threading.Event()
 
@@ -213,7 +214,7 @@ def _wait_at_exit() -> None:
 
 
 def _finish_at_exit() -> None:
-    """Wait at the program's end until steps are written whole, and log the failed ones."""
+    """Wait at the program's end until all steps are written, and log failed saves."""
     deadline_s = time.monotonic() + EXIT_LIMIT_S
     for background in list(_pending):
         failure = background.finish(max(deadline_s - time.monotonic(), 0.0))

@@ -1,9 +1,8 @@
-"""This rank's part in host memory: taken while training waits, read by the writer while it goes on.
+"""This rank's part in host memory: copied while training waits, read by the writer while training continues.
 
-The memory is allocated and touched once a plan and used again by every save; on machines with GPUs it is pinned, and
-all copies are under way before the first is waited for. Values other than tensors follow the tensors, since their size
-changes from save to save. Tensors that only an optimizer's step changes may be copied later than the others
-(`staging`).
+The memory is allocated and touched once per plan and reused by every save. For tensors on GPUs it is pinned, and all
+copies are started before the first is waited for. Values other than tensors follow the tensors, since their size
+changes from save to save. Tensors that only an optimizer's step changes may be copied later (`staging`).
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from clary.train.checkpoint.staging import LateTensors
 
 
 class Memory:
-    """A part's bytes in host memory, of this rank or another."""
+    """The bytes of this or another rank's part in host memory."""
 
     def __init__(self) -> None:
         self.tensors = torch.empty(0, dtype=torch.uint8)
-        self.values = torch.empty(0, dtype=torch.uint8)  # pickled values, behind the tensors
+        self.values = torch.empty(0, dtype=torch.uint8)  # pickled values, which follow the tensors in the part
         self.index: PartIndex | None = None  # None while it is being filled
         self.metadata = b""
 
@@ -46,7 +45,7 @@ class Memory:
 
 
 class Snapshot(Memory):
-    """A copy in host memory of the part that this rank is to write; its memory is kept from save to save."""
+    """A copy in host memory of the part that this rank will write; its memory is reused by the next save."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,18 +63,18 @@ class Snapshot(Memory):
         num_parts: int,
         late: Collection[str] = (),
     ) -> LateTensors:
-        """Copy the tensors and values of the plan; training may change them once this has returned.
+        """Copy the tensors and values of the plan; after the call, training may change all but the late tensors.
 
         Args:
-            plan: memory is allocated anew if it is not the one before.
+            plan: the part's layout; a new plan causes a new allocation.
             flat: tensors and values by name, as the plan names them.
             save: name of this save, the same on all ranks.
-            step: of training.
-            rank: of this part.
-            num_parts: of the whole save: the number of ranks.
-            late: names of tensors in host memory that are not copied here, but returned.
-        Returns: the late tensors, empty where there are none.
-        Raises: RuntimeError where there is not enough memory; the snapshot is empty then.
+            step: number of the saved step.
+            rank: rank of this part.
+            num_parts: number of parts of the save, which is the number of ranks.
+            late: names of tensors in host memory that are returned instead of copied.
+        Returns: the late tensors.
+        Raises: RuntimeError if memory is short; then the snapshot is empty.
         """
         self.index = None
         if self._plan is not plan:
@@ -92,7 +91,7 @@ class Snapshot(Memory):
                 else:
                     view.copy_(source, non_blocking=plan.uses_cuda)
         at = plan.num_bytes
-        for name in plan.values:  # while the copies from GPUs are under way
+        for name in plan.values:  # meanwhile the copies from GPUs run
             stream = io.BytesIO()
             torch.save(flat[name], stream)
             values.append(stream.getvalue())
@@ -103,7 +102,7 @@ class Snapshot(Memory):
         if plan.uses_cuda:
             for device in {flat[one.key[0]].device for one in plan.tensors}:
                 if device.type == "cuda":
-                    # The copies were put behind what computes the tensors, on the stream that this thread uses.
+                    # The copies follow the tensors' computation on this thread's current stream.
                     torch.cuda.current_stream(device).synchronize()
         self.metadata = plan.metadata
         self.index = PartIndex(save=save, step=step, rank=rank, num_parts=num_parts, num_bytes=at, places=places)
@@ -111,7 +110,7 @@ class Snapshot(Memory):
 
     def _allocate(self, plan: Plan) -> None:
         self._views, self._plan = [], None
-        self.tensors = torch.empty(0, dtype=torch.uint8)  # the old memory goes before the new comes
+        self.tensors = torch.empty(0, dtype=torch.uint8)  # frees the old memory before the new allocation
         self.tensors = torch.empty(plan.num_bytes, dtype=torch.uint8, pin_memory=plan.uses_cuda).zero_()
         for one in plan.tensors:
             stretch = self.tensors[one.start : one.start + one.num_bytes]

@@ -1,13 +1,13 @@
 """Copies of tensors that only an optimizer's step changes, made while the next forward and backward pass run.
 
-Where: `snapshot` hands over the tensors that `states.changed_by_step_alone` names, `saving` copies them on its thread
-before it writes, and each optimizer's step waits for the copies before it changes anything.
+Where: `snapshot` returns the tensors that `states.changed_by_step_alone` names, `saving` copies them on its thread
+before it writes, and each optimizer's step waits for the copies before it changes a tensor.
 
-[Note: changes before the step] A program may change weights by other ways than the step: averaged weights are swapped
-in, weights are clamped. Such a copy would hold values of two moments, so it is refused instead of written. torch counts
-changes in place, but neither those through `.data` and NumPy nor those of fused optimizers. So some elements of each
-tensor are also read when the save is called, and compared with the copy. A change of a few elements that torch does not
-count can pass both looks; the docs say so (docs/training-checkpoints.md).
+[Note: changes before the step] A program may change weights outside an optimizer's step, for example swap averaged
+weights in or clamp weights. Then the copy would mix values of two moments, so it is refused instead of written. torch
+counts changes in place, but not changes through `.data`, NumPy or fused optimizers. So some elements of each tensor are
+also read when the save is called, and compared with the copy. A change of a few elements that torch does not count can
+pass both checks; the docs say so (docs/training-checkpoints.md).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from torch.optim import Optimizer
 
 from clary.train.checkpoint.errors import CheckpointError
 
-BATCH_BYTES = 32 * 1024**2  # copied in one call, which holds no lock of the interpreter
+BATCH_BYTES = 32 * 1024**2  # bytes copied in one call, which releases the interpreter lock
 NUM_SAMPLES = 16  # elements of each tensor that are read at the save
 
 
 class Staging:
-    """Copies of one save: to be made, under way, or made.
+    """The late copies of one save: pending, running or finished.
 
     Args:
         what: names the rank and the save, for errors.
-        names: of the tensors, for errors.
+        names: names of the tensors, for errors.
         sources: tensors in host memory, of any shapes; only the step of one of `optimizers` changes them.
         targets: for each source a tensor of its shape and type, in the snapshot.
         optimizers: their next step waits for the copies.
-        limit_s: of that wait, in seconds.
+        limit_s: longest wait for the copies, in seconds.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Staging:
         self._samples = _copied_samples(self._sources)
         self._over = threading.Event()
         self._failure: CheckpointError | None = None
-        self.step_wait_s = 0.0  # that steps have waited for these copies so far
+        self.step_wait_s = 0.0  # seconds that optimizers' steps have waited for these copies so far
         self._hooks = [one.register_step_pre_hook(self._before_step) for one in optimizers]
 
     def finish(self) -> None:
-        """Wait until all is copied.
+        """Wait until all tensors are copied.
 
         Raises: CheckpointError if a tensor was changed meanwhile, or the limit has passed.
         """
@@ -68,12 +68,12 @@ class Staging:
             raise self._failure
 
     def release(self) -> None:
-        """Take the hooks off the optimizers. For the thread that trains: an optimizer's step goes through its hooks."""
+        """Remove the optimizers' hooks. Only the training thread may call this, since `step` iterates over the hooks."""
         for hook in self._hooks:
             hook.remove()
 
     def _before_step(self, *_: Any) -> None:
-        """Hold an optimizer's step up until all is copied. The next save or wait raises the error of a failed copy."""
+        """Delay an optimizer's step until all tensors are copied; a later save or wait raises a failed copy's error."""
         if not self._over.is_set():
             began_s = time.perf_counter()
             is_over = self._over.wait(self._limit_s)
@@ -84,7 +84,7 @@ class Staging:
                 )
 
     def copy(self) -> None:
-        """Copy all tensors, on a thread that does not train; `finish` raises the errors."""
+        """Copy all tensors, on another thread than the training; `finish` raises the errors."""
         try:
             with torch.no_grad():
                 for batch in _batches(self._sources):
@@ -115,7 +115,7 @@ class Staging:
 
 
 class LateTensors:
-    """Tensors that are still to be copied, and where each goes."""
+    """Tensors that are still to be copied, with their targets."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -135,9 +135,9 @@ class LateTensors:
         self._targets.append(target)
 
     def start(self, what: str, *, optimizers: Sequence[Optimizer], limit_s: float) -> Staging | None:
-        """Begin to copy; None where there is nothing to copy.
+        """Return the Staging that copies the tensors; None if there are no tensors.
 
-        Args: as of `Staging`.
+        Args: as for `Staging`.
         """
         if not self._names:
             return None
@@ -152,7 +152,7 @@ class LateTensors:
 
 
 def _batches(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Return the places of tensors in groups of about BATCH_BYTES."""
+    """Return the indices of tensors in groups of about BATCH_BYTES."""
     batches: list[list[int]] = []
     room = 0
     for at, tensor in enumerate(tensors):
@@ -174,9 +174,9 @@ def _sampled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copied_samples(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return for each tensor a copy of its samples, [up to NUM_SAMPLES]; in one copy for all tensors of a type."""
+    """Return a copy of each tensor's samples, [up to NUM_SAMPLES], made by one operation per type."""
     views = [_sampled(tensor) for tensor in tensors]
-    # Not every type of one byte can be joined.
+    # torch.cat does not support every one-byte type.
     views = [view.view(torch.uint8) if view.dtype.itemsize == 1 else view for view in views]
     copied: dict[int, torch.Tensor] = {}
     for dtype in {view.dtype for view in views}:
@@ -187,5 +187,5 @@ def _copied_samples(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _bits(elements: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of [n] elements, so that values that are no numbers equal themselves."""
+    """Return the bytes of [n] elements; bytes of NaN compare equal."""
     return elements.contiguous().view(torch.uint8)

@@ -1,12 +1,13 @@
 """A program's state - models, optimizers, counters - as tensors and values by name, and back.
 
-    model/layers.0.weight                   of a module; names as without DDP, torch.compile and checkpoint wrappers
+    model/layers.0.weight                   of a module; names omit the wrappers of DDP, torch.compile and checkpointing
     optimizer/state/model/layers.0.weight/exp_avg
-    =optimizer/groups                       its options, in the order of its groups
-    =loader                                 anything else, with holes where tensors were
+    =optimizer/groups                       options of the optimizer, in the order of its groups
+    =loader                                 any other value, with holes in place of its tensors
     =loader/0                               the tensor of the first hole
 
-A module's parameters are found by identity, so optimizers need no numbers, and fit another sharding of the same model.
+An optimizer's parameters are identified with a module's, so its state has the module's names and fits another sharding
+of the model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch.optim import Optimizer
 from clary.train.checkpoint.plans import VALUE_MARK
 
 LEAST_LATE_BYTES = 64 * 1024
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile's, activation checkpointing's
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # prefixes of torch.compile and activation checkpointing
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def check_names(state: Mapping[str, Any]) -> None:
 def bare_module(module: nn.Module) -> nn.Module:
     """Return the module inside the wrappers of DDP and torch.compile.
 
-    Raises: ValueError for FSDP's first form, whose parameters have no names of their own.
+    Raises: ValueError for FullyShardedDataParallel, whose parameters have no names of their own.
     """
     while isinstance(module, DistributedDataParallel) or hasattr(module, "_orig_mod"):
         module = module.module if isinstance(module, DistributedDataParallel) else module._orig_mod
@@ -88,7 +89,7 @@ def bare_module(module: nn.Module) -> nn.Module:
 
 
 def module_state(module: nn.Module) -> dict[str, Any]:
-    """Return a module's state by its bare names; tensors are the module's own."""
+    """Return a module's state by names without wrappers; the tensors are the module's own."""
     return {_bare(name): value for name, value in bare_module(module).state_dict().items()}
 
 
@@ -103,16 +104,16 @@ def parameter_names(state: Mapping[str, Any]) -> dict[int, str]:
 
 
 def optimizer_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield an optimizer's parameters with their names; a parameter of no module in the state is named by its place."""
+    """Yield an optimizer's parameters with their names; a parameter of no module is named by its group and index."""
     for at, group in enumerate(optimizer.param_groups):
         for number, parameter in enumerate(group["params"]):
             yield names.get(id(parameter), f"{at}.{number}"), parameter
 
 
 def changed_by_step_alone(state: Mapping[str, Any], flat: Mapping[str, Any]) -> set[str]:
-    """Return the names of tensors that only an optimizer's step changes: the parameters and state of the optimizers.
+    """Return the names of tensors that only an optimizer's step changes: the optimizers' parameters and state.
 
-    Tensors of less than LEAST_LATE_BYTES are left out: to watch one costs more than to copy it.
+    Tensors smaller than LEAST_LATE_BYTES are left out, since watching one costs more than copying it.
 
     Args:
         state: models, optimizers and values, by name.
@@ -151,7 +152,7 @@ def put_together(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def holes(value: Any, beside: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each hole of a value, with the value at its place in `beside`, or None."""
+    """Yield the number of each hole of a value, with the value at the same position of `beside`, or None."""
     if isinstance(value, Hole):
         yield value.number, beside
     elif type(value) in (dict, OrderedDict):
@@ -174,7 +175,7 @@ def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _address(one: Any) -> int:
-    """Return the address of a dense tensor in host memory; 0 for anything else, and for one without elements."""
+    """Return the address of a dense tensor in host memory; 0 for other values and for empty tensors."""
     if isinstance(one, DTensor):
         one = one.to_local()
     is_plain = type(one) in (torch.Tensor, nn.Parameter) and one.layout is torch.strided and one.is_cpu

@@ -1,1 +1,1 @@
-"""Adapters of frameworks: each is imported in a module of its own here, and nowhere else in the train side."""
+"""Adapters of frameworks; no other package of the collectives imports a framework."""

@@ -2,14 +2,14 @@
 
     from clary.train.collective.adapters.numpy import init
 
-    with init() as comm:                     # RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as launchers set them
+    with init() as comm:                     # reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
         total = comm.all_reduce(gradients)   # a new array
         comm.all_reduce(gradients, out=gradients)  # in place
 
-Where: on top of `communicator`, with a `tcp_store` kept by rank 0. Every rank makes the same calls in the same order.
+Where: on top of `communicator`, with a `tcp_store` on rank 0. Every rank makes the same calls in the same order.
 
-Arrays are taken as they are: C-contiguous, of a type that cores know, aligned. Nothing is converted or copied; any
-other array raises TypeError or ValueError with the fix. Results are new arrays unless `out` names one.
+Arrays must be C-contiguous, aligned, and of a type that cores know. They are not converted or copied; any other array
+raises TypeError or ValueError with the fix. Results are new arrays unless `out` names one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from clary.train.collective.work import Work
 from clary.train.rank_variables import with_ranks_of_mpirun
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it since 3.11
+    from typing_extensions import Self  # part of typing since Python 3.11
 
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -42,7 +42,7 @@ _DTYPES = {
     "float32": Dtype.FLOAT32,
     "float64": Dtype.FLOAT64,
     "float16": Dtype.FLOAT16,
-    "bfloat16": Dtype.BFLOAT16,  # of ml_dtypes
+    "bfloat16": Dtype.BFLOAT16,  # type of the package ml_dtypes
     "int8": Dtype.INT8,
     "int16": Dtype.INT16,
     "int32": Dtype.INT32,
@@ -62,14 +62,14 @@ def init(
     group_name: str = "world",
     settings: CollectiveSettings | None = None,
 ) -> World:
-    """Form the group of all ranks. Arguments that are left out come from the environment.
+    """Form the group of all ranks. Omitted arguments are read from the environment.
 
     Args:
-        address: of rank 0's host.
-        port: on which rank 0 keeps the store.
+        address: address of rank 0's host.
+        port: port of rank 0's store.
 
     Raises:
-        ValueError: a variable is missing or wrong.
+        ValueError: a variable is missing or invalid.
         BootstrapError: the group could not be formed; the text names the missing ranks.
     """
     environ = with_ranks_of_mpirun(environ)
@@ -96,15 +96,15 @@ def init(
 
 
 class World:
-    """A group of ranks that exchange arrays; `split` makes smaller ones.
+    """A group of ranks that exchange arrays; `split` makes smaller groups.
 
-    Methods raise TypeError or ValueError for arrays that do not fit, with nothing sent, and CollectiveError if the
-    operation failed: the group cannot be used any more then. Close it, or use it in a `with` statement.
+    Methods raise TypeError or ValueError for unsuitable arrays, before sending, and CollectiveError if the operation
+    failed; then the group cannot be used any more. Close it, or use it in a `with` statement.
     """
 
     def __init__(self, communicator: Communicator, store: TcpStore | None = None) -> None:
         self.communicator = communicator
-        self._store = store  # None in groups that `split` made: the first group owns it
+        self._store = store  # None in groups from `split`, since the first group owns the store
 
     @property
     def rank(self) -> int:
@@ -124,7 +124,7 @@ class World:
         Args:
             array: of any shape, the same on all ranks.
             op: a ReduceOp or its name, as `sum`.
-            out: written and returned; `array` itself for in place, None for a new array.
+            out: array for the result; `array` itself to reduce in place, None for a new array.
         """
         source = _buffer(array, "array")
         if out is array:
@@ -157,12 +157,12 @@ class World:
         return result
 
     def bcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """Overwrite `array` on all ranks with the root's; return it."""
+        """Overwrite `array` on all ranks with the root's array; return it."""
         self.communicator.broadcast(_buffer(array, "array"), root=root)
         return array
 
     def alltoall(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Cut axis 0 into equal parts and give each rank its own; receive one from each, in rank order."""
+        """Cut axis 0 into equal parts, send each rank its part, and receive a part from each rank, in rank order."""
         source = _buffer(array, "array")
         self._part_of_axis(array)
         result = self._room(array.shape, array.dtype, out)
@@ -176,12 +176,12 @@ class World:
         receive_counts: Sequence[int],
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Exchange rows of axis 0 with every rank, as many as the counts say for each.
+        """Exchange rows of axis 0 with every rank, with a number of rows per rank.
 
         Args:
             array: [sum(send_counts), ...].
             send_counts: rows for each rank, by rank.
-            receive_counts: rows from each rank, by rank; equal to the `send_counts` there.
+            receive_counts: rows from each rank, by rank; must equal that rank's `send_counts` for this rank.
             out: [sum(receive_counts), ...], written and returned; None for a new array.
         Raises: ValueError if `array` has another number of rows.
         """
@@ -204,7 +204,7 @@ class World:
         Args:
             array: of any shape, the same on all ranks.
             root: rank that collects.
-            out: on the root written and returned; None for a new array.
+            out: array for the root's result; None for a new array.
         """
         source = _buffer(array, "array")
         if self.rank != root:
@@ -215,7 +215,7 @@ class World:
         return result
 
     def scatter(self, array: np.ndarray | None, out: np.ndarray, root: int = 0) -> np.ndarray:
-        """Give each rank its row of the root's `array`, shape [size, *out.shape]; others pass None for it.
+        """Give each rank its row of the root's `array`, shape [size, *out.shape]; other ranks pass None as `array`.
 
         Raises: ValueError if `array` has another shape.
         """
@@ -227,12 +227,12 @@ class World:
         return out
 
     def send(self, array: np.ndarray, peer: int, tag: int = 0) -> None:
-        """Send an array to a rank; return when it may be changed.
+        """Send an array to a rank; after the call the array may be changed.
 
         Args:
-            array: of any shape; it travels as bytes.
+            array: of any shape; sent as bytes.
             peer: rank that receives.
-            tag: of the `recv` that takes it.
+            tag: tag of the `recv` that receives it.
         """
         self.isend(array, peer, tag).wait()
 
@@ -240,7 +240,7 @@ class World:
         """Overwrite `array` with a message of a rank, or of any rank; return the sender's rank.
 
         Args:
-            array: of as many bytes as were sent.
+            array: as many bytes as the message has.
             peer: rank that sends, or ANY_RANK.
             tag: of the `send`.
         """
@@ -249,21 +249,21 @@ class World:
         return work.source
 
     def isend(self, array: np.ndarray, peer: int, tag: int = 0) -> Work:
-        """Begin to send; `array` must not be changed before the work has ended.
+        """Begin to send; `array` must not be changed until the work has ended.
 
         Args: as `send`.
         """
         return self.communicator.send(_buffer(array, "array"), peer, tag=tag)
 
     def irecv(self, array: np.ndarray, peer: int = ANY_RANK, tag: int = 0) -> Work:
-        """Begin to receive; `array` is undefined before the work has ended.
+        """Begin to receive; `array` is undefined until the work has ended.
 
         Args: as `recv`.
         """
         return self.communicator.receive(_buffer(array, "array"), peer, tag=tag)
 
     def barrier(self) -> None:
-        """Wait until all ranks have called it."""
+        """Wait until all ranks have called `barrier`."""
         self.communicator.barrier()
 
     def split(self, color: int | None, key: int = 0) -> World | None:
@@ -302,7 +302,7 @@ class World:
 
     @staticmethod
     def _room(shape: tuple[int, ...], dtype: np.dtype, out: np.ndarray | None) -> np.ndarray:
-        """Return the array for a result: `out` if it has the shape, else a new array."""
+        """Return the array for a result: `out`, whose shape must fit, or a new array."""
         if out is None:
             return np.empty(shape, dtype)
         _buffer(out, "out")
@@ -312,7 +312,7 @@ class World:
 
 
 def _buffer(array: Any, name: str) -> Buffer:
-    """Describe an array as cores take it; raises TypeError or ValueError for any other."""
+    """Return an array as a Buffer for cores; raises TypeError or ValueError for an unsuitable array."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} is a {type(array).__name__}: pass a numpy array")
     dtype = _dtype_of(array.dtype)
@@ -343,7 +343,7 @@ def _address_of(array: np.ndarray, dtype: Dtype) -> int:
 
 
 def _number(environ: Mapping[str, str], names: Sequence[str]) -> int:
-    """Read the first variable that is set."""
+    """Return the number in the first variable that is set; raises ValueError."""
     for name in names:
         if text := environ.get(name, "").strip():
             if not text.isascii() or not text.isdigit():

@@ -1,8 +1,8 @@
-"""Aligned blocks of memory, used again once no array lies in them.
+"""Aligned blocks of memory, reused once no array refers to them.
 
-New memory of the size of a model's gradients costs a page fault for every 4 KiB, more than the copies that blocks save.
-Results are views of a block and keep it alive; a block without views is reused, so a training has one block for each
-step whose results it keeps.
+Fresh memory of the size of a model's gradients costs a page fault for every 4 KiB, more than the copies that blocks
+save. Results are views that keep their block alive; a block without views is reused, so a training has one block for
+each step whose results it keeps.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import numpy as np
 from clary.train.collective.adapters.tensorflow.layout import ALIGNMENT
 
 _MAX_BLOCKS = 8
-"""Limit of the blocks that are kept, of all sizes together."""
+"""Most blocks that are kept, of all sizes together."""
 _OWN_REFERENCES = 2
-"""References to an array without users: the list's, and that of the call that counts them."""
+"""References to an unused array: one of the list, one of the call that counts references."""
 
 
 class Blocks:
-    """Blocks of one process; any thread may take one."""
+    """Blocks of one process; any thread may call `take`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._memories: list[np.ndarray] = []
 
     def take(self, num_bytes: int) -> np.ndarray:
-        """Return a block, shape [num_bytes] of uint8, in which nothing else lies; its content is undefined.
+        """Return an unused block, shape [num_bytes] of uint8; its content is undefined.
 
-        The block is reserved as long as the result or a view of it exists.
+        The block stays in use as long as the result or a view of it exists.
         """
         with self._lock:
             memory = self._free_one(num_bytes)
@@ -49,6 +49,6 @@ class Blocks:
         return None
 
     def _forget_oldest(self) -> None:
-        """Drop the oldest blocks over the limit; a block with views lives as long as they do."""
+        """Drop the oldest blocks over the limit; a block with views lives as long as its views."""
         while len(self._memories) >= _MAX_BLOCKS:
             self._memories.pop(0)

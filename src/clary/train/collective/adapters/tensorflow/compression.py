@@ -1,4 +1,4 @@
-"""Types in which gradients travel: their own, or half precision."""
+"""Types in which gradients are sent: their own type, or half precision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class NoneCompressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor and the type to give back."""
+        """Return the tensor and its type."""
         return tensor, None
 
     @staticmethod
@@ -22,18 +22,18 @@ class NoneCompressor:
 
 
 class FP16Compressor:
-    """Passes floating tensors as float16, in which they are summed too."""
+    """Sends floating tensors as float16, and also sums them in float16."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor in float16, if it is floating, and its own type."""
+        """Return the tensor, in float16 if it is floating, and its original type."""
         if not tensor.dtype.is_floating:
             return tensor, tensor.dtype
         return tf.cast(tensor, tf.float16), tensor.dtype
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the tensor in the type that `compress` gave as `ctx`."""
+        """Return the tensor in the type `ctx` from `compress`."""
         return tensor if tensor.dtype == ctx else tf.cast(tensor, ctx)
 
 

@@ -1,7 +1,7 @@
-"""Tensors reduced and broadcast over the group, eagerly and inside `tf.function`.
+"""Reduction and broadcast of tensors over the group, eagerly and inside `tf.function`.
 
-A list is one operation, whatever its length. All ranks call the same function with equally many tensors of the same
-shapes and types.
+A list is one operation, whatever its length. All ranks call the same function with the same number of tensors of the
+same shapes and types.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def reduce_tensors(process: Process, tensors: Sequence[Any], op: ReduceOp) -> li
     """Reduce each tensor over all ranks and return the results.
 
     Args:
-        tensors: dense, or tf.IndexedSlices, which are made dense.
-        op: AVG on floating types alone.
-    Raises: TypeError, with nothing sent, for a type on which `op` is not defined; CollectiveError.
+        tensors: dense tensors, or tf.IndexedSlices, which are made dense.
+        op: AVG only for floating types.
+    Raises: TypeError, before sending, for a type on which `op` is not defined; CollectiveError.
     """
     dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
     for tensor in dense:
@@ -47,7 +47,7 @@ def broadcast_tensors(process: Process, tensors: Sequence[Any], root: int) -> li
     Args:
         tensors: of any numeric type.
         root: rank that sends.
-    Raises: ValueError for a root that is no rank; CollectiveError.
+    Raises: ValueError for an invalid root; CollectiveError.
     """
     lists = process.lists
     size = lists.world.size
@@ -67,9 +67,9 @@ def broadcast_variables(process: Process, variables: Sequence[Any], root: int) -
     """Assign the root's values to the variables of all ranks.
 
     Args:
-        variables: of TensorFlow or of Keras, in the same order on all ranks.
+        variables: variables of TensorFlow or Keras, in the same order on all ranks.
         root: rank whose values are assigned.
-    Returns: the operation of all assignments in a graph of TensorFlow 1; None otherwise.
+    Returns: in a graph of TensorFlow 1 the operation that makes all assignments; otherwise None.
     Raises: as `broadcast_tensors`.
     """
     values = broadcast_tensors(process, variables, root)

@@ -1,9 +1,9 @@
-"""Places of a list of tensors in one block of memory, so that many small ones are exchanged at once.
+"""Offsets of a list of tensors in one block of memory, so that many small tensors are exchanged at once.
 
-Small tensors lie behind each other at the block's beginning and are exchanged as one run: they are copied there, which
-costs less than an operation each. A large tensor is a run of its own and is read in place. Every tensor begins at a
-multiple of ALIGNMENT: TensorFlow takes such memory as it is, and copies any other.
-Equal sizes give equal layouts, so ranks with the same tensors exchange the same runs.
+Small tensors are copied one after the other to the block's beginning and exchanged as one run, since a copy costs less
+than an operation. A large tensor is a run of its own and is read in place. Every tensor begins at a multiple of
+ALIGNMENT: TensorFlow uses such memory directly, and copies other memory. Equal sizes give equal layouts, so ranks with
+the same tensors exchange the same runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache
 ALIGNMENT = 64
 """In bytes; EIGEN_MAX_ALIGN_BYTES of TensorFlow's builds."""
 LARGE_BYTES = 256 << 10
-"""Size in bytes from which a copy costs more than an operation."""
+"""Least size in bytes of a large tensor, whose copy costs more than an operation."""
 _KEPT_LAYOUTS = 64
 
 
@@ -24,9 +24,9 @@ class Run:
     """A part of the block that is exchanged by one operation.
 
     Args:
-        members: indices of the tensors in it, in their order in the block.
-        offset: of its first byte.
-        is_read_in_place: whether it is one large tensor, which needs no copy.
+        members: indices of the run's tensors, in their order in the block.
+        offset: offset of the run's first byte.
+        is_read_in_place: whether the run is one large tensor, which is not copied.
     """
 
     members: tuple[int, ...]
@@ -37,11 +37,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of all tensors of a list.
+    """Offsets of all tensors of a list.
 
     Args:
-        offsets: of each tensor's first byte, by its index in the list.
-        num_bytes: of the block.
+        offsets: offset of each tensor's first byte, by its index in the list.
+        num_bytes: size of the block.
     """
 
     offsets: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""Lists of NumPy arrays, exchanged over a group by few operations.
+"""Exchange of lists of NumPy arrays over a group by few operations.
 
 Arrays of one type share a block (`layout`); results are views of the block, not copies. All ranks pass the same number
-of arrays, of the same shapes and types, in the same order. A list that a rank has not passed before is first compared
-with the lists of the other ranks: two different lists can fill blocks of the same size.
+of arrays, of the same shapes and types, in the same order. The first time, a list is compared with the other ranks'
+lists, since two different lists can fill blocks of the same size.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _DIGEST_BYTES = 8
 class Lists:
     """Exchanges of lists over one group.
 
-    All methods raise CollectiveError, after which the group cannot be used any more; it is OrderMismatch if lists
-    differ between ranks.
+    All methods raise CollectiveError (OrderMismatch if lists differ between ranks); then the group cannot be used any
+    more.
     """
 
     def __init__(self, world: World) -> None:
@@ -39,7 +39,7 @@ class Lists:
 
         Args:
             arrays: of any shapes, C-contiguous; they are not written.
-            op: AVG on floating types alone.
+            op: AVG only for floating types.
         Returns: arrays of the shapes and types of `arrays`.
         Raises: TypeError for elements that cores do not know.
         """
@@ -77,7 +77,7 @@ class Lists:
         return [_part_of(block, layout.offsets[index], array) for index, array in enumerate(arrays)]
 
     def _agree(self, what: str, arrays: Sequence[np.ndarray]) -> None:
-        """Compare a list that is new on this rank with the other ranks' lists, which are new there too."""
+        """Compare a list that this rank passes for the first time with the lists of the other ranks."""
         words = f"{what}: {', '.join(f'{array.dtype.name}{list(array.shape)}' for array in arrays)}"
         if words in self._agreed:
             return
@@ -97,7 +97,7 @@ class Lists:
 
 
 def _by_type(arrays: Sequence[np.ndarray]) -> dict[np.dtype, list[int]]:
-    """Return the indices of the arrays of each type, in the order in which types appear."""
+    """Return type -> indices of its arrays, in the order in which types appear."""
     found: dict[np.dtype, list[int]] = {}
     for index, array in enumerate(arrays):
         found.setdefault(array.dtype, []).append(index)
@@ -105,7 +105,7 @@ def _by_type(arrays: Sequence[np.ndarray]) -> dict[np.dtype, list[int]]:
 
 
 def _gather_small(arrays: Sequence[np.ndarray], run: Run, layout: Layout, block: np.ndarray) -> None:
-    """Copy the arrays of a run to their places."""
+    """Copy the arrays of a run into the block."""
     for index in run.members:
         np.copyto(_part_of(block, layout.offsets[index], arrays[index]), arrays[index])
 

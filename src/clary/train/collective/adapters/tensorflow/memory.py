@@ -1,7 +1,7 @@
 """Memory of eager tensors as NumPy arrays, and of NumPy arrays as tensors.
 
 Tensor and array share the memory, for every type that DLPack supports and for bfloat16 (TensorFlow 2.21). Other
-versions of TensorFlow may make a copy, which is correct too.
+versions of TensorFlow may make a copy, which is also correct.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BFLOAT16 = "bfloat16"
 
 
 def array_of(tensor: Any) -> np.ndarray:
-    """Return the memory of an eager tensor, of its shape and type; it must not be written.
+    """Return the memory of an eager tensor as a read-only array of its shape and type.
 
     Raises: TypeError for a tensor of strings, resources or variants.
     """
@@ -28,14 +28,14 @@ def array_of(tensor: Any) -> np.ndarray:
 
 
 def tensor_of(array: np.ndarray) -> Any:
-    """Return an eager tensor that lies in the memory of an array, which must not be written from now on.
+    """Return an eager tensor that uses the memory of an array, which must not be written from now on.
 
-    An array that is read-only, or does not begin at a multiple of 64 bytes, is copied: memory of another alignment ends
-    the process.
+    A read-only or unaligned array is copied: TensorFlow would abort the process for memory that does not begin at a
+    multiple of 64 bytes.
     """
-    if array.dtype.name == _BFLOAT16:  # unknown to NumPy's DLPack
+    if array.dtype.name == _BFLOAT16:  # not supported by NumPy's DLPack
         return tf.bitcast(tensor_of(array.view(np.uint16)), tf.bfloat16)
     is_aligned = array.__array_interface__["data"][0] % ALIGNMENT == 0
-    if array.dtype.kind not in "fiub" or not array.flags.writeable or not is_aligned:  # read-only is refused by DLPack
+    if array.dtype.kind not in "fiub" or not array.flags.writeable or not is_aligned:  # DLPack refuses read-only
         return tf.convert_to_tensor(array)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())

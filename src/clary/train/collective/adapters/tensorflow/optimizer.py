@@ -1,11 +1,11 @@
-"""Optimizers that apply the gradients of all ranks: of Keras 3, of legacy Keras and of TensorFlow 1.
+"""Optimizers of Keras 3, legacy Keras and TensorFlow 1 that apply gradients reduced over all ranks.
 
-An optimizer of Keras stays the same object, with its state and settings, and gets a class derived from its own, of the
-same name: checkpoints and saved models name the class as before.
+An optimizer of Keras stays the same object, with its state and settings, and gets a class derived from its own class,
+with the same name, so that checkpoints and saved models name the same class.
 
-Keras 3 hands gradients to `apply`, where they are reduced. Legacy Keras and TensorFlow 1 compute them in a method of
-the optimizer, which reduces them; an optimizer of legacy Keras that is given gradients without having computed them
-reduces them when it applies them.
+Keras 3 passes gradients to `apply`, which reduces them. In legacy Keras and TensorFlow 1, the optimizer's method that
+computes gradients reduces them; if the program passes its own gradients to a legacy Keras optimizer, `apply_gradients`
+reduces them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def distribute(
     use_locking: bool = False,
     additions: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return an optimizer that hands its gradients to `reduce` before it applies them.
+    """Return an optimizer that passes its gradients to `reduce` before it applies them.
 
     Args:
-        optimizer: of Keras, which is changed and returned, or of tf.compat.v1.train, which is wrapped.
-        is_due: called after each reduction; None: every step is applied.
-        name, use_locking: of the wrapper of an optimizer of TensorFlow 1.
-        additions: further members of its class.
+        optimizer: an optimizer of Keras, which is changed and returned, or of tf.compat.v1.train, which is wrapped.
+        is_due: called after each reduction; None to apply every step.
+        name, use_locking: arguments of the wrapper of an optimizer of TensorFlow 1.
+        additions: further members of the new class.
     Raises: TypeError for any other object; ValueError for an optimizer that was distributed before.
     """
     if is_distributed(optimizer):
@@ -68,7 +68,7 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
-    """Make the variables of an optimizer of Keras now: the optimizer may not make them in a branch of a graph."""
+    """Make the variables of an optimizer of Keras now, since it may not make them in a branch of a graph."""
     if getattr(optimizer, "built", False):
         return
     with tf.init_scope():

@@ -1,15 +1,15 @@
 """Functions of arrays as operations of TensorFlow that all ranks run in one order, one at a time.
 
-Eagerly a function is called at once. Inside `tf.function` it becomes one operation, and the order is the program's, as
-[Note: order] says. The operation waits in a thread of TensorFlow's pool with all its inputs ready. The operations of
-other ranks that it waits for come before its own successors in the order: a pool of one thread is enough.
+In eager mode a function is called at once. Inside `tf.function` it becomes one operation, in the program's order
+([Note: order]). The operation starts when all its inputs are ready, and blocks a thread of TensorFlow's pool. It waits
+only for operations of other ranks that precede its own successors in the order, so a pool of one thread is enough.
 
 [Note: order]
 TensorFlow runs operations of a graph when their inputs are ready, so two ranks could run two reductions in different
 orders, each waiting for the other. Each of our operations therefore reads a variable, the turn, passes its value
 through the function and assigns the result. TensorFlow keeps reads and writes of a variable in the program's order,
-also where they are in functions, branches and loops inside the graph. Graphs of TensorFlow 1 have no such rule; there
-each operation gets a control input from the one before in its branch.
+also in functions, branches and loops inside the graph. Graphs of TensorFlow 1 have no such rule; there each operation
+gets a control input from the previous operation in its branch.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class _Turns:
 
     @property
     def variable(self) -> Any:
-        """The variable that orders operations, made outside of any graph at first use.
+        """The variable that orders operations, created outside any graph at its first use.
 
-        A thread of its own makes it: while a function is traced a second time, its thread must not make variables, and
-        the scope of a strategy would make one for each replica.
+        A separate thread creates it: a thread that traces a function for the second time must not create variables, and
+        the scope of a strategy would create one variable per replica.
         """
         with self._lock:
             if self._variable is None:
@@ -59,13 +59,13 @@ _turns = _Turns()
 
 
 def run_ordered(exchange: Exchange, tensors: Sequence[Any], like: Sequence[Any]) -> list[Any]:
-    """Run a function of the tensors' memory, now or whenever the graph under construction reaches it.
+    """Run a function of tensors' memory: now, or each time that the graph under construction reaches it.
 
     Args:
         exchange: takes arrays with the shapes of `tensors`, which it must not write, and returns one array for each of
             `like`, which must not be written afterwards. Inside a graph its errors become TensorFlow's, with the same
             text.
-        tensors: on any device; they are brought to the CPU.
+        tensors: on any device; they are copied to the CPU.
         like: a tensor or a tf.TensorSpec for each result, with its type and static shape.
     Returns: a tensor for each of `like`.
     """
@@ -91,7 +91,7 @@ def _as_operation(exchange: Exchange, turn: Any, tensors: Sequence[Any], like: S
     """Add the operation to the graph: from (turn, *tensors) to (turn, *results)."""
 
     def body(turn_taken: Any, *memories: Any) -> list[Any]:
-        arrays = [np.asarray(memory, order="C") for memory in memories]  # TensorFlow passes a scalar as a number
+        arrays = [np.asarray(memory, order="C") for memory in memories]  # TensorFlow passes a scalar as a Python number
         return [np.int64(turn_taken + 1), *exchange(arrays)]
 
     types = [tf.int64, *(example.dtype for example in like)]

@@ -1,6 +1,6 @@
 """The group of this process: all ranks of the job, formed once.
 
-Where: surfaces call `init`; all exchanges go over `world()`.
+Where: the foreign names call `init`; all exchanges use `world()`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 class Process:
-    """Membership of this process in a group; each surface has one for all its functions.
+    """Membership of this process in a group; each library of foreign names has one.
 
     Args:
-        name: of the library in the user's words, for messages.
+        name: name of the library as users know it, for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,8 +33,8 @@ class Process:
         """Form the group of all ranks; every rank calls it once.
 
         Raises:
-            CollectiveError: it was called before and not shut down since.
-            ValueError: this process was not started as a rank, or a variable is wrong.
+            CollectiveError: `init` was called before, and not `shutdown` since.
+            ValueError: this process was not started as a rank, or a variable is invalid.
             BootstrapError: the group could not be formed; the text names the missing ranks.
         """
         with self._lock:

@@ -1,4 +1,4 @@
-"""A gradient tape whose gradients are those of all ranks, and the reduction of a list of gradients.
+"""A gradient tape that reduces its gradients over all ranks, and the reduction of a list of gradients.
 
 Source: the documented behaviour of SageMaker's and Horovod's DistributedGradientTape.
 """
@@ -15,7 +15,7 @@ from clary.train.collective.adapters.tensorflow.exchange import reduce_tensors
 from clary.train.collective.adapters.tensorflow.process import Process
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it since 3.11
+    from typing_extensions import Self  # part of typing since Python 3.11
 
 Reduce = Callable[[list[Any], Sequence[Any]], list[Any]]
 """Maps gradients (or None) and their variables to the gradients reduced over all ranks."""
@@ -25,8 +25,8 @@ def reduce_gradients(process: Process, gradients: Sequence[Any], op: ReduceOp, c
     """Return the gradients reduced over all ranks, by one operation.
 
     Args:
-        gradients: tensors, tf.IndexedSlices, which become dense, or None, which stays; None at the same places on all
-            ranks.
+        gradients: tensors, tf.IndexedSlices, which become dense, or None, which stays None; None at the same indices on
+            all ranks.
         compression: a class of `compression.Compression`.
     Raises: as `exchange.reduce_tensors`.
     """
@@ -43,7 +43,7 @@ class DistributedTape:
     """A tf.GradientTape whose `gradient` reduces over all ranks; all other members are the tape's own.
 
     Args:
-        tape: that records; it may be recording already.
+        tape: the tape that records; it may be recording already.
         reduce: reduces its gradients.
     """
 
@@ -82,5 +82,5 @@ def _is_structure(value: Any) -> bool:
 
 
 def _flat(structure: Any) -> list[Any]:
-    """Return the leaves; tf.IndexedSlices and None are leaves."""
+    """Return the leaves of a structure; tf.IndexedSlices and None are leaves."""
     return list(tf.nest.flatten(structure, expand_composites=False))

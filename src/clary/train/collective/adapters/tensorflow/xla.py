@@ -1,4 +1,4 @@
-"""Keeps Keras 3 from compiling models by XLA, which has no operations that communicate with other ranks."""
+"""Prevents Keras 3 from compiling models by XLA, which cannot communicate with other ranks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LEGACY = "TF_USE_LEGACY_KERAS"
 
 
 def keep_from_xla() -> None:
-    """Have Keras 3 leave models of this process to TensorFlow's own executor.
+    """Make Keras 3 run models of this process by TensorFlow's own executor.
 
-    Its `compile` uses XLA by default. If a model asks for `jit_compile=True`, Keras warns that it cannot be
-    compiled.
+    By default, the `compile` method of Keras models uses XLA. For a model with `jit_compile=True`, Keras warns that it
+    cannot be compiled.
     """
     if os.environ.get(_LEGACY) == "1" or importlib.util.find_spec("keras") is None:
         return
