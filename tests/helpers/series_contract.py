@@ -1,6 +1,6 @@
-"""Contract of series for every database behind them; run against SQLite and PostgreSQL.
+"""Contract of time series for every database of the store; run against SQLite and PostgreSQL.
 
-A test class inherits `SeriesContract` and gives a `database_url` fixture: a fresh, empty database.
+A test class inherits `SeriesContract` and provides a `database_url` fixture: a fresh, empty database.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ LONG_AFTER_MS = START_MS + 1000 * HOUR_MS
 
 
 def table(num_rows: int, *, first: int = 0, names: tuple[str, ...] = ("host/x",)) -> SeriesTable:
-    """Return rows of half a second whose value is their number, in hundredths of the column's number more."""
+    """Return rows at steps of 0.5 s; each value is the number of its row plus a quarter of the number of its column."""
     rows = range(first, first + num_rows)
     return SeriesTable(
         at_ms=array("q", (START_MS + STEP_MS * row for row in rows)),
@@ -46,7 +46,7 @@ def ask(**changes: object) -> SeriesQuery:
 
 
 class SeriesContract:
-    """Tests that need nothing but the URL of an empty database."""
+    """Tests that need only the URL of an empty database."""
 
     @pytest.fixture
     async def store(self, database_url: str) -> AsyncIterator[Store]:
@@ -98,14 +98,14 @@ class SeriesContract:
         assert await asyncio.gather(*sending) == [10] * 20
         assert await self._blocks(store) == {(ROWS_MS, 0): (1, 10)}
 
-    async def test_a_first_batch_that_two_services_are_sent_at_once_is_stored_once(
+    async def test_a_first_batch_sent_to_two_services_at_once_is_stored_once(
         self, store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ends_of = series_blocks_module._ends_of
 
         def slowly(connection: Any, owners: Any) -> Any:
             found = ends_of(connection, owners)
-            time.sleep(0.5)  # so that both have looked, if nothing holds up the second
+            time.sleep(0.5)  # so that both read before either writes, unless a lock delays the second
             return found
 
         monkeypatch.setattr(series_blocks_module, "_ends_of", slowly)
@@ -120,7 +120,7 @@ class SeriesContract:
     async def test_batches_of_many_hosts_share_statements_and_each_is_stored_once(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Several of them twice at once, one with rows that are stored already."""
+        """Several batches are sent twice concurrently, one of them with rows that are already stored."""
         put, sizes = series_blocks_module._put, []
 
         def counted(connection, batches):  # type: ignore[no-untyped-def]
@@ -134,13 +134,13 @@ class SeriesContract:
         sending = [store.series.append("job", 1, host, table(10), first_row=0, num_dropped=3) for host in hosts]
         assert await asyncio.gather(*sending) == [10] * 16
         assert sum(sizes) == 16
-        assert len(sizes) < 8  # nearly always 1; another process may hold the first one up
+        assert len(sizes) < 8  # nearly always 1; another process may delay the first
         assert await self._blocks(store) == {(ROWS_MS, 0): (9, 80)}
         answer = await store.series.query(ask(step_ms=3_600_000))
         assert {one.host: one.points[0].count for one in answer.series} == dict.fromkeys(hosts, 10.0)
         assert answer.num_dropped == 24
 
-    async def test_batches_beside_one_of_a_job_that_is_gone_are_stored(self, store: Store) -> None:
+    async def test_batches_in_one_statement_with_those_of_missing_jobs_are_stored(self, store: Store) -> None:
         jobs = ["job", "other", "job", "another"]
         sending = [
             store.series.append(job, 1, f"algo-{number}", table(5), first_row=0) for number, job in enumerate(jobs)
@@ -150,7 +150,7 @@ class SeriesContract:
         assert [str(error) for error in results[1::2]] == [str(JobNotFound("other")), str(JobNotFound("another"))]
         assert await self._blocks(store) == {(ROWS_MS, 0): (2, 10)}
 
-    async def test_rows_that_an_agent_gave_up_are_a_gap_and_are_counted(self, store: Store) -> None:
+    async def test_rows_dropped_by_an_agent_are_a_gap_and_are_counted(self, store: Store) -> None:
         await store.series.append("job", 1, "algo-1", table(4), first_row=0)
         next_row = await store.series.append("job", 1, "algo-1", table(2, first=40), first_row=40, num_dropped=36)
         assert next_row == 42
@@ -158,7 +158,7 @@ class SeriesContract:
         assert [(point.at_ms - START_MS) // 1000 for point in answer.series[0].points] == [0, 1, 20]
         assert (answer.num_dropped, await store.series.num_dropped("job")) == (36, 36)
 
-    async def test_hosts_and_attempts_count_their_rows_for_themselves(self, store: Store) -> None:
+    async def test_each_host_and_attempt_numbers_its_rows_separately(self, store: Store) -> None:
         for host, attempt in (("algo-1", 1), ("algo-2", 1), ("algo-1", 2)):
             assert await store.series.append("job", attempt, host, table(5), first_row=0) == 5
         both = await store.series.query(ask(step_ms=60_000))
@@ -166,12 +166,12 @@ class SeriesContract:
         (first,) = (await store.series.query(ask(host="algo-1", attempt=1, step_ms=60_000))).series
         assert first.points[0].count == 5
 
-    async def test_a_batch_without_rows_is_answered_with_the_next_row(self, store: Store) -> None:
+    async def test_a_batch_without_rows_returns_the_next_row_number(self, store: Store) -> None:
         await store.series.append("job", 1, "algo-1", table(5), first_row=0)
         empty = SeriesTable(at_ms=array("q"), columns={})
         assert await store.series.append("job", 1, "algo-1", empty, first_row=2) == 5
 
-    async def test_rows_survive_the_store_and_are_known_to_the_next(self, store: Store, database_url: str) -> None:
+    async def test_rows_survive_a_restart_of_the_store(self, store: Store, database_url: str) -> None:
         await store.series.append("job", 1, "algo-1", table(5), first_row=0)
         await store.close()
         again = await Store.open(database_url)
@@ -186,7 +186,7 @@ class SeriesContract:
         with pytest.raises(JobNotFound):
             await store.series.append("other", 1, "algo-1", table(5), first_row=0)
 
-    async def test_series_go_with_their_job_and_its_successor_begins_anew(self, store: Store) -> None:
+    async def test_series_are_deleted_with_their_job_and_a_new_job_of_the_name_starts_empty(self, store: Store) -> None:
         await self._fill(store, 1200)
         await join_open_blocks(store.series, now_ms=LONG_AFTER_MS)
         await store.delete_job("job")
@@ -194,7 +194,7 @@ class SeriesContract:
         await store.create_job(make_job("job"), {})
         assert await store.series.append("job", 1, "algo-1", table(5), first_row=0) == 5
 
-    async def test_only_wanted_series_are_answered_and_all_names_are_known(self, store: Store) -> None:
+    async def test_a_query_returns_only_requested_series_and_names_lists_all(self, store: Store) -> None:
         names = ("host/x", "rank-0/x", "rank-1/x")
         await store.series.append("job", 1, "algo-1", table(4, names=names), first_row=0)
         assert [one.name for one in (await store.series.query(ask(names="rank-*/x"))).series] == [
@@ -204,7 +204,7 @@ class SeriesContract:
         assert await store.series.names("job") == {"algo-1": list(names)}
         assert await store.series.names("other") == {}
 
-    async def test_an_answer_that_would_be_too_long_is_refused(self, store: Store) -> None:
+    async def test_a_query_with_a_too_long_result_is_refused(self, store: Store) -> None:
         names = tuple(f"rank-{rank}/x" for rank in range(300))
         await store.series.append("job", 1, "algo-1", table(600, names=names), first_row=0)
         with pytest.raises(ContractError, match="more than 100000 points"):
@@ -212,7 +212,7 @@ class SeriesContract:
 
     # Joining
 
-    async def test_joined_blocks_answer_as_the_small_ones_did(self, store: Store) -> None:
+    async def test_queries_return_the_same_before_and_after_joining_blocks(self, store: Store) -> None:
         await self._fill(store, 3600, batch=60)
         questions = [ask(step_ms=step) for step in (500, 7_000, 10_000, 60_000, 300_000, 3_600_000)]
         before = [(await store.series.query(question)).series for question in questions]
@@ -222,7 +222,7 @@ class SeriesContract:
         assert blocks[ROWS_MS, 1] == (6, 3600)
         assert blocks[FINE_MS, 0] == (6, 180)
 
-    async def test_what_waits_too_long_is_joined_however_little_it_is(self, store: Store) -> None:
+    async def test_old_blocks_are_joined_even_if_they_are_small(self, store: Store) -> None:
         await self._fill(store, 50)
         assert await join_open_blocks(store.series, now_ms=START_MS + 60_000) == 0
         before = (await store.series.query(ask(step_ms=10_000))).series
@@ -233,7 +233,7 @@ class SeriesContract:
         assert await self._blocks(store) == {(ROWS_MS, 1): (1, 50), (FINE_MS, 1): (1, 3), (COARSE_MS, 1): (1, 1)}
         assert (await store.series.query(ask(step_ms=10_000))).series == before
 
-    async def test_a_joined_block_that_stays_alone_is_not_written_again(self, store: Store) -> None:
+    async def test_a_single_joined_block_is_closed_without_a_rewrite(self, store: Store) -> None:
         await self._fill(store, 50)
         await join_open_blocks(store.series, now_ms=LONG_AFTER_MS)
         numbers = select(series_blocks.c.id, series_blocks.c.is_open).where(series_blocks.c.step_ms == ROWS_MS)
@@ -255,7 +255,7 @@ class SeriesContract:
         }
         assert (await store.series.query(ask(step_ms=60_000))).series == before
 
-    async def test_a_host_whose_blocks_another_service_joins_first_holds_up_no_other(
+    async def test_blocks_joined_by_another_service_do_not_block_other_hosts(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for host in ("algo-1", "algo-2"):
@@ -273,8 +273,10 @@ class SeriesContract:
         assert await join_open_blocks(store.series, now_ms=START_MS) == 3
         assert (await self._blocks(store))[ROWS_MS, 1] == (2, 1200)
 
-    async def test_a_week_of_rows_ends_in_few_blocks(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With rules a hundredth as large, so that a few rows are a week."""
+    async def test_a_week_of_rows_is_joined_into_few_blocks(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The join rules are scaled to a hundredth, so that a few rows stand for a week."""
         for rules in (series_joining.GATHER, series_joining.FILL):
             for step, rule in list(rules.items()):
                 small = series_joining.JoinRule(rows=max(2, rule.rows // 100), patience_ms=rule.patience_ms)
@@ -292,7 +294,9 @@ class SeriesContract:
         assert (point.least, point.greatest, point.count, point.last) == (0, 2399, 2400, 2399)
         assert point.mean == pytest.approx(before.mean, rel=1e-6)  # roll-ups are 32-bit floats
 
-    async def test_two_services_that_join_the_same_blocks_double_nothing(self, store: Store, database_url: str) -> None:
+    async def test_two_services_that_join_the_same_blocks_duplicate_no_rows(
+        self, store: Store, database_url: str
+    ) -> None:
         await self._fill(store, 1200)
         before = (await store.series.query(ask(step_ms=10_000))).series
         other = await Store.open(database_url)
@@ -302,7 +306,7 @@ class SeriesContract:
             await other.close()
         assert (await store.series.query(ask(step_ms=10_000))).series == before
 
-    async def test_blocks_that_are_joined_between_two_looks_are_looked_for_again(
+    async def test_a_query_is_retried_if_its_blocks_were_joined_meanwhile(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from clary.control.store import series_blocks as module
@@ -322,7 +326,7 @@ class SeriesContract:
 
     # Age
 
-    async def test_rows_go_when_they_are_old_and_their_roll_ups_answer(self, store: Store) -> None:
+    async def test_old_rows_are_pruned_and_queries_use_their_roll_ups(self, store: Store) -> None:
         await self._fill(store, 1200)
         while await join_open_blocks(store.series, now_ms=LONG_AFTER_MS):
             pass
@@ -337,13 +341,13 @@ class SeriesContract:
         (coarsest,) = (await store.series.query(ask(step_ms=1_000))).series
         assert [point.count for point in coarsest.points] == [600.0, 600.0]
 
-    async def test_rows_that_are_in_no_roll_up_yet_do_not_go(self, store: Store) -> None:
+    async def test_rows_without_a_roll_up_are_not_pruned(self, store: Store) -> None:
         await self._fill(store, 100)
         assert await remove_old_blocks(store.series, before_ms={ROWS_MS: LONG_AFTER_MS}) == 0
         (series,) = (await store.series.query(ask(step_ms=3_600_000))).series
         assert series.points[0].count == 100
 
-    async def test_rows_of_the_last_day_answer_beside_roll_ups_of_the_days_before(self, store: Store) -> None:
+    async def test_a_query_combines_rows_of_the_last_day_with_older_roll_ups(self, store: Store) -> None:
         whole = table(4000)
         for first in range(0, 4000, 800):
             end_ms = START_MS + (first + 800) * STEP_MS
@@ -372,7 +376,7 @@ class SeriesContract:
         while await join_open_blocks(store.series, now_ms=LONG_AFTER_MS):
             pass
         blocks = await self._blocks(store)
-        assert blocks[ROWS_MS, 1] == (2, 40)  # the damaged one, and the others
+        assert blocks[ROWS_MS, 1] == (2, 40)  # the damaged block, and the other blocks
         answer = await store.series.query(ask(step_ms=5_000))
         assert [point.count for point in answer.series[0].points] == [10, 10, 10]
         assert len(answer.damaged) == 1
@@ -386,7 +390,7 @@ class SeriesContract:
             connection.execute(update(series_blocks).where(chosen).values(data=bytes(data)))
         engine.dispose()
 
-    async def test_gaps_stay_gaps(self, store: Store) -> None:
+    async def test_gaps_stay_gaps_in_roll_ups(self, store: Store) -> None:
         rows = table(4)
         rows.columns["host/x"][0][1] = math.nan
         await store.series.append("job", 1, "algo-1", rows, first_row=0)

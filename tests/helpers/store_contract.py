@@ -1,6 +1,6 @@
-"""Contract of the store for every database behind it; run against SQLite and PostgreSQL.
+"""Contract of the store for every database that it can use; run against SQLite and PostgreSQL.
 
-A test class inherits `StoreContract` and gives a `database_url` fixture: a fresh, empty database.
+A test class inherits `StoreContract` and provides a `database_url` fixture: a fresh, empty database.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ async def all_pages(store: Store, query: JobQuery) -> list[JobSummary]:
 
 
 class StoreContract:
-    """Tests that need nothing but the URL of an empty database."""
+    """Tests that need only the URL of an empty database."""
 
     @pytest.fixture
     async def store(self, database_url: str) -> AsyncIterator[Store]:
@@ -95,7 +95,7 @@ class StoreContract:
 
     @pytest.fixture
     async def other_store(self, store: Store, database_url: str) -> AsyncIterator[Store]:
-        """A second service on the same database."""
+        """The store of a second service on the same database."""
         other = await Store.open(database_url)
         yield other
         await other.close()
@@ -109,7 +109,7 @@ class StoreContract:
         await store.create_job(job, {})
         assert await store.get_job(job.name) == job
 
-    async def test_a_running_job_comes_back_whole(self, store: Store) -> None:
+    async def test_a_running_job_is_read_back_unchanged(self, store: Store) -> None:
         host = HostRecord(
             facts=HostFacts(phase=HostPhase.RUNNING, phase_started_at=START, timings_s={"code": 1.5}),
             report_number=7,
@@ -121,7 +121,7 @@ class StoreContract:
         await store.create_job(job, {})
         assert await store.get_job("whole") == job
 
-    async def test_an_unknown_job_is_none(self, store: Store) -> None:
+    async def test_get_job_returns_none_for_an_unknown_name(self, store: Store) -> None:
         assert await store.get_job("nobody") is None
 
     async def test_a_taken_name_is_refused_with_the_arn_and_changes_nothing(self, store: Store) -> None:
@@ -134,7 +134,9 @@ class StoreContract:
         assert await store.get_tags(first.arn) == {"team": "a"}
         assert await store.get_tags("arn:other") == {}
 
-    async def test_of_many_services_that_create_one_name_one_wins(self, store: Store, other_store: Store) -> None:
+    async def test_of_concurrent_creations_of_one_name_by_two_services_one_succeeds(
+        self, store: Store, other_store: Store
+    ) -> None:
         makers = [make_job("race", attempt=number) for number in range(20)]
         results = await asyncio.gather(
             *((store if job.attempt % 2 else other_store).create_job(job, {}) for job in makers), return_exceptions=True
@@ -156,7 +158,7 @@ class StoreContract:
         assert await store.get_tags(jobs[51].arn) == {"n": "1"}
 
     async def test_a_database_error_of_one_write_fails_it_alone(self, store: Store) -> None:
-        too_big = 2**70  # no BIGINT
+        too_big = 2**70  # too large for a BIGINT
         bad = FinalMetric(name="x", value=1.0, at=START)
         await store.create_job(make_job("a"), {})
         ruined = Lease(name="l", owner="o", token=too_big, expires_at=START)
@@ -203,7 +205,7 @@ class StoreContract:
         assert (await store.update_job("same", lambda job: job)).attempt == 1
         assert _versions(database_url) == before == {"same": 2}
 
-    async def test_what_a_change_raises_reaches_its_caller_and_nothing_is_written(self, store: Store) -> None:
+    async def test_an_exception_in_a_change_reaches_the_caller_and_nothing_is_written(self, store: Store) -> None:
         await store.create_job(make_job("kept"), {})
 
         def refuse(job: TrainingJob) -> TrainingJob:
@@ -270,7 +272,7 @@ class StoreContract:
             query = JobQuery(sort_by=sort_by, descending=descending, max_results=page_size)
             assert [summary.name for summary in await all_pages(store, query)] == expected
 
-    async def test_each_filter_keeps_what_it_says(self, store: Store) -> None:
+    async def test_each_filter_returns_only_matching_jobs(self, store: Store) -> None:
         for number, name in enumerate(["alpha", "Alpha-2", "al_pha", "beta%1"]):
             job = make_job(name, minutes=number)
             await store.create_job(replace(job, modified_at=START + timedelta(hours=number)), {})
@@ -291,7 +293,7 @@ class StoreContract:
         assert await names(created_after=START, name_contains="al") == ["al_pha"]
         assert await names(status_equals=TrainingJobStatus.FAILED) == []
 
-    async def test_a_job_that_comes_between_two_pages_shifts_nothing(self, store: Store) -> None:
+    async def test_a_job_created_or_deleted_between_two_pages_does_not_shift_the_second(self, store: Store) -> None:
         for name in "bdf":
             await store.create_job(make_job(name), {})
         query = JobQuery(sort_by=SortBy.NAME, max_results=2)
@@ -302,7 +304,7 @@ class StoreContract:
         assert [summary.name for page in (first, second) for summary in page.summaries] == ["b", "d", "f"]
         assert second.next_token is None
 
-    async def test_a_token_is_refused_by_another_query_and_when_forged(self, store: Store) -> None:
+    async def test_a_page_token_of_another_query_or_a_forged_one_is_refused(self, store: Store) -> None:
         for name in "abc":
             await store.create_job(make_job(name), {})
         token = (await store.list_jobs(JobQuery(max_results=1))).next_token
@@ -320,7 +322,7 @@ class StoreContract:
             with pytest.raises(BadToken, match="was not given out for this query"):
                 await store.list_jobs(query)
 
-    async def test_a_token_outlives_a_restart(self, store: Store, database_url: str) -> None:
+    async def test_a_page_token_is_valid_after_a_restart(self, store: Store, database_url: str) -> None:
         for name in "abc":
             await store.create_job(make_job(name), {})
         token = (await store.list_jobs(JobQuery(max_results=1))).next_token
@@ -347,7 +349,7 @@ class StoreContract:
 
     # Deletion, tags, metrics
 
-    async def test_deleting_a_job_takes_its_tags_and_metrics_with_it(self, store: Store) -> None:
+    async def test_deleting_a_job_deletes_its_tags_and_metrics(self, store: Store) -> None:
         for name in ("gone", "kept"):
             await store.create_job(make_job(name), {"team": name})
             await store.add_metrics(name, [FinalMetric(name="loss", value=1.0, at=START)])
@@ -355,14 +357,14 @@ class StoreContract:
         assert await store.get_job("gone") is None
         assert await store.get_tags(make_job("gone").arn) == {}
         assert await store.get_tags(make_job("kept").arn) == {"team": "kept"}
-        await store.create_job(make_job("gone"), {})  # the name is free again, and nothing of the old job clings to it
+        await store.create_job(make_job("gone"), {})  # the name is free again, without tags or metrics of the old job
         end = START + timedelta(days=1)
         assert await store.query_metrics("gone", "loss", START, end) == []
         assert len(await store.query_metrics("kept", "loss", START, end)) == 1
         with pytest.raises(JobNotFound):
             await store.delete_job("nobody")
 
-    async def test_tags_are_added_replaced_and_taken_away(self, store: Store) -> None:
+    async def test_tags_are_added_replaced_and_removed(self, store: Store) -> None:
         await store.set_tags("arn:1", {"a": "1", "b": "2"})
         await store.set_tags("arn:1", {"b": "3", "c": "\u00e9"})
         await store.set_tags("arn:2", {"a": "other"})
@@ -373,7 +375,7 @@ class StoreContract:
         assert await store.get_tags("arn:1") == {"b": "3"}
         assert await store.get_tags("arn:2") == {"a": "other"}
 
-    async def test_metrics_come_back_by_time_from_start_to_before_end(self, store: Store) -> None:
+    async def test_metrics_are_returned_by_time_including_start_and_excluding_end(self, store: Store) -> None:
         await store.create_job(make_job("m"), {})
         moments = [START + timedelta(seconds=second) for second in (3, 1, 2, 2)]
         values = [
@@ -413,7 +415,7 @@ class StoreContract:
         assert await store.acquire_lease("another", "somebody", 60) is not None
         assert lease.expires_at > datetime.now(UTC)
 
-    async def test_tokens_grow_whoever_takes_the_lease(self, store: Store) -> None:
+    async def test_fencing_tokens_grow_with_every_holder_of_the_lease(self, store: Store) -> None:
         first = await store.acquire_lease("l", "a", 60)
         again = await store.acquire_lease("l", "a", 60)
         assert first is not None
@@ -423,13 +425,13 @@ class StoreContract:
         assert second is not None
         assert first.token < again.token < second.token
 
-    async def test_an_expired_lease_goes_to_the_next_and_fences_the_last(
+    async def test_an_expired_lease_can_be_taken_and_its_old_holder_is_fenced(
         self, store: Store, other_store: Store
     ) -> None:
         await store.create_job(make_job("j"), {})
         old = await store.acquire_lease("l", "a", 0.001)
         assert old is not None
-        assert (await store.update_job("j", count_up, lease=old)).attempt == 1  # over, but nobody took it: harmless
+        assert (await store.update_job("j", count_up, lease=old)).attempt == 1  # expired, not yet taken
         new = await _acquire_soon(other_store, "l", "b", ttl_s=60)
         for act in (
             store.update_job("j", count_up, lease=old),
@@ -438,7 +440,7 @@ class StoreContract:
         ):
             with pytest.raises(StaleLease, match=r"'a' with token 1 was taken by 'b' with token 2"):
                 await act
-        await store.release_lease(old)  # not ours any more: must not free it
+        await store.release_lease(old)  # no longer held by the caller, which must not release it
         assert await store.acquire_lease("l", "a", 60) is None
         assert (await other_store.update_job("j", count_up, lease=new)).attempt == 2
 
@@ -449,7 +451,7 @@ class StoreContract:
         assert renewed.token == lease.token
         assert renewed.expires_at > lease.expires_at + timedelta(seconds=500)
 
-    async def test_a_lease_that_never_was_is_stale(self, store: Store) -> None:
+    async def test_a_write_under_a_lease_that_was_never_taken_is_stale(self, store: Store) -> None:
         await store.create_job(make_job("j"), {})
         invented = Lease(name="nothing", owner="a", token=1, expires_at=START)
         with pytest.raises(StaleLease, match="taken by nobody"):
@@ -457,7 +459,7 @@ class StoreContract:
 
     # Opening and closing
 
-    async def test_everything_is_there_after_a_restart(self, store: Store, database_url: str) -> None:
+    async def test_jobs_tags_and_metrics_survive_a_restart(self, store: Store, database_url: str) -> None:
         await store.create_job(make_job("j"), {"a": "1"})
         lease = await store.acquire_lease("l", "a", 60)
         await store.close()
@@ -470,7 +472,7 @@ class StoreContract:
         finally:
             await again.close()
 
-    async def test_close_writes_what_was_begun_and_refuses_the_rest(self, store: Store, database_url: str) -> None:
+    async def test_close_finishes_started_writes_and_refuses_new_ones(self, store: Store, database_url: str) -> None:
         pending = [asyncio.create_task(store.create_job(make_job(f"j{number}"), {})) for number in range(50)]
         await asyncio.sleep(0)
         await store.close()
@@ -490,7 +492,7 @@ class StoreContract:
             for store in stores:
                 await store.close()
 
-    async def test_migrations_from_version_0_make_the_tables_that_queries_use(
+    async def test_migrations_from_version_0_create_the_tables_that_queries_use(
         self, store: Store, database_url: str
     ) -> None:
         engine = create_engine(parse_url(database_url))
@@ -561,7 +563,7 @@ class StoreContract:
             query = replace(query, token=page.next_token)
         raise AssertionError("paging does not end")
 
-    async def test_a_card_follows_its_job_and_goes_with_it(self, store: Store) -> None:
+    async def test_a_card_is_updated_and_deleted_with_its_job(self, store: Store) -> None:
         request = {"ResourceConfig": {"InstanceType": "ml.c5.xlarge", "InstanceCount": 3}}
         await store.create_job(make_job("j", request=request), {"team": "a", "zone": "b"})
         [card] = (await store.cards.page(CardQuery(), now=START + timedelta(seconds=5))).cards
@@ -577,14 +579,16 @@ class StoreContract:
         [card] = (await store.cards.page(CardQuery(), now=START + timedelta(seconds=9))).cards
         assert card.status == "Failed"
         assert "Disk 50 % FULL" in card.failure_reason
-        assert card.ended_at == START  # it does not change any more
+        assert card.ended_at == START  # a terminal job changes no more
         assert [metric["name"] for metric in card.metrics] == [f"m{number}" for number in range(MAX_CARD_METRICS)]
         await store.delete_job("j")
         page = await store.cards.page(CardQuery(), now=START)
         assert (page.cards, page.counts, page.next_token) == ((), {}, None)
 
     @pytest.mark.parametrize("bad", ["half a pair \ud800", "a NUL \0 within"])
-    async def test_a_reason_that_no_database_holds_ends_a_job_all_the_same(self, store: Store, bad: str) -> None:
+    async def test_a_failure_reason_with_text_that_databases_refuse_still_ends_the_job(
+        self, store: Store, bad: str
+    ) -> None:
         resources = {"InstanceType": bad, "InstanceCount": 1}
         await store.create_job(make_job("j", request={**make_job("j").request, "ResourceConfig": resources}), {})
         failure = JobFailure(fault="algorithm", message=bad, is_own_words=True)
@@ -592,12 +596,12 @@ class StoreContract:
         await store.update_job("j", lambda job: replace(job, failure=failure, final_metrics=metrics))
         [card] = (await store.cards.page(CardQuery(search="AlgorithmError"), now=START)).cards
         assert bad.split(" ")[0] in card.failure_reason
-        assert "\0" not in card.failure_reason + card.instance_type  # which PostgreSQL takes in no text
+        assert "\0" not in card.failure_reason + card.instance_type  # PostgreSQL accepts no NUL in text
         stored = await store.get_job("j")
         assert stored is not None
         assert stored.failure == failure
 
-    async def test_cards_are_searched_sorted_and_paged_as_a_look_at_every_one_would(self, store: Store) -> None:
+    async def test_search_order_and_pages_of_cards_equal_those_of_a_full_scan(self, store: Store) -> None:
         randomly = random.Random(5)
         for number in range(40):
             job = make_job(f"{randomly.choice('abc')}-{number:02}", minutes=randomly.randrange(5))
@@ -628,11 +632,11 @@ class StoreContract:
                 wanted = [card for card in found if status in (None, card.status)]
                 assert await self.all_cards(store, query, now=now) == sorted(wanted, key=key, reverse=descending)
 
-    async def test_cards_are_found_by_state_which_is_finer_than_status(self, store: Store) -> None:
+    async def test_cards_are_filtered_and_counted_by_state(self, store: Store) -> None:
         secondaries = {"new": "STARTING", "waits": "PENDING", "again": "INTERRUPTED", "runs": "TRAINING"}
         for name, secondary in secondaries.items():
             await store.create_job(replace(make_job(name), attempt=1, secondary_status=SecondaryStatus[secondary]), {})
-        await store.create_job(replace(make_job("came"), attempt=0), {})  # no hosts were asked for yet
+        await store.create_job(replace(make_job("came"), attempt=0), {})  # no hosts have been requested yet
         await store.create_job(completed(make_job("done")), {})
         page = await store.cards.page(CardQuery(state=JobState.QUEUED, order=CardOrder.NAME), now=START)
         assert {card.name for card in page.cards} == {"waits", "again", "came"}
@@ -647,7 +651,7 @@ class StoreContract:
         states = [card.state.value for card in (await store.cards.page(query, now=START)).cards]
         assert states == ["Queued", "Queued", "Queued", "Starting", "Running", "Completed"]
 
-    async def test_a_search_also_finds_jobs_by_what_no_card_holds(self, store: Store) -> None:
+    async def test_a_search_includes_jobs_named_in_also_found(self, store: Store) -> None:
         for name in ("a", "b", "c"):
             await store.create_job(make_job(name), {})
         page = await store.cards.page(CardQuery(search="b", also_found=("c", "gone"), order=CardOrder.NAME), now=START)
@@ -656,12 +660,12 @@ class StoreContract:
         page = await store.cards.page(CardQuery(search="nothing", also_found=names), now=START)
         assert [card.name for card in page.cards] == ["a"]
 
-    async def test_cards_far_behind_are_had_without_those_between(self, store: Store) -> None:
+    async def test_skip_returns_later_cards_without_reading_those_between(self, store: Store) -> None:
         for number in range(30):
             await store.create_job(make_job(f"j{number:02}", minutes=number), {})
         whole = await self.all_cards(store, CardQuery(limit=500))
         first = await store.cards.page(CardQuery(limit=4), now=START)
-        await store.create_job(make_job("newer", minutes=99), {})  # behind what was paged over nothing moves
+        await store.create_job(make_job("newer", minutes=99), {})  # a newer card does not shift later pages
         query = CardQuery(limit=5, token=first.next_token, skip=20)
         page = await store.cards.page(query, now=START)
         assert list(page.cards) == whole[24:29]
@@ -675,7 +679,7 @@ class StoreContract:
         await store.create_job(make_job("j"), {})
         assert (await store.cards.page(CardQuery(search=search), now=START)).cards == ()
 
-    async def test_a_page_of_cards_goes_on_for_its_own_query_alone(self, store: Store) -> None:
+    async def test_a_page_token_of_cards_is_refused_by_another_query(self, store: Store) -> None:
         for number in range(3):
             await store.create_job(make_job(f"j{number}"), {})
         token = (await store.cards.page(CardQuery(limit=1), now=START)).next_token
@@ -687,7 +691,7 @@ class StoreContract:
         with pytest.raises(StoreError, match="limit must be 1 to"):
             await store.cards.page(CardQuery(limit=0), now=START)
 
-    async def test_jobs_of_an_older_release_get_their_cards(self, database_url: str) -> None:
+    async def test_jobs_of_an_older_release_get_cards(self, database_url: str) -> None:
         numbers = {step.name: step.number for step in MIGRATIONS}
         number, states = numbers["cards of jobs"], numbers["states of cards"]
         store = await Store.open(database_url)
@@ -699,7 +703,7 @@ class StoreContract:
         with engine.begin() as connection:
             connection.execute(text("DROP TABLE job_cards"))
             MIGRATIONS[number - 1].apply(connection)
-            connection.execute(text("UPDATE job_cards SET words = name"))  # which has no state yet
+            connection.execute(text("UPDATE job_cards SET words = name"))  # the old card has no state
             MIGRATIONS[states - 1].apply(connection)
         engine.dispose()
         store = await Store.open(database_url)

@@ -1,7 +1,8 @@
 """Runs test functions that need torch, with the interpreter of training programs: this environment lacks torch.
 
-A program is a file of functions `test_...`. `names` reads them without importing it; `outcomes` runs all of them in one
-process, once a session, and says of each why it failed, None if it did not. Ran as a script, this file is that process.
+A program is a file of functions `test_...`. `names` parses their names without importing the file. `outcomes` runs all
+functions in one process, once per session, and returns the failure of each, None if it passed. Run as a script, this
+file is that process.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN_PYTHON = ROOT / ".venvs/train/bin/python"
-FOLDER_VARIABLE = "PROGRAM_FOLDER"  # names a folder for all functions of a program, which goes with its process
+FOLDER_VARIABLE = "PROGRAM_FOLDER"  # a program's own folder, removed after its process
 _LIMIT_S = 200.0
 
 
 def names(program: Path) -> list[str]:
-    """Return the names of a program's test functions, in its order."""
+    """Return the names of a program's test functions, in the order of the file."""
     tree = ast.parse(program.read_text(encoding="utf-8"))
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
 
 
 @cache
 def outcomes(program: Path) -> dict[str, str | None]:
-    """Run a program; the failure of each of its functions by name."""
-    # Made and removed here: a program's own end may be sudden.
+    """Run a program; return the failure of each of its functions by name."""
+    # The folder is created and removed here, because the program may be killed.
     with tempfile.TemporaryDirectory(prefix="clary-program-") as folder:
         ours = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", FOLDER_VARIABLE: folder}
         done = subprocess.run(
@@ -73,4 +74,4 @@ def _run(program: Path) -> dict[str, str | None]:
 
 if __name__ == "__main__":
     print(json.dumps(_run(Path(sys.argv[1]))), flush=True)
-    os._exit(0)  # torch's own threads may end a process that leaves otherwise with a signal
+    os._exit(0)  # torch's threads may end a process by a signal during a normal exit

@@ -1,4 +1,4 @@
-"""Traces made by hand: events in milliseconds, on a rank's clock."""
+"""Traces written by hand: events in milliseconds, on a rank's clock."""
 
 import gzip
 import json
@@ -10,7 +10,7 @@ BASE_NS = 1_700_000_000_000_000_000
 
 
 def profile_of(rank=0, *, bounds=(0, 100), first_step=10, boot_id="machine", ahead_ms=0.0, **members):
-    """Return a rank's report on its window; its clock is ahead by `ahead_ms`."""
+    """Return a rank's report on its profiled window; the rank's clock is ahead by `ahead_ms`."""
     return RankProfile(
         rank=rank,
         state=RankState.DONE,
@@ -36,7 +36,7 @@ def event(name, begin, end, *, category="cpu_op", thread=1, pid=500):
 
 
 def trace_of(events, *, ahead_ms=0.0, **members):
-    """Return a trace as it is read from a file."""
+    """Return a trace in the form in which it is read from a file."""
     return read_trace(profile_of(ahead_ms=ahead_ms, **members), events, BASE_NS / 1000 + ahead_ms * 1000)
 
 

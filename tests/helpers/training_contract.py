@@ -1,6 +1,6 @@
-"""Contract of the findings of trainings for every database behind them; run against SQLite and PostgreSQL.
+"""Contract of training findings for every database of the store; run against SQLite and PostgreSQL.
 
-A test class inherits `TrainingContract` and gives a `database_url` fixture: a fresh, empty database.
+A test class inherits `TrainingContract` and provides a `database_url` fixture: a fresh, empty database.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ def picture(step: int | None, kind: str = "image", data: bytes | None = b"png", 
 
 
 class TrainingContract:
-    """Tests that need nothing but the URL of an empty database."""
+    """Tests that need only the URL of an empty database."""
 
     @pytest.fixture
     async def store(self, database_url: str) -> AsyncIterator[Store]:
@@ -56,13 +56,13 @@ class TrainingContract:
         assert [one.step for one in await store.training.newest_values("job", "loss", most=10)] == [1, 2, 3]
         assert len(await store.training.pictures("job", "image", "sample", most=10)) == 1
 
-    async def test_first_findings_that_two_services_are_sent_at_once_are_stored_once(
+    async def test_first_findings_sent_to_two_services_at_once_are_stored_once(
         self, store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         told = training_records._told
 
         def slowly(*progress: Any) -> str | None:
-            time.sleep(0.5)  # after both have looked where the host left off, if nothing holds up the second
+            time.sleep(0.5)  # so that both read the next number before either writes, unless a lock delays the second
             return told(*progress)
 
         monkeypatch.setattr(training_records, "_told", slowly)
@@ -74,13 +74,13 @@ class TrainingContract:
             await other.close()
         assert len(await store.training.newest_values("job", "loss", most=10)) == 1
 
-    async def test_each_host_and_attempt_counts_for_itself_and_a_gap_is_taken(self, store: Store) -> None:
+    async def test_each_host_and_attempt_numbers_its_findings_and_gaps_are_accepted(self, store: Store) -> None:
         for attempt, host in ((1, "algo-1"), (1, "algo-2"), (2, "algo-1")):
             assert await store.training.append("job", attempt, host, first=0, findings=[value(attempt)]) == (1, 0)
         assert await store.training.append("job", 2, "algo-1", first=9, findings=[value(9)], num_dropped=8) == (10, 0)
         assert len(await store.training.newest_values("job", "loss", most=10)) == 4
 
-    async def test_values_keep_their_steps_and_what_is_no_number_stays_so(self, store: Store) -> None:
+    async def test_values_keep_their_steps_and_nan_stays_nan(self, store: Store) -> None:
         await store.training.append("job", 1, "algo-1", first=0, findings=[value(1, number=math.nan), value(2)])
         await store.add_metrics("job", [FinalMetric(name="loss", value=0.25, at=START + timedelta(seconds=9))])
         found = await store.training.newest_values("job", "loss", most=10)
@@ -92,7 +92,7 @@ class TrainingContract:
         asked = await store.query_metrics("job", "loss", START, START + timedelta(days=1))
         assert [one.step for one in asked] == [1, 2, None]
 
-    async def test_pictures_come_back_by_tag_and_their_bytes_by_number(self, store: Store) -> None:
+    async def test_pictures_are_listed_by_tag_and_their_bytes_read_by_number(self, store: Store) -> None:
         findings = [picture(1), picture(2, data=None), picture(3, kind="histogram", data=b"[[0,1,2]]")]
         await store.training.append("job", 1, "algo-1", first=0, findings=findings)
         tags = [(one.kind, one.tag, one.num_values, one.last_step) for one in await store.training.tags("job")]
@@ -106,9 +106,7 @@ class TrainingContract:
         (histogram,) = await store.training.pictures("job", "histogram", "sample", most=10)
         assert histogram.data == b"[[0,1,2]]"
 
-    async def test_of_many_pictures_the_first_the_last_and_even_ones_stay_and_all_are_counted(
-        self, store: Store
-    ) -> None:
+    async def test_of_many_pictures_the_first_the_last_and_evenly_spaced_ones_are_kept(self, store: Store) -> None:
         for first in range(0, 600, 20):
             findings = [picture(step * 10) for step in range(first, first + 20)]
             await store.training.append("job", 1, "algo-1", first=first, findings=findings)
@@ -130,7 +128,7 @@ class TrainingContract:
         assert (numbers[0], numbers[-1], len(numbers)) == (0, 199, kept_pictures.MOST_OF_TAG[FindingKind.IMAGE])
         assert (await store.training.tags("job"))[0].last_step is None
 
-    async def test_a_full_job_takes_room_from_all_its_large_tags(
+    async def test_a_job_at_its_size_limit_drops_pictures_of_all_its_large_tags(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(kept_pictures, "MAX_JOB_BYTES", 3_000)
@@ -142,7 +140,7 @@ class TrainingContract:
         kept = {one.tag: (one.num_seen, one.num_values, one.kept_bytes) for one in await store.training.tags("job")}
         assert kept == {"early": (20, 10, 1_000), "late": (20, 10, 1_000), "small": (1, 1, 3)}
 
-    async def test_a_tag_too_many_is_left_out_and_others_go_on(
+    async def test_a_tag_beyond_the_limit_is_dropped_and_other_tags_are_kept(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(kept_pictures.MOST_TAGS, FindingKind.IMAGE, 2)
@@ -163,9 +161,7 @@ class TrainingContract:
         engine.dispose()
         assert await store.training.tags("job") == before
 
-    async def test_progress_is_the_newest_of_each_host_and_a_programs_own_word_stands_for_a_while(
-        self, store: Store
-    ) -> None:
+    async def test_progress_is_each_hosts_newest_and_a_programs_report_beats_the_log(self, store: Store) -> None:
         async def say(progress: TrainingProgress, host: str = "algo-1", attempt: int = 1) -> None:
             await store.training.append("job", attempt, host, first=0, findings=(), progress=progress)
 
@@ -184,7 +180,7 @@ class TrainingContract:
         assert (await told())["algo-1"] == (9, "log")
         assert await told(attempt=2) == {}
 
-    async def test_findings_go_with_their_job_and_none_come_for_one_that_is_not_there(self, store: Store) -> None:
+    async def test_findings_are_deleted_with_their_job_and_refused_for_a_missing_one(self, store: Store) -> None:
         await store.training.append(
             "job", 1, "algo-1", first=0, findings=[value(1), picture(1)], progress=TrainingProgress(done=1)
         )
@@ -196,7 +192,7 @@ class TrainingContract:
         assert await store.training.tags("job") == []
         assert await store.training.progress_of("job", 1) == []
 
-    async def test_a_job_with_many_pictures_and_values_is_deleted_piece_by_piece(
+    async def test_a_job_with_many_pictures_and_values_is_deleted_in_batches(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for first in range(0, 400, 100):
@@ -226,7 +222,7 @@ class TrainingContract:
         with pytest.raises(JobNotFound):
             await store.delete_job("job")
 
-    async def test_of_two_deletions_at_once_one_finds_no_job(self, store: Store) -> None:
+    async def test_of_two_concurrent_deletions_one_finds_no_job(self, store: Store) -> None:
         findings = [picture(number, tag=f"t{number % 50}") for number in range(200)]
         await store.training.append("job", 1, "algo-1", first=0, findings=findings)
         done = await asyncio.gather(store.delete_job("job"), store.delete_job("job"), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""A minimal writer of W&B's logs of runs, written from the format's description and sharing nothing with the reader."""
+"""A minimal writer of W&B run logs, written from the format's description; it shares no code with the reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def part(kind: int, data: bytes) -> bytes:
 
 
 def log(*records: bytes) -> bytes:
-    """Return a whole file: records cut where blocks end."""
+    """Return a whole file, in which records are split at the ends of blocks."""
     written = PREFIX
     for data in records:
         kinds, is_first = b"", True
@@ -43,7 +43,7 @@ def item(name: str, value: Any, *, is_nested: bool = False) -> bytes:
 
 
 def history(step: int | None = None, *items: bytes, **values: Any) -> bytes:
-    """Return a Record that holds the values of one call of `wandb.log`."""
+    """Return a Record with the values of one call of `wandb.log`."""
     inner = b"".join(items) + b"".join(item(name, value) for name, value in values.items())
     if step is not None:
         inner += block(2, varint(1 << 3) + varint(step))

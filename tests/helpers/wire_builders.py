@@ -1,4 +1,4 @@
-"""Requests as botocore serialises them, answers as botocore reads them, and values of any shape."""
+"""Requests as botocore serialises them, responses as botocore parses them, and values of any shape."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REQUEST_ID = "7a62c49f-347e-4fc4-9331-6e8eEXAMPLE"
 
 
 def json_request(operation_name: str, body: Any, *, prefix: str = "SageMaker", version: str = "1.1") -> HttpRequest:
-    """An unsigned AWS JSON request; a body that is not bytes is dumped."""
+    """Return an unsigned AWS JSON request; a body that is not bytes is dumped as JSON."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = [
         ("Host", "127.0.0.1:4570"),
@@ -36,7 +36,7 @@ def json_request(operation_name: str, body: Any, *, prefix: str = "SageMaker", v
 
 
 def form_request(body: str | bytes) -> HttpRequest:
-    """An unsigned query request."""
+    """Return an unsigned request of the query protocol."""
     content = body if isinstance(body, bytes) else body.encode()
     headers = [("Host", "127.0.0.1:4570"), ("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")]
     return HttpRequest("POST", "/", "", headers, content, "127.0.0.1")
@@ -47,7 +47,7 @@ def sagemaker(name: str) -> Operation:
 
 
 def request_by_botocore(operation: Operation, params: dict[str, Any]) -> HttpRequest:
-    """The request that botocore sends for these parameters, without signature."""
+    """Return the request that botocore sends for these parameters, without signature."""
     serializer = create_serializer(BOTOCORE_PROTOCOLS[operation.protocol], include_validation=False)
     raw = serializer.serialize_to_request(params, operation.model)
     body = raw["body"]
@@ -62,7 +62,7 @@ def request_by_botocore(operation: Operation, params: dict[str, Any]) -> HttpReq
 
 
 def read_by_botocore(operation: Operation, response: HttpResponse) -> dict[str, Any]:
-    """Return botocore's reading of an answer, metadata included."""
+    """Return a response as botocore parses it, metadata included."""
     parser = create_parser(BOTOCORE_PROTOCOLS[operation.protocol])
     raw = {
         "status_code": response.status,
@@ -75,7 +75,7 @@ def read_by_botocore(operation: Operation, response: HttpResponse) -> dict[str, 
 
 
 class ValueMaker:
-    """Makes a value for any shape, every member set, recursion cut; different numbers at every place."""
+    """Makes a value for any shape, with every member set, recursion cut, and a different number in each member."""
 
     def __init__(self, *, whole_seconds: bool = False) -> None:
         self._count = 0

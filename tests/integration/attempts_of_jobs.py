@@ -26,7 +26,7 @@ def statuses_of(aws, name):
 
 
 def agent_of(service, name, host):
-    """Return the process of a host's agent, which for a job that may be tried again is that of its pool."""
+    """Return the process of a host's agent; for a job with retries this is the agent of its pool."""
     for path in sorted((service.home / "jobs" / name).glob("*/engine.json")):
         name = json.loads(path.read_text()).get("pool") or name
     for entry in os.listdir("/proc"):

@@ -1,4 +1,4 @@
-"""boto3 clients of a service, and the calls of tests through them: requests, waits, logs, refusals."""
+"""boto3 clients of a service, and helpers that call them: requests, waits, logs, refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMAGE = "registry.example/team/bring-your-own:1"
 
 
 class Clients:
-    """boto3 clients, configured with the variables of `clary env` alone."""
+    """boto3 clients, configured only by the variables of `clary env`."""
 
     def __init__(self, service, **overrides):
         self._options = {

@@ -1,6 +1,6 @@
-"""Runs functions `check_...(rank, size)` on several ranks of TensorFlow, with the variables that torchrun sets.
+"""Runner of functions `check_...(rank, size)` on several ranks of TensorFlow, with the variables that torchrun sets.
 
-`functions_on_ranks` starts the ranks, once a session. Run as a script, this file is one rank.
+`functions_on_ranks` starts the ranks, once per session. Run as a script, this file is one rank.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _OPERATION_LIMIT_S = 20
 
 
 def names(program: Path) -> list[str]:
-    """Return the names of a program's functions, in its order."""
+    """Return the names of a program's functions, in the order of the file."""
     return functions_on_ranks.names(program, _PREFIX)
 
 
 @cache
 def outcomes(program: Path, size: int, *, is_legacy: bool = False) -> Outcomes:
-    """Run a program on `size` ranks; by function, the error of each rank, None where it passed.
+    """Run a program on `size` ranks; return by function the error of each rank, None if it passed.
 
     Args:
         is_legacy: whether `tf.keras` is legacy Keras.
@@ -54,9 +54,9 @@ def outcomes(program: Path, size: int, *, is_legacy: bool = False) -> Outcomes:
 
 
 def assert_passed(program: Path, name: str, size: int, *, is_legacy: bool = False) -> None:
-    """Fail with the words of each rank on which the function failed.
+    """Fail with the error of each rank on which the function failed.
 
-    Args: as `outcomes`; `name` is that of the function.
+    Args: as for `outcomes`; `name` is the name of the function.
     """
     require_passed(program, name, outcomes(program, size, is_legacy=is_legacy)[name])
 
@@ -64,7 +64,7 @@ def assert_passed(program: Path, name: str, size: int, *, is_legacy: bool = Fals
 def _be_rank(program: Path, rank: int, size: int, folder: Path) -> None:
     import tensorflow as tf
 
-    tf.config.threading.set_inter_op_parallelism_threads(1)  # the smallest pool: nothing may wait for another thread
+    tf.config.threading.set_inter_op_parallelism_threads(1)  # the smallest pool: one thread must suffice
     tf.config.threading.set_intra_op_parallelism_threads(1)
     faulthandler.dump_traceback_later(_LIMIT_S - 10)
     module = load(program)

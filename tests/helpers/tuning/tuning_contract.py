@@ -1,6 +1,6 @@
-"""Contract of tuning jobs and their trials for every database behind them; run against SQLite and PostgreSQL.
+"""Contract of tuning jobs and their trials for every database of the store; run against SQLite and PostgreSQL.
 
-A test class inherits `TuningContract` and gives a `database_url` fixture: a fresh, empty database.
+A test class inherits `TuningContract` and provides a `database_url` fixture: a fresh, empty database.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ async def start(store: Store, one: Trial) -> None:
 
 
 async def names_of(store: Store, *, max_results: int = 100, **query: Any) -> list[str]:
-    """Return the names that a query finds, page by page."""
+    """Return the names that a query finds, collected from all pages."""
     asked, found, token = TuningQuery(**query), [], None
     for _ in range(100):
         page, token = await store.tuning.page(asked, max_results=max_results, next_token=token)
@@ -56,7 +56,7 @@ async def names_of(store: Store, *, max_results: int = 100, **query: Any) -> lis
 
 
 class TuningContract:
-    """Tests that need nothing but the URL of an empty database."""
+    """Tests that need only the URL of an empty database."""
 
     @pytest.fixture
     async def store(self, database_url: str) -> AsyncIterator[Store]:
@@ -66,21 +66,21 @@ class TuningContract:
 
     @pytest.fixture
     async def other_store(self, store: Store, database_url: str) -> AsyncIterator[Store]:
-        """A second service on the same database."""
+        """The store of a second service on the same database."""
         other = await Store.open(database_url)
         yield other
         await other.close()
 
     # Tuning jobs
 
-    async def test_a_tuning_job_comes_back_whole_with_its_tags(self, store: Store) -> None:
+    async def test_a_tuning_job_is_read_back_unchanged_with_its_tags(self, store: Store) -> None:
         job = in_progress(unknown_members=("A", "B"), ends_as=TuningStatus.FAILED, end_reason="'\"\n\u00e9\ud800\0")
         await store.tuning.create(job, {"team": "a", "stage": "b"})
         assert await store.tuning.get("tuned") == job
         assert await store.get_tags(job.arn) == {"stage": "b", "team": "a"}
         assert await store.tuning.get("Tuned") is None
 
-    async def test_a_name_is_given_once_and_the_first_stays(self, store: Store) -> None:
+    async def test_a_taken_name_is_refused_and_the_first_job_stays(self, store: Store) -> None:
         job = in_progress(seed=1)
         await store.tuning.create(job, {})
         with pytest.raises(TuningJobExists, match="'tuned'"):
@@ -88,7 +88,7 @@ class TuningContract:
         assert await store.tuning.get("tuned") == job
         assert await store.get_tags(job.arn) == {}
 
-    async def test_one_of_many_that_ask_for_a_name_at_once_gets_it(self, store: Store, other_store: Store) -> None:
+    async def test_of_many_concurrent_creations_of_a_name_one_succeeds(self, store: Store, other_store: Store) -> None:
         asked = [one.tuning.create(in_progress(seed=place), {}) for place, one in enumerate([store, other_store] * 5)]
         results = await asyncio.gather(*asked, return_exceptions=True)
         assert sum(result is None for result in results) == 1
@@ -119,7 +119,7 @@ class TuningContract:
         assert job is not None
         assert job.seed == 20
 
-    async def test_those_that_are_not_over_are_found_the_oldest_first(self, store: Store) -> None:
+    async def test_unfinished_tuning_jobs_are_listed_oldest_first(self, store: Store) -> None:
         for minutes, (name, status) in enumerate(
             [
                 ("stops", TuningStatus.STOPPING),
@@ -135,9 +135,7 @@ class TuningContract:
         await store.tuning.change("goes", lambda job: replace(job, status=TuningStatus.COMPLETED))
         assert [job.name for job in await store.tuning.unfinished()] == ["stops"]
 
-    async def test_one_that_is_deleted_goes_with_its_trials_and_tags_and_its_training_jobs_stay(
-        self, store: Store
-    ) -> None:
+    async def test_deleting_a_tuning_job_deletes_trials_and_tags_but_no_training_job(self, store: Store) -> None:
         for name in ("tuned", "other"):
             await store.tuning.create(in_progress(name), {"of": name})
             await start(store, started(1, name))
@@ -172,7 +170,7 @@ class TuningContract:
                 for size in (1, 5, 11, 12, 13):
                     assert await names_of(store, max_results=size, sort=sort, descending=descending) == wanted
 
-    async def test_a_page_goes_on_where_the_last_one_ended_though_others_came_and_went(self, store: Store) -> None:
+    async def test_a_page_continues_after_the_previous_one_despite_new_and_deleted_jobs(self, store: Store) -> None:
         for name in "bdfh":
             await store.tuning.create(in_progress(name), {})
         query = TuningQuery(sort=TuningSort.NAME, descending=False)
@@ -184,7 +182,7 @@ class TuningContract:
         page, token = await store.tuning.page(query, max_results=2, next_token=token)
         assert [job.name for job in page] == ["e", "f"]
 
-    async def test_a_token_is_for_its_own_query(self, store: Store) -> None:
+    async def test_a_page_token_of_another_query_is_refused(self, store: Store) -> None:
         for name in "abc":
             await store.tuning.create(in_progress(name), {})
         query = TuningQuery()
@@ -197,7 +195,7 @@ class TuningContract:
             with pytest.raises(BadToken):
                 await store.tuning.page(query, max_results=1, next_token=wrong)
 
-    async def test_filters_are_of_names_statuses_and_times_and_all_hold(self, store: Store) -> None:
+    async def test_filters_by_name_status_and_time_are_combined(self, store: Store) -> None:
         for minutes, name in enumerate(["first", "First", "se_cond", "se%cond"]):
             await store.tuning.create(in_progress(name, minutes=minutes), {})
         later = BEGIN + timedelta(hours=1)
@@ -214,7 +212,7 @@ class TuningContract:
         assert await names_of(store, modified_after=second) == ["se%cond", "se_cond", "First"]
         assert await names_of(store, modified_before=later, created_after=BEGIN) == ["se%cond", "se_cond"]
 
-    async def test_a_list_in_memory_has_pages_too(self, store: Store) -> None:
+    async def test_a_list_in_memory_is_paged_too(self, store: Store) -> None:
         items, found, token = list(range(7)), [], None
         for _ in range(3):
             page, token = store.tuning.cut(items, identity=["q"], max_results=3, next_token=token)
@@ -228,23 +226,23 @@ class TuningContract:
 
     # Trials
 
-    async def test_trials_come_back_by_number_whatever_order_they_came_in(self, store: Store) -> None:
+    async def test_trials_are_listed_by_number_in_whatever_order_they_were_stored(self, store: Store) -> None:
         await store.tuning.create(in_progress(), {})
         for number in (3, 1, 10, 2):
             await start(store, started(number))
         assert await store.tuning.trials("tuned") == [started(number) for number in (1, 2, 3, 10)]
         assert await store.tuning.trials("nobody") == []
 
-    async def test_the_end_of_a_trial_is_written_into_it(self, store: Store) -> None:
+    async def test_the_end_of_a_trial_is_stored_in_its_row(self, store: Store) -> None:
         await store.tuning.create(in_progress(), {})
         for number in (1, 2):
             await start(store, started(number))
         await store.tuning.put_trial(trial(1, 0.25, stop_reason="why"))
         assert await store.tuning.trials("tuned") == [trial(1, 0.25, stop_reason="why"), started(2)]
-        await store.tuning.put_trial(trial(9))  # one that is not there is not made
+        await store.tuning.put_trial(trial(9))  # a missing trial is not created
         assert len(await store.tuning.trials("tuned")) == 2
 
-    async def test_a_number_that_is_taken_is_refused_with_its_training_job(self, store: Store) -> None:
+    async def test_a_taken_trial_number_is_refused_together_with_its_training_job(self, store: Store) -> None:
         await store.tuning.create(in_progress(), {})
         await start(store, started(1))
         with pytest.raises(TrialRefused, match="has a trial 1"):
@@ -253,7 +251,7 @@ class TuningContract:
         assert await store.get_tags(make_job("again").arn) == {}
         assert await store.tuning.trials("tuned") == [started(1)]
 
-    async def test_a_training_job_whose_name_is_taken_takes_no_number(self, store: Store) -> None:
+    async def test_a_training_job_with_a_taken_name_uses_no_trial_number(self, store: Store) -> None:
         await store.tuning.create(in_progress(), {})
         await store.create_job(make_job(started(1).job_name), {})
         with pytest.raises(JobExists):
@@ -268,14 +266,12 @@ class TuningContract:
         assert await store.get_job(started(1).job_name) is None
         assert await store.tuning.trials("tuned") == []
 
-    async def test_a_tuning_job_that_is_gone_starts_none(self, store: Store) -> None:
+    async def test_a_missing_tuning_job_starts_no_trials(self, store: Store) -> None:
         with pytest.raises(TrialRefused):
             await start(store, started(1))
         assert await store.get_job(started(1).job_name) is None
 
-    async def test_a_stop_and_a_start_at_once_leave_no_trial_behind_the_stop(
-        self, store: Store, other_store: Store
-    ) -> None:
+    async def test_no_trial_starts_after_a_concurrent_stop(self, store: Store, other_store: Store) -> None:
         def stop(job: TuningJob) -> TuningJob:
             return replace(job, status=TuningStatus.STOPPING)
 
@@ -292,7 +288,7 @@ class TuningContract:
             with pytest.raises(TrialRefused):
                 await start(store, started(2, name))
 
-    async def test_one_of_two_services_gets_a_number(self, store: Store, other_store: Store) -> None:
+    async def test_of_two_services_only_one_gets_a_trial_number(self, store: Store, other_store: Store) -> None:
         await store.tuning.create(in_progress(), {})
         asked = [
             one.create_job(make_job(f"j{place}"), {}, trial=replace(started(1), job_name=f"j{place}"))
@@ -303,7 +299,7 @@ class TuningContract:
         (kept,) = await store.tuning.trials("tuned")
         assert [f"j{place}" for place in range(8) if await store.get_job(f"j{place}") is not None] == [kept.job_name]
 
-    async def test_the_row_of_a_trial_outlives_its_training_job(self, store: Store) -> None:
+    async def test_the_row_of_a_trial_is_kept_when_its_training_job_is_deleted(self, store: Store) -> None:
         await store.tuning.create(in_progress(), {})
         await start(store, started(1))
         await store.update_job(started(1).job_name, completed)
@@ -312,7 +308,7 @@ class TuningContract:
         with pytest.raises(TrialRefused):
             await start(store, started(1))
 
-    async def test_everything_is_there_for_the_next_service(self, store: Store, database_url: str) -> None:
+    async def test_tuning_jobs_and_trials_survive_a_restart(self, store: Store, database_url: str) -> None:
         await store.tuning.create(in_progress(), {"a": "b"})
         await start(store, started(1))
         await store.close()
@@ -325,7 +321,7 @@ class TuningContract:
 
     # Damage
 
-    async def test_rows_that_cannot_be_read_are_set_aside_and_the_others_are_read(
+    async def test_unreadable_rows_are_quarantined_and_the_other_rows_are_read(
         self, store: Store, database_url: str
     ) -> None:
         for name in ("tuned", "other"):
@@ -342,7 +338,7 @@ class TuningContract:
         assert await names_of(store) == ["tuned"]
         assert await store.tuning.trials("tuned") == [started(2)]
 
-    async def test_a_store_that_is_closed_says_so(self, store: Store) -> None:
+    async def test_a_closed_store_raises_an_error(self, store: Store) -> None:
         await store.close()
         with pytest.raises(StoreError):
             await store.tuning.get("tuned")

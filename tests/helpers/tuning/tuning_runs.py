@@ -1,4 +1,4 @@
-"""Tuning jobs through a `ControlPlane`: requests, trials that tell values and end, answers as botocore reads them."""
+"""Tuning jobs through a `ControlPlane`: requests, trials that report values and end, responses parsed by botocore."""
 
 import botocore.session
 from botocore.parsers import create_parser
@@ -22,7 +22,7 @@ FEW = {
 
 
 def definition_of(**members):
-    """Return a training job definition; None takes a member away."""
+    """Return a training job definition; a member that is None is removed."""
     definition = {
         "RoleArn": "arn:aws:iam::000000000000:role/R",
         "AlgorithmSpecification": {
@@ -40,7 +40,7 @@ def definition_of(**members):
 
 
 def request_of(name="tuned", *, most=4, parallel=2, runtime_s=None, criteria=None, config=None, **members):
-    """Return a request that minimizes the loss; most=None gives no number of trials."""
+    """Return a request that minimizes the loss; most=None omits the number of trials."""
     limits = {"MaxParallelTrainingJobs": parallel}
     limits |= {} if most is None else {"MaxNumberOfTrainingJobs": most}
     limits |= {} if runtime_s is None else {"MaxRuntimeInSeconds": runtime_s}
@@ -62,24 +62,24 @@ def request_of(name="tuned", *, most=4, parallel=2, runtime_s=None, criteria=Non
 
 
 class TuningRuns:
-    """Calls and trials of one plane.
+    """Calls and trials of one control plane.
 
     Args:
-        plane: that carries them out.
+        plane: executes the calls.
     """
 
     def __init__(self, plane):
         self.plane = plane
 
     async def call(self, operation, **params):
-        """Return an answer as botocore reads it; the request has to be one that botocore would send."""
+        """Call an operation with a request that botocore accepts; return the response as botocore parses it."""
         report = ParamValidator().validate(params, MODEL.operation_model(operation).input_shape)
         assert not report.has_errors(), report.generate_report()
         answer = await self.plane.call("sagemaker", operation, **params)
         return as_botocore_reads(operation, answer)
 
     async def create(self, name="tuned", **options):
-        """Create a tuning job and let its first trials start; returns its ARN."""
+        """Create a tuning job and start its first trials; return its ARN."""
         answer = await self.call("CreateHyperParameterTuningJob", **request_of(name, **options))
         await self.look()
         return answer["HyperParameterTuningJobArn"]
@@ -98,17 +98,17 @@ class TuningRuns:
         return await self.plane.store.tuning.trials(name)
 
     async def open_names(self, name="tuned"):
-        """Return the names of the training jobs that have not ended, by number."""
+        """Return the names of the training jobs that have not ended, by trial number."""
         return [one.job_name for one in await self.trials(name) if not one.is_over]
 
     async def look(self):
-        """Let the keeper look, training jobs be placed, and the keeper look again."""
+        """Run a pass of the tuning keeper, place training jobs, and run the keeper again."""
         await self.plane.tuning_passes()
         await self.plane.passes(2)
         await self.plane.tuning_passes()
 
     async def tell(self, name, *values):
-        """Let a training job tell values of the objective."""
+        """Report values of the objective for a training job."""
         for value in values:
             self.plane.clock.advance(0.01)
             found = [FinalMetric(name=METRIC, value=value, at=self.plane.clock.now())]
@@ -116,14 +116,14 @@ class TuningRuns:
             await self.plane.hub.record_metrics(name, found)
 
     async def run(self, name):
-        """Let a placed training job get so far that its program runs."""
+        """Advance a placed training job until its program runs; return its agent."""
         agent = self.plane.agent(name)
         for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
             await agent.report(phase)
         return agent
 
     async def end(self, agent, *, exit_code=0):
-        """Let the program of a training job end and its hosts be taken back; the keeper does not look."""
+        """End the program of a training job and release its hosts, without a pass of the keeper."""
         for phase in (HostPhase.EXITED, HostPhase.DONE):
             uploaded = agent.model_uris(phase)
             await agent.report(phase, exits=(self.plane.exit_of(exit_code),), uploaded=uploaded)
@@ -131,14 +131,14 @@ class TuningRuns:
         await self.plane.passes(2)
 
     async def finish(self, name, *values, exit_code=0):
-        """Let a training job run, tell values and end, and the keeper look."""
+        """Run a training job, report values, end it, and run the keeper."""
         agent = await self.run(name)
         await self.tell(name, *values)
         await self.end(agent, exit_code=exit_code)
         await self.look()
 
     async def finish_all(self, name="tuned", *, value_of=lambda trial: float(trial.number), most=200):
-        """Let trials end one after the other, the oldest first, until the tuning job has ended."""
+        """End trials one after the other, oldest first, until the tuning job has ended."""
         for _ in range(most):
             trials = [one for one in await self.trials(name) if not one.is_over]
             if not trials:
@@ -149,7 +149,7 @@ class TuningRuns:
 
 
 def as_botocore_reads(operation_name, answer):
-    """Serialise an answer and return botocore's reading of it, which has all required members."""
+    """Serialise a response, parse it by botocore and return it; all required members must be present."""
     operation = service("sagemaker").operation(operation_name, Protocol.JSON_1_1)
     response = serialize(operation, answer, request_id="R")
     raw = {"status_code": response.status, "headers": dict(response.headers), "body": response.body}
@@ -161,7 +161,7 @@ def as_botocore_reads(operation_name, answer):
 
 
 def _require(value, shape, path):
-    """Fail for a required member that is absent, and for a word that an enumeration lacks, at any depth."""
+    """Fail if a required member is absent or a value is not in its enumeration, at any depth."""
     if shape.type_name == "structure":
         missing = [name for name in shape.required_members if name not in value]
         assert not missing, f"{path} lacks {missing}"

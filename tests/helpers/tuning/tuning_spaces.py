@@ -1,11 +1,11 @@
-"""Ranges of hyperparameters and questions to the search, made up by Hypothesis."""
+"""Ranges of hyperparameters and questions to the search, drawn by Hypothesis."""
 
 from hypothesis import strategies as st
 
 from clary.control.tuning.parameter_space import Categorical, Continuous, Integer, Scaling
 from clary.control.tuning.search import Observation, Question, propose
 
-STRATEGIES = ("Random", "Bayesian", "Hyperband")  # that draw; a grid counts
+STRATEGIES = ("Random", "Bayesian", "Hyperband")  # strategies that draw at random; a grid enumerates
 words = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FFF), min_size=1, max_size=8)
 
 
@@ -43,14 +43,14 @@ def categoricals(draw, name="t", most=6):
 
 @st.composite
 def spaces(draw):
-    """Draw one to four ranges of any kinds."""
+    """Draw one to four ranges of any kind."""
     kinds = draw(st.lists(st.sampled_from([continuous, integers, categoricals]), min_size=1, max_size=4))
     return tuple(draw(kind(f"p{place}")) for place, kind in enumerate(kinds))
 
 
 @st.composite
 def small_spaces(draw):
-    """Draw ranges of at most 48 points in all."""
+    """Draw ranges with at most 48 points in total."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=2))
     space = [Categorical(name=f"t{place}", values=tuple("abcd"[:size])) for place, size in enumerate(sizes)]
     least = draw(st.integers(-5, 5))
@@ -73,7 +73,7 @@ def question(space, *, strategy="Bayesian", observations=(), seed=1, number=None
 
 
 def proposals(space, count, *, strategy="Bayesian", seed=1, value_of=lambda parameters: 0.0):
-    """Return so many proposals, one after the other, each trial having ended before the next."""
+    """Return this many successive proposals; each trial ends before the next is proposed."""
     found = []
     observations = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""A tuning job and trials of it, as records: made up, and the same each time."""
+"""Records of an invented tuning job and its trials, the same in each run."""
 
 import math
 import random
@@ -53,7 +53,7 @@ def tuning_job(name="tuned", *, request=None, **changes):
 
 
 def trial(number, value=0.5, *, tuning_job="tuned", parameters=None, minutes=None, definition="", **changes):
-    """Return a trial that has ended some minutes after the begin; one with value None has reported no objective."""
+    """Return a trial that ended some minutes after the start; with value None it has reported no objective."""
     ended_at = BEGIN + timedelta(minutes=number if minutes is None else minutes)
     outcome = TrialOutcome(
         status=TrainingJobStatus.COMPLETED,
@@ -77,7 +77,7 @@ def trial(number, value=0.5, *, tuning_job="tuned", parameters=None, minutes=Non
 
 
 def many_trials(count, *, tuning_job="tuned", seed=1):
-    """Return trials whose objective lr decides, optimizer a little, and the others hardly; some fail or are stopped."""
+    """Return trials whose objective depends mostly on lr and a little on optimizer; some fail or are stopped."""
     dice = random.Random(seed)
     found = []
     for number in range(1, count + 1):

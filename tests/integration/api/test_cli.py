@@ -1,4 +1,4 @@
-"""The `clary` command against a service that really runs."""
+"""The `clary` command against a running service."""
 
 import io
 import json
@@ -26,7 +26,7 @@ print("I am rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=Tru
 
 @pytest.fixture(scope="module")
 def finished_job(aws):
-    """A job of two hosts with two ranks each that has completed."""
+    """A completed job of two hosts with two ranks each."""
     name = unique("cli-ranks")
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
@@ -51,7 +51,7 @@ def finished_job(aws):
 
 
 def secrets_of(service, name):
-    """Return every secret of the service and of a running job, by its name in words."""
+    """Return every secret of the service and of a running job, by a descriptive name."""
     keys = StateFolder(service.home).load_secrets()
     secrets = {
         "owner's secret": keys.secret_access_key,
@@ -75,14 +75,14 @@ def assert_no_secret(text, secrets):
     assert [what for what, secret in secrets.items() if secret in text] == []
 
 
-def test_up_when_it_runs_already_says_where_and_starts_nothing(service):
+def test_up_on_a_running_service_prints_its_url_and_starts_no_second_one(service):
     record = (service.home / "run" / "service.json").read_text()
     again = service.clary("up")
     assert again.stdout.startswith(f"clary already runs at {json.loads(record)['url']}")
     assert (service.home / "run" / "service.json").read_text() == record
 
 
-def test_what_env_prints_sets_what_is_needed_and_unset_takes_it_away(service):
+def test_env_prints_exports_of_all_variables_and_unset_removes_them(service):
     for arguments in ((), ("--tls",)):
         lines = service.clary("env", *arguments).stdout
         names = re.findall(r"^export (\w+)=", lines, re.MULTILINE)
@@ -106,7 +106,7 @@ def test_jobs_are_listed_newest_first_and_by_status(service, finished_job):
     assert [job["TrainingJobStatus"] for job in listed] == ["Completed"]
 
 
-def test_describe_says_phases_hosts_and_where_the_model_lies(service, finished_job):
+def test_describe_prints_phases_and_hosts(service, finished_job):
     text = service.clary("describe", finished_job).stdout
     assert text.startswith(f"{finished_job}  Completed (Completed)")
     for phase in ("Starting", "Downloading", "Training", "Uploading", "Completed"):
@@ -117,7 +117,7 @@ def test_describe_says_phases_hosts_and_where_the_model_lies(service, finished_j
 
 
 @pytest.mark.long
-def test_a_job_is_waited_for_copied_run_again_and_deleted(service, finished_job, tmp_path):
+def test_wait_cp_rerun_and_delete_work_on_a_completed_job(service, finished_job, tmp_path):
     assert service.clary("wait", finished_job).stdout == f"{finished_job} is Completed\n"
     service.clary("cp", f"{finished_job}:model", str(tmp_path))
     with tarfile.open(tmp_path / "model.tar.gz") as model:
@@ -140,7 +140,7 @@ def test_a_job_is_waited_for_copied_run_again_and_deleted(service, finished_job,
 
 
 @pytest.mark.long
-def test_logs_are_of_all_one_host_or_one_rank(service, finished_job):
+def test_logs_can_be_limited_to_one_host_or_one_rank(service, finished_job):
     everything = service.clary("logs", finished_job).stdout.splitlines()
     said = sorted(line.partition(" | ")[2] for line in everything if "I am rank" in line)
     world = len(said)
@@ -157,7 +157,7 @@ def test_logs_are_of_all_one_host_or_one_rank(service, finished_job):
     assert "has no host 'algo-3'; it has algo-1, algo-2" in missing.stderr
 
 
-def test_follow_prints_lines_as_they_come_and_ends_with_the_job(service, aws):
+def test_follow_prints_all_lines_and_ends_with_the_job(service, aws):
     name = unique("cli-follow")
     aws.sagemaker.create_training_job(**job_request(name, "for i in $(seq 5); do echo tick $i; sleep 0.3; done"))
     followed = service.clary("logs", "--follow", "--timestamps", name)
@@ -167,7 +167,7 @@ def test_follow_prints_lines_as_they_come_and_ends_with_the_job(service, aws):
     assert wait(aws, name)["TrainingJobStatus"] == "Completed"
 
 
-def test_stop_wait_comes_back_when_the_job_has_ended_and_keeps_its_results(service, aws):
+def test_stop_with_wait_returns_after_the_job_has_ended_with_its_model(service, aws):
     name = unique("cli-stop")
     aws.sagemaker.create_training_job(**job_request(name, "echo kept > /opt/ml/model/kept; sleep 600"))
     wait(aws, name, until=("Training",))
@@ -206,13 +206,13 @@ def test_no_secret_is_printed_logged_or_shown_in_a_command_line(service, aws):
 
 @pytest.mark.parametrize("command", ["describe", "plan", "logs", "stop"])
 @pytest.mark.long
-def test_a_job_that_does_not_exist_is_not_found(service, command):
+def test_an_unknown_job_is_reported_as_not_found(service, command):
     missing = service.clary(command, "no-such-job", check=False)
     assert (missing.returncode, missing.stdout) == (3, "")
     assert missing.stderr == "clary: there is no training job 'no-such-job'\n"
 
 
-def test_doctor_of_a_service_that_runs_is_content(service):
+def test_doctor_finds_no_fault_in_a_running_service(service):
     report = service.clary("doctor", check=False)
     url = json.loads((service.home / "run" / "service.json").read_text())["url"]
     assert re.search(rf"^ok  service +{re.escape(url)}, process \d+", report.stdout, re.MULTILINE)
@@ -222,7 +222,7 @@ def test_doctor_of_a_service_that_runs_is_content(service):
 
 
 @pytest.mark.long
-def test_down_stops_a_running_job_and_keeps_its_model_and_up_shows_it_again(tmp_path):
+def test_down_stops_a_running_job_and_its_model_is_readable_after_up(tmp_path):
     service = start_service(tmp_path / "home", SETTINGS)
     try:
         aws = Clients(service)

@@ -1,4 +1,4 @@
-"""Completion in the shells themselves: each reads the script as its users do, and is asked for its offers."""
+"""Completion in real shells: each sources the script as its users do, and the test presses TAB."""
 
 import os
 import pty
@@ -15,13 +15,13 @@ from needs import require
 
 JOBS = ("my-job", "my-other-job")
 START_S = 20.0
-# What a terminal is told beside text: colours, places, titles.
+# Control sequences of a terminal: colours, cursor positions, titles.
 CONTROL = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|[=>]|\][^\x07]*\x07)|[\r\x07]")
 
 
 @pytest.fixture
 def shell_environment(tmp_path):
-    """A home of its own, and a `clary` that knows two jobs and prints the scripts."""
+    """Variables of a shell with its own home and a fake `clary`, which lists two jobs and prints the scripts."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for shell in ("bash", "zsh", "fish"):
@@ -49,7 +49,7 @@ esac
 
 
 class Terminal:
-    """An interactive shell at a terminal."""
+    """An interactive shell in a pseudo-terminal."""
 
     def __init__(self, command, environment):
         self._master, slave = pty.openpty()
@@ -66,7 +66,7 @@ class Terminal:
         self.text = ""
 
     def ask(self, keys, until, *, within_s=START_S):
-        """Press keys and return the terminal's output, up to a pattern."""
+        """Send keys; return the terminal's output up to a pattern."""
         self.text = ""
         os.write(self._master, keys.encode())
         deadline = time.monotonic() + within_s
@@ -88,14 +88,14 @@ def terminal(request, shell_environment, tmp_path):
     shell, *about = request.param.split()
     if shell == "zsh":
         require("zsh")
-        # One that exists, else zsh asks a new user what to write there.
+        # The file must exist, or zsh asks a new user what to write into it.
         start = "autoload -Uz compinit && compinit\n" if about else ""
         (tmp_path / ".zshrc").write_text(f"unsetopt prompt_sp\n{start}")
     command = {"bash": ["bash", "--norc", "-i"], "zsh": ["zsh", "-i"]}[shell]
     opened = Terminal(command, {**shell_environment, "PS1": "ready> "})
     try:
         opened.ask("", "ready> ")
-        # Sent apart from the echo: the mark is printed by the shell, not by the line that it reads.
+        # `do''ne` differs from its output, so that the pattern matches the shell's output and not the echoed input.
         opened.ask(f"source <(clary completion {shell}); echo do''ne\n", r"done\s+ready> ")
         yield opened
     finally:
@@ -115,10 +115,10 @@ def test_a_shell_completes_commands_options_choices_and_jobs(terminal):
     ):
         shown = terminal.ask(begun, re.escape(whole))
         assert "not found" not in shown
-        terminal.ask("\x15", "")  # forget the line
+        terminal.ask("\x15", "")  # discard the line
 
 
-def test_a_shell_still_finds_programs_behind_a_completion(terminal):
+def test_commands_after_a_completed_line_still_complete_to_programs(terminal):
     terminal.ask("clary describe my-o\t", "clary describe my-other-job ")
     terminal.ask("\x15ls -d /u''sr\n", r"\n/usr")
 

@@ -15,7 +15,8 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 
 
 def run(service, command, *arguments, check=True, timeout=120, cwd=None):
-    # Debian's v2 is older than AWS_ENDPOINT_URL: it finds the service at AWS's own names, as `clary env --tls` has it.
+    # Debian's v2 is older than AWS_ENDPOINT_URL: it reaches the service by AWS's host names, which `clary env --tls`
+    # sets up.
     environment = {**(service.tls_environment if command == V2 else service.environment), "AWS_PAGER": ""}
     completed = subprocess.run(
         [command, *arguments], env=environment, capture_output=True, text=True, timeout=timeout, cwd=cwd
@@ -55,7 +56,7 @@ def request_for(name, command):
 
 
 def status_at_the_end(aws, name):
-    """Describe a job until it is over; return its status then, or InProgress after a minute."""
+    """Describe a job until it has ended; return its final status, or InProgress after a minute."""
     deadline = time.monotonic() + 60
     while True:
         described = json.loads(aws("sagemaker", "describe-training-job", "--training-job-name", name).stdout)
@@ -70,7 +71,7 @@ def test_a_job_is_created_waited_for_described_listed_tagged_and_deleted(aws):
     created = aws("sagemaker", "create-training-job", "--cli-input-json", request_for(name, "echo from the cli"))
     arn = json.loads(created.stdout)["TrainingJobArn"]
     assert status_at_the_end(aws, name) == "Completed"
-    # Over by now: the waiter's first look, before its pause of two minutes, must be enough.
+    # The job has ended: the waiter's first poll, before its pause of two minutes, must suffice.
     aws("sagemaker", "wait", "training-job-completed-or-stopped", "--training-job-name", name, timeout=60)
     listed = json.loads(aws("sagemaker", "list-training-jobs", "--name-contains", name).stdout)
     assert [item["TrainingJobName"] for item in listed["TrainingJobSummaries"]] == [name]
@@ -79,7 +80,7 @@ def test_a_job_is_created_waited_for_described_listed_tagged_and_deleted(aws):
     if aws.version == "v2":
         tail = aws("logs", "tail", GROUP, "--log-stream-name-prefix", f"{name}/", "--since", "10m")
         assert "from the cli" in tail.stdout
-    else:  # Debian's v2 is older than DeleteTrainingJob
+    else:  # Debian's v2 lacks DeleteTrainingJob
         aws("sagemaker", "delete-training-job", "--training-job-name", name)
         gone = aws("sagemaker", "describe-training-job", "--training-job-name", name, check=False)
         assert "Requested resource not found." in gone.stderr
@@ -93,7 +94,7 @@ def test_stop_ends_a_running_job(aws):
     aws("sagemaker", "wait", "training-job-completed-or-stopped", "--training-job-name", name, timeout=60)
 
 
-def test_an_error_is_printed_as_the_real_service_words_it(aws):
+def test_an_error_has_the_wording_of_the_real_service(aws):
     failed = aws("sagemaker", "describe-training-job", "--training-job-name", "no-such-job", check=False)
     assert failed.returncode != 0
     assert "(ValidationException)" in failed.stderr
@@ -105,7 +106,7 @@ def test_s3_copies_and_syncs_both_ways(aws, tmp_path):
     source = tmp_path / "source"
     (source / "deep er").mkdir(parents=True)
     (source / "deep er" / "\u00fc+%.txt").write_text("text")
-    (source / "large.bin").write_bytes(bytes(range(256)) * 40_000)  # 10 MB: goes up in parts
+    (source / "large.bin").write_bytes(bytes(range(256)) * 40_000)  # 10 MB: a multipart upload
     aws("s3", "sync", str(source), prefix)
     aws("s3", "cp", f"{prefix}/large.bin", str(tmp_path / "large.bin"))
     assert (tmp_path / "large.bin").read_bytes() == (source / "large.bin").read_bytes()
@@ -117,7 +118,7 @@ def test_s3_copies_and_syncs_both_ways(aws, tmp_path):
     assert aws("s3", "ls", "--recursive", prefix, check=False).stdout == ""
 
 
-def test_who_am_i_is_a_session_of_the_execution_role(aws):
+def test_get_caller_identity_returns_a_session_of_the_execution_role(aws):
     identity = json.loads(aws("sts", "get-caller-identity").stdout)
     assert identity["Account"] == "000000000000"
     assert ":assumed-role/ClaryExecutionRole/" in identity["Arn"]

@@ -1,4 +1,4 @@
-"""boto3, unmodified: the life of a job, lists, tags, logs, metrics, and every kind of bad input."""
+"""Unmodified boto3: the statuses of a job, lists, tags, logs, metrics, and every kind of bad input."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("clients-boto3")]
 
 
-def test_a_job_lives_through_every_status_and_its_logs_metrics_and_model_are_there(aws):
+def test_a_job_passes_every_status_and_has_logs_metrics_and_a_model(aws):
     name = unique("life")
     command = "echo one; echo loss=0.5; echo loss=0.125; echo hello > /opt/ml/model/weights; hostname"
     arn = aws.sagemaker.create_training_job(**job_request(name, command, Tags=[{"Key": "team", "Value": "a"}]))[
@@ -101,7 +101,7 @@ def test_two_jobs_at_once_both_listen_on_port_7777(aws):
     assert training[1]["StartTime"] < training[0]["EndTime"]
 
 
-def test_what_does_not_fit_waits_in_order_with_a_reason_and_what_never_fits_is_refused(aws):
+def test_jobs_without_capacity_wait_in_order_and_too_large_ones_are_refused(aws):
     blocker, waiting, behind = unique("blocker"), unique("waiting"), unique("behind")
     request = job_request(blocker, "sleep 30")
     request["ResourceConfig"]["InstanceCount"] = 6
@@ -168,7 +168,7 @@ def test_tags_are_added_replaced_and_removed(aws):
     wait(aws, name)
 
 
-def test_a_job_that_is_over_can_be_deleted_and_its_name_used_again(aws):
+def test_an_ended_job_can_be_deleted_and_its_name_used_again(aws):
     name = unique("again")
     aws.sagemaker.create_training_job(**job_request(name, "sleep 2"))
     code, _ = refusal(aws.sagemaker.delete_training_job, TrainingJobName=name)
@@ -190,7 +190,7 @@ def test_a_job_that_is_over_can_be_deleted_and_its_name_used_again(aws):
     assert wait(aws, name)["TrainingJobStatus"] == "Completed"
 
 
-def test_update_training_job_changes_what_may_change(aws):
+def test_update_training_job_changes_the_mutable_settings(aws):
     name = unique("update")
     aws.sagemaker.create_training_job(**job_request(name, "sleep 3"))
     aws.sagemaker.update_training_job(TrainingJobName=name, ProfilerConfig={"DisableProfiler": True})
@@ -200,7 +200,7 @@ def test_update_training_job_changes_what_may_change(aws):
 
 
 @pytest.mark.long
-def test_memory_beyond_the_limit_is_a_failure_that_says_so(aws, service):
+def test_exceeding_the_memory_limit_is_named_in_the_failure_reason(aws, service):
     doctor = service.clary("doctor", check=False).stdout.splitlines()
     if any("not isolated" in line and "memory" in line for line in doctor):
         pytest.skip("this machine gives no memory limit to hosts")
@@ -256,13 +256,13 @@ def test_memory_beyond_the_limit_is_a_failure_that_says_so(aws, service):
         ),
     ],
 )
-def test_requests_that_make_no_sense_are_refused_in_awss_shape(aws, change, code, words):
+def test_invalid_requests_are_refused_with_errors_like_those_of_aws(aws, change, code, words):
     got_code, message = refusal(aws.sagemaker.create_training_job, **{**job_request(unique("bad"), "true"), **change})
     assert got_code == code
     assert words in message
 
 
-def test_an_unknown_image_is_refused_with_the_line_to_add(aws):
+def test_an_unknown_image_is_refused_with_the_settings_line_to_add(aws):
     request = job_request(unique("image"), "true")
     request["AlgorithmSpecification"]["TrainingImage"] = "nobody/knows-this:7"
     code, message = refusal(aws.sagemaker.create_training_job, **request)
@@ -307,18 +307,18 @@ def test_wrong_keys_are_refused(service, overrides, codes):
         (b"\x00\x01\x02 garbage\r\n\r\n", b"400"),
     ],
 )
-def test_hostile_http_is_refused_and_the_service_lives_on(service, aws, request_bytes, status):
+def test_malformed_http_is_refused_and_the_service_keeps_running(service, aws, request_bytes, status):
     answer = raw_request(service, request_bytes)
     assert b" " + status in answer.split(b"\r\n", 1)[0], answer[:300]
     assert aws.sagemaker.list_training_jobs()["ResponseMetadata"]["HTTPStatusCode"] == 200
 
 
-def test_operations_that_are_not_offered_are_refused_by_name(aws):
+def test_unsupported_operations_are_refused_by_name(aws):
     code, message = refusal(lambda: aws.sagemaker.describe_endpoint(EndpointName="e"))
     assert code == "UnknownOperationException"
     assert "DescribeEndpoint" in message
 
 
-def test_kinds_that_are_not_offered_are_listed_as_none(aws):
+def test_lists_of_unsupported_kinds_are_empty(aws):
     assert aws.sagemaker.list_endpoints()["Endpoints"] == []
     assert list(aws.sagemaker.get_paginator("list_processing_jobs").paginate().search("ProcessingJobSummaries[]")) == []

@@ -51,7 +51,7 @@ def test_v2_run_logs_from_outside_and_from_inside_its_job(client_runs):
     assert {"lr", "loss - StdDev", "loss - Count", "notes - Value", "Trials"} <= set(facts["columns"])
 
 
-def test_every_operation_answers_boto3_in_the_shape_of_its_model(client):
+def test_every_operation_returns_the_output_shape_of_its_model(client):
     sagemaker, metrics = client("sagemaker"), client("sagemaker-metrics")
     tags = [{"Key": "team", "Value": "red"}]
     sagemaker.create_experiment(ExperimentName="Boto-E", Description="d", Tags=tags)

@@ -1,4 +1,4 @@
-"""boto3, unmodified, asks CloudWatch Logs Insights about the logs of a real job; and a job asks about its own."""
+"""CloudWatch Logs Insights queries by unmodified boto3: on a real job's logs, and from inside a job on its own."""
 
 import time
 
@@ -29,13 +29,13 @@ print("seen:", sorted(seen))
 
 @pytest.fixture(scope="module")
 def job(aws):
-    """A job that has printed its lines, beside another one."""
+    """A job that has printed its lines; another job exists too."""
     other = unique("insights-other")
     aws.sagemaker.create_training_job(**job_request(other, "echo ERROR of another"))
     wait(aws, other)
     name = unique("insights")
     request = script_request(aws, name, {"train.py": PROGRAM})
-    request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"  # an environment that has boto3
+    request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"  # its environment has boto3
     facts = run(aws, request)
     assert facts["TrainingJobStatus"] == "Completed", (facts, log_of(aws, name))
     return name
@@ -71,12 +71,12 @@ def test_boto3_finds_lines_of_a_job(aws, job):
     assert (row["n"], row["max(step)"]) == ("1", "2")
 
 
-def test_a_job_that_asks_sees_its_own_lines(aws, job):
+def test_a_query_from_inside_a_job_sees_only_its_own_lines(aws, job):
     rows = ask(aws, f"filter @logStream like '{job}/' and @message like /^seen:/ | fields @message | limit 1")
     assert rows[0]["@message"] == f"seen: ['{job}']"
 
 
-def test_boto3_is_told_where_a_query_is_wrong(aws, job):
+def test_the_error_of_a_malformed_query_gives_the_position(aws, job):
     with pytest.raises(aws.logs.exceptions.MalformedQueryException) as refused:
         ask(aws, "fields @message | parse @message '*' as a")
     assert refused.value.response["queryCompileError"]["location"] == {"startCharOffset": 18, "endCharOffset": 23}
@@ -95,7 +95,7 @@ def test_boto3_lists_and_stops_queries(aws, job):
         aws.logs.stop_query(queryId=queries[0]["queryId"])
 
 
-def test_a_runaway_expression_holds_nobody_up(aws, job):
+def test_a_runaway_regular_expression_delays_no_other_request(aws, job):
     begun = time.monotonic()
     assert ask(aws, f"filter @logStream like '{job}/' and @message like /(\\w+\\s*)+$x/") == []
     aws.sagemaker.list_training_jobs(MaxResults=1)

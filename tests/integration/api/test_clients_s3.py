@@ -1,4 +1,4 @@
-"""S3 as clients of several environments find it: encryption, forms, regions, temporary keys, pyarrow."""
+"""S3 from clients in several environments: encryption, browser forms, regions, temporary keys, pyarrow."""
 
 import pytest
 from running_service import SDK2_PYTHON, SDK3_PYTHON
@@ -9,7 +9,7 @@ SCRIPT = "s3_door.py"
 
 
 @pytest.mark.parametrize(("python", "has_arrow"), [(SDK2_PYTHON, False), (SDK3_PYTHON, True)], ids=["sdk2", "sdk3"])
-def test_clients_find_s3_as_they_know_it(service, python, has_arrow):
+def test_s3_clients_of_each_environment_get_the_expected_results(service, python, has_arrow):
     output, facts = service.run_client(python, SCRIPT)
     assert facts["encryption"] == ["aws:kms", "mine"]
     assert facts["default"] == "AES256"

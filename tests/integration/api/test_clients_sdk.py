@@ -98,7 +98,7 @@ def test_v3_model_trainer_completes_and_its_logs_arrive(client_runs, form):
         "none": "facts: ",
         "torchrun": "rank 3 of 4 sum: 10",
         "mpi": "rank 1 of 2 sum: 3",
-        # The SDK's driver gives mpirun the processes of one host as the number of all ranks.
+        # The SDK's driver passes the number of processes of one host to mpirun as the number of all ranks.
         "mpi-two-hosts": "rank 1 of 2 sum: 3",
         "command": "command says set by the user",
         "local-data": '"local": ["a.txt"]',

@@ -27,7 +27,7 @@ print(f"loss={shift * shift}", flush=True)
 
 
 def tuning_request(aws, name, **config):
-    """Return a request whose trials print a loss that the hyperparameter shift decides."""
+    """Return a request whose trials print a loss that depends on the hyperparameter `shift`."""
     job = job_request("x", "")
     source = put(aws, f"code/{name}/sourcedir.tar.gz", archive_of({"train.py": PROGRAM}))
     definition = {member: job[member] for member in ("RoleArn", "OutputDataConfig", "StoppingCondition")}
@@ -131,7 +131,7 @@ def test_the_examples_tune_and_name_the_best_of_their_trials(service, aws, pytho
 
 
 @pytest.mark.long(10)
-def test_boto3_is_told_everything_and_trials_are_training_jobs(aws):
+def test_describe_and_list_return_all_members_and_trials_are_training_jobs(aws):
     name = unique("tune")
     request = tuning_request(aws, name, TrainingJobEarlyStoppingType="Off")
     request["Tags"] = [{"Key": "by", "Value": "boto3"}]

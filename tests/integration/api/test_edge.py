@@ -1,4 +1,4 @@
-"""Attacks on the service's port by somebody without a key: it goes on answering others, and holds next to nothing."""
+"""Attacks on the service's port by clients without a key: others still get responses, and memory stays bounded."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ from clary.control.server.edge.connections import HEAD_DEADLINE_S, GuardedServer
 pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("edge")]
 
 MIB = 1024 * 1024
-SLOWEST_S = 2.0  # of a health check under attack, on a machine that does other things too; it was 20 s and more
+SLOWEST_S = 2.0  # limit for a health check under attack on a busy machine; before the fix it took 20 s and more
 
 
 @pytest.fixture
@@ -44,13 +44,13 @@ def send(address, method, path, body=None, **headers):
         answer = connection.getresponse()
         return answer.status, answer.read()
     except ConnectionError:
-        return 0, b""  # it was refused while it still sent
+        return 0, b""  # refused while the client was still sending
     finally:
         connection.close()
 
 
 class Watch:
-    """Asks for the health of a service all the time and keeps the slowest answer."""
+    """Polls the health of a service continuously and records the slowest response."""
 
     def __init__(self, address):
         self.address, self.slowest_s, self.failed = address, 0.0, 0
@@ -86,7 +86,7 @@ def num_files_of(service):
 @pytest.mark.parametrize(
     "path", ["/clary/v1/session", "/", "/clary/v1/agents/j/1/algo-1/logs", "/clary/v1/jobs/x/stop"]
 )
-def test_megabytes_of_json_from_nobody_hold_nobody_up(address, path):
+def test_megabytes_of_json_without_a_key_do_not_delay_other_requests(address, path):
     body = b"[" + b"[]," * 2_700_000 + b"[]]"
     statuses = []
     headers = {"Content-Type": "application/json", "X-Amz-Target": "SageMaker.ListTrainingJobs"}
@@ -106,7 +106,7 @@ def test_megabytes_of_json_from_nobody_hold_nobody_up(address, path):
     assert set(statuses) <= {0, 401, 403, 404, 410, 413}
 
 
-def test_bodies_of_a_hundred_strangers_are_not_kept(service, address):
+def test_bodies_of_a_hundred_clients_without_a_key_are_not_kept_in_memory(service, address):
     before = memory_of(service)
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: SageMaker.ListTrainingJobs\r\n"
     head += b"Content-Type: application/x-amz-json-1.1\r\nContent-Length: %d\r\n\r\n" % (8 * MIB)
@@ -116,7 +116,7 @@ def test_bodies_of_a_hundred_strangers_are_not_kept(service, address):
             stranger.sendall(head)
         for _ in range(40):
             for stranger in strangers:
-                with contextlib.suppress(OSError):  # refused, as it should be
+                with contextlib.suppress(OSError):  # refused, as expected
                     stranger.sendall(b"x" * 65536)
         assert send(address, "GET", "/clary/v1/health")[0] == 200
         assert memory_of(service) - before < 48 * MIB
@@ -125,7 +125,7 @@ def test_bodies_of_a_hundred_strangers_are_not_kept(service, address):
             stranger.close()
 
 
-def test_strangers_who_come_back_with_more_bodies_are_not_kept_either(service, address):
+def test_bodies_of_reconnecting_clients_without_a_key_are_not_kept_in_memory(service, address):
     before = memory_of(service)
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: SageMaker.ListTrainingJobs\r\n"
     head += b"Content-Type: application/x-amz-json-1.1\r\nContent-Length: %d\r\n\r\n" % (8 * MIB)
@@ -143,14 +143,14 @@ def test_strangers_who_come_back_with_more_bodies_are_not_kept_either(service, a
                         stranger.sendall(b"x" * 65536)
                 except TimeoutError:
                     continue
-                except OSError:  # refused and closed: the same one again
+                except OSError:  # refused and closed: connect again
                     strangers[index] = None
     assert watch.failed == 0
     assert watch.slowest_s < SLOWEST_S
     assert memory_of(service) - before < 48 * MIB
 
 
-def test_the_answer_to_a_refused_body_says_that_the_connection_ends(address):
+def test_the_response_to_a_refused_body_has_connection_close(address):
     connection = http.client.HTTPConnection(*address, timeout=60)
     try:
         headers = {"Content-Type": "application/json", "X-Amz-Target": "SageMaker.ListTrainingJobs"}
@@ -164,7 +164,7 @@ def test_the_answer_to_a_refused_body_says_that_the_connection_ends(address):
 
 
 @pytest.mark.long
-def test_connections_that_never_say_a_word_end_at_the_deadline(service, address):
+def test_silent_connections_are_closed_at_the_deadline(service, address):
     before = num_files_of(service)
     with contextlib.ExitStack() as opened, Watch(address) as watch:
         began_s = time.monotonic()
@@ -181,7 +181,7 @@ def test_connections_that_never_say_a_word_end_at_the_deadline(service, address)
 
 
 @pytest.mark.long
-def test_answers_that_nobody_reads_are_not_heaped_up(service, address):
+def test_unread_responses_do_not_accumulate_in_memory(service, address):
     before = memory_of(service)
     asked = b"GET /clary/v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
     with contextlib.ExitStack() as opened, Watch(address) as watch:
@@ -189,7 +189,7 @@ def test_answers_that_nobody_reads_are_not_heaped_up(service, address):
         num_sent = 0
         for one in deaf:
             one.settimeout(0.3)
-            with contextlib.suppress(OSError):  # it takes no more, or ends it: both will do
+            with contextlib.suppress(OSError):  # the service stops reading or closes: both are correct
                 for _ in range(200):
                     one.sendall(asked)
                     num_sent += 1
@@ -199,7 +199,7 @@ def test_answers_that_nobody_reads_are_not_heaped_up(service, address):
     assert (watch.failed, watch.slowest_s < SLOWEST_S) == (0, True)
 
 
-async def test_an_answer_that_nobody_takes_ends_at_its_deadline(monkeypatch):
+async def test_an_unread_response_is_aborted_at_its_deadline(monkeypatch):
     monkeypatch.setattr(connections, "ANSWER_DEADLINE_S", 0.5)
 
     async def answer(request):
@@ -225,7 +225,7 @@ async def test_an_answer_that_nobody_takes_ends_at_its_deadline(monkeypatch):
         await runner.cleanup()
 
 
-# Asks without a key, as fast as four threads can, through the relay of the job's host.
+# Sends requests without a key, as fast as four threads can, through the relay of the job's host.
 FLOOD = """
 import http.client, os, threading, time
 from urllib.parse import urlsplit
@@ -254,7 +254,7 @@ print("answers", len(answers), sorted(set(answers)), flush=True)
 
 @pytest.mark.clients
 @pytest.mark.long
-def test_megabytes_of_json_from_a_job_hold_nobody_up(service, address):
+def test_megabytes_of_json_from_a_job_do_not_delay_other_requests(service, address):
     aws = Clients(service)
     other = start(aws, job_request(unique("beside"), "for n in $(seq 300); do echo line $n; sleep 0.05; done"))
     before = memory_of(service)
@@ -274,7 +274,7 @@ def test_megabytes_of_json_from_a_job_hold_nobody_up(service, address):
 
 
 @pytest.mark.long
-def test_headers_that_come_one_at_a_time_end_at_the_deadline(address):
+def test_headers_sent_one_at_a_time_are_cut_off_at_the_deadline(address):
     slow = [socket.create_connection(address, timeout=HEAD_DEADLINE_S + 20) for _ in range(20)]
     began_s = time.monotonic()
     try:
@@ -294,7 +294,7 @@ def test_headers_that_come_one_at_a_time_end_at_the_deadline(address):
             one.close()
 
 
-def test_a_head_has_a_bound_as_a_whole(address):
+def test_the_total_size_of_request_headers_is_limited(address):
     for pieces, pause_s in ((1, 0), (50, 0.01)):
         headers = [b"X-%d: %s\r\n" % (number, b"v" * 1500) for number in range(60)]
         with socket.create_connection(address, timeout=10) as connection:
@@ -306,17 +306,17 @@ def test_a_head_has_a_bound_as_a_whole(address):
                 connection.sendall(b"\r\n")
                 assert connection.recv(100).startswith(b"HTTP/1.1 431")
             except ConnectionError:
-                pass  # closed while it still sent
+                pass  # closed while the client was still sending
 
 
 @pytest.mark.parametrize("name", ["evil.example", "localhost.evil.example:80", "evil.amazonaws.com"])
-def test_a_page_of_another_name_reaches_nothing(address, name):
+def test_a_page_under_another_host_name_is_refused(address, name):
     for method, path in (("GET", "/clary/v1/health"), ("GET", "/"), ("POST", "/clary/v1/session"), ("GET", "/b/k")):
         status, answer = send(address, method, path, Host=name, Accept="text/html")
         assert (status, b"host_names" in answer) == (403, True), path
 
 
-def test_clients_may_put_the_bucket_before_the_services_name(service, address):
+def test_the_bucket_may_be_part_of_the_host_name(service, address):
     keys = {name.lower(): value for name, value in service.environment.items() if "ACCESS_KEY" in name}
     client = boto3.client(
         "s3",
@@ -327,7 +327,7 @@ def test_clients_may_put_the_bucket_before_the_services_name(service, address):
     )
     hosts = []
     client.meta.events.register("before-send.s3", lambda request, **_: hosts.append(urlsplit(request.url).hostname))
-    # Not every system resolves names below localhost; those that this test makes do.
+    # Not every system resolves names below localhost; this test patches the resolution.
     before = socket.getaddrinfo
     socket.getaddrinfo = lambda host, *rest, **options: before(
         "127.0.0.1" if str(host).endswith(".localhost") else host, *rest, **options
@@ -342,7 +342,7 @@ def test_clients_may_put_the_bucket_before_the_services_name(service, address):
 
 
 @pytest.mark.long
-def test_a_recorded_change_is_refused_by_the_service_that_starts_again(tmp_path):
+def test_a_replayed_request_is_refused_after_a_restart_of_the_service(tmp_path):
     own = start_service(tmp_path / "home", "")
     try:
         body = json.dumps({"ExperimentName": "replayed"}).encode()
@@ -361,7 +361,7 @@ def test_a_recorded_change_is_refused_by_the_service_that_starts_again(tmp_path)
         own.clary("down", check=False)
 
 
-async def test_connections_of_a_job_come_from_an_address_of_its_own():
+async def test_connections_of_a_job_have_their_own_source_address():
     peers = []
 
     async def serve(reader, writer):

@@ -1,4 +1,4 @@
-"""Input that was made to do harm: archives, keys, requests, crowds. Each is refused or works; the service lives on."""
+"""Hostile input: archives, keys, requests, many clients. Each is refused or works; the service keeps running."""
 
 import gzip
 import io
@@ -34,7 +34,7 @@ TARGET = "SageMaker."
 
 @pytest.fixture(autouse=True)
 def _service_lives_on(aws):
-    """After every test the service answers."""
+    """Check after every test that the service responds."""
     yield
     assert aws.sagemaker.list_training_jobs(MaxResults=1)["ResponseMetadata"]["HTTPStatusCode"] == 200
 
@@ -57,7 +57,7 @@ def archive_with(*members):
 
 
 def bomb():
-    """Return a small gzip file that unpacks to a member of 100 GB, as far as anyone reads on."""
+    """Return a small gzip file with a tar member that claims 100 GB."""
     info, _ = member("zeros")
     info.size = 100 << 30
     buffer = io.BytesIO()
@@ -92,7 +92,7 @@ ARCHIVES = {
 
 @pytest.fixture(scope="module")
 def archive_jobs(aws):
-    """All hostile archives at once; label -> description of the ended job."""
+    """Run a job for each hostile archive, all at once; label -> description of the ended job."""
     names = {
         label: start(aws, script_request(aws, unique(f"tar-{label}"), archive))
         for label, (archive, _) in ARCHIVES.items()
@@ -110,7 +110,7 @@ def test_a_hostile_archive_fails_its_job_and_is_named(archive_jobs, label):
 
 
 @pytest.mark.long(10)
-def test_nothing_of_hostile_archives_lies_outside(archive_jobs, service):
+def test_hostile_archives_write_no_file_outside_their_folder(archive_jobs, service):
     assert archive_jobs
     for folder in (Path("/tmp"), Path("/"), Path("/opt"), service.home, service.home / "jobs"):
         assert not (folder / MARK).exists()
@@ -139,7 +139,7 @@ with open("/opt/ml/model/found.json", "w") as file:
 def test_keys_that_cannot_be_files_fail_the_job_and_are_named(aws, keys, named):
     base = unique("bad-keys")
     refusals = [refusal for key in keys if (refusal := refusal_of_put(aws, f"{base}/{key}"))]
-    if refusals:  # the object store may refuse such a key, if it says which
+    if refusals:  # the object store may refuse such a key, if its error names the key
         assert all(named in refusal and "InvalidArgument" in refusal for refusal in refusals)
         return
     reason = failure_of(with_channel(aws, base, LIST_DATA))
@@ -155,7 +155,7 @@ def refusal_of_put(aws, key):
     return None
 
 
-def test_keys_that_climb_never_leave_the_channel(aws, service):
+def test_keys_with_parent_folders_never_leave_the_channel(aws, service):
     """A client may refuse to send `..`; a raw request does not."""
     base = unique("climb")
     put(aws, f"{base}/fine", "x")
@@ -170,7 +170,7 @@ def test_keys_that_climb_never_leave_the_channel(aws, service):
     assert not (service.home / MARK).exists()
 
 
-def test_awkward_keys_arrive_under_their_own_names(aws):
+def test_unusual_keys_arrive_under_their_own_names(aws):
     base = unique("awkward")
     keys = ["sp ace", "\u00fc\u6f22\U0001f642", "pl+us&am=p", "per%20cent", "quo'te\"", "-rf", "new\nline", "a" * 200]
     kept = []
@@ -232,7 +232,7 @@ def test_a_recorded_create_request_cannot_be_sent_again(service, aws):
             break
         except ClientError:
             time.sleep(0.1)
-    answer = raw_request(service, request)  # the name is free again: only the replay can be the reason
+    answer = raw_request(service, request)  # the name is free again, so that only the replay can be refused
     assert status_of(answer) in (400, 403), answer
     with pytest.raises(ClientError, match="Requested resource not found"):
         aws.sagemaker.describe_training_job(TrainingJobName=name)
@@ -275,7 +275,7 @@ DEEP = b'{"HyperParameters": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"
     ],
 )
 @pytest.mark.long
-def test_bodies_that_make_no_sense_are_refused_at_once(service, body, content_type, target):
+def test_malformed_bodies_are_refused_at_once(service, body, content_type, target):
     request = signed_bytes(service, body, content_type=content_type, target=TARGET + target)
     began = time.monotonic()
     answer = raw_request(service, request)
@@ -290,7 +290,7 @@ def test_hyperparameters_beyond_the_limit_are_refused(aws):
         aws.sagemaker.create_training_job(**request)
 
 
-def test_of_twenty_creations_of_one_name_exactly_one_wins(service):
+def test_of_twenty_concurrent_creations_of_one_name_exactly_one_succeeds(service):
     name = unique("crowd")
     clients = [Clients(service) for _ in range(4)]
     for client in clients:
@@ -329,7 +329,8 @@ def test_twenty_stops_at_once_stop_the_job_once(service):
 
     with ThreadPoolExecutor(20) as pool:
         outcomes = list(pool.map(stop, range(20)))
-    # Requests with one signature, signed in one second, cannot be told from replays: their clients are to try again.
+    # Requests with the same signature, signed in the same second, cannot be distinguished from replays; clients retry
+    # them.
     assert set(outcomes) <= {"accepted", "ValidationException", "ThrottlingException"}
     assert "accepted" in outcomes
     facts = wait(aws, name)
@@ -349,7 +350,7 @@ def cgroups_of(text):
 
 
 @pytest.mark.long
-def test_fifty_quick_jobs_leave_nothing_behind(service):
+def test_fifty_quick_jobs_leave_no_files_mounts_or_cgroups(service):
     aws = Clients(service)
     prefix = unique("quick")
     names = [f"{prefix}-{index}" for index in range(50)]

@@ -1,7 +1,7 @@
-"""The key that a job's program has, tried by a real program at a real service: its own things open, all others shut.
+"""The access key of a job, tried by a real program on a real service: it opens the job's own resources and no others.
 
-One job holds still as the victim; a second one tries every door with boto3 and reports code by code. Its key is tried
-once more from outside after its end.
+One idle job is the victim; a second job tries every operation with boto3 and reports each error code. Its key is tried
+again from outside after the job's end.
 """
 
 import json
@@ -121,7 +121,7 @@ s3.put_object(Bucket=bucket, Key=own + "/report.json", Body=json.dumps(report).e
 
 
 class Tried:
-    """The findings of a program about its own key, and the state of the key after the program's end."""
+    """The results of a program's tries with its own key, and clients with that key after the program's end."""
 
     def __init__(self, service):
         self.aws = Clients(service)
@@ -142,7 +142,7 @@ class Tried:
             "theirs": theirs,
             "named": f"named/{self.name}",
             "experiment": self.experiment,
-            # Without an address: what the owner writes into hyperparameters is open.
+            # No S3 address here: a key may open addresses that the owner writes into hyperparameters.
             "request": {**job_request(unique("born"), "true"), "OutputDataConfig": {}},
         }
         self.theirs, self.input = theirs, told["input"]
@@ -154,7 +154,7 @@ class Tried:
             hyperparameters={"told": json.dumps(told), "place": json.dumps(f"s3://{BUCKET}/{told['named']}")},
             InputDataConfig=[channel("train", f"{uri}/")],
         )
-        request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"  # an environment that has boto3
+        request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"  # its environment has boto3
         self.described = run(self.aws, request, timeout_s=200)
         assert self.described["TrainingJobStatus"] == "Completed", (self.described, log_of(self.aws, self.name))
         report = json.loads(object_at(self.aws, f"s3://{BUCKET}/{self.own}/report.json"))
@@ -186,14 +186,14 @@ def test_a_program_reads_its_inputs_writes_its_outputs_and_describes_itself(trie
     assert own == dict.fromkeys(own, "ok"), tried.texts
 
 
-def test_a_listing_without_slash_shows_no_key_of_a_job_whose_name_begins_alike(tried):
+def test_a_listing_without_a_slash_shows_no_key_of_a_job_with_a_longer_name(tried):
     assert tried.found["listed"]
     assert all(key.startswith(f"{tried.own}/") for key in tried.found["listed"])
     assert tried.found["counted"] == len(tried.found["listed"])
     assert tried.found["folders"] == [f"{tried.own}/"]
 
 
-def test_a_program_gets_at_no_other_job_bucket_or_key(tried):
+def test_a_program_cannot_access_another_job_bucket_or_key(tried):
     other = {label: code for label, code in tried.found.items() if label.startswith("other: ")}
     assert len(other) == 24
     for label, code in other.items():
@@ -207,7 +207,7 @@ def test_a_program_gets_at_no_other_job_bucket_or_key(tried):
 
 
 def has_ended(tried):
-    """Return whether the key is refused by now: it is good until the last host is gone, a moment after the status."""
+    """Return whether the key is refused; it stays valid until the last host is gone, shortly after the final status."""
     try:
         tried.client("sts").get_caller_identity()
     except ClientError:
@@ -233,7 +233,7 @@ def test_the_key_and_the_urls_that_it_signed_end_with_the_attempt(tried):
 
 
 @pytest.mark.long(15)
-def test_with_full_access_a_key_opens_everything_and_every_command_says_so(tmp_path):
+def test_with_full_access_a_key_opens_every_bucket_and_commands_warn_of_it(tmp_path):
     service = start_service(tmp_path / "home", f'job_api_access = "full"\n{SETTINGS}')
     try:
         aws = Clients(service)

@@ -1,4 +1,4 @@
-"""A disk that is full, on one of two hosts: CLARY_TEST_SMALL_DISK is a folder on it."""
+"""A full disk on one of two hosts; CLARY_TEST_SMALL_DISK is a folder on that disk."""
 
 import os
 from pathlib import Path
@@ -9,10 +9,10 @@ from checkpoint_states import base, refused
 
 from clary.train import checkpoint
 
-SMALL, LARGE = 50_000, 2_000_000  # numbers of 4 bytes; the disk takes 4 MiB
+SMALL, LARGE = 50_000, 2_000_000  # numbers of 4 bytes; the disk holds 4 MiB
 
 
-def test_a_full_disk_is_told_to_all_and_costs_the_step_alone(rank, size):
+def test_a_full_disk_is_reported_to_all_ranks_and_loses_only_that_step(rank, size):
     folder = Path(os.environ["CLARY_TEST_SMALL_DISK"]) / "host-b" if rank else base() / "host-a"
     keeper = checkpoint.Keeper(folder, limit_s=20)
 
@@ -28,7 +28,7 @@ def test_a_full_disk_is_told_to_all_and_costs_the_step_alone(rank, size):
     found = state(0, SMALL)
     assert keeper.restore(found) == 1
     assert found[f"of {rank}"].eq(1).all()
-    keeper.save(3, state(3, SMALL))  # there is room again for what fits
+    keeper.save(3, state(3, SMALL))  # a step that fits can be saved again
     keeper.wait()
     assert keeper.restore(found) == 3
     assert found[f"of {rank}"].eq(3).all()

@@ -1,4 +1,4 @@
-"""Behaviour of a keeper in good times and in bad: 4 ranks on two hosts without a common folder."""
+"""A keeper of checkpoints, with and without failures: 4 ranks on two hosts without a shared folder."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def numbered(step):
 
 
 def restored(keeper):
-    """Return the step that is restored; every value must be of it."""
+    """Restore and return the step; check that every value belongs to it."""
     state = {"tensor": torch.zeros(1000), "step": -1}
     step = keeper.restore(state)
     if step is not None:
@@ -43,7 +43,7 @@ def failing_write(folder, index, pieces):
     raise OSError("no space is left, said for this test")
 
 
-def test_what_training_changes_after_the_call_is_not_saved(rank, size):
+def test_changes_after_the_call_of_save_are_not_saved(rank, size):
     keeper = open_keeper("later", rank, size)
     state = make("sharded", 1)
     train(state, 1)
@@ -58,8 +58,8 @@ def test_what_training_changes_after_the_call_is_not_saved(rank, size):
     refused(lambda: keeper.save(6, state), ValueError, "is closed")
 
 
-def test_copies_made_during_the_next_backward_pass_are_of_the_save(rank, size):
-    states.LEAST_LATE_BYTES = 0  # models of tests are small
+def test_copies_made_during_the_next_backward_pass_hold_the_saved_values(rank, size):
+    states.LEAST_LATE_BYTES = 0  # the tests' models are small
     for kind in ("sharded", "replicated"):
         keeper = open_keeper(f"staging-{kind}", rank, size, async_staging=True)
         state = make(kind, 1)
@@ -74,7 +74,7 @@ def test_copies_made_during_the_next_backward_pass_are_of_the_save(rank, size):
         keeper.close()
 
 
-def test_a_tensor_that_one_rank_changes_too_early_costs_the_step_on_all(rank, size):
+def test_a_tensor_changed_too_early_on_one_rank_loses_the_step_on_all(rank, size):
     states.LEAST_LATE_BYTES = 0
     keeper = open_keeper("staging-changed", rank, size, async_staging=True)
     state = make("sharded", 1)
@@ -97,14 +97,14 @@ def test_a_tensor_that_one_rank_changes_too_early_costs_the_step_on_all(rank, si
     keeper.close()
 
 
-def test_the_last_steps_are_kept_on_every_host_and_nothing_else(rank, size):
+def test_only_the_last_steps_are_kept_on_every_host(rank, size):
     keeper = open_keeper("keep", rank, size, keep=2)
     for step in (1, 2, 3, 4):
         keeper.save(step, numbered(step))
     assert restored(keeper) == 4
     dist.barrier()
     assert sorted(os.listdir(keeper.folder)) == ["step-000000000003", "step-000000000004"]
-    # One that another host has lost is newer by its number alone: it does not push out what is written now.
+    # Step 9, which one host has lost, has the highest number, but does not displace the steps saved later.
     keeper.save(9, numbered(9))
     assert restored(keeper) == 9
     dist.barrier()
@@ -120,7 +120,7 @@ def test_the_last_steps_are_kept_on_every_host_and_nothing_else(rank, size):
     keeper.close()
 
 
-def test_a_step_that_is_saved_again_takes_the_place_of_the_first(rank, size):
+def test_saving_a_step_again_replaces_it(rank, size):
     keeper = open_keeper("again", rank, size)
     for value in (1, 2):
         keeper.save(7, {"tensor": torch.full((3,), float(value))})
@@ -131,7 +131,7 @@ def test_a_step_that_is_saved_again_takes_the_place_of_the_first(rank, size):
     keeper.close()
 
 
-def test_a_rank_that_cannot_write_is_told_to_all_by_the_next_call(rank, size):
+def test_a_failed_write_of_one_rank_raises_in_the_next_call_on_all_ranks(rank, size):
     keeper = open_keeper("failed", rank, size)
     keeper.save(1, numbered(1))
     keeper.wait()
@@ -151,7 +151,7 @@ def test_a_rank_that_cannot_write_is_told_to_all_by_the_next_call(rank, size):
     keeper.close()
 
 
-def test_what_cannot_be_saved_is_told_to_all_before_anything_is_written(rank, size):
+def test_a_state_that_cannot_be_saved_raises_on_all_ranks_before_any_write(rank, size):
     keeper = open_keeper("refused", rank, size)
     odd = (lambda: None) if rank == 0 else 1
     words = "was not copied" if rank == 0 else "another rank could not save"
@@ -165,7 +165,7 @@ def test_what_cannot_be_saved_is_told_to_all_before_anything_is_written(rank, si
     keeper.close()
 
 
-def test_a_state_that_does_not_fit_is_told_by_its_name(rank, size):
+def test_the_error_names_the_part_of_a_state_that_does_not_fit(rank, size):
     keeper = open_keeper("fit", rank, size)
     state = make("replicated", 1)
     train(state, 1)
@@ -186,7 +186,7 @@ def test_a_state_that_does_not_fit_is_told_by_its_name(rank, size):
     keeper.close()
 
 
-def test_values_of_the_lowest_rank_count_unless_their_names_differ(rank, size):
+def test_values_of_the_lowest_rank_are_restored_unless_names_differ_by_rank(rank, size):
     keeper = open_keeper("values", rank, size)
     keeper.save(1, {"both": {"rank": rank, "tensor": torch.tensor([rank])}, f"of {rank}": torch.tensor([rank, 7])})
     keeper.wait()
@@ -197,7 +197,7 @@ def test_values_of_the_lowest_rank_count_unless_their_names_differ(rank, size):
     keeper.close()
 
 
-def test_a_step_that_lacks_a_part_is_passed_over(rank, size):
+def test_an_incomplete_step_is_skipped(rank, size):
     keeper = open_keeper("lack", rank, size, keep=3)
     for step in (1, 2, 3):
         keeper.save(step, numbered(step))
@@ -212,7 +212,7 @@ def test_a_step_that_lacks_a_part_is_passed_over(rank, size):
     keeper.close()
 
 
-def test_a_step_that_one_host_has_not_yet_shown_is_whole_and_shown_then(rank, size):
+def test_a_whole_step_still_hidden_on_one_host_is_restored_and_renamed(rank, size):
     keeper = open_keeper("between", rank, size)
     for step in (1, 2):
         keeper.save(step, numbered(step))
@@ -230,7 +230,7 @@ def test_a_step_that_one_host_has_not_yet_shown_is_whole_and_shown_then(rank, si
     keeper.close()
 
 
-def test_memory_is_used_again_and_plans_are_made_once(rank, size):
+def test_snapshots_reuse_memory_and_the_plan(rank, size):
     keeper = open_keeper("again-memory", rank, size)
     state = make("sharded", 1)
     train(state, 1)
@@ -240,14 +240,14 @@ def test_memory_is_used_again_and_plans_are_made_once(rank, size):
     keeper.save(2, state)
     assert keeper._plan is plan
     assert keeper._snapshot.tensors.data_ptr() == address
-    state["more"] = torch.ones(3) if rank == 0 else None  # one rank's change is all ranks' new plan
+    state["more"] = torch.ones(3) if rank == 0 else None  # a change on one rank makes a new plan on all
     keeper.save(3, state)
     assert keeper._plan is not plan
     keeper.wait()
     keeper.close()
 
 
-def test_tensor_groups_and_shards_of_them_fit_each_other(rank, size):
+def test_tensor_parallel_states_restore_with_other_numbers_of_shards(rank, size):
     def cut(seed, dimensions):
         torch.manual_seed(seed)
         model = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.Linear(8, 12))
@@ -276,14 +276,14 @@ def test_tensor_groups_and_shards_of_them_fit_each_other(rank, size):
     keeper.close()
 
 
-def test_the_first_form_of_fsdp_is_refused_by_name(rank, size):
+def test_fsdp1_is_refused_by_name(rank, size):
     keeper = open_keeper("first-form", rank, size)
     model = FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=torch.device("cpu"))
     refused(lambda: keeper.save(1, {"model": model}), ValueError, "FullyShardedDataParallel", "fully_shard")
     keeper.close()
 
 
-def test_a_stop_that_one_host_knows_of_is_seen_by_all_at_once(rank, size):
+def test_a_stop_notice_on_one_host_reaches_all_ranks_at_the_same_call(rank, size):
     keeper = open_keeper("stop", rank, size)
     notice = base() / f"notice-{rank}"
     os.environ["CLARY_STOP_NOTICE"] = str(notice)
@@ -299,7 +299,7 @@ def test_a_stop_that_one_host_knows_of_is_seen_by_all_at_once(rank, size):
 
 
 def train_until_stopped(name, rank, size, *, first_seed, notice_at):
-    """Train as docs/training-checkpoints.md does, 8 steps at most; return the state and the steps that were made."""
+    """Train at most 8 steps as in docs/training-checkpoints.md; return the state and the numbers of the steps."""
     notice = base() / f"notice-{name}-{notice_at}"
     os.environ["CLARY_STOP_NOTICE"] = str(notice)
     state = make("sharded", first_seed)
@@ -323,25 +323,25 @@ def train_until_stopped(name, rank, size, *, first_seed, notice_at):
     return state, steps
 
 
-def test_a_program_that_is_stopped_goes_on_as_if_nothing_had_been(rank, size):
+def test_a_stopped_program_resumes_with_the_same_result_as_an_unbroken_one(rank, size):
     unbroken, steps = train_until_stopped("unbroken", rank, size, first_seed=1, notice_at=None)
     assert steps == list(range(8))
     _, before = train_until_stopped("stopped", rank, size, first_seed=1, notice_at=3)
-    assert before[-1] in (3, 4)  # a rank may ask before the notice is there; all leave at the same step
+    assert before[-1] in (3, 4)  # a rank may check before the notice exists; all leave at the same step
     state, after = train_until_stopped("stopped", rank, size, first_seed=2, notice_at=None)
     assert before + after == steps
     assert_same(whole(state), whole(unbroken))
 
 
 def begin_anew(name, rank, size):
-    """Leave the default group and make another, as ranks do when a host was replaced."""
+    """Leave the default group and form a new one, as ranks do after a host was replaced."""
     dist.barrier()
     dist.destroy_process_group()
     store = dist.FileStore(str(base() / f"store-{name}"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT_S))
 
 
-def test_a_replaced_host_takes_its_parts_from_memory(rank, size):
+def test_a_replaced_host_restores_its_parts_from_memory_of_other_hosts(rank, size):
     keeper = open_keeper("peers", rank, size, peers=True)
     state = make("sharded", 1)
     train(state, 1)
@@ -350,18 +350,18 @@ def test_a_replaced_host_takes_its_parts_from_memory(rank, size):
     keeper.wait()
     begin_anew("peers", rank, size)
     if rank in (0, 2):
-        shutil.rmtree(keeper.folder)  # nobody has anything on a disk: what is restored was in memory
+        shutil.rmtree(keeper.folder)  # no disk holds a step: the restored step was in memory
     dist.barrier()
     if rank >= 2:
         keeper = open_keeper("peers", rank, size, peers=True)
     else:
         keeper.rejoin()
-    state = make("sharded", 2)  # over the new group
+    state = make("sharded", 2)  # sharded over the new group
     assert keeper.restore(state) == 1
     assert_same(whole(state), saved)
     train(state, 1)
     saved = whole(state)
-    keeper.save(2, state)  # and on it goes, copies included
+    keeper.save(2, state)  # saves continue, with copies in memory
     keeper.wait()
     assert sorted(one.index.step for one in keeper._memory.memories()) == [2]
     assert keeper.restore(state) == 2
@@ -369,7 +369,7 @@ def test_a_replaced_host_takes_its_parts_from_memory(rank, size):
     keeper.close()
 
 
-def test_what_is_in_memory_goes_before_an_older_step_on_disks(rank, size):
+def test_a_newer_step_in_memory_is_preferred_to_an_older_one_on_disk(rank, size):
     keeper = open_keeper("newer", rank, size, peers=True)
     keeper.save(1, numbered(1))
     keeper.wait()
@@ -386,7 +386,7 @@ def test_what_is_in_memory_goes_before_an_older_step_on_disks(rank, size):
     keeper.close()
 
 
-def test_copies_that_do_not_come_about_cost_no_step(rank, size):
+def test_failed_copies_to_memory_lose_no_step(rank, size):
     keeper = open_keeper("no-copies", rank, size, peers=True)
     exchange = keeper._memory.exchange
 
@@ -410,7 +410,7 @@ def test_copies_that_do_not_come_about_cost_no_step(rank, size):
 def test_one_folder_that_all_hosts_see_has_one_leader(rank, size):
     dist.barrier()
     (base() / "shared").mkdir(exist_ok=True)
-    (base() / "shared" / ".rank-0ff-0").touch()  # of a rank that was killed while it joined
+    (base() / "shared" / ".rank-0ff-0").touch()  # left by a rank that was killed while joining
     dist.barrier()
     keeper = checkpoint.Keeper(base() / "shared", limit_s=LIMIT_S)
     assert {place.leader for place in keeper._company.places} == {0}

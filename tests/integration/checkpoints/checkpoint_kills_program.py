@@ -1,8 +1,9 @@
 """Ranks that save as fast as they can and are killed at random moments; run as `program FOLDER NUM_KILLS SEED`.
 
-The parent imports torch once and forks the ranks of every round. A rank restores what the round before has left, checks
-all of it and says so; then it saves until it is killed, which is after a number of saves, not after a time: disks under
-load take a hundred times as long for one. Prints one line of JSON: what each round restored. Every kill is on stderr.
+The parent imports torch once and forks the ranks of every round. A rank restores the step of the round before, checks
+every value and reports it; then it saves until it is killed. The kill follows a number of saves, not a time, because a
+disk under load takes a hundred times as long for a save. Prints one line of JSON: the step that each round restored.
+Every kill is reported on stderr.
 """
 
 import ctypes
@@ -24,13 +25,13 @@ import torch
 import torch.distributed as dist
 
 from clary.train import checkpoint
-from clary.train.checkpoint import keeper as loaded  # before the forks, so that every round needs less time
+from clary.train.checkpoint import keeper as loaded  # loaded before the forks, which makes every round faster
 
 NUM_RANKS = 2
-LIMIT_S = 60.0  # of a wait of the ranks for each other, of ours for them
+LIMIT_S = 60.0  # limit for waits between the ranks, and for waits of the parent for them
 STUCK_S = 50.0  # a round that takes longer has its threads' stacks on stderr
-MOST_SAVES = 4  # that a rank has made in a round when it is to be killed
-SAVE_S = 0.1  # what one takes, as long as nothing is known of it
+MOST_SAVES = 4  # highest number of saves of a rank in a round before the kill
+SAVE_S = 0.1  # assumed seconds of a save until one is measured
 PR_SET_PDEATHSIG = 1  # prctl(2)
 assert loaded.Keeper is checkpoint.Keeper
 
@@ -62,7 +63,7 @@ def be_rank(rank, folder, number):
                 for parameter in model:
                     parameter.fill_(step)
             try:
-                keeper.save(step, state)  # the step before is on all disks now
+                keeper.save(step, state)  # returns after the previous step is on all disks
             except checkpoint.CheckpointError as error:  # the other rank was killed
                 tell(told=str(error))
                 return
@@ -76,7 +77,7 @@ def fork(rank, folder, number):
         return process
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() == parent:  # it may have ended before the call
+        if os.getppid() == parent:  # the parent may have ended before the call
             be_rank(rank, folder, number)
     except BaseException:  # noqa: BLE001 - told to the parent; a child that lived on would fork too
         with (folder / "failures").open("a") as file:
@@ -90,14 +91,14 @@ def log_path(folder, rank, number):
 
 
 def told(folder, rank, number, what):
-    """Return the lines of a rank in a round that have `what`; a line without its end does not count (cut by a kill)."""
+    """Return the lines of a rank in a round that have the key `what`; a line cut by a kill does not count."""
     path = log_path(folder, rank, number)
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [one for one in map(json.loads, lines) if what in one]
 
 
 def wait_until(is_so, folder, what):
-    """Return once something is so, or a rank has failed; the latter's own words are told at the end."""
+    """Return once `is_so` holds or a rank has failed; the end of the run prints the failure."""
     deadline_s = time.monotonic() + LIMIT_S
     while not is_so():
         if (folder / "failures").exists():
@@ -107,7 +108,7 @@ def wait_until(is_so, folder, what):
 
 
 def last_words(folder, rank, number):
-    """Return a rank's words on the loss of the other rank, which it notices by itself."""
+    """Return the error that a rank has reported for the loss of the other rank."""
     wait_until(lambda: told(folder, rank, number, "told"), folder, f"round {number}: rank {rank} tells of its loss")
     return [one["told"] for one in told(folder, rank, number, "told")]
 
@@ -124,7 +125,7 @@ def save_seconds(folder, number):
 
 
 def be_round(folder, number, num_saves, dice):
-    """Have ranks restore and save, and kill them a moment after they have made some saves; returns last words."""
+    """Fork ranks that restore and save, kill one or both after `num_saves` saves, and return the survivor's errors."""
     processes = [fork(rank, folder, number) for rank in range(NUM_RANKS)]
     victims = dice.choice([[0], [1], [0, 1], [1, 0]])
     ranks = range(NUM_RANKS)
@@ -137,7 +138,7 @@ def be_round(folder, number, num_saves, dice):
             folder,
             f"round {number}: {num_saves} saves",
         )
-        delay_s = dice.uniform(0, 1.5 * save_seconds(folder, number))  # somewhere in the next save
+        delay_s = dice.uniform(0, 1.5 * save_seconds(folder, number))  # up to 1.5 saves later
         time.sleep(delay_s)
         for victim in victims:
             os.kill(processes[victim], signal.SIGKILL)

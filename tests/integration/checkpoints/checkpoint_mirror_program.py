@@ -1,8 +1,8 @@
-"""A host that restores its checkpoints, mirrors them and trains, until it is killed; of no use by itself.
+"""Program of a host that restores its checkpoints, mirrors them and trains, until a test kills it.
 
-Arguments: URL and keys of the store as JSON, prefix, folder, host, hosts, seconds to train. What it writes can be
-checked by anybody: every file of `step-N` says N, a step appears by one rename, and `rolling/state`, which another file
-replaces far more often than it could come to rest, says one number again and again.
+Arguments: URL and keys of the store as JSON, prefix, folder, host, hosts, seconds to train. A reader can check its
+files: every file of `step-N` holds N, a step appears by one rename, and `rolling/state`, which is replaced too often to
+ever count as settled, repeats one number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clary.testing.launch_plans import make_hosts, make_plan
 
 NUM_FILES = 4
 LARGE_EVERY = 4
-LARGE_BYTES = 17 << 20  # more than one part
+LARGE_BYTES = 17 << 20  # an upload of more than one part
 KEEP = 3
 STEP_S = 0.45
 ROLL_S = 0.05
@@ -43,7 +43,7 @@ def checkpoints_of(store: dict, prefix: str, folder: Path, host: str, num_hosts:
 
 
 def restore_into(store: dict, prefix: str, folder: Path, host: str = "algo-1", num_hosts: int = 1) -> HostCheckpoints:
-    """Restore, and return the host's checkpoints."""
+    """Restore the checkpoints into a folder; return the host's checkpoints."""
     folder.mkdir(parents=True)
     checkpoints = checkpoints_of(store, prefix, folder, host, num_hosts)
     with ObjectStore(checkpoints._plan.object_store) as client:
@@ -82,7 +82,7 @@ def size_of(number: int) -> int:
 
 
 def train(folder: Path, until_s: float) -> None:
-    """Write steps."""
+    """Write steps until the time is over."""
     number, rolled = newest_step(folder), rolling_number(folder)
     (folder / "rolling").mkdir(exist_ok=True)
     while time.monotonic() < until_s:

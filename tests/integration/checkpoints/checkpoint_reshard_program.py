@@ -1,4 +1,4 @@
-"""Steps saved on some ranks and restored on others; CLARY_TEST_RESTORE and CLARY_TEST_SAVE say which."""
+"""Steps saved on one number of ranks and restored on another; CLARY_TEST_RESTORE and CLARY_TEST_SAVE name them."""
 
 import os
 
@@ -23,7 +23,7 @@ def go_on(kind, rank, size):
         train(state, 2)
         keep_expected(f"{kind}-{saved}", state)
         keeper.save(int(saved), state)
-        train(state, 1)  # what is saved is what was there at the call
+        train(state, 1)  # the saved values are those at the call
     keeper.close()
 
 

@@ -1,4 +1,4 @@
-"""States that tests of checkpoints save and restore, their values whole, and separate folders for hosts."""
+"""States that tests of checkpoints save and restore, their unsharded values, and separate folders for hosts."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-WIDTH = 7  # odd, so that pieces are of different sizes on 2, 3 and 4 ranks
+WIDTH = 7  # odd, so that shards have different sizes on 2, 3 and 4 ranks
 
 
 def base():
@@ -18,7 +18,7 @@ def base():
 
 
 def host_folder(name, rank, size):
-    """Return a folder that only half of the ranks see."""
+    """Return the folder of this rank's host, which half of the ranks share."""
     return base() / name / ("host-a" if rank < (size + 1) // 2 else "host-b")
 
 
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 class Counter:
-    """Has a state as schedulers have one."""
+    """Has `state_dict` and `load_state_dict`, like a scheduler."""
 
     def __init__(self):
         self.count, self.mean = 0, torch.zeros(2)
@@ -47,12 +47,12 @@ class Counter:
 
 
 def make(kind, seed):
-    """Return a state of a kind, as a program has it before its first step."""
+    """Return a state of this kind, as a program has it before its first step."""
     torch.manual_seed(seed)
     model = Net()
     if kind == "sharded":
         fully_shard(model.first)
-        # A scalar has no dimension to be cut: FSDP2 takes it only where it is told to leave it.
+        # A scalar has no dimension to shard: FSDP2 accepts it only as an ignored parameter.
         fully_shard(model, ignored_params={model.scale})
     elif kind == "replicated":
         model = DistributedDataParallel(model)
@@ -66,7 +66,7 @@ def make(kind, seed):
 
 
 def train(state, num_steps):
-    """Change everything in a state."""
+    """Change every value of a state."""
     for step in range(num_steps):
         torch.manual_seed(100 + step)
         state["optimizer"].zero_grad()
@@ -82,7 +82,7 @@ def train(state, num_steps):
 
 
 def whole(state):
-    """Return all values of a state, not in pieces, by names that do not depend on the kind."""
+    """Return all values of a state, unsharded, by names that do not depend on the kind."""
     found = {}
     model = state["model"].module if isinstance(state["model"], DistributedDataParallel) else state["model"]
     names = {}
@@ -129,7 +129,7 @@ def _full(value):
 
 
 def keep_expected(name, state):
-    """Put a state's values where the next ranks find them."""
+    """Store a state's values in a file for the next ranks."""
     values = whole(state)
     if dist.get_rank() == 0:
         torch.save(values, base() / f"{name}.pt")
@@ -141,7 +141,7 @@ def expected(name):
 
 
 def refused(call, kind, *words):
-    """Return the message of a call's error; fail if it raises no such error, or one without these words."""
+    """Return the message of a call's error; fail unless the call raises this error with these words."""
     try:
         call()
     except kind as error:

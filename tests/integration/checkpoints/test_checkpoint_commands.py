@@ -28,7 +28,7 @@ def job(aws):
 
 
 class Prefix:
-    """The objects below the job's prefix; a test puts all of them there."""
+    """The objects below the job's prefix, all put there by the test."""
 
     def __init__(self, aws, job):
         self._s3 = aws.s3
@@ -65,7 +65,7 @@ def prefix(aws, job):
 def rows(service, job):
     lines = service.clary("checkpoints", job).stdout.splitlines()
     assert lines[0].split() == ["HOST", "SET", "TAKEN", "AGE", "FILES", "SIZE", "ATTEMPT", "EVIDENCE", "STATE"]
-    # Below the table each host says how far it is.
+    # Lines below the table give the progress of each host.
     return [re.split(r"  +", line) for line in lines[1:] if not re.match(r"algo-\d+: ", line)]
 
 
@@ -89,7 +89,7 @@ def test_sets_are_listed_and_verified_whole(service, job, prefix):
     assert [entry["is_newest"] for entry in document["sets"]] == [True, True]
 
 
-def test_what_is_missing_cut_or_changed_is_named_and_the_exit_code_says_it(service, job, prefix):
+def test_missing_cut_and_changed_files_are_named_and_verify_exits_with_1(service, job, prefix):
     prefix.commit("algo-1", 1, {"good": b"1", "gone": b"2", "cut": b"345", "changed": b"6789"})
     prefix.delete("gone")
     prefix.put("cut", b"34")
@@ -105,7 +105,7 @@ def test_what_is_missing_cut_or_changed_is_named_and_the_exit_code_says_it(servi
     assert lines[-1].startswith("not whole: algo-1 set 1 (1 set, 4 files, ")
 
 
-def test_a_set_of_which_nothing_but_time_says_so_is_not_called_whole(service, job, prefix):
+def test_a_set_judged_complete_only_by_time_is_not_called_whole(service, job, prefix):
     prefix.commit("algo-1", 1, {"a": b"1"}, evidence="rested")
     assert rows(service, job)[0][-2:] == ["1 rested for 0 s", "complete"]
     code, lines = verify(service, job)
@@ -115,7 +115,7 @@ def test_a_set_of_which_nothing_but_time_says_so_is_not_called_whole(service, jo
     )
 
 
-def test_plain_paths_that_differ_are_told_and_do_no_harm(service, job, prefix):
+def test_differing_plain_paths_are_reported_but_verify_succeeds(service, job, prefix):
     prefix.commit("algo-1", 1, {"rank.pt": b"of algo-1"})
     prefix.commit("algo-2", 1, {"rank.pt": b"of algo-2", "only-2.pt": b"x"}, aside=True)
     code, lines = verify(service, job)
@@ -127,7 +127,7 @@ def test_plain_paths_that_differ_are_told_and_do_no_harm(service, job, prefix):
     assert lines[2].startswith("whole: 2 sets, 3 files")
 
 
-def test_one_host_and_one_set_can_be_verified_alone(service, job, prefix):
+def test_verify_can_be_limited_to_one_host_or_one_set(service, job, prefix):
     prefix.commit("algo-1", 1, {"a": b"one"})
     prefix.commit("algo-1", 2, {"a": b"two!"})
     prefix.commit("algo-2", 2, {"b": b"two"}, aside=True)
@@ -149,7 +149,7 @@ def test_one_host_and_one_set_can_be_verified_alone(service, job, prefix):
 
 
 @pytest.mark.long(15)
-def test_hostile_and_damaged_manifests_are_rows_and_no_control_character_reaches_the_terminal(service, job, prefix):
+def test_hostile_and_damaged_manifests_are_listed_without_control_characters(service, job, prefix):
     prefix.commit("algo-1", 1, {"a": b"1"})
     prefix.commit("algo-2", 1, {"b": b"1"}, aside=True)
     hostile = CheckpointFile(path="\x1b[2J\x07", size_bytes=1, sha256="0" * 64, key="../../../clary/secret")
@@ -179,7 +179,7 @@ def test_hostile_and_damaged_manifests_are_rows_and_no_control_character_reaches
 
 
 @pytest.mark.long(15)
-def test_more_objects_than_a_page_of_a_listing_holds_are_all_seen(service, job, prefix):
+def test_all_objects_are_seen_if_a_listing_has_several_pages(service, job, prefix):
     files = {f"shard-{number:04d}/part": str(number).encode() for number in range(1050)}
     prefix.commit("algo-1", 1, files)
     assert rows(service, job)[0][4:] == ["1050", "3.1 kB", "1", "1050 closed", "whole"]
@@ -194,7 +194,7 @@ def test_a_file_larger_than_any_answer_held_in_memory_is_read_in_pieces(service,
     assert verify(service, job)[0] == 1
 
 
-def test_no_set_no_config_and_no_job_are_told_apart(service, aws, job, prefix):
+def test_a_missing_set_config_or_job_gives_different_errors(service, aws, job, prefix):
     assert service.clary("checkpoints", job).stdout.startswith(
         f"no set of checkpoints of {job} below s3://{BUCKET}/ckpt/"
     )
@@ -216,7 +216,7 @@ MIRRORED = (
 )
 
 
-def test_what_agents_have_mirrored_is_listed_verified_and_described(service, aws):
+def test_sets_mirrored_by_agents_are_listed_verified_and_described(service, aws):
     name = unique("cli-mirrored")
     config = {"S3Uri": f"s3://{BUCKET}/ckpt/{name}"}
     request = job_request(name, MIRRORED, CheckpointConfig=config)

@@ -1,4 +1,4 @@
-"""A full disk under `clary.train.checkpoint`: a small file system of memory, which takes root to make."""
+"""A full disk under `clary.train.checkpoint`: a small tmpfs, which needs root."""
 
 import os
 import subprocess

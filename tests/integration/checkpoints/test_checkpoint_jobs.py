@@ -11,7 +11,7 @@ from program_jobs import BUCKET, put, run_command, start
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("checkpoint-jobs")]
 
-# Says what it finds, and adds a step to it.
+# Prints the checkpoint files that it finds, and adds a step.
 TRAIN = """
 import json, os, pathlib, sys, time
 
@@ -67,7 +67,7 @@ def keys_below(aws, prefix):
 
 @pytest.mark.parametrize("local_path", ["/opt/ml/checkpoints", "/opt/ml/model/state", "/data/of/mine"])
 @pytest.mark.long
-def test_the_next_job_with_the_same_prefix_finds_what_the_last_one_left(aws, script, local_path) -> None:
+def test_the_next_job_with_the_same_prefix_finds_the_last_jobs_checkpoints(aws, script, local_path) -> None:
     name = unique("ckpt")
     prefix = f"s3://{BUCKET}/{name}"
     first = run(aws, script, "ckpt-1", prefix, local_path=local_path)
@@ -104,7 +104,7 @@ def test_two_hosts_mirror_to_one_prefix(aws, script) -> None:
     assert found(aws, second) == {f"algo-{n}": {**models, "latest": f"step-0-of-algo-{n}"} for n in (1, 2)}
 
 
-def test_what_was_written_before_a_stop_is_kept(aws, script) -> None:
+def test_files_written_before_a_stop_are_kept(aws, script) -> None:
     name = unique("ckpt-stop")
     request = job_request(
         name,
@@ -133,7 +133,7 @@ def test_a_prefix_whose_sets_are_damaged_fails_the_job_and_says_so(aws, script) 
 
 
 @pytest.mark.long
-def test_a_job_whose_last_checkpoints_have_no_place_does_not_complete(aws) -> None:
+def test_a_job_whose_last_checkpoints_cannot_be_stored_does_not_complete(aws) -> None:
     bucket = unique("gone")
     aws.s3.create_bucket(Bucket=bucket)
     request = job_request(

@@ -7,7 +7,7 @@ from torch_ranks import assert_passed, names
 
 PROGRAM = Path(__file__).with_name("checkpoint_keeper_program.py")
 
-pytestmark = pytest.mark.xdist_group("checkpoint-keeper")  # a program runs once a worker: all of them on one
+pytestmark = pytest.mark.xdist_group("checkpoint-keeper")  # a program runs once per worker
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ from torch_ranks import ROOT, TRAIN_PYTHON
 PROGRAM = Path(__file__).with_name("checkpoint_kills_program.py")
 NUM_KILLS = 30
 LIMIT_S = 270.0
-TOLD = ("log-", "checkpoint.json", "failures")  # begin the names of files whose text tells what has been
+TOLD = ("log-", "checkpoint.json", "failures")  # prefix of the names of files that record each event
 
 
 def found_in(folder: Path) -> str:
-    """Return the traces of ranks with their times by the ranks' clock: the files in folders, and the ranks' words."""
+    """Return the traces of ranks with times on the ranks' clock: files in folders, and the ranks' output."""
     since_s = time.time() - time.monotonic()
     lines = []
     for path in sorted(folder.rglob("*")):
@@ -35,7 +35,7 @@ def found_in(folder: Path) -> str:
 
 @pytest.mark.timeout(300)
 @pytest.mark.long
-def test_no_kill_tears_a_step_or_loses_one_that_was_whole(tmp_path: Path) -> None:
+def test_no_kill_tears_a_step_or_loses_a_whole_one(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     folder, output, kills = tmp_path / "ranks", tmp_path / "output", tmp_path / "kills"
     folder.mkdir()

@@ -73,7 +73,7 @@ def test_thirty_kills_leave_no_torn_restore(weed, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_file_that_never_comes_to_rest_is_stored_again_and_again_and_whole(weed, tmp_path: Path) -> None:
+def test_a_constantly_replaced_file_is_stored_repeatedly_and_always_whole(weed, tmp_path: Path) -> None:
     prefix = f"s3://{BUCKET}/rolling"
     process = start(weed, prefix, tmp_path / "life")
     rolled: list[int] = []
@@ -92,7 +92,7 @@ def test_a_file_that_never_comes_to_rest_is_stored_again_and_again_and_whole(wee
 
 @pytest.fixture
 def mirrored(weed):
-    """Return a function that restores into a folder, changes it and flushes; it returns the notes."""
+    """Return a function that restores into a folder, changes it, flushes, and returns the notes."""
 
     def act(prefix: str, folder: Path, files: dict[str, bytes], *, host: str = "algo-1", num_hosts: int = 1):
         checkpoints = restore_into(weed, prefix, folder, host, num_hosts)
@@ -116,7 +116,7 @@ def keys_below(client, prefix: str) -> list[str]:
 
 
 @pytest.mark.timeout(120)
-def test_two_hosts_under_one_prefix_find_all_of_it_again(weed, client, mirrored, tmp_path: Path) -> None:
+def test_two_hosts_under_one_prefix_restore_the_files_of_both(weed, client, mirrored, tmp_path: Path) -> None:
     prefix = f"s3://{BUCKET}/two"
     hosts = ("algo-1", "algo-2")
     files = {host: {f"of-{host}/shard": host.encode() * 2_000_000, "shared": host.encode()} for host in hosts}
@@ -137,7 +137,7 @@ def test_two_hosts_under_one_prefix_find_all_of_it_again(weed, client, mirrored,
 
 
 @pytest.mark.timeout(120)
-def test_replaced_files_end_under_their_plain_keys_alone(weed, client, mirrored, tmp_path: Path) -> None:
+def test_replaced_files_are_finally_stored_only_under_their_plain_keys(weed, client, mirrored, tmp_path: Path) -> None:
     prefix = f"s3://{BUCKET}/plain/"
     names = ("small", "large", "a b+c/%41 ?#", "\u65e5\u672c/e&<>'\"", "s=a,b;c:d@e$f!g*(h)")
     files = {name: b"x" * (17 << 20 if name == "large" else 9) for name in names}
@@ -145,7 +145,7 @@ def test_replaced_files_end_under_their_plain_keys_alone(weed, client, mirrored,
     checkpoints = restore_into(weed, prefix, tmp_path / "second")
     facts: list[CheckpointFacts] = []
     checkpoints.start(Listeners(tell=facts.append, say=print, note=print))
-    for number in range(4):  # the fourth set is the second one after the plain keys are named
+    for number in range(4):  # the fourth set is the second since the plain keys were named
         for name in names if number == 0 else ("new",):
             place = checkpoints.folder.path / name
             place.write_bytes(b"y" * (len(files[name]) if number == 0 else number))
@@ -167,7 +167,7 @@ def test_replaced_files_end_under_their_plain_keys_alone(weed, client, mirrored,
 
 @pytest.mark.long(10)
 @pytest.mark.timeout(120)
-def test_a_prefix_with_empty_parts_is_found_again(mirrored, client, tmp_path: Path) -> None:
+def test_a_prefix_with_empty_parts_is_restored(mirrored, client, tmp_path: Path) -> None:
     for life in range(2):
         path, _ = mirrored(f"s3://{BUCKET}/empty//parts", tmp_path / f"life-{life}", {f"of-{life}": b"x"})
     assert sorted(place.name for place in path.iterdir()) == ["of-0", "of-1"]
@@ -175,7 +175,7 @@ def test_a_prefix_with_empty_parts_is_found_again(mirrored, client, tmp_path: Pa
 
 
 @pytest.mark.timeout(120)
-def test_names_that_the_store_does_not_list_as_they_are_come_back_too(weed, mirrored, tmp_path: Path) -> None:
+def test_names_that_the_store_lists_in_another_form_are_restored_too(weed, mirrored, tmp_path: Path) -> None:
     names = [
         "back\\slash",
         "new\nline",
@@ -199,7 +199,7 @@ def test_names_that_the_store_does_not_list_as_they_are_come_back_too(weed, mirr
 
 
 @pytest.mark.timeout(120)
-def test_a_store_that_answers_nothing_holds_no_flush(weed, tmp_path: Path) -> None:
+def test_a_store_that_does_not_respond_does_not_block_a_flush(weed, tmp_path: Path) -> None:
     with faulty_gateway(weed["url"]) as gateway:
         checkpoints = restore_into({**weed, "url": gateway.url}, f"s3://{BUCKET}/stalls", tmp_path / "in")
         gateway.fail("stall", lambda method, path: method == "PUT", times=1000)

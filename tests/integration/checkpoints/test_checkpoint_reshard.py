@@ -7,7 +7,7 @@ from torch_ranks import assert_passed, names
 
 PROGRAM = Path(__file__).with_name("checkpoint_reshard_program.py")
 
-pytestmark = pytest.mark.xdist_group("checkpoint-reshard")  # a program runs once a worker: all of them on one
+pytestmark = pytest.mark.xdist_group("checkpoint-reshard")  # a program runs once per worker
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("backend", ["smddp", "gloo"])
 @pytest.mark.parametrize("name", names(PROGRAM))
 @pytest.mark.long(45)
-def test_any_number_of_ranks_restores_what_any_other_saved(name: str, backend: str, folder: Path) -> None:
+def test_any_number_of_ranks_restores_checkpoints_of_any_other_number(name: str, backend: str, folder: Path) -> None:
     place = folder / backend
     place.mkdir(exist_ok=True)
     common = {"CLARY_TEST_BACKEND": backend, "CLARY_TEST_FOLDER": str(place)}

@@ -1,4 +1,4 @@
-"""Checkpoints whose writers are held up or killed in mid-file: no half is restored, for every kind of end."""
+"""Checkpoints whose writers are stopped or killed in the middle of a file: no half file is restored, for every end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from program_jobs import BUCKET, put, start
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("checkpoint-torn")]
 
-# One whole checkpoint, then half of another. What it finds it says first, and when it finds any it ends.
+# Prints the checkpoints that it finds and ends if there are any; otherwise writes one checkpoint and half of another.
 TRAIN = """
 import json, os, pathlib, subprocess, sys, time
 
@@ -65,12 +65,12 @@ def request_of(script, prefix, how="itself"):
 
 
 def found(aws, name):
-    """Return the findings that each run of the program printed at its start."""
+    """Return the lists of checkpoints that each run of the program printed at its start."""
     return [json.loads(line.partition("FOUND ")[2]) for line in log_of(aws, name) if "FOUND " in line]
 
 
 def wait_for_set(service, name, *, rest_s=6.0):
-    """Wait until a set of the whole checkpoint is listed, and for another round of the mirror at least."""
+    """Wait until a set with the whole checkpoint is listed, and for at least one more round of the mirror."""
     deadline_s = time.monotonic() + 60
     while " 1 " not in service.clary("checkpoints", name).stdout.partition("STATE")[2]:
         assert time.monotonic() < deadline_s
@@ -80,11 +80,11 @@ def wait_for_set(service, name, *, rest_s=6.0):
 
 @pytest.mark.parametrize("how", ["itself", "itself, and appends", "in a child that is killed"])
 @pytest.mark.long(65)
-def test_half_a_file_whose_writer_is_held_up_or_killed_is_in_no_set(service, aws, script, how) -> None:
+def test_half_a_file_of_a_stopped_or_killed_writer_is_in_no_set(service, aws, script, how) -> None:
     prefix = unique("torn")
     name = start(aws, request_of(script, prefix, how))
     wait_for_line(service, name, "HALF")
-    # What nobody has open is taken after half a minute by its rest.
+    # A file that no process has open counts as settled after half a minute without a change.
     wait_for_set(service, name, rest_s=36.0 if "appends" in how else 6.0)
     os.kill(agent_of(service, name, "algo-1"), signal.SIGKILL)
     facts = wait(aws, name)
@@ -96,7 +96,7 @@ def test_half_a_file_whose_writer_is_held_up_or_killed_is_in_no_set(service, aws
     assert "1 file closed by the writer, 1 file kept as far as a log had got" in said.stdout
 
 
-def test_a_stop_in_mid_file_leaves_the_last_whole_set_and_says_what_was_cut(service, aws, script) -> None:
+def test_a_stop_in_mid_file_keeps_the_last_whole_set_and_names_the_cut_file(service, aws, script) -> None:
     prefix = unique("torn-stop")
     name = start(aws, request_of(script, prefix))
     wait_for_line(service, name, "HALF")

@@ -8,7 +8,7 @@ from program_jobs import BUCKET, script_request, start
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("checkpoint-training-jobs")]
 
-# The program of docs/training-checkpoints.md, with a model and with words of what was saved and restored.
+# The program of docs/training-checkpoints.md, with a model, and with lines on the saved and restored steps.
 TRAIN = """
 import hashlib, os, signal, time
 import torch
@@ -69,13 +69,13 @@ def request(aws, label, prefix, *, num_hosts, last_step):
 
 
 def said(aws, name, word):
-    """Return the words that the job's first rank printed after a word; None if it has not printed it."""
+    """Return the text that the job's first rank printed after this word; None if it has not printed the word."""
     lines = [line.partition(f"{word} ")[2].split() for line in log_of(aws, name) if f"{word} " in f"{line} "]
     return lines[0] if lines else None
 
 
 @pytest.mark.long
-def test_a_job_that_was_stopped_goes_on_with_fewer_hosts(aws):
+def test_a_stopped_job_continues_on_fewer_hosts(aws):
     prefix = f"s3://{BUCKET}/{unique('keeper')}"
     first = start(aws, request(aws, "keeper-1", prefix, num_hosts=2, last_step=100_000))
     deadline_s = time.monotonic() + 100

@@ -1,4 +1,4 @@
-"""Shared by the client scripts: where things are, and one line of JSON as the result."""
+"""Paths and names shared by the client scripts, and the printing of their result as one line of JSON."""
 
 import json
 import os
@@ -11,5 +11,5 @@ CPU_TYPE = "ml.m5.large"
 
 
 def report(**facts):
-    """Print the result that the test reads."""
+    """Print the result as the line of JSON that the test parses."""
     print("RESULT " + json.dumps(facts, default=str), flush=True)

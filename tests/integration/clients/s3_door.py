@@ -1,6 +1,6 @@
-"""Results of S3 clients at the service: boto3 of this environment, and pyarrow if it has one.
+"""Script that prints results of S3 clients of the service: boto3 of this environment, and pyarrow if installed.
 
-Everything comes from the environment that `clary env` leaves; the bucket is a new one.
+Clients are configured only by the variables of `clary env`; the bucket is new.
 """
 
 import os
@@ -27,7 +27,7 @@ def refusal(call, **arguments):
 
 
 def post(made, content):
-    """Send a form as a browser does."""
+    """Upload by an HTML form, as a browser does."""
     body = b""
     for name, value in made["fields"].items():
         body += f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
@@ -43,7 +43,7 @@ def post(made, content):
 
 
 def temporary():
-    """Return the results of calls with keys of STS, and the refusal once their token is another."""
+    """Return the results of calls with temporary keys of STS, and the refusals with a wrong session token."""
     role = "arn:aws:iam::000000000000:role/Any"
     made = boto3.client("sts").assume_role(RoleArn=role, RoleSessionName="me", DurationSeconds=900)["Credentials"]
     keys = {"aws_access_key_id": made["AccessKeyId"], "aws_secret_access_key": made["SecretAccessKey"]}
@@ -62,7 +62,7 @@ def temporary():
 
 
 def arrow(bucket):
-    """Return pyarrow's readings: found by AWS_ENDPOINT_URL alone, and with the bucket in the name of the host."""
+    """Return what pyarrow reads, configured by AWS_ENDPOINT_URL only, and with the bucket in the host name."""
     if find_spec("pyarrow") is None:
         return None
     from pyarrow import fs

@@ -1,4 +1,4 @@
-"""SDK v2: HuggingFace with compiler_config, as its documentation has it, debug mode on."""
+"""SDK v2: HuggingFace with compiler_config, as in its documentation, with debug mode on."""
 
 import io
 import json

@@ -9,7 +9,7 @@ from sagemaker.debugger import CollectionConfig, DebuggerHookConfig, Rule, rule_
 from sagemaker.pytorch import PyTorch
 from sagemaker.s3 import S3Downloader
 
-CLARY = os.path.join(HERE, "..", "..", "..", "src")  # a checkout in place of an installation
+CLARY = os.path.join(HERE, "..", "..", "..", "src")  # imports Clary from the checkout instead of an installation
 sys.path += [CLARY, os.path.join(CLARY, "clary", "compat")]
 from smdebug.trials import create_trial  # noqa: E402 - found by the line above
 
@@ -49,7 +49,7 @@ estimator = PyTorch(
 )
 estimator.fit(wait=False)
 job = estimator.latest_training_job
-waiter = session.sagemaker_client.get_waiter("training_job_completed_or_stopped")  # fit(wait=True) asks every 30 s
+waiter = session.sagemaker_client.get_waiter("training_job_completed_or_stopped")  # fit(wait=True) polls every 30 s
 waiter.wait(TrainingJobName=job.name, WaiterConfig={"Delay": 1, "MaxAttempts": 300})
 session.logs_for_job(job.name)
 trial = create_trial(estimator.latest_job_debugger_artifacts_path())

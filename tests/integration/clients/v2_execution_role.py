@@ -1,4 +1,4 @@
-"""SDK v2: get_execution_role(), default_bucket() and account_id(), which ask STS at its fixed https address."""
+"""SDK v2: get_execution_role(), default_bucket() and account_id(), which call STS at its fixed https address."""
 
 import os
 

@@ -24,7 +24,7 @@ with tempfile.TemporaryDirectory() as folder:
             run.log_metric("loss", 1.0 / (1 + step), step=step)
         run.log_file(notes, name="notes")
         run.log_artifact("weights", "s3://somewhere/weights", media_type="text/plain", is_output=False)
-        # What log_confusion_matrix and its like do once scikit-learn has counted; it is not in this environment.
+        # The call that log_confusion_matrix makes after scikit-learn has counted; scikit-learn is not installed here.
         run._log_graph_artifact(artifact_name="confusion", data={"a": 1}, graph_type="ConfusionMatrix", is_output=True)
         Estimator(
             image_uri="registry.example/team/remote:1",

@@ -2,7 +2,7 @@
 
 python v2_mxnet.py distribution|distributions SCRIPT DIGITS NAME=VALUE...
 
-`distributions` is the argument's name in SDK v1, which v2 takes with a warning.
+`distributions` is the argument's name in SDK v1, which v2 accepts with a warning.
 """
 
 import json
@@ -31,7 +31,7 @@ estimator = MXNet(
     sagemaker_session=session,
     **{argument: {"parameter_server": {"enabled": True}}},
 )
-estimator.fit({"digits": uri.rpartition("/")[0] + "/"}, wait=True, logs="None")  # asks every 5 s
+estimator.fit({"digits": uri.rpartition("/")[0] + "/"}, wait=True, logs="None")  # polls every 5 s
 hosts = {}
 with tempfile.TemporaryDirectory() as folder:
     S3Downloader.download(estimator.model_data, folder, sagemaker_session=session)

@@ -1,4 +1,4 @@
-"""SDK v2: an estimator with profiler rules; their statuses and the report, where the documentation says they are."""
+"""SDK v2: an estimator with profiler rules; their statuses and the report, at the documented places."""
 
 import time
 

@@ -27,7 +27,7 @@ job = estimator.latest_training_job
 
 
 def until(look, wanted):
-    """Return the first result of `look` that is wanted."""
+    """Call `look` until `wanted` holds for its result; return the result."""
     end_s = time.monotonic() + LIMIT_S
     while not wanted(found := look()):
         assert time.monotonic() < end_s, found
@@ -45,7 +45,7 @@ def refusal(change):
 
 
 def profiling():
-    """Return how the service says that the job is profiled."""
+    """Return the job's profiling status and configuration from the service."""
     facts = job.describe()
     return [facts["ProfilingStatus"], facts.get("ProfilerConfig")]
 

@@ -1,4 +1,4 @@
-"""SDK v2: @remote, whose result comes back through S3."""
+"""SDK v2: @remote, whose result is returned through S3."""
 
 from common_client import CPU_TYPE, ROLE, report
 from sagemaker.remote_function import remote

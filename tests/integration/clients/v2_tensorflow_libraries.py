@@ -17,13 +17,13 @@ from sagemaker.tensorflow import TensorFlow, TrainingCompilerConfig
 
 form, script, *pairs = sys.argv[1:]
 forms = {
-    "compiler": {  # the newest version that the SDK lets have a compiler, on a type that it takes for one with a GPU
+    "compiler": {  # the newest version that the SDK allows with a compiler, on a GPU instance type
         "compiler_config": TrainingCompilerConfig(debug=True),
         "framework_version": "2.11",
         "py_version": "py39",
         "instance_type": "ml.p3.2xlarge",
     },
-    "modelparallel": {  # as AWS's guide for TensorFlow has it
+    "modelparallel": {  # as in AWS's guide for TensorFlow
         "distribution": {
             "smdistributed": {
                 "modelparallel": {

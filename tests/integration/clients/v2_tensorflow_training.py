@@ -1,7 +1,7 @@
 """SDK v2: TensorFlow on two hosts, trained on digits in one of the ways that the SDK can start.
 
 python v2_tensorflow_training.py smdistributed|multi_worker_mirrored_strategy|parameter_server SCRIPT NAME=VALUE...
-NAME=VALUE becomes an environment variable where NAME is in capitals, a hyperparameter otherwise.
+NAME=VALUE becomes an environment variable if NAME is in capitals, a hyperparameter otherwise.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ digits = session.upload_data(os.path.join(package, "data", "data", "mnist_5k.csv
 estimator = TensorFlow(
     entry_point=script,
     role=ROLE,
-    framework_version="2.11" if is_smddp else "2.16",  # the last with SMDDP, as the SDK knows
+    framework_version="2.11" if is_smddp else "2.16",  # the last version with SMDDP that the SDK accepts
     py_version="py39" if is_smddp else "py310",
     instance_count=2,
     instance_type="ml.p4d.24xlarge" if is_smddp else CPU_TYPE,

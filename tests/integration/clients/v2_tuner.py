@@ -17,7 +17,7 @@ form = sys.argv[1]
 
 
 def name_of(word):
-    """Return a name of its own: the SDK's own ones are the same for a minute."""
+    """Return a unique name; names made by the SDK are the same within a minute."""
     return f"{word}-{time.time_ns() % 10**9}"
 
 

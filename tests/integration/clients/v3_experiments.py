@@ -38,7 +38,7 @@ with tempfile.TemporaryDirectory() as folder:
         run.log_file(notes, name="notes")
         run.log_artifact("weights", "s3://somewhere/weights", media_type="text/plain", is_output=False)
         run._log_graph_artifact(artifact_name="confusion", data={"a": 1}, graph_type="ConfusionMatrix", is_output=True)
-        # No trainer of v3 passes on the run that it is called within: the request names it.
+        # Trainers of v3 do not pass on the Run that encloses their call, so the request names the run.
         config = run.experiment_config
         job = TrainingJob.create(
             training_job_name=JOB,

@@ -1,4 +1,4 @@
-"""SDK v3: submits a job whose ranks wait for a signal, with the driver that the first argument names, and leaves."""
+"""SDK v3: submits a job whose ranks wait for a signal, with the driver that the first argument names, and exits."""
 
 import sys
 

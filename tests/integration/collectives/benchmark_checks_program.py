@@ -1,4 +1,4 @@
-"""One of two ranks that takes samples through a door with a defect and prints the findings of the benchmark's checks.
+"""Program of one of two ranks that takes samples through a defective door and prints the findings of the checks.
 
 Run: `python benchmark_checks_program.py FOLDER RANK`; the board lies in FOLDER. Needs numpy, both trees in its path.
 """
@@ -44,7 +44,7 @@ DEFECTS = (nothing, one_element_off, all_slightly_off, last_element_missing, not
 
 
 class FakeDoor:
-    """Does the collective over the board, then spoils the result."""
+    """Runs the collective over the board, then corrupts the result."""
 
     def __init__(self, board, rank, defect):
         self._board, self._rank, self._defect = board, rank, defect

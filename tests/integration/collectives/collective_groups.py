@@ -1,4 +1,4 @@
-"""Groups for tests of collectives: ranks as threads of this process, or as processes of their own."""
+"""Groups for tests of collectives: ranks as threads of this process, or as separate processes."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from clary.train.collective.settings import CollectiveSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAIN_PYTHON = ROOT / ".venvs/train/bin/python"
-LIMIT_S = 40.0  # for anything that a test waits for
+LIMIT_S = 40.0  # limit for every wait of a test
 FAST = CollectiveSettings(
     timeout_s=10.0, connect_timeout_s=15.0, slot_bytes=4096, master_address="127.0.0.1", core="reference"
 )
@@ -51,7 +51,7 @@ class MemoryStore:
 
 
 def run_ranks(size, act):
-    """Call `act(rank)` in a thread a rank; return results by rank, an exception in place of one that raised."""
+    """Call `act(rank)` in one thread per rank; return by rank the result, or the exception that it raised."""
     outcomes = [None] * size
     verdicts = []
 
@@ -77,9 +77,9 @@ def run_ranks(size, act):
 
 
 def run_group(size, act, *, num_hosts=1, settings=FAST, store=None):
-    """Form a group and call `act(communicator)` on every rank; all must succeed. Returns results by rank.
+    """Form a group and call `act(communicator)` on every rank; return results by rank, raise the first error.
 
-    With several hosts ranks are dealt to them in blocks, and meet on TCP over loopback.
+    With several hosts, ranks are assigned to hosts in blocks, and hosts connect by TCP over loopback.
     """
     store = store or MemoryStore()
 
@@ -101,13 +101,13 @@ def open_descriptors():
     for name in os.listdir("/proc/self/fd"):
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # descriptor of the listing itself
             continue
     return found
 
 
 class RankProcesses:
-    """One process a rank, running a program of this folder with RANK and WORLD_SIZE set; a context manager."""
+    """One process per rank, running a program of this folder with RANK and WORLD_SIZE set; a context manager."""
 
     def __init__(self, program, scenario, size, *, port, python=sys.executable, environment=None, hosts=()):
         self.processes = []
@@ -153,7 +153,7 @@ class RankProcesses:
         return json.loads(line)
 
     def results(self):
-        """Wait for all; return the last line of each as JSON."""
+        """Wait for all ranks to end; return the last line of each, parsed as JSON."""
         found = []
         for rank, process in enumerate(self.processes):
             output, errors = process.communicate(timeout=LIMIT_S)

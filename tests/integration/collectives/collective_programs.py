@@ -21,7 +21,7 @@ def say(**facts):
 
 
 def reduce(group):
-    """All ranks add, twice, and once in a subgroup."""
+    """Reduce twice over all ranks, and once in a subgroup."""
     memory = bytearray([RANK + 1]) * 100_000
     group.all_reduce(memory)
     group.all_reduce(memory, op="max")
@@ -51,7 +51,7 @@ def wait_for_end(group):
 
 
 def idle(group):
-    """Do nothing for long, then one operation."""
+    """Wait until the test writes a line, then run one barrier."""
     say(pid=os.getpid())
     sys.stdin.readline()
     try:

@@ -56,7 +56,7 @@ def test_factories_make_tensors_on_the_cpu():
     assert torch.empty(2, pin_memory=True).shape == (2,)
 
 
-def test_tensors_and_modules_move_nowhere():
+def test_tensors_and_modules_moved_to_cuda_stay_on_the_cpu():
     tensor = torch.ones(2, requires_grad=True)
     for moved in (tensor.cuda(), tensor.cuda(1), tensor.to("cuda"), tensor.to(0), tensor.to(torch.device("cuda:0"))):
         assert moved.device == CPU
@@ -69,14 +69,14 @@ def test_tensors_and_modules_move_nowhere():
     assert nn.Linear(2, 2).to("cuda", dtype=torch.bfloat16).weight.dtype is torch.bfloat16
 
 
-def test_numbers_and_words_that_are_no_devices_stay():
+def test_numbers_and_strings_that_are_no_devices_keep_their_meaning():
     assert torch.zeros(2, 3).sum(0).shape == (3,)
     assert torch.ones(4).to(torch.int64).tolist() == [1, 1, 1, 1]
     assert torch.einsum("cu,ud->cd", torch.ones(1, 2), torch.ones(2, 1)).item() == 2
     assert torch.stack([torch.ones(2)] * 2, 1).shape == (2, 2)
 
 
-def test_threads_do_the_same():
+def test_cuda_means_the_cpu_in_threads_too():
     found = []
     thread = threading.Thread(target=lambda: found.append(torch.zeros(1, device="cuda").cuda()))
     thread.start()
@@ -86,10 +86,10 @@ def test_threads_do_the_same():
     assert [one.device for one in found] == [CPU, CPU]
 
 
-def test_what_is_asked_of_a_gpu_is_answered():
+def test_queries_of_a_gpu_are_answered():
     cuda = torch.cuda
     assert cuda.is_available()
-    assert cuda.device_count() == 2  # LOCAL_WORLD_SIZE
+    assert cuda.device_count() == 2  # value of LOCAL_WORLD_SIZE
     assert "CPU" in cuda.get_device_name()
     assert cuda.get_device_properties(0).total_memory > 0
     assert cuda.get_device_capability("cuda:0") >= (7, 0)
@@ -112,7 +112,7 @@ def test_what_is_asked_of_a_gpu_is_answered():
         pass
 
 
-def test_the_generator_is_the_cpu_s():
+def test_the_generator_of_cuda_is_that_of_the_cpu():
     torch.cuda.manual_seed(5)
     state = torch.cuda.get_rng_state()
     first = torch.rand(2, device="cuda")
@@ -129,7 +129,7 @@ def test_the_generator_is_the_cpu_s():
     assert not torch.equal(torch.rand(2), first)
 
 
-def test_precision_is_that_of_cpus():
+def test_autocast_precision_is_that_of_the_cpu():
     model = nn.Linear(4, 4).cuda()
     for context in (
         torch.autocast("cuda"),
@@ -155,7 +155,7 @@ def test_precision_is_that_of_cpus():
     assert torch.equal(model.weight, before)  # an infinite gradient is skipped
 
 
-def test_files_are_loaded_wherever_they_are_to_go():
+def test_files_are_loaded_to_the_cpu_for_every_map_location():
     file = io.BytesIO()
     torch.save({"weight": torch.ones(2)}, file)
     for place in (
@@ -173,7 +173,7 @@ def test_files_are_loaded_wherever_they_are_to_go():
     assert torch.load(file, "cuda")["weight"].device == CPU
 
 
-def test_defaults_are_the_cpu():
+def test_a_default_device_of_cuda_is_the_cpu():
     torch.set_default_device("cuda")
     assert torch.zeros(1).device == CPU
     torch.set_default_device(None)
@@ -183,19 +183,19 @@ def test_defaults_are_the_cpu():
     assert torch.zeros(1).dtype is torch.float32
 
 
-def test_functions_are_torch_s_own_and_can_be_scripted():
+def test_functions_of_torch_stay_builtin_and_can_be_scripted():
     @torch.jit.script
     def doubled(value: torch.Tensor) -> torch.Tensor:
         return value * 2 + torch.zeros(1)
 
     assert doubled(torch.ones(1).cuda()).item() == 2
-    assert type(torch.zeros) is type(len)  # built in, not wrapped
+    assert type(torch.zeros) is type(len)  # builtin, not wrapped
 
 
-def test_what_is_to_be_compiled_stays_as_it_is():
+def test_compiled_functions_and_models_run():
     from torch._dynamo.trace_rules import get_torch_obj_rule_map
 
-    get_torch_obj_rule_map()  # what libraries load all the same; it refuses two names of one function
+    get_torch_obj_rule_map()  # some libraries load this table, which rejects two names for one function
 
     @torch.compile
     def first(value):
@@ -221,8 +221,8 @@ def test_checkpointing_and_dropout_work():
     assert value.grad.shape == (2, 4)
 
 
-def test_activation_offloading_takes_its_steps_for_a_gpu():
-    # No machine of ours has a GPU at hand: streams and events are rehearsed, and what comes back is compared.
+def test_activation_offloading_runs_its_gpu_path():
+    # Without a GPU, streams and events are rehearsed, and the restored tensors are compared.
     from clary.train.parallel.memory.kept import OffloadCounts, PinnedCopy, SpilledTensor
     from clary.train.parallel.memory.spill import Spill
 
@@ -241,12 +241,12 @@ def test_activation_offloading_takes_its_steps_for_a_gpu():
         spill.close()
 
 
-def test_what_has_no_meaning_says_so():
+def test_functions_without_a_meaning_on_the_cpu_raise_with_their_name():
     for name in ("CUDAGraph", "graph", "MemPool", "graph_pool_handle", "make_graphed_callables"):
         assert f"CLARY_CUDA_ON_CPU=1: torch.cuda.{name} has" in str(raised(getattr(torch.cuda, name), None))
 
 
-def test_classes_of_torch_stay_classes():
+def test_classes_of_torch_cuda_stay_classes():
     found = 0
     for file in Path(torch.cuda.__file__).parent.glob("*.py"):
         nodes = ast.parse(file.read_text()).body
@@ -260,7 +260,7 @@ def test_classes_of_torch_stay_classes():
     assert torch.cuda.streams.Stream is torch.cuda.Stream
 
 
-def test_versions_and_generators_of_cuda_are_told():
+def test_cuda_has_versions_and_generators():
     assert float(torch.version.cuda) >= 11
     assert torch.cuda.nccl.version() >= (2, 10)
     assert torch.backends.cudnn.version() > 0
@@ -270,7 +270,7 @@ def test_versions_and_generators_of_cuda_are_told():
     assert torch.cuda.default_generators[0] is torch.default_generator
 
 
-def test_hooks_of_a_backward_pass_are_on_the_cpu_too():
+def test_cuda_means_the_cpu_in_backward_hooks_too():
     found = []
     value = torch.ones(2, requires_grad=True)
     value.register_hook(lambda gradient: found.append(torch.empty(2, device="cuda").device))
@@ -279,7 +279,7 @@ def test_hooks_of_a_backward_pass_are_on_the_cpu_too():
     assert found == [CPU, CPU]
 
 
-def test_fsdp_takes_its_device_and_gives_whole_states():
+def test_fsdp_accepts_a_cuda_device_and_returns_full_states():
     from torch import distributed
     from torch.distributed import fsdp
 

@@ -1,4 +1,4 @@
-"""Runs scripts of `cuda_scripts` under `clary run --cuda-on-cpu`, with or without torchrun."""
+"""Helper that runs scripts of `cuda_scripts` under `clary run --cuda-on-cpu`, with or without torchrun."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ PROGRAM = HERE / "cuda_on_cpu_program.py"
 UNIT_RUNNER = ROOT / "tests/helpers/torch_programs.py"
 CLARY = (sys.executable, "-m", "clary.cli.main", "run")
 NOTICE = "clary: CLARY_CUDA_ON_CPU=1: this process computes on the CPU"
-LIMIT_S = 150  # a process that imports torch takes seconds, and half a minute on a machine that is busy
+LIMIT_S = 150  # importing torch takes seconds, and half a minute on a busy machine
 
 
 def environment(**more: str) -> dict[str, str]:

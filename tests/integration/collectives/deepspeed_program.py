@@ -58,4 +58,4 @@ def main(backend, stage, folder):
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads may take the interpreter down while it ends
+    os._exit(0)  # gloo's threads may abort the process at a normal exit

@@ -1,4 +1,4 @@
-"""The checks that stand behind every number of the collectives' benchmarks: right results pass, wrong ones do not."""
+"""The checks of results in the benchmarks of collectives: correct results pass, wrong ones are found."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ SEEN_EVERYWHERE = ("one_element_off", "all_slightly_off", "last_element_missing"
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory):
-    """By collective and defect: the problems that both ranks found, and how many samples they took."""
+    """By collective and defect: the problems that both ranks found, and the numbers of samples that they took."""
     folder = tmp_path_factory.mktemp("checks")
     make_board(folder / "board", 2)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
@@ -54,7 +54,7 @@ def test_right_results_pass_and_every_sample_is_timed(findings, collective):
 
 
 @pytest.mark.parametrize(("collective", "defect"), list(itertools.product(COLLECTIVES, SEEN_EVERYWHERE)))
-def test_a_wrong_result_is_told_by_every_rank_for_every_sample(findings, collective, defect):
+def test_a_wrong_result_is_reported_by_every_rank_for_every_sample(findings, collective, defect):
     problems, _ = findings[collective, defect]
     assert len(problems) == 4
     assert {problem.split(": ")[0] for problem in problems} == {
@@ -62,7 +62,7 @@ def test_a_wrong_result_is_told_by_every_rank_for_every_sample(findings, collect
     }
 
 
-def test_one_bit_that_differs_between_ranks_is_told(findings):
+def test_one_bit_that_differs_between_ranks_is_reported(findings):
     for collective, words in (("all_reduce", "bits differ between ranks"), ("all_gather", "are not what these put in")):
         problems, _ = findings[collective, "one_bit_on_one_rank"]
         assert problems

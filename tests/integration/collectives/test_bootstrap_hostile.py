@@ -1,4 +1,4 @@
-"""Strangers that connect while a group is formed: garbage, silence, floods, other users."""
+"""Unauthenticated connections while a group is formed: garbage, silence, floods, other users."""
 
 import contextlib
 import errno
@@ -19,10 +19,10 @@ from clary.train.collective.bootstrap.records import RankRecord, decode, encode
 
 
 def form(enemy, settings=FAST, *, comes_late=True):
-    """Have rank 0 wait for rank 1, and attack it meanwhile by `enemy(record of rank 0)`.
+    """Let rank 0 wait for rank 1, and attack it meanwhile with `enemy(record of rank 0)`.
 
-    Rank 0 is shown a record of rank 1 at once; rank 1 itself comes after the enemy, or never.
-    Returns: outcome of rank 0; of the enemy; of rank 1, or None.
+    Rank 0 sees a record of rank 1 at once; rank 1 itself starts after the attack, or not at all.
+    Returns: outcomes of rank 0, of the attack, and of rank 1 (or None).
     """
     store = MemoryStore()
     attacked = []
@@ -88,7 +88,7 @@ def answers_of(sock):
         handshake.MAGIC + struct.pack("<BII32s", handshake.Role.SIDE, 1, 0, bytes(32)) + bytes(32),
     ],
 )
-def test_garbage_is_hung_up_on_and_the_group_is_formed(door, bytes_sent):
+def test_a_connection_that_sends_garbage_is_closed_and_the_group_is_formed(door, bytes_sent):
     before = open_descriptors()
 
     def enemy(record):
@@ -98,13 +98,13 @@ def test_garbage_is_hung_up_on_and_the_group_is_formed(door, bytes_sent):
             return answers_of(sock)
 
     first, answers, second = form(enemy)
-    assert answers[32:] in (b"", bytes(33))  # a nonce and a refusal at most, never a proof
+    assert answers[32:] in (b"", bytes(33))  # at most a nonce and a refusal, never a proof
     close(first)
     close(second)
     assert open_descriptors().keys() == before.keys()
 
 
-def test_silent_connections_do_not_hold_up_the_group():
+def test_silent_connections_do_not_delay_the_group():
     silent = []
     start_s = time.monotonic()
     first, _, second = form(lambda record: silent.extend(door(record) for door in (tcp, unix, tcp)))
@@ -133,7 +133,7 @@ def test_a_slow_greeting_ends_at_its_own_limit_and_is_counted(monkeypatch):
     assert "Refused meanwhile: 1 x 127.0.0.1 (no complete greeting)" in str(outcome)
 
 
-def test_a_flood_of_connections_makes_the_oldest_go_and_the_group_is_formed(monkeypatch):
+def test_a_flood_of_connections_evicts_the_oldest_and_the_group_is_formed(monkeypatch):
     monkeypatch.setattr(meeting, "_GUESTS_OVER", 8)
     flood = []
 
@@ -150,7 +150,7 @@ def test_a_flood_of_connections_makes_the_oldest_go_and_the_group_is_formed(monk
 
 
 class Exhausted(socket.socket):
-    """A listener of a process whose descriptors are used up by the first connection, until that is closed."""
+    """A listener whose process has no descriptor left after the first connection: the next accept fails once."""
 
     accepted = failed = 0
 
@@ -163,7 +163,7 @@ class Exhausted(socket.socket):
         return sock, place
 
 
-def test_used_up_descriptors_make_the_oldest_stranger_go_and_the_group_is_formed(monkeypatch):
+def test_without_free_descriptors_the_oldest_connection_is_evicted(monkeypatch):
     real = group.open_listeners
 
     def open_listeners(address, size):
@@ -208,8 +208,8 @@ def test_a_process_of_another_user_is_refused_on_the_unix_socket():
     close(second)
 
 
-def test_an_address_taken_by_another_program_is_told():
-    """A record that leads to a listener which answers with nonsense."""
+def test_another_program_at_a_ranks_address_is_reported():
+    """The record of a rank points to a listener that sends nonsense."""
     with socket.create_server(("127.0.0.1", 0)) as impostor:
         port = impostor.getsockname()[1]
 

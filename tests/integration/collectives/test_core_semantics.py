@@ -1,7 +1,7 @@
-"""Duties of every core, on the reference and on the compiled one: results, order, limits and the ends of peers.
+"""Behaviour of every core, reference and compiled: results, order, timeouts and lost peers.
 
-Ranks are threads here; `test_rank_processes` has them as processes. Values are such that sums are exact, so that bits
-do not depend on which ranks share a host.
+Ranks are threads here and processes in `test_rank_processes`. All sums are exact, so that their bits do not depend on
+which ranks share a host.
 """
 
 import array
@@ -19,8 +19,8 @@ from clary.train._native.interface import Dtype, ReduceOp
 from clary.train._native.reference_math import expected_all_reduce, expected_all_to_all, expected_reduce_scatter
 from clary.train.collective.communicator import open_group
 
-LAYOUTS = [(1, 1), (2, 1), (2, 2), (3, 2), (4, 2)]  # ranks, hosts
-SMALL_NUMBERS = {  # by type: format, one number a rank and element that no rounding touches
+LAYOUTS = [(1, 1), (2, 1), (2, 2), (3, 2), (4, 2)]  # (ranks, hosts)
+SMALL_NUMBERS = {  # type -> struct format; one number per rank and element, exact in each type
     Dtype.FLOAT32: "f",
     Dtype.FLOAT64: "d",
     Dtype.FLOAT16: "e",
@@ -70,7 +70,7 @@ def values_of(rank, dtype, count):
 @pytest.mark.parametrize(("size", "num_hosts"), LAYOUTS)
 def test_every_type_is_reduced_by_every_operation_that_is_defined_on_it(core, size, num_hosts):
     cases = [(dtype, op, 37) for dtype in Dtype for op in ReduceOp if op.is_defined_on(dtype)]
-    cases = [case for case in cases if case[1] is not ReduceOp.AVG or size != 3]  # thirds round
+    cases = [case for case in cases if case[1] is not ReduceOp.AVG or size != 3]  # division by 3 rounds
     cases += [(Dtype.FLOAT32, ReduceOp.SUM, count) for count in (0, 1, 5000)]
 
     def act(group):
@@ -89,7 +89,7 @@ def test_every_type_is_reduced_by_every_operation_that_is_defined_on_it(core, si
 
 
 @pytest.mark.parametrize("code", "fdbBhilq")
-def test_objects_of_every_plain_format_are_summed_where_they_lie(core, code):
+def test_objects_of_every_plain_buffer_format_are_summed_in_place(core, code):
     def act(group):
         numbers = array.array(code, [group.rank + 1, 2, 3])
         work = group.all_reduce(numbers)
@@ -108,7 +108,7 @@ def test_objects_of_every_plain_format_are_summed_where_they_lie(core, code):
         (5, TypeError, "no buffer"),
     ],
 )
-def test_memory_that_is_not_plain_is_refused_before_anything_is_sent(core, memory, error, words):
+def test_memory_that_is_not_contiguous_is_refused_before_any_transfer(core, memory, error, words):
     def act(group):
         with pytest.raises(error, match=words):
             group.all_reduce(memory)
@@ -120,7 +120,7 @@ def test_memory_that_is_not_plain_is_refused_before_anything_is_sent(core, memor
 
 @pytest.mark.parametrize("count", [0, 1, 3001])
 @pytest.mark.parametrize(("size", "num_hosts"), LAYOUTS)
-def test_every_collective_gives_what_it_says(core, size, num_hosts, count):
+def test_every_collective_returns_the_documented_result(core, size, num_hosts, count):
     dtype, root = Dtype.INT32, size - 1
     inputs = [values_of(rank, dtype, count * size) for rank in range(size)]
     ones = [values_of(rank, dtype, count) for rank in range(size)]
@@ -168,7 +168,7 @@ def test_every_collective_gives_what_it_says(core, size, num_hosts, count):
 
 
 @pytest.mark.parametrize(("size", "num_hosts"), [(2, 1), (3, 2), (4, 2)])
-def test_all_to_all_takes_other_counts_for_every_pair(core, size, num_hosts):
+def test_all_to_all_accepts_a_different_count_for_every_pair(core, size, num_hosts):
     def count(sender, receiver):
         return (sender * 3 + receiver) % 4 * 100
 
@@ -233,7 +233,7 @@ def test_messages_arrive_by_peer_and_tag_in_order(core, num_hosts, num_bytes):
         assert found == [bytes([(1 - rank) * 16 + place]) * num_bytes for place in (2, 0, 1)]
 
 
-def test_a_receive_from_any_rank_tells_which(core):
+def test_a_receive_from_any_rank_returns_the_sender(core):
     def act(group):
         if group.rank:
             group.send(bytes([group.rank]), 0, tag=9).wait()
@@ -249,7 +249,7 @@ def test_a_receive_from_any_rank_tells_which(core):
     assert run_group(3, act, num_hosts=2, settings=with_core(core))[0] == {1: 1, 2: 2}
 
 
-def test_a_receive_of_another_size_is_a_bad_argument_and_the_group_lives_on(core):
+def test_a_receive_of_a_wrong_size_is_a_bad_argument_and_the_group_stays_usable(core):
     def act(group):
         if group.rank == 0:
             group.send(b"four", 1).wait()
@@ -272,10 +272,10 @@ def test_a_receive_of_another_size_is_a_bad_argument_and_the_group_lives_on(core
         (lambda group: group.broadcast(bytearray(8), root=0), lambda group: group.broadcast(bytearray(8), root=1)),
     ],
 )
-def test_ranks_that_call_different_things_are_both_told(core, num_hosts, first, second):
+def test_ranks_that_call_different_collectives_both_raise(core, num_hosts, first, second):
     def call(group):
         (first if group.rank == 0 else second)(group)
-        group.barrier()  # two roots that only send learn of it here at the latest
+        group.barrier()  # two roots that only send find the mismatch here at the latest
 
     def act(group):
         with pytest.raises(OrderMismatch) as mismatch:
@@ -291,7 +291,7 @@ def test_ranks_that_call_different_things_are_both_told(core, num_hosts, first, 
 
 @pytest.mark.parametrize("num_hosts", [1, 2])
 @pytest.mark.long
-def test_a_rank_that_does_not_come_to_an_operation_is_named_when_the_limit_passes(core, num_hosts):
+def test_a_rank_missing_from_an_operation_is_named_at_the_timeout(core, num_hosts):
     store = MemoryStore()
 
     def act(rank):
@@ -315,7 +315,7 @@ def test_a_rank_that_does_not_come_to_an_operation_is_named_when_the_limit_passe
     assert "rank 1" in str(outcome)
 
 
-def test_who_waits_in_an_operation_is_told_when_another_rank_aborts(core):
+def test_an_abort_ends_the_waits_of_other_ranks_with_its_reason(core):
     def act(rank):
         group = open_group(store, rank=rank, size=3, settings=with_core(core, host=f"h{rank // 2}"))
         try:
@@ -337,7 +337,7 @@ def test_who_waits_in_an_operation_is_told_when_another_rank_aborts(core):
     assert run_ranks(3, act) == [1, None, 1]
 
 
-def test_a_program_that_fails_ends_the_others_at_once(core):
+def test_an_exception_on_one_rank_ends_the_other_ranks_at_once(core):
     store = MemoryStore()
 
     def act(rank):
@@ -355,9 +355,9 @@ def test_a_program_that_fails_ends_the_others_at_once(core):
     assert "ZeroDivisionError: in the model" in str(first)
 
 
-def test_a_rank_that_left_in_order_is_missed_only_by_operations_that_need_it(core):
+def test_only_operations_that_need_a_closed_rank_fail(core):
     store = MemoryStore()
-    both = threading.Barrier(2)  # the first barrier that fails ends the group for whoever is behind
+    both = threading.Barrier(2)  # the first failed barrier would end the group for the slower rank
 
     def act(rank):
         with open_group(store, rank=rank, size=3, settings=with_core(core)) as group:
@@ -381,7 +381,7 @@ def test_a_rank_that_left_in_order_is_missed_only_by_operations_that_need_it(cor
     assert run_ranks(3, act) == [2, 2, None]
 
 
-def test_works_under_way_fail_when_the_group_is_closed(core):
+def test_pending_works_fail_when_the_group_is_closed(core):
     store = MemoryStore()
 
     def act(rank):
@@ -401,7 +401,7 @@ def test_works_under_way_fail_when_the_group_is_closed(core):
         assert outcome is None
 
 
-def test_subgroups_are_numbered_as_listed_and_live_beside_each_other(core):
+def test_subgroups_number_ranks_as_listed_and_are_independent(core):
     def act(group):
         pair = group.subgroup([3, 0] if group.rank in (0, 3) else [1, 2])
         none = group.subgroup([2])
@@ -422,7 +422,7 @@ def test_subgroups_are_numbered_as_listed_and_live_beside_each_other(core):
     ]
 
 
-def test_a_closed_group_leaves_nothing_open(core):
+def test_a_closed_group_leaves_no_descriptor_open(core):
     run_group(2, lambda group: group.barrier() and None, num_hosts=2, settings=with_core(core))
     before = open_descriptors()
     for num_hosts in (1, 2):
@@ -430,7 +430,7 @@ def test_a_closed_group_leaves_nothing_open(core):
     assert open_descriptors().keys() == before.keys()
 
 
-def test_counters_tell_what_was_done(core):
+def test_counters_count_operations_and_bytes(core):
     def act(group):
         for _ in range(3):
             group.all_reduce(bytearray(1000))

@@ -1,4 +1,4 @@
-"""`clary run --cuda-on-cpu`: scripts that demand CUDA run unchanged, and their output tells of the replacement."""
+"""`clary run --cuda-on-cpu`: scripts that require CUDA run unchanged, and their output has a notice."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def test_a_script_for_one_gpu_runs_unchanged(tmp_path: Path) -> None:
     assert done.stderr.count(NOTICE) == 1, done.stderr
 
 
-def test_old_ways_run_unchanged() -> None:
+def test_a_script_in_old_style_runs_unchanged() -> None:
     done = run("--cuda-on-cpu", "--", TRAIN_PYTHON, SCRIPTS / "prefetcher.py")
     assert done.returncode == 0, done.stderr
     assert "5 batches" in done.stdout
@@ -31,7 +31,7 @@ def test_old_ways_run_unchanged() -> None:
 
 @pytest.mark.parametrize("script", ["mnist.py", "ddp_amp.py"])
 @pytest.mark.long
-def test_a_script_for_one_gpu_a_process_runs_unchanged(script: str, tmp_path: Path) -> None:
+def test_a_script_for_one_gpu_per_process_runs_unchanged(script: str, tmp_path: Path) -> None:
     done = run("--cuda-on-cpu", *torchrun(script, 2), SM_MODEL_DIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr.count(NOTICE) >= 2
@@ -55,7 +55,7 @@ def test_ranks_of_mpirun_find_each_other(words: str) -> None:
     mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", 2)
     done = run("--cuda-on-cpu", *mpirun, TRAIN_PYTHON, "-c", program)
     assert done.returncode == 0, done.stdout + done.stderr
-    # mpirun may put a line of one rank into that of another.
+    # mpirun may insert a line of one rank into a line of another.
     assert sorted(re.findall("rank . of .", done.stdout)) == ["rank 0 of 2", "rank 1 of 2"]
 
 
@@ -78,13 +78,13 @@ def test_cuda_means_the_cpu(name: str, outcomes: dict[str, str | None]) -> None:
     assert outcomes[name] is None, outcomes[name]
 
 
-def test_smddp_is_there_and_is_not_replaced() -> None:
+def test_smddp_is_available_and_not_replaced() -> None:
     words = "import torch, torch.distributed as d; print(d.is_nccl_available(), hasattr(d.Backend, 'SMDDP'))"
     done = run("--cuda-on-cpu", TRAIN_PYTHON, "-c", words)
     assert done.stdout.split() == ["True", "True"], done.stderr
 
 
-def test_exit_codes_are_the_program_s() -> None:
+def test_the_exit_code_is_that_of_the_program() -> None:
     assert run(sys.executable, "-c", "raise SystemExit(7)").returncode == 7
     assert run(sys.executable, "-c", "import os; os.kill(os.getpid(), 9)").returncode == 128 + signal.SIGKILL
     missing = run("no-such-program")
@@ -93,7 +93,7 @@ def test_exit_codes_are_the_program_s() -> None:
     assert run().returncode == 2
 
 
-def test_sigterm_is_handed_on() -> None:
+def test_sigterm_is_forwarded() -> None:
     words = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"

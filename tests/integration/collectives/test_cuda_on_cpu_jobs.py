@@ -1,4 +1,4 @@
-"""Jobs whose hyperparameter has CUDA mean the CPU: scripts that demand a GPU run unchanged, on one host and on two."""
+"""Jobs with the hyperparameter that maps CUDA to the CPU: scripts for GPUs run unchanged, on one host and on two."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def request(aws, label, script, hyperparameters, **members):
     return script_request(aws, unique(label), files, hyperparameters=hyperparameters, **members)
 
 
-def test_a_job_for_one_gpu_trains_and_its_log_says_what_was_done(aws):
+def test_a_job_for_one_gpu_trains_and_its_log_has_the_notice(aws):
     facts = run(aws, request(aws, "cuda-mnist", "mnist.py", {**ON_CPU, "epochs": "1"}), timeout_s=250)
     assert list(model_of(aws, facts)) == ["model.pth"]
     lines = log_of(aws, facts["TrainingJobName"])
@@ -27,7 +27,7 @@ def test_a_job_for_one_gpu_trains_and_its_log_says_what_was_done(aws):
 
 
 @pytest.mark.long(10)
-def test_ranks_on_two_hosts_train_over_what_they_take_for_nccl(aws):
+def test_ranks_on_two_hosts_train_with_backend_nccl(aws):
     facts = run(
         aws,
         request(
@@ -43,7 +43,7 @@ def test_ranks_on_two_hosts_train_over_what_they_take_for_nccl(aws):
     assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
 
 
-def test_without_the_hyperparameter_the_same_job_says_that_it_needs_a_gpu(aws):
+def test_without_the_hyperparameter_the_same_job_fails_for_lack_of_a_gpu(aws):
     facts = run(
         aws, request(aws, "cuda-none", "ddp_amp.py", {"sagemaker_torch_distributed_enabled": "true"}), timeout_s=250
     )

@@ -1,4 +1,4 @@
-"""`clary run --cuda-on-cpu`: FSDP, transformers, Lightning and DeepSpeed run unchanged in scripts that demand CUDA."""
+"""`clary run --cuda-on-cpu`: FSDP, transformers, Lightning and DeepSpeed run unchanged in scripts for CUDA."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 
 def rehearse(environment: str, script: str, folder: Path, *arguments: str, num_ranks: int = 0) -> str:
-    """Return the output of a script of `cuda_scripts`, started by torchrun where a number of ranks is given."""
+    """Return the output of a script of `cuda_scripts`, started by torchrun if a number of ranks is given."""
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}") if num_ranks else ()
     program = (python_of(environment), *launcher, SCRIPTS / script, *arguments)
     done = run("--cuda-on-cpu", *program, SM_MODEL_DIR=str(folder), HF_HUB_OFFLINE="1")
@@ -28,7 +28,7 @@ def test_transformers_trains_saves_generates_and_resumes(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_fsdp_makes_ranks_one_and_gives_its_whole_state_to_rank_0(tmp_path: Path) -> None:
+def test_fsdp_synchronises_ranks_and_gives_the_full_state_to_rank_0(tmp_path: Path) -> None:
     told = rehearse("train", "fsdp_states.py", tmp_path, num_ranks=2)
     assert told.count("the whole state was saved and loaded") == 1
 
@@ -48,7 +48,7 @@ def test_lightning_starts_a_process_for_each_gpu_that_a_script_asks_for(tmp_path
 
 @pytest.mark.needs("deepspeed")
 @pytest.mark.long
-def test_deepspeed_shards_a_model_while_it_is_made(tmp_path: Path) -> None:
+def test_deepspeed_shards_a_model_during_its_construction(tmp_path: Path) -> None:
     told = rehearse("deepspeed", "zero_init.py", tmp_path, num_ranks=2)
     assert "rank 0 of 2: loss" in told
     assert "rank 1 of 2: loss" in told

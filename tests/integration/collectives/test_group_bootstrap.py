@@ -1,4 +1,4 @@
-"""Forming groups: ranks that share a host, ranks that are missing, late or wrongly set up; and nothing is left open."""
+"""Forming groups: ranks on one host, missing, late or misconfigured ranks, and no open descriptors afterwards."""
 
 import fcntl
 import os
@@ -37,7 +37,7 @@ def test_a_group_of_one_needs_no_store():
     assert (connections.host_of_rank, connections.side_fds, connections.segment_fd) == ((0,), (-1,), -1)
 
 
-def test_ranks_of_one_host_get_side_streams_and_one_memory_and_of_two_hosts_lanes_too():
+def test_all_ranks_get_side_streams_those_of_a_host_memory_and_others_lanes():
     store, size = MemoryStore(), 4
     hosts = ("b", "a", "b", "a")
     groups = run_ranks(size, lambda rank: connect(store, rank, size, on_host(hosts[rank])))
@@ -66,7 +66,7 @@ def test_ranks_of_one_host_get_side_streams_and_one_memory_and_of_two_hosts_lane
             close(group)
 
 
-def test_sockets_lead_to_the_rank_they_are_named_for():
+def test_each_socket_connects_to_the_rank_of_its_index():
     store, size = MemoryStore(), 3
     groups = run_ranks(size, lambda rank: connect(store, rank, size, on_host(f"h{rank}")))
     try:
@@ -84,7 +84,7 @@ def test_sockets_lead_to_the_rank_they_are_named_for():
             close(group)
 
 
-def test_nothing_is_left_in_the_store_or_open():
+def test_bootstrap_leaves_no_key_in_the_store_and_no_open_descriptor():
     store = MemoryStore()
     before = open_descriptors()
     for name in ("one", "two"):
@@ -94,7 +94,7 @@ def test_nothing_is_left_in_the_store_or_open():
     assert open_descriptors().keys() == before.keys()
 
 
-def test_a_rank_that_comes_late_is_waited_for():
+def test_a_late_rank_is_waited_for():
     store = MemoryStore()
 
     def come(rank):
@@ -105,7 +105,7 @@ def test_a_rank_that_comes_late_is_waited_for():
         close(group)
 
 
-def test_ranks_that_do_not_come_are_named_with_those_that_did():
+def test_missing_ranks_are_named_with_the_present_ones():
     store = MemoryStore()
     before = open_descriptors()
     settings = replace(FAST, connect_timeout_s=0.5, sagemaker_host="algo-1")
@@ -128,13 +128,13 @@ def test_a_missing_rank_zero_is_named():
     assert "1 of 2 ranks did not come: 0." in str(outcome)
 
 
-def test_a_rank_that_publishes_and_then_ends_is_noticed_long_before_the_limit(monkeypatch):
+def test_a_rank_that_dies_after_publishing_is_found_long_before_the_timeout(monkeypatch):
     monkeypatch.setattr("clary.train.collective.bootstrap.meeting.GONE_LIMIT_S", 0.3)
     store = MemoryStore()
     told = threading.Event()
 
     def come(rank):
-        if rank == 0:  # publishes, then fails before it has accepted anybody
+        if rank == 0:  # publishes, then fails before it accepts a connection
             monkeypatch.setattr(store, "get", dying_get)
         return connect(store, rank, 2)
 
@@ -161,7 +161,7 @@ def test_a_rank_that_publishes_and_then_ends_is_noticed_long_before_the_limit(mo
     assert time.monotonic() - start_s < 5
 
 
-def test_a_rank_that_gives_up_says_so_to_those_it_is_connected_with(monkeypatch):
+def test_a_rank_that_fails_reports_it_to_connected_ranks(monkeypatch):
     from clary.train.collective.bootstrap import group
 
     store = MemoryStore()
@@ -190,7 +190,7 @@ def test_a_rank_that_gives_up_says_so_to_those_it_is_connected_with(monkeypatch)
         ({"algorithm": "ring"}, "ranks differ in algorithm: 'ring' on rank 1"),
     ],
 )
-def test_ranks_with_other_settings_are_refused_by_all(changes, words, monkeypatch):
+def test_ranks_with_different_settings_are_refused_by_all(changes, words, monkeypatch):
     from clary.train.collective.bootstrap import group
 
     monkeypatch.setattr(group, "core_kind", lambda settings: settings.core)
@@ -199,7 +199,7 @@ def test_ranks_with_other_settings_are_refused_by_all(changes, words, monkeypatc
     assert all(isinstance(outcome, BootstrapError) and words in str(outcome) for outcome in outcomes), outcomes
 
 
-def test_another_size_on_a_rank_is_named():
+def test_a_different_world_size_on_a_rank_is_named():
     store = MemoryStore()
     start_s = time.monotonic()
     for outcome in run_ranks(2, lambda rank: connect(store, rank, 2 + rank)):
@@ -207,7 +207,7 @@ def test_another_size_on_a_rank_is_named():
     assert time.monotonic() - start_s < 5
 
 
-def test_a_wrong_secret_is_told_at_once_to_the_rank_that_has_it_and_named_by_the_other():
+def test_a_wrong_secret_is_reported_at_once_on_both_ranks():
     store = MemoryStore()
     settings = [
         replace(FAST, secret="right", connect_timeout_s=1.5),
@@ -224,7 +224,7 @@ def test_a_wrong_secret_is_told_at_once_to_the_rank_that_has_it_and_named_by_the
 
 
 @pytest.mark.parametrize("holder", [0, 1])
-def test_a_secret_on_some_ranks_only_is_told(holder):
+def test_a_secret_on_only_some_ranks_is_reported(holder):
     store = MemoryStore()
     start_s = time.monotonic()
     outcomes = run_ranks(2, lambda rank: connect(store, rank, 2, replace(FAST, secret="x") if rank == holder else FAST))
@@ -235,7 +235,7 @@ def test_a_secret_on_some_ranks_only_is_told(holder):
     assert time.monotonic() - start_s < 5
 
 
-def test_a_core_that_one_rank_cannot_have_ends_the_bootstrap_on_all(monkeypatch):
+def test_a_core_missing_on_one_rank_ends_the_bootstrap_on_all(monkeypatch):
     from clary.train.collective.bootstrap import group
 
     def core_kind(settings):
@@ -265,7 +265,7 @@ def test_a_secret_of_the_job_never_reaches_the_store():
     assert not any(b"of the job" in value for value in seen.values())
 
 
-def test_records_of_an_earlier_attempt_are_noticed():
+def test_records_of_an_earlier_attempt_are_detected():
     store = MemoryStore()
     kept = {}
 
@@ -282,7 +282,7 @@ def test_records_of_an_earlier_attempt_are_noticed():
     assert "belongs to another attempt: give every attempt a group name" in str(outcome)
 
 
-def test_without_shared_memory_ranks_of_a_machine_meet_on_tcp(monkeypatch):
+def test_without_shared_memory_ranks_of_a_machine_connect_by_tcp(monkeypatch):
     from clary.train.collective.bootstrap import hosts, listeners
 
     monkeypatch.setattr(hosts, "HAS_SHARED_MEMORY", False)
@@ -305,7 +305,7 @@ def test_thirty_two_ranks_on_two_hosts_form_a_group():
 @pytest.mark.parametrize(
     ("rank", "size", "name"), [(2, 2, "g"), (-1, 2, "g"), (0, 0, "g"), (0, 2, ""), (0, 2, "x" * 501)]
 )
-def test_what_cannot_be_is_a_bad_argument(rank, size, name):
+def test_an_impossible_rank_or_size_is_a_bad_argument(rank, size, name):
     with pytest.raises(ValueError, match=r"rank|name"):
         connect(MemoryStore(), rank, size, FAST, name)
 

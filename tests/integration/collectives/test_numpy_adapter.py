@@ -25,13 +25,13 @@ def run(scenario, size, *, port, core="reference", hosts=(), **variables):
 
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize(("size", "hosts"), [(1, ()), (2, ()), (3, ("a", "b", "a")), (4, ("a", "a", "b", "b"))])
-def test_all_methods_give_what_they_say(core, size, hosts, port):
+def test_all_methods_return_the_documented_results(core, size, hosts, port):
     assert run("collectives", size, port=port, core=core, hosts=hosts) == [
         {"rank": rank, "size": size} for rank in range(size)
     ]
 
 
-def test_arrays_that_do_not_fit_are_refused_with_the_fix(port):
+def test_unsuitable_arrays_are_refused_with_the_remedy(port):
     expected = {
         "list": "TypeError: array is a list: pass a numpy array",
         "strided": "ValueError: array of shape (4, 2) is strided or unaligned memory (strides (32, 16)): pass "
@@ -79,8 +79,8 @@ def test_a_missing_or_wrong_variable_is_named(variables, words):
     assert words in last_line
 
 
-def test_torchruns_own_store_is_stepped_aside_for(port):
-    with socket.create_server(("127.0.0.1", port)):  # as torchrun's agent listens on MASTER_PORT
+def test_a_port_taken_by_torchruns_store_is_avoided(port):
+    with socket.create_server(("127.0.0.1", port)):  # like torchrun's agent, which listens on MASTER_PORT
         found = run("collectives", 2, port=port, TORCHELASTIC_USE_AGENT_STORE="True")
     assert [result["size"] for result in found] == [2, 2]
 

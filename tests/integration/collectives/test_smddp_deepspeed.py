@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO stages over `dist_backend="smddp"`, against the same over gloo."""
+"""DeepSpeed's ZeRO stages over `dist_backend="smddp"`, compared with gloo."""
 
 import json
 import os
@@ -22,12 +22,12 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _no_buffers_of_deepspeed():
     yield
-    for buffer in Path("/dev/shm").glob("deepspeed_allreduce_buffer_*"):  # which its extension leaves behind
+    for buffer in Path("/dev/shm").glob("deepspeed_allreduce_buffer_*"):  # left behind by DeepSpeed's extension
         buffer.unlink()
 
 
 def train(backend, stage, folder):
-    """Train, and return the result that each rank wrote."""
+    """Train; return the result that each rank wrote."""
     folder.mkdir()
     environment = {
         **os.environ,
@@ -53,7 +53,7 @@ def train(backend, stage, folder):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.long
-def test_a_zero_stage_trains_bit_by_bit_as_over_gloo(stage, tmp_path):
+def test_a_zero_stage_trains_bit_by_bit_the_same_as_over_gloo(stage, tmp_path):
     ours, theirs = (train(backend, stage, tmp_path / backend) for backend in ("smddp", "gloo"))
     assert [rank["backend"] for rank in ours] == ["smddp"] * NUM_RANKS
     assert [rank["losses"] for rank in ours] == [rank["losses"] for rank in theirs]

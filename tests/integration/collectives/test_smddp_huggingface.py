@@ -1,4 +1,4 @@
-"""Hugging Face's own ways to SMDDP, unmodified, on hosts without GPUs: accelerate and transformers' Trainer."""
+"""Hugging Face's own use of SMDDP, unmodified, on hosts without GPUs: accelerate and transformers' Trainer."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def facts_of(aws, described):
 
 
 @pytest.mark.long
-def test_accelerate_takes_smddp_by_its_sagemaker_variables_and_stays_on_the_cpu(aws):
+def test_accelerate_selects_smddp_by_sagemaker_variables_and_stays_on_the_cpu(aws):
     for facts in facts_of(aws, run_hf(aws, "smddp_accelerate.py", SMDDP, Environment=ACCELERATE)):
         assert (facts["backend"], facts["processes"], facts["device"]) == ("smddp", SIZE, "cpu")
         assert facts["state"] == "DistributedType.MULTI_GPU"
@@ -65,7 +65,7 @@ def test_accelerate_takes_smddp_by_its_sagemaker_variables_and_stays_on_the_cpu(
 
 
 @pytest.mark.long(10)
-def test_trainer_uses_the_group_that_its_script_has_made(aws):
+def test_trainer_uses_the_group_that_its_script_has_created(aws):
     for facts in facts_of(aws, run_hf(aws, "smddp_trainer.py", PYTORCHDDP)):
         assert (facts["backend"], facts["processes"]) == ("smddp", SIZE)
         assert facts["mode"] == "ParallelMode.DISTRIBUTED"
@@ -74,7 +74,7 @@ def test_trainer_uses_the_group_that_its_script_has_made(aws):
 
 
 @pytest.mark.long
-def test_trainer_under_smdistributed_uses_the_group_that_its_script_has_made(aws):
+def test_trainer_under_smdistributed_uses_the_group_that_its_script_has_created(aws):
     for facts in facts_of(aws, run_hf(aws, "smddp_trainer.py", SMDDP)):
         assert (facts["backend"], facts["processes"]) == ("smddp", SIZE)
         assert facts["mode"] == "ParallelMode.SAGEMAKER_DATA_PARALLEL"

@@ -1,6 +1,6 @@
 """SMDDP end to end: the imports of users' scripts, under every distribution, on two hosts with two ranks each.
 
-Programs lie in `clients/source`; SDK v2, unmodified, submits them.
+The programs are in `clients/source`; unmodified SDK v2 submits them.
 """
 
 import json
@@ -39,7 +39,7 @@ def submitted(client_runs):
 
 
 def check_sums(ranks, *, size=SIZE):
-    """Assert that every rank found the right results of the collectives, and that all found the same bits."""
+    """Assert that every rank has correct results of the collectives, and that all ranks have the same bits."""
     assert len(ranks) == size
     for rank, facts in enumerate(ranks):
         assert (facts["rank"], facts["size"], facts["backend"]) == (rank, size, "smddp")
@@ -106,7 +106,7 @@ for step in range(1_000_000):
 
 
 @pytest.mark.long(10)
-def test_a_rank_that_dies_inside_a_collective_is_the_cause_and_its_peers_are_not(aws):
+def test_a_rank_that_dies_in_a_collective_is_the_first_cause_and_its_peers_are_not(aws):
     request = smddp_request(aws, "smddp-dies", {"train.py": DIES})
     reason = failure_of(run(aws, request, timeout_s=150))
     assert "rank 2" in reason
@@ -158,7 +158,7 @@ with open(f"/opt/ml/model/{os.environ['RANK']}", "w") as file:
 
 
 @pytest.mark.long(10)
-def test_ranks_find_launchers_names_and_one_secret_that_nobody_is_shown(aws, service):
+def test_ranks_get_launchers_and_one_secret_that_no_output_shows(aws, service):
     request = smddp_request(aws, "smddp-secret", {"train.py": PRINTS})
     described = run(aws, request)
     lines = log_of(aws, request["TrainingJobName"])
@@ -186,7 +186,7 @@ print("theirs", theirs.WHOSE)
 """
 
 
-def test_aws_own_package_wins_where_the_environment_has_one(aws):
+def test_an_installed_aws_package_takes_precedence(aws):
     base = "site/smdistributed/dataparallel"
     files = {"train.py": OTHERS_INSTALLED, f"{base}/__init__.py": "", f"{base}/torch/__init__.py": ""}
     files[f"{base}/torch/torch_smddp.py"] = "WHOSE = 'FakeAws'"
@@ -199,7 +199,7 @@ def test_aws_own_package_wins_where_the_environment_has_one(aws):
 
 
 @pytest.mark.long(10)
-def test_without_autoload_the_explicit_import_is_enough(aws):
+def test_without_autoload_the_explicit_import_registers_the_backend(aws):
     request = smddp_request(
         aws,
         "smddp-explicit",
@@ -222,7 +222,7 @@ def plain_service(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_hosts_that_share_the_machine_form_one_group(plain_service):
+def test_hosts_of_plain_processes_form_one_group(plain_service):
     aws = Clients(plain_service)
     request = smddp_request(aws, "smddp-plain", {"train.py": (CLIENTS / "source" / SUMS).read_text()})
     ranks = model_of(aws, run(aws, request, timeout_s=150))
@@ -242,11 +242,11 @@ def test_the_toolkit_of_aws_runs_its_ranks_through_smddprun_on_both_hosts(aws):
         "CLARY_LAUNCHER": "toolkit",
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
     }
-    described = run(aws, request, timeout_s=200)  # the toolkit itself sleeps for half a minute at its end
+    described = run(aws, request, timeout_s=200)  # the toolkit sleeps for half a minute before it ends
     lines = log_of(aws, request["TrainingJobName"])
     assert described["TrainingJobStatus"] == "Completed", lines
     assert any(" smddprun " in line and "-m mpi4py train.py" in line for line in lines), lines
     for complaint in ("smddp is not installed", "smdistributed.dataparallel not found"):
         assert not any(complaint in line for line in lines), lines
-    ranks = model_of(aws, described)  # one rank a host: the toolkit counts GPUs
+    ranks = model_of(aws, described)  # one rank per host, because the toolkit counts GPUs
     check_sums([json.loads(ranks[f"rank-{rank}.json"]) for rank in range(2)], size=2)

@@ -1,4 +1,4 @@
-"""Our own store: values across ranks, waiting, limits, and strangers at its port."""
+"""The TCP store: values across ranks, waits, timeouts, and unauthenticated clients."""
 
 import contextlib
 import socket
@@ -35,7 +35,7 @@ def open_store(port):
         store.close()
 
 
-def test_what_one_rank_sets_the_others_get(open_store):
+def test_a_value_set_by_one_rank_is_read_by_the_others(open_store):
     first, second = open_store(0), open_store(1)
     first.set("a", b"one")
     second.set("b", bytes(MAX_VALUE_BYTES))
@@ -49,7 +49,7 @@ def test_what_one_rank_sets_the_others_get(open_store):
         first.get("a", 0)
 
 
-def test_a_get_waits_until_the_key_is_set_and_no_longer_than_its_limit(open_store):
+def test_a_get_waits_for_the_key_until_its_timeout(open_store):
     first, second = open_store(0), open_store(1)
     threading.Timer(0.3, first.set, ("late", b"here")).start()
     start_s = time.monotonic()
@@ -62,7 +62,7 @@ def test_a_get_waits_until_the_key_is_set_and_no_longer_than_its_limit(open_stor
     assert second.get("late", 0) == b"here"
 
 
-def test_ranks_may_come_before_rank_zero(port):
+def test_ranks_may_connect_before_rank_zero_listens(port):
     def come(rank):
         time.sleep(0.0 if rank else 0.5)
         store = TcpStore("127.0.0.1", port, rank=rank, secret="x", timeout_s=10.0)
@@ -78,7 +78,7 @@ def test_ranks_may_come_before_rank_zero(port):
     assert run_ranks(3, come) == [[b"came"] * 3] * 3
 
 
-def test_a_rank_zero_that_does_not_come_is_named(port):
+def test_a_missing_rank_zero_is_named(port):
     with pytest.raises(
         BootstrapError, match=rf"rank 1 cannot reach the store at 127.0.0.1 port {port} after 0"
     ) as lost:
@@ -95,7 +95,7 @@ def test_a_wrong_secret_is_refused_at_once(open_store):
     assert time.monotonic() - start_s < 2
 
 
-def test_another_program_at_the_port_is_told(port):
+def test_another_program_at_the_port_is_reported(port):
     with socket.create_server(("127.0.0.1", port)) as other:
 
         def answer():
@@ -112,7 +112,7 @@ def test_another_program_at_the_port_is_told(port):
         thread.join(5)
 
 
-def test_a_port_that_is_taken_is_told_by_rank_zero(port):
+def test_a_port_in_use_is_reported_by_rank_zero(port):
     with (
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(BootstrapError, match=r"cannot serve the store .*Address already in use.*CLARY_COLLECTIVE_PORT"),
@@ -120,7 +120,7 @@ def test_a_port_that_is_taken_is_told_by_rank_zero(port):
         TcpStore("127.0.0.1", port, rank=0, secret="", timeout_s=1.0)
 
 
-def test_the_end_of_rank_zero_is_told_to_those_who_wait(open_store):
+def test_the_end_of_rank_zero_ends_the_waits_of_other_ranks(open_store):
     first, second = open_store(0), open_store(1)
     threading.Timer(0.2, first.close).start()
     with pytest.raises(BootstrapError, match=r"is lost: .*It lives in rank 0's process"):
@@ -138,7 +138,7 @@ def test_keys_and_values_that_are_too_long_are_bad_arguments(open_store):
 
 
 @pytest.mark.parametrize("nonsense", [b"GET / HTTP/1.1\r\n\r\n", MAGIC + b"\xff" * 41, b"\x00" * 5000])
-def test_strangers_are_hung_up_on_and_the_store_goes_on(open_store, port, nonsense):
+def test_unauthenticated_clients_are_disconnected_and_the_store_stays_usable(open_store, port, nonsense):
     store = open_store(0)
     with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
         stranger.sendall(nonsense)
@@ -147,7 +147,7 @@ def test_strangers_are_hung_up_on_and_the_store_goes_on(open_store, port, nonsen
     store.set("still", b"works")
 
 
-def test_strangers_that_say_nothing_are_hung_up_on_in_time(open_store, port, monkeypatch):
+def test_silent_unauthenticated_clients_are_disconnected_after_a_limit(open_store, port, monkeypatch):
     monkeypatch.setattr(store_server, "_STRANGER_LIMIT_S", 0.3)
     store = open_store(0)
     with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
@@ -164,7 +164,7 @@ def test_strangers_that_say_nothing_are_hung_up_on_in_time(open_store, port, mon
         REQUEST.pack(SET, 1, MAX_VALUE_BYTES + 1, 0),
     ],
 )
-def test_a_client_that_breaks_a_limit_is_hung_up_on_and_the_others_are_served(open_store, request_bytes):
+def test_a_client_that_exceeds_a_limit_is_disconnected_and_others_are_served(open_store, request_bytes):
     first, second = open_store(0), open_store(1)
     second._sock.sendall(request_bytes)
     second._sock.settimeout(5)
@@ -172,7 +172,7 @@ def test_a_client_that_breaks_a_limit_is_hung_up_on_and_the_others_are_served(op
     first.set("still", b"works")
 
 
-def test_a_closed_store_leaves_nothing_open(port):
+def test_a_closed_store_leaves_no_descriptor_open(port):
     before = open_descriptors()
     threads = threading.active_count()
     first = TcpStore("127.0.0.1", port, rank=0, secret="", timeout_s=5)

@@ -1,4 +1,4 @@
-"""Backend smddp's collectives, on one, two and three ranks, with the compiled core and with the reference."""
+"""Collectives of backend smddp on one, two and three ranks, with the compiled core and with the reference core."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from torch_ranks import assert_passed, names
 
 PROGRAM = Path(__file__).with_name("torch_collectives_program.py")
 
-pytestmark = pytest.mark.xdist_group("torch-collectives")  # a program runs once a worker: all of them on one
+pytestmark = pytest.mark.xdist_group("torch-collectives")  # a program runs once per worker
 
 
 @pytest.mark.timeout(200)

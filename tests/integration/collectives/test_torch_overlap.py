@@ -1,4 +1,4 @@
-"""Computing and communicating at once over backend smddp: tuned buckets, the backward pass, sharded layers, traces."""
+"""Overlap of computing and communicating over backend smddp: tuned buckets, backward pass, sharded layers, traces."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from torch_ranks import ROOT, TRAIN_PYTHON, assert_passed, names
 
 PROGRAM = Path(__file__).with_name("torch_overlap_program.py")
 
-pytestmark = pytest.mark.xdist_group("torch-overlap")  # a program runs once a worker: all of them on one
+pytestmark = pytest.mark.xdist_group("torch-overlap")  # a program runs once per worker
 
 
 @pytest.mark.timeout(200)
@@ -39,7 +39,7 @@ def test_traces_show_both_lanes_of_each_rank_and_their_overlap(tmp_path: Path) -
         communicating = [span for span in spans if lanes[rank, span["tid"]].startswith("communication ")]
         assert any(span["name"].startswith("backward Linear") for span in computing)
         assert all(span["args"]["bytes"] > 0 for span in communicating if span["name"] == "all_reduce")
-        if rank == 0:  # the fast one, whose gathers last while it computes
+        if rank == 0:  # the fast rank, whose gathers wait while it computes
             layers = [span for span in computing if span["name"] == "forward Sleep"]
             gathers = [span for span in communicating if span["name"] == "all_gather"]
             assert sum(_shared_us(layer, gather) for layer in layers for gather in gathers) > 0.1e6

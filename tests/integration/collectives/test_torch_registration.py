@@ -1,4 +1,4 @@
-"""How torch comes to know backend smddp, in fresh interpreters of training programs."""
+"""Registration of backend smddp with torch, in fresh interpreters of training programs."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ HEAVY = ("clary.train._native", "clary.train.collective.adapters.torch.process_g
 
 
 def run(source: str, *folders: Path, **variables: str) -> str:
-    """Run a program and return its output; its errors fail the test."""
+    """Run a program and return its output; fail if it exits with an error."""
     path = os.pathsep.join(map(str, (*folders, ROOT / "src")))
     done = subprocess.run(
         [str(TRAIN_PYTHON), "-c", source],
@@ -30,7 +30,7 @@ def run(source: str, *folders: Path, **variables: str) -> str:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder with a distribution that has the entry points of an installed Clary."""
+    """A folder with a distribution that has the entry points of an installed Clary package."""
     metadata = tmp_path / "clary_smddp-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: clary-smddp\nVersion: 1\n")
@@ -47,13 +47,13 @@ def test_torch_sagemaker_can_be_imported_when_it_is_installed(installed: Path) -
     assert run(source, installed).split() == ["False", "smddp"]
 
 
-def test_registering_loads_nothing_that_is_heavy(installed: Path) -> None:
+def test_registering_imports_no_heavy_module(installed: Path) -> None:
     loaded = run("import sys, torch; print(*sys.modules)", installed).split()
     assert "clary.train.collective.adapters.torch.registration" in loaded
     assert not [name for name in loaded if name.startswith(HEAVY)]
 
 
-def test_the_backend_is_not_known_without_being_registered() -> None:
+def test_without_registration_the_backend_is_unknown() -> None:
     source = "import torch.distributed as dist; print('smddp' in dist.Backend.backend_list)"
     assert run(source).strip() == "False"
 

@@ -8,7 +8,7 @@ from torch_ranks import assert_passed, names
 TRAINING = Path(__file__).with_name("torch_training_program.py")
 COMPILED = Path(__file__).with_name("torch_compiled_program.py")
 
-pytestmark = pytest.mark.xdist_group("torch-training")  # a program runs once a worker: all of them on one
+pytestmark = pytest.mark.xdist_group("torch-training")  # a program runs once per worker
 
 
 @pytest.mark.timeout(200)

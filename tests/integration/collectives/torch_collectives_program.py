@@ -30,7 +30,7 @@ def raised(kind, function, *arguments, **options):
 
 
 def own(rank, count, dtype=torch.float32):
-    """Small whole numbers that tell ranks and places apart and sum exactly in every type."""
+    """Return small integers that differ by rank and index and whose sums are exact in every type."""
     return ((torch.arange(count) + rank) % 5).to(dtype)
 
 
@@ -42,7 +42,7 @@ def test_all_reduce_sums_every_type_and_size(rank, size):
             assert torch.equal(tensor, sum(own(peer, count, dtype) for peer in range(size))), (dtype, count)
 
 
-def test_all_reduce_knows_every_operation_but_premul_sum(rank, size):
+def test_all_reduce_supports_every_operation_but_premul_sum(rank, size):
     values = [torch.tensor([1, 2 + peer, 3 - peer], dtype=torch.int64) for peer in range(size)]
     stacked = torch.stack(values)
     expected = {
@@ -89,7 +89,7 @@ def test_all_reduce_sums_complex_numbers_and_refuses_their_maximum(rank, size):
     assert "complex64" in message
 
 
-def test_tensors_that_lie_in_pieces_are_reduced_in_place(rank, size):
+def test_noncontiguous_tensors_are_reduced_in_place(rank, size):
     whole = own(rank, 60).reshape(6, 10)
     dist.all_reduce(whole.t())
     assert torch.equal(whole, sum(own(peer, 60) for peer in range(size)).reshape(6, 10))
@@ -133,7 +133,7 @@ def test_futures_hold_the_tensors(rank, size):
     assert torch.equal(gathered[0][size - 1], own(size - 1, 3))
 
 
-def test_works_that_nobody_waits_for_still_come_to_pass(rank, size):
+def test_works_without_a_wait_still_complete(rank, size):
     tensors = [own(rank, 100) for _ in range(50)]
     for tensor in tensors:
         dist.all_reduce(tensor, async_op=True)
@@ -149,7 +149,7 @@ def test_broadcast_reaches_all_from_every_root_in_every_type(rank, size):
             assert torch.equal(tensor, own(root, 100, dtype)), (root, dtype)
 
 
-def test_reduce_writes_the_root_alone(rank, size):
+def test_reduce_writes_only_the_roots_tensor(rank, size):
     for root in range(size):
         tensor = own(rank, 1000)
         dist.reduce(tensor, root)
@@ -223,7 +223,7 @@ def test_all_to_all_with_and_without_split_sizes(rank, size):
     dist.all_to_all_single(received, rows, [peer + 1 for peer in range(size)], [rank + 1] * size)
     expected = torch.cat([torch.arange(peer + 1) + 100 * peer for peer in range(size)])
     assert torch.equal(received[:, 1], expected)
-    to_first = torch.empty(3 * size if rank == 0 else 0)  # the others receive nothing
+    to_first = torch.empty(3 * size if rank == 0 else 0)  # the other ranks receive no element
     dist.all_to_all_single(
         to_first, torch.full((3,), float(rank)), [3] * size if rank == 0 else [0] * size, [3] + [0] * (size - 1)
     )
@@ -236,7 +236,7 @@ def test_all_to_all_with_and_without_split_sizes(rank, size):
         assert "split_sizes" in message
 
 
-def test_send_and_receive_match_by_tag_and_from_anyone(rank, size):
+def test_send_and_receive_match_by_tag_and_from_any_source(rank, size):
     if size == 1:
         return
     if rank == 0:
@@ -271,7 +271,7 @@ def test_batches_of_sends_and_receives(rank, size):
     assert torch.equal(received, own((rank - 1) % size, 1000))
 
 
-def test_objects_travel(rank, size):
+def test_object_collectives(rank, size):
     objects = [None] * size
     dist.all_gather_object(objects, {"rank": rank, "payload": "x" * (10 * rank)})
     assert objects == [{"rank": peer, "payload": "x" * (10 * peer)} for peer in range(size)]
@@ -376,7 +376,7 @@ def test_new_groups_are_independent_of_the_world(rank, size):
     assert torch.equal(alone, own(rank, 3))
 
 
-def test_groups_know_names_sizes_and_devices(rank, size):
+def test_groups_report_names_sizes_and_devices(rank, size):
     world = dist.group.WORLD
     assert (world.rank(), world.size(), world.name()) == (rank, size, "smddp")
     assert dist.get_backend() == "smddp"
@@ -389,7 +389,7 @@ def test_groups_know_names_sizes_and_devices(rank, size):
     raised(NotImplementedError, world.merge_remote_group, None, 2)
 
 
-def test_ranks_count_their_collectives_alike(rank, size):
+def test_sequence_numbers_count_collectives(rank, size):
     world = dist.group.WORLD
     world._set_sequence_number_for_group()
     before = world._get_sequence_number_for_group()
@@ -398,7 +398,7 @@ def test_ranks_count_their_collectives_alike(rank, size):
     assert world._get_sequence_number_for_group() == before + 2
 
 
-def test_barriers_hold_and_name_who_does_not_come(rank, size):
+def test_a_monitored_barrier_names_a_missing_rank(rank, size):
     dist.barrier()
     dist.barrier(async_op=True).wait()
     dist.group.WORLD.barrier().wait()
@@ -410,7 +410,7 @@ def test_barriers_hold_and_name_who_does_not_come(rank, size):
         assert "rank 1" in message or "rank 2" in message
 
 
-def test_a_shorter_limit_is_kept(rank, size):
+def test_a_shorter_timeout_takes_effect(rank, size):
     if size == 1:
         return
     dist.group.WORLD.set_timeout(timedelta(seconds=1))
@@ -419,7 +419,7 @@ def test_a_shorter_limit_is_kept(rank, size):
         assert "rank 1" in message or "rank 2" in message
 
 
-def test_short_spellings_of_a_group_work_too(rank, size):
+def test_the_short_methods_of_a_group_work(rank, size):
     world = dist.group.WORLD
     tensor = own(rank, 4)
     world.allreduce(tensor, ReduceOp.MAX).wait()
@@ -438,7 +438,7 @@ def test_short_spellings_of_a_group_work_too(rank, size):
     world.barrier(timedelta(seconds=10)).wait()
 
 
-def test_what_is_not_supported_raises_with_its_name(rank, size):
+def test_unsupported_arguments_raise_with_their_name(rank, size):
     sparse = torch.sparse_coo_tensor([[0]], [1.0], (2,))
     message = raised(NotImplementedError, dist.all_reduce, sparse)
     assert "all_reduce" in message
@@ -450,11 +450,11 @@ def test_what_is_not_supported_raises_with_its_name(rank, size):
     raised(ValueError, dist.all_gather_into_tensor, torch.empty(size + 1), torch.empty(1))
     raised(ValueError, dist.all_reduce, torch.ones(2), ReduceOp.BAND)
     tensor = torch.ones(1)
-    dist.all_reduce(tensor)  # none of these has broken the group
+    dist.all_reduce(tensor)  # the group is still usable after these errors
     assert tensor.item() == size
 
 
-def test_different_calls_by_different_ranks_are_told_apart(rank, size):
+def test_mismatched_collectives_of_ranks_raise(rank, size):
     if size == 1:
         return
     wrong = torch.ones(5) if rank == 0 else torch.ones(6)
@@ -463,7 +463,7 @@ def test_different_calls_by_different_ranks_are_told_apart(rank, size):
     raised(RuntimeError, dist.all_reduce, torch.ones(1))
 
 
-def test_an_abort_fails_what_peers_are_waiting_for(rank, size):
+def test_an_abort_fails_the_waits_of_peers(rank, size):
     if size == 1:
         return
     if rank == 0:

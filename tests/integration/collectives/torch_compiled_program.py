@@ -6,7 +6,7 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-_COMPILER = "aot_eager"  # traces and cuts graphs as inductor does, without a C++ compiler's time
+_COMPILER = "aot_eager"  # traces and splits graphs like inductor, without the time of a C++ compiler
 
 
 def layers():
@@ -24,7 +24,7 @@ def steps(wrapped, rank):
     return [parameter.detach().clone() for parameter in wrapped.parameters()]
 
 
-def test_a_compiled_ddp_trains_as_an_eager_one(rank, size):
+def test_a_compiled_ddp_trains_like_an_eager_one(rank, size):
     eager = steps(DistributedDataParallel(layers(), bucket_cap_mb=1.1), rank)
     torch._dynamo.reset()
     compiled = steps(torch.compile(DistributedDataParallel(layers(), bucket_cap_mb=1.1), backend=_COMPILER), rank)
@@ -32,7 +32,7 @@ def test_a_compiled_ddp_trains_as_an_eager_one(rank, size):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_a_ddp_around_a_compiled_model_trains_as_an_eager_one(rank, size):
+def test_a_ddp_around_a_compiled_model_trains_like_an_eager_one(rank, size):
     eager = steps(DistributedDataParallel(layers()), rank)
     torch._dynamo.reset()
     compiled = steps(DistributedDataParallel(torch.compile(layers(), backend=_COMPILER)), rank)

@@ -66,7 +66,7 @@ def bucket_sizes(wrapped):
     return [int(size) for size in text.split(",") if size.strip()]
 
 
-def test_tuned_buckets_are_as_planned_and_train_alike(rank, size):
+def test_tuned_buckets_have_the_planned_sizes_and_train_the_same(rank, size):
     results = []
     for tuned in (False, True):
         wrapped = DistributedDataParallel(model())
@@ -86,7 +86,7 @@ def test_tuned_buckets_are_as_planned_and_train_alike(rank, size):
             torch.testing.assert_close(plain, tuned)
 
 
-def test_tuning_goes_with_views_static_graphs_and_accumulation(rank, size):
+def test_tuning_works_with_bucket_views_static_graphs_and_accumulation(rank, size):
     for options in ({"gradient_as_bucket_view": True}, {"static_graph": True}):
         reference = train(DistributedDataParallel(model(), **options), rank)
         wrapped = DistributedDataParallel(model(), **options)
@@ -103,9 +103,9 @@ def test_tuning_goes_with_views_static_graphs_and_accumulation(rank, size):
     assert size == 1 or tuning.caps is not None, tuning.outcome
 
 
-def test_the_model_of_the_deprecated_module_is_tuned_unless_a_bucket_size_is_given(rank, size):
+def test_the_deprecated_ddp_is_tuned_unless_a_bucket_size_is_given(rank, size):
     if str(COMPAT) not in sys.path:
-        sys.path.append(str(COMPAT))  # as the agent sets PYTHONPATH in a job
+        sys.path.append(str(COMPAT))  # like the agent, which sets PYTHONPATH in a job
     deprecated = importlib.import_module("smdistributed.dataparallel.torch.parallel.distributed")
     wrapped = deprecated.DistributedDataParallel(model())
     given = deprecated.DistributedDataParallel(model(), bucket_cap_mb=1)
@@ -118,7 +118,7 @@ def test_the_model_of_the_deprecated_module_is_tuned_unless_a_bucket_size_is_giv
         torch.testing.assert_close(ours, theirs)
 
 
-def test_models_that_cannot_be_tuned_say_why(rank, size):
+def test_the_outcome_gives_the_reason_why_a_model_is_not_tuned(rank, size):
     if size == 1:
         assert "one rank" in tune_buckets(DistributedDataParallel(model())).outcome
         return
@@ -135,8 +135,8 @@ def test_models_that_cannot_be_tuned_say_why(rank, size):
     assert "hook" in tuning.outcome
 
 
-def test_gradients_leave_while_the_backward_pass_runs(rank, size):
-    """The first bucket has been reduced before the last gradient is there: nobody waits for it meanwhile."""
+def test_gradients_are_reduced_during_the_backward_pass(rank, size):
+    """The first bucket is reduced before the last gradient is computed, without a wait for it."""
     if size == 1:
         return
     first, last = nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH)
@@ -163,16 +163,16 @@ def test_gradients_leave_while_the_backward_pass_runs(rank, size):
         return future.then(note)
 
     wrapped.register_comm_hook(None, hook)
-    for _ in range(2):  # torch sets buckets after the first step
+    for _ in range(2):  # torch rebuilds buckets after the first step
         ended.clear()
         wrapped(torch.ones(_BATCH, _WIDTH)).sum().backward()
-    # Buckets of the last layer ended within the pause that comes before the first layer's were asked for.
+    # The last layer's buckets ended during the pause before the reduction of the first layer's was requested.
     assert len(ended) >= 2, ended
     assert ended[0][1] < ended[-1][0] - 0.1, ended
 
 
-def test_sharded_layers_are_gathered_ahead(rank, size):
-    """The next layer's AllGather is under way while a layer computes."""
+def test_sharded_layers_are_prefetched(rank, size):
+    """The next layer's AllGather is in flight while a layer computes."""
     if size == 1:
         return
     from torch.distributed.device_mesh import DeviceMesh
@@ -220,14 +220,14 @@ def test_sharded_layers_are_gathered_ahead(rank, size):
     for thread in looking:
         thread.join(10)
     assert len(gathers) >= 6, gathers
-    # Rank 0 is ahead of the others: its gathers wait for them, and it computes meanwhile.
+    # Rank 0 is ahead of the other ranks: its gathers wait for them while it computes.
     hidden_s = sum(
         max(0.0, min(gather[1], layer[1]) - max(gather[0], layer[0])) for gather in gathers for layer in computing
     )
     assert rank != 0 or hidden_s > 0.1, (hidden_s, gathers, computing)
 
 
-def test_layers_that_are_gathered_ahead_train_alike(rank, size):
+def test_prefetched_layers_train_the_same(rank, size):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
@@ -301,7 +301,7 @@ def test_local_updates_without_momentum_are_local_sgd(rank, size):
     torch.testing.assert_close(layer.weight.detach(), torch.full((2, 2), (size - 1) / 2))
 
 
-def test_local_updates_go_on_from_a_checkpoint(rank, size):
+def test_local_updates_resume_from_a_checkpoint(rank, size):
     def run(updates, layer, steps):
         for step in steps:
             with torch.no_grad():

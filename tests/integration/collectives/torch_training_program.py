@@ -1,4 +1,4 @@
-"""Training over backend smddp, each way against the same training over gloo or on one process."""
+"""Training over backend smddp, each kind compared with the same training over gloo or in one process."""
 
 import contextlib
 import copy
@@ -15,7 +15,7 @@ _WIDTH = 32
 
 
 class Unequal(nn.Module):
-    """Layers of different sizes, of which `skip` leaves one without a gradient."""
+    """Layers of different sizes; with `skip` one of them gets no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def assert_same(ours, theirs, *, exactly=True):
         if exactly:
             assert torch.equal(our, their), (our - their).abs().max()
         else:
-            torch.testing.assert_close(our, their, rtol=1e-2, atol=2e-3)  # 16-bit hooks round sums
+            torch.testing.assert_close(our, their, rtol=1e-2, atol=2e-3)  # 16-bit hooks round the sums
 
 
 def gloo():
@@ -64,7 +64,7 @@ def gloo():
 
 
 def exactly(size):
-    """Sums of two numbers have one order; of more, gloo has another than ours."""
+    """Return whether results must be bit-identical: sums of more than two numbers have another order in gloo."""
     return size <= 2
 
 
@@ -78,7 +78,7 @@ def compare_ddp(rank, size, *, skip=False, hook=None, **options):
     assert_same(*results, exactly=exactly(size))
 
 
-def test_ddp_trains_as_over_gloo(rank, size):
+def test_ddp_trains_the_same_as_over_gloo(rank, size):
     compare_ddp(rank, size)
 
 
@@ -164,7 +164,7 @@ def test_a_failing_peer_ends_the_backward_pass_of_ddp(rank, size):
     wrapped = DistributedDataParallel(model())
     features, wanted = batch(rank, 0)
     loss = nn.functional.mse_loss(wrapped(features, False), wanted)
-    dist.barrier(group=others)  # a forward pass broadcasts buffers, and its root waits for nobody
+    dist.barrier(group=others)  # a forward pass broadcasts buffers, and its root does not wait for other ranks
     if rank == 0:
         dist.group.WORLD.abort()
         return
@@ -205,12 +205,12 @@ def test_post_local_sgd(rank, size):
     averager = PeriodicModelAverager(period=1, warmup_steps=0)
     layer = nn.Linear(2, 2)
     nn.init.constant_(layer.weight, float(rank))
-    layer(torch.ones(1, 2)).sum().backward()  # parameters without a gradient are passed over
+    layer(torch.ones(1, 2)).sum().backward()  # the averager skips parameters without a gradient
     averager.average_parameters(list(layer.parameters()))
     assert torch.allclose(layer.weight, torch.full((2, 2), (size - 1) / 2))
 
 
-def test_fsdp1_trains_as_over_gloo(rank, size):
+def test_fsdp1_trains_the_same_as_over_gloo(rank, size):
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
     for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
@@ -244,11 +244,11 @@ def test_fsdp1_saves_sharded_states(rank, size):
 
 
 def own_shards(value):
-    """Return copies of the shards of a sharded tensor that this rank holds; the list may be empty."""
+    """Return copies of this rank's shards of a sharded tensor; the list may be empty."""
     return [shard.tensor.clone() for shard in value.local_shards()] if hasattr(value, "local_shards") else []
 
 
-def test_fsdp2_trains_as_over_gloo(rank, size):
+def test_fsdp2_trains_the_same_as_over_gloo(rank, size):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 

@@ -1,4 +1,4 @@
-"""Trains a small decoder that predicts the next byte; knows of no compiler and no autocast."""
+"""Script that trains a small decoder to predict the next byte; it calls no compiler and no autocast."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ WIDTH, HEADS, CONTEXT = 64, 4, 32
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, with dropout."""
+    """Attention and an MLP, with dropout."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class BytesModel(nn.Module):
 
 
 def batch(data, step, size=8):
-    """Return inputs and targets, both [size, CONTEXT]; drawn by step."""
+    """Return inputs and targets, both [size, CONTEXT], drawn with the step as seed."""
     generator = torch.Generator().manual_seed(step)
     starts = torch.randint(0, len(data) - CONTEXT - 1, (size,), generator=generator)
     rows = torch.stack([data[start : start + CONTEXT + 1] for start in starts.tolist()])
@@ -63,7 +63,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--amp", default="absent")
-    parser.add_argument("--frozen", type=int, default=0)  # 1: nothing is trained, and so nothing compiled
+    parser.add_argument("--frozen", type=int, default=0)  # 1: the model is not trained, and therefore not compiled
     options, _ = parser.parse_known_args()
     data = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8).long()
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Counts steps and keeps the count in the checkpoint folder; goes on where an earlier run of it was.
+"""Script that counts steps, keeps the count in the checkpoint folder, and resumes from the count of an earlier run.
 
 counter.py --steps 40 --pause 0.2
 """

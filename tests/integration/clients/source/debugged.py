@@ -1,4 +1,4 @@
-"""Trains a small model that a hook can look at; it knows nothing of one."""
+"""Script that trains a small model; it contains no debugger hook, so that Clary has to add one."""
 
 import time
 

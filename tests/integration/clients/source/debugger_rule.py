@@ -1,4 +1,4 @@
-"""A rule of a user's own."""
+"""A debugger rule written by a user."""
 
 from smdebug.rules import Rule
 
@@ -11,5 +11,5 @@ class LossBelow(Rule):
         self.limit = float(limit)
 
     def invoke_at_step(self, step):
-        """Say whether the loss is below the limit."""
+        """Return whether the loss is below the limit."""
         return bool(self.base_trial.tensor("MSELoss_output_0").value(step).mean() < self.limit)

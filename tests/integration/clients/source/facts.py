@@ -1,4 +1,4 @@
-"""Training script without torch: print facts on the program's surroundings, and write them as the model."""
+"""Training script without torch: print facts about the program's environment, and write them as the model."""
 
 import json
 import os

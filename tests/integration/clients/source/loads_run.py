@@ -1,4 +1,4 @@
-"""Runs in a job that was created within a Run: finds that run by itself and logs to it."""
+"""Script of a job that was created within a Run: `load_run` finds that run without its name; metrics go to it."""
 
 import sagemaker
 from sagemaker.experiments.run import load_run

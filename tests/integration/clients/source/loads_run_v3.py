@@ -1,4 +1,4 @@
-"""SDK v3 in a job with an ExperimentConfig: finds its run by itself and logs to it."""
+"""Script with SDK v3 in a job with an ExperimentConfig: `load_run` finds its run, and the script logs to it."""
 
 from sagemaker.core.experiments.run import load_run
 from sagemaker.core.helper.session_helper import Session

@@ -1,4 +1,4 @@
-"""Training script for mpirun: the sum of the ranks."""
+"""Training script for mpirun: computes the sum of the ranks."""
 
 import sys
 

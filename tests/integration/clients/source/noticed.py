@@ -1,6 +1,6 @@
-"""Trains until SIGTERM, lingers to count how often it hears it, saves, and ends with 0; goes on where it was.
+"""Script that trains until SIGTERM, waits to count further signals, saves, and exits with 0; the next run resumes.
 
-A run that finds a checkpoint of its host does a few steps more and completes. Each line is one write.
+A run that finds a checkpoint of its host trains a few steps more and completes. Each line is printed by one write.
 """
 
 import json
@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-LINGER_S = 2.5  # whoever signals a second time does so in this time
+LINGER_S = 2.5  # a second SIGTERM would arrive within this time
 PAUSE_S = 0.1
 MORE_STEPS = 5
 

@@ -1,4 +1,4 @@
-"""Training script of the SMDDP tests: a loop with accelerate as its documentation has it; nothing names a backend."""
+"""Training script of the SMDDP tests: a loop with accelerate as in its documentation; it names no backend."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_num_threads(1)
 accelerator = Accelerator()
-torch.manual_seed(accelerator.process_index)  # models differ until DDP makes them equal
+torch.manual_seed(accelerator.process_index)  # models of the ranks differ until DDP broadcasts one
 inputs = torch.randn(256, 16, generator=torch.Generator().manual_seed(1))
 loader = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8, shuffle=True)
 model = torch.nn.Linear(16, 1)

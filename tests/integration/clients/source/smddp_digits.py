@@ -1,4 +1,4 @@
-"""Digits to train on, drawn and not fetched."""
+"""Digits to train on, drawn by this module instead of downloaded."""
 
 import torch
 from torch.utils.data import TensorDataset

@@ -1,4 +1,4 @@
-"""Training script as the documentation of SMDDP 1.3 has it: its own `dist` and its own DDP, on drawn digits."""
+"""Training script as in the documentation of SMDDP 1.3, with SMDDP's own `dist` and DDP, on drawn digits."""
 
 import argparse
 import json
@@ -48,7 +48,7 @@ def main():
     held_out = digits(300, torch.Generator().manual_seed(4))
     sampler = DistributedSampler(training, num_replicas=dist.get_world_size(), rank=rank)
     loader = DataLoader(training, batch_size=args.batch_size, sampler=sampler)
-    torch.manual_seed(rank)  # models differ until DDP makes them equal
+    torch.manual_seed(rank)  # models of the ranks differ until DDP broadcasts one
     model = DDP(Net().to(device), device_ids=[local_rank], broadcast_buffers=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
     for epoch in range(args.epochs):

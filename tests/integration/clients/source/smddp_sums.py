@@ -1,9 +1,9 @@
-"""Training script of the SMDDP tests: collectives whose results every rank can tell, and one DDP step.
+"""Training script of the SMDDP tests: collectives whose results every rank can check, and one DDP step.
 
     python smddp_sums.py --way none            the backend is there without an import, as in AWS's images
     python smddp_sums.py --way torch_smddp     the import of the developer guide
 
-Each rank leaves what it found as a file of the model.
+Each rank writes its results as a file of the model.
 """
 
 import argparse
@@ -56,7 +56,7 @@ alone = torch.nn.Linear(64, 8)
 alone.load_state_dict(model.module.state_dict())
 alone(samples).square().mean().backward()
 facts["gradient_error"] = (model.module.weight.grad - alone.weight.grad).abs().max().item()
-facts["gradient"] = model.module.weight.grad.flatten().view(torch.int32).sum().item()  # its bits
+facts["gradient"] = model.module.weight.grad.flatten().view(torch.int32).sum().item()  # the bits of the sum
 dist.barrier()
 with open(os.path.join(os.environ["SM_MODEL_DIR"], f"rank-{rank}.json"), "w") as file:
     json.dump(facts, file)

@@ -1,4 +1,4 @@
-"""Training script for SMP v1 as AWS's examples have it: a pipeline, on drawn digits. Its model: facts of every rank."""
+"""Training script for SMP v1 as in AWS's examples: a pipeline, on drawn digits. Its model holds facts of every rank."""
 
 import argparse
 import json
@@ -58,7 +58,7 @@ def main():
     torch.manual_seed(1)
     torch.set_num_threads(1)
     train, test = digits(2048, torch.Generator().manual_seed(2)), digits(512, torch.Generator().manual_seed(3))
-    share = slice(smp.dp_rank(), None, smp.dp_size())  # of every replica
+    share = slice(smp.dp_rank(), None, smp.dp_size())  # from every replica
     images, labels = (tensor[share] for tensor in train.tensors)
 
     model = smp.DistributedModel(Net())

@@ -1,7 +1,7 @@
-"""A training program that looks for keys wherever it can, and tries doors that are not its own.
+"""Training program that searches for keys everywhere, and tries URLs of the service that are not its own.
 
-It knows no key. It reports digests of all that looks like one, so that the test can look for the true ones among them
-and no log or artifact holds any.
+It knows no key. It reports digests of every string that looks like a key, so that the test can find real keys among
+them, while no log or artifact holds a key.
 """
 
 import hashlib
@@ -18,15 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 import boto3
 from botocore.config import Config
 
-# Tokens and derived keys are 64 hexadecimal digits, the owner's 40 characters of base64; PEM has lines of 64.
+# Tokens and derived keys are 64 hexadecimal digits, the owner's key is 40 characters of base64; lines of PEM have 64.
 KEYS = re.compile(
     rb"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{64}(?![A-Za-z0-9+/])|(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{40}(?![A-Za-z0-9_-])"
 )
 MAX_FILE_BYTES = 4 << 20
-MAX_TOKENS = 60  # tried at each door
-NUM_PROMPT = 12  # wrong tokens in order; the service answers ten of an address at once
+MAX_TOKENS = 60  # number of found tokens tried at each URL
+NUM_PROMPT = 12  # wrong tokens sent one by one; the service answers ten per address without delay
 MAX_MEMORY_BYTES = 256 << 20
-# What is there before any service is: libraries, and what has not changed of late. Everything else on the disk is read.
+# Files older than any service are skipped: libraries, and files unchanged for `OLD_S`. Every other file is read.
 OLD_S = 24 * 3600
 LIBRARIES = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/boot", "/proc", "/sys", "/dev", "/var/lib/dpkg", "/var/cache")
 LIBRARY_NAMES = re.compile(r"site-packages|python3(\.\d+)?|node_modules|\.git|__pycache__|\.[a-z]+_cache")
@@ -140,7 +140,7 @@ doors = {
     "another job's page": f"jobs/{victim}",
     "another job's plan": f"jobs/{victim}/plan",
 }
-# One after the other until the service answers wrong tokens slowly, then several at once.
+# One by one until the service delays responses to wrong tokens, then several at once.
 with ThreadPoolExecutor(max_workers=8) as pool:
     for number, (label, path) in enumerate(doors.items()):
         url = f"{endpoint}/clary/v1/{path}"

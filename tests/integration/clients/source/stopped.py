@@ -1,6 +1,6 @@
-"""Says READY, counts its SIGTERMs for a while after the first, and ends with 0; each line is one write.
+"""Script that prints READY, counts SIGTERMs for a while after the first, and exits with 0; each line is one write.
 
-Lines: READY, SIGNAL, DONE, each with JSON behind it: rank and host, and when, the how manieth, and the notice.
+Lines: READY, SIGNAL, DONE, each followed by JSON: rank, host, time, number of the signal, and the stop notice.
 """
 
 import json
@@ -8,7 +8,7 @@ import os
 import signal
 import time
 
-LINGER_S = 1.5  # whoever forwards the signal does so in this time
+LINGER_S = 1.5  # a forwarded second SIGTERM would arrive within this time
 MAX_WAIT_S = 120.0
 
 BASE = os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml")

@@ -1,4 +1,4 @@
-"""A script for SMP v2 as AWS's examples have it, FSDP by `hybrid_shard_degree`. Its model: facts of every rank."""
+"""Script for SMP v2 as in AWS's examples: FSDP by `hybrid_shard_degree`. Its model holds facts of every rank."""
 
 import argparse
 import json
@@ -77,7 +77,8 @@ def main():
         scores = model(test.tensors[0])
     correct = (scores.argmax(dim=1) == test.tensors[1]).sum().item()
 
-    # In host memory already it needs no copy there; torch's FSDP frees what it did not copy, and ends with SIGSEGV.
+    # On the CPU the state is in host memory already. Offloading it would crash: torch's FSDP frees memory that it did
+    # not copy.
     config = FullStateDictConfig(rank0_only=True, offload_to_cpu=torch.cuda.is_available())
     with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, config):
         whole = model.state_dict()

@@ -1,4 +1,4 @@
-"""Training script of the tuner tests: a loss that hyperparameters decide, told a few times."""
+"""Training script of the tuner tests: prints a loss that depends on hyperparameters a few times."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Data parallelism in mixed precision, one GPU a process; it has never heard of Clary."""
+"""Script of data parallelism in mixed precision, one GPU per process; it does not mention Clary."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Sharded training on two GPUs, whose whole state rank 0 writes and all read again; no name of Clary's is in it."""
+"""Script of sharded training on two GPUs; rank 0 writes the full state, all ranks read it. No mention of Clary."""
 
 import functools
 import os
@@ -66,7 +66,7 @@ def step(model, optimizer):
     return loss.item() / dist.get_world_size()
 
 
-model = sharded(rank)  # each rank begins with its own; they are made one
+model = sharded(rank)  # ranks start with different values, which FSDP synchronises
 first = whole_state(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 losses = [step(model, optimizer) for _ in range(3)]
@@ -102,4 +102,4 @@ if rank == 0:
     print(f"losses {losses}; the whole state was saved and loaded")
 dist.destroy_process_group()
 sys.stdout.flush()
-os._exit(0)  # threads of gloo may abort a process that has ended well
+os._exit(0)  # gloo's threads may abort the process at a normal exit

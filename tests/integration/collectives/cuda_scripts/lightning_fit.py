@@ -1,4 +1,4 @@
-"""Lightning on as many GPUs as are asked for; no name of Clary's is in it."""
+"""Script that fits a model with Lightning on the requested number of GPUs; it does not mention Clary."""
 
 import argparse
 import os

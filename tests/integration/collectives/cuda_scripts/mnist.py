@@ -1,4 +1,4 @@
-"""A classifier of digits, written as SageMaker's PyTorch examples are; it has never heard of Clary."""
+"""Script that trains a classifier of digits, written like SageMaker's PyTorch examples; it does not mention Clary."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Old ways: a prefetcher on a stream of its own, events, `torch.cuda.amp`, types by name. Never heard of Clary."""
+"""Script in old style: a prefetcher on its own stream, events, `torch.cuda.amp`, types by name. No mention of Clary."""
 
 import contextlib
 import warnings

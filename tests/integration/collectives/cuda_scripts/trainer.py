@@ -1,4 +1,4 @@
-"""A step of training with transformers' Trainer, as on a machine with one GPU; no name of Clary's is in it."""
+"""Script that trains with transformers' Trainer, as on a machine with one GPU; it does not mention Clary."""
 
 import os
 
@@ -21,7 +21,7 @@ class Words(torch.utils.data.Dataset):
 
 
 class Captured:
-    """Holds a graph as transformers 5 does; the annotation is evaluated when the class is made."""
+    """Holds a graph as transformers 5 does; its annotation is evaluated when the class is created."""
 
     graph: torch.cuda.CUDAGraph | None = None
     pools: dict[int, torch.cuda.MemPool] | None = None

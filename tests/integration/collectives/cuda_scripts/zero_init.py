@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO stage 3, whose model is sharded while it is made; no name of Clary's is in it."""
+"""Script of DeepSpeed's ZeRO stage 3, which shards the model during its construction; it does not mention Clary."""
 
 import os
 import sys
@@ -60,4 +60,4 @@ assert torch.equal(whole(), after)
 print(f"rank {engine.global_rank} of {engine.world_size}: loss {loss.item():.4f}")
 torch.distributed.destroy_process_group()
 sys.stdout.flush()
-os._exit(0)  # threads of gloo may abort a process that has ended well
+os._exit(0)  # gloo's threads may abort the process at a normal exit
