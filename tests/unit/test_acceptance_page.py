@@ -1,4 +1,4 @@
-"""docs/acceptance.md: tests that it names exist, every row has one, and every listing stands in its table."""
+"""docs/acceptance.md: the tests that it names exist, every row has a test, and every listing is in its table."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 MEASURED = {"R1"}
 
 
-def test_every_row_is_there_and_names_a_test_unless_it_is_measured():
+def test_every_row_exists_and_names_a_test_unless_it_is_measured():
     assert list(ROWS) == [f"R{number}" for number in range(1, 29)]
     assert {name for name, row in ROWS.items() if "`tests/" not in row} == MEASURED
 
@@ -24,6 +24,6 @@ def test_a_test_that_the_page_names_exists(file, name):
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
-def test_every_listing_is_told():
+def test_every_listing_is_named_on_the_page():
     listings = {path.name for path in (ROOT / "tests/assets/seeds").iterdir()}
     assert {name for name in listings if f"`{name}`" not in PAGE} == set()

@@ -1,4 +1,4 @@
-"""Findings of fuzzing stay found: every kept input passes through its target again, without the fuzzer."""
+"""Regression tests of fuzzing: every stored input passes through its target again, without the fuzzer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from fuzz.findings import FindingError, require
 from fuzz.targets import TARGETS, open_target
 
 
-@pytest.mark.timeout(180)  # the agents' target writes to a real store each time; seconds on a machine that is free
+@pytest.mark.timeout(
+    180
+)  # the agents' target writes to a real store for each input; on an idle machine it takes seconds
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_kept_input_passes_its_target(target):
+def test_every_stored_input_passes_its_target(target):
     inputs = read_corpus(target)
     assert len(inputs) >= 50, f"{corpus_file(target)} holds hardly anything: run `make fuzz`"
     with open_target(target) as run:
@@ -31,20 +33,20 @@ def test_the_corpus_of_a_target_stays_small(target):
     assert len(read_corpus(target)) <= MAX_INPUTS
 
 
-def test_a_corpus_comes_back_as_it_was_kept_short_inputs_first(tmp_path, monkeypatch):
+def test_a_corpus_is_read_back_and_prefers_short_inputs(tmp_path, monkeypatch):
     monkeypatch.setattr("fuzz.corpus_files.FOLDER", tmp_path)
     monkeypatch.setattr("fuzz.corpus_files.MAX_INPUTS", 3)
     assert write_corpus("x", [b"long" * 9, b"", b"bc", b"\n\xff", b"a", b"a"]) == 3
     assert sorted(read_corpus("x")) == [b"\n\xff", b"a", b"bc"]
 
 
-def test_used_up_bytes_choose_the_first_of_everything():
+def test_exhausted_bytes_choose_the_first_of_all_choices():
     reader = ByteReader(b"\x05\xff")
     assert (reader.choose("abc"), reader.take(9), reader.is_empty) == ("c", b"\xff", True)
     assert (reader.byte(), reader.chance(), reader.choose("abc"), reader.text()) == (0, False, "a", "")
 
 
-def test_a_finding_says_what_was_broken():
+def test_a_finding_names_the_broken_property():
     require(True, "never said")
     with pytest.raises(FindingError, match=r"it broke\n  value: 7"):
         require(False, "it broke", value=7)

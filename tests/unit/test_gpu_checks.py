@@ -14,7 +14,7 @@ from tools.gpu_checks.running import ABSENT, FAILED, NOT_REACHED, PASSED, Result
 TOLD = 'noise\nRESULT {"status": "absent", "words": "no GPU", "numbers": {"a": 1}}\n'
 
 
-def test_a_check_that_tells_its_result_is_believed():
+def test_a_result_that_a_check_reports_is_used():
     found = judge("one", TOLD, 0, limit_s=5, seconds=1)
     assert (found.status, found.words, found.numbers) == (ABSENT, "no GPU", {"a": 1})
 
@@ -23,13 +23,13 @@ def test_a_check_that_tells_its_result_is_believed():
     ("said", "code", "words"),
     [(TOLD, 1, "ended with 1"), ("nothing", 0, "ended with 0"), (TOLD, None, "did not end within 5 s"), ("", -9, "-9")],
 )
-def test_a_check_that_ends_otherwise_has_failed_with_its_last_words(said, code, words):
+def test_a_check_without_a_result_has_failed_with_its_last_lines(said, code, words):
     found = judge("one", said, code, limit_s=5, seconds=5)
     assert found.status == FAILED
     assert words in found.words
 
 
-def test_a_check_that_hangs_is_ended_with_its_children(tmp_path):
+def test_a_check_that_hangs_is_killed_with_its_children(tmp_path):
     left = tmp_path / "left"
     child = f"import time; time.sleep(2); open({str(left)!r}, 'w')"
     program = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
@@ -46,7 +46,7 @@ def test_a_check_that_was_given_too_little_time_has_not_failed():
 
 
 def played(hanging, *, limit_s=530.0):
-    """Play all checks: the hanging ones use all of their time, the others ten seconds; return the time of each."""
+    """Simulate all checks: hanging ones use up their time, the others ten seconds; return the time of each."""
     checks, left_s, given = all_checks(), limit_s, {}
     for number, check in enumerate(checks, start=1):
         given[check.name] = share_of(check, checks[number:], left_s=left_s)
@@ -56,7 +56,7 @@ def played(hanging, *, limit_s=530.0):
 
 
 @pytest.mark.parametrize("num_hanging", [0, 1, 3, 6, 22])
-def test_checks_that_hang_leave_time_for_the_measurements_and_some_for_their_like(num_hanging):
+def test_hanging_checks_leave_time_for_the_measurements_and_for_similar_checks(num_hanging):
     names = [check.name for check in all_checks()]
     measured = [name for name in names if name.startswith("measure ")]
     given = played(names[2 : 2 + num_hanging])
@@ -70,7 +70,7 @@ def test_checks_that_hang_leave_time_for_the_measurements_and_some_for_their_lik
         assert given["build the core"] == 150
 
 
-def test_every_check_names_something_that_is_there():
+def test_every_check_names_an_existing_program():
     names = [check.name for check in all_checks()]
     assert len(set(names)) == len(names)
     programs = {path.name for path in TESTS.glob("*_program.py")}
@@ -95,7 +95,7 @@ def test_the_summary_counts_and_quotes_failures():
 
 
 def python_of(folder, name, *, version=(3, 12), cuda=None):
-    """Write a command that stands for a Python with torch built for `cuda`; "" is a build without, None no torch."""
+    """Write a command that stands for a Python with torch built for `cuda`; "" means no CUDA, None means no torch."""
     library = folder / f"lib-{name}"
     (library / "torch").mkdir(parents=True)
     text = f"import sys; sys.version_info = {version}; sys.path.insert(0, {str(library)!r})"
@@ -104,7 +104,7 @@ def python_of(folder, name, *, version=(3, 12), cuda=None):
     else:
         (library / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')")
         (library / "torch" / "version.py").write_text(f"cuda: Optional[str] = {cuda or None!r}\n")
-    # Answers the script's question as such a Python would, and says who was taken for the checks.
+    # Answers the script's question as such a Python would, and prints which Python was chosen for the checks.
     program = f'''#!/bin/sh
 if [ "$1" = -c ]; then exec {sys.executable} -I -S -c "{text}
 $2"; fi
@@ -125,7 +125,7 @@ echo "taken: {name} $*"
         ({"python3": {"version": (3, 9)}}, "", None),
     ],
 )
-def test_the_script_takes_the_python_whose_torch_has_cuda(tmp_path, pythons, asked, taken):
+def test_the_script_chooses_the_python_whose_torch_has_cuda(tmp_path, pythons, asked, taken):
     for name, what in pythons.items():
         python_of(tmp_path, name, **what)
     for name in ("env", "dirname"):
@@ -140,7 +140,7 @@ def test_the_script_takes_the_python_whose_torch_has_cuda(tmp_path, pythons, ask
         assert done.stdout == f"taken: {taken} -m tools.gpu_checks OUT\n", done.stderr
 
 
-def test_the_script_reports_what_time_was_too_short_for(tmp_path):
+def test_the_script_reports_checks_for_which_the_time_was_too_short(tmp_path):
     command = ["sh", str(ROOT / "tools/check_gpu.sh"), str(tmp_path), "--limit-s", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, cwd=tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "checks.jsonl").read_text().splitlines()]

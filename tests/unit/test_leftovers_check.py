@@ -1,4 +1,4 @@
-"""The check after every test blames the test that left something, and no other."""
+"""The check after every test blames the test that left a process or a file, and no other test."""
 
 import os
 import re
@@ -19,7 +19,7 @@ CONFTEST = """
 
 pytest_plugins = ["leftovers_check"]
 """
-# A plugin of its own, because the check must not be imported before pytest does it.
+# A separate plugin, because the check must not be imported before pytest imports it.
 DEADLINE = f"""
 import pytest
 
@@ -83,7 +83,7 @@ def test_of_forgetful_fixture(forgetful): pass
 
 @pytest.fixture
 def suite(tmp_path):
-    """Runs test files under the check; returns nodes that were blamed, with the words on it."""
+    """Runs test files under the check; returns the blamed tests with the message for each, and the output."""
 
     def run(files, *arguments):
         for name, text in {
@@ -107,7 +107,7 @@ def suite(tmp_path):
 
 
 @pytest.mark.long
-def test_each_kind_is_found_once_and_what_is_kept_or_on_its_way_out_is_not(suite):
+def test_each_kind_is_found_once_and_kept_or_ending_leftovers_are_ignored(suite):
     blamed, output = suite({"test_leaving.py": LEAVING})
     assert set(blamed) == {
         "test_orphan", "test_zombie", "test_memory", "test_numbered_memory", "test_mount", "test_socket",
@@ -126,7 +126,7 @@ def test_each_kind_is_found_once_and_what_is_kept_or_on_its_way_out_is_not(suite
     assert not Path("/dev/shm/left-by-a-test").exists(), "the worker has memory of its own"
 
 
-def test_a_worker_is_not_blamed_for_what_another_left(suite):
+def test_a_worker_is_not_blamed_for_the_leftovers_of_another(suite):
     meet = """
 from ways import *
 def wait_for(name):

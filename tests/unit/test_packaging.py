@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_the_licence_that_is_named_is_the_one_that_goes_along():
+def test_the_declared_licence_is_the_one_in_the_package():
     assert (PROJECT["license"], PROJECT["license-files"]) == ("Apache-2.0", ["LICENSE"])
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text[:200]
@@ -16,12 +16,12 @@ def test_the_licence_that_is_named_is_the_one_that_goes_along():
     assert text.rstrip().endswith("limitations under the License.")
 
 
-def test_the_commands_that_are_installed_exist():
+def test_the_installed_commands_exist():
     for target in PROJECT["scripts"].values():
         module, _, function = target.partition(":")
         assert callable(getattr(import_module(module), function))
 
 
-def test_images_of_training_programs_need_nothing_beside_clary():
+def test_the_package_has_no_dependencies():
     assert PROJECT["dependencies"] == []
     assert PROJECT["requires-python"] == ">=3.11"

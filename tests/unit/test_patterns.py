@@ -1,8 +1,8 @@
-"""No pattern takes much longer than its text is long, for every text of a stranger (docs/adr/0049).
+"""No pattern takes much longer than in proportion to the length of its text, for any hostile text (docs/adr/0049).
 
-Every compiled pattern of the service, the agent and what they share is given texts that nearly match it: a text made
-from the pattern, with a run of one character at each place, and an end that does not fit. A pattern with several ways
-to match the same run takes minutes, or for ever, to find out that none fits.
+Every compiled pattern of the service, the agent and their shared modules is tried on texts that nearly match it: a
+matching text with a run of one character inserted at each position, and an end that does not match. A pattern with
+several ways to match the same run takes minutes, or never ends, before it finds that none of them matches.
 """
 
 import importlib
@@ -19,7 +19,7 @@ import clary.agent
 import clary.contract
 import clary.control
 
-# Length of a run -> seconds that are too long for it. Time that grows with its square stays far below.
+# Length of a run -> seconds that count as too long for it. Quadratic time stays far below these limits.
 LIMITS_S = {50: 0.05, 200: 0.1, 800: 0.25}
 MAX_PLACES = 24
 MAX_RUNS = 5
@@ -40,7 +40,7 @@ def patterns(package) -> Iterator[tuple[str, re.Pattern]]:
 
 
 def sample(parsed, is_bytes: bool) -> list[str]:
-    """Return characters of a text that the pattern matches, repeats once."""
+    """Return the characters of a text that the pattern matches; `repeats` are used once."""
     found: list[str] = []
     for kind, value in parsed:
         if kind is names.LITERAL:
@@ -64,7 +64,7 @@ def sample(parsed, is_bytes: bool) -> list[str]:
 
 
 def member(items) -> str:
-    """Return a character of a class."""
+    """Return a character that belongs to a character class."""
     if items[0][0] is names.NEGATE:
         taken = {chr(value) for kind, value in items if kind is names.LITERAL}
         return next(letter for letter in "a b0-.,\"'" if letter not in taken)
@@ -102,7 +102,7 @@ def timed(pattern: re.Pattern, text) -> float:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("package", [clary.contract, clary.control, clary.agent], ids=lambda item: item.__name__)
-def test_no_pattern_takes_long_to_find_that_a_text_does_not_match(package):
+def test_no_pattern_is_slow_to_reject_a_text(package):
     found = {(name, pattern.pattern): pattern for name, pattern in patterns(package)}
     assert len(found) >= 9, "the patterns of a package were not found"
     slow = {name: told for (name, _), pattern in found.items() if (told := slow_text(pattern)) is not None}

@@ -1,4 +1,4 @@
-"""`make test` runs failed tests once more, alone: exactly those, for every name and group."""
+"""`make test` runs failed tests a second time, alone: exactly the failed tests, for every name and group."""
 
 import re
 import subprocess
@@ -53,7 +53,7 @@ def run(folder: Path, *, passes_after: int) -> tuple[int, str, list[str]]:
     return result.returncode, result.stdout, sorted((folder / "runs").read_text().splitlines())
 
 
-def test_what_failed_alone_runs_again_and_is_named(tmp_path: Path) -> None:
+def test_failed_tests_run_again_alone_and_are_named(tmp_path: Path) -> None:
     code, output, runs = run(tmp_path, passes_after=0)
     assert code == 0, output
     assert runs == sorted(["plain", "a@b", "c]@d", "method"] * 2 + ["passes", "never"])
@@ -68,7 +68,7 @@ def test_what_failed_alone_runs_again_and_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_what_fails_alone_too_fails_the_run(tmp_path: Path) -> None:
+def test_a_test_that_fails_alone_too_fails_the_run(tmp_path: Path) -> None:
     code, output, runs = run(tmp_path, passes_after=2)
     assert code == 1
     assert runs.count("never") == 2
@@ -77,7 +77,7 @@ def test_what_fails_alone_too_fails_the_run(tmp_path: Path) -> None:
     assert re.search(r"^tests took \d+\.\d min in all$", output, re.MULTILINE)
 
 
-def test_workers_that_find_different_tests_fail_the_run_and_nothing_is_repeated(tmp_path: Path) -> None:
+def test_workers_that_collect_different_tests_fail_the_run_without_a_repetition(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
     (tmp_path / "test_unstable.py").write_text(UNSTABLE)
     code, output, runs = run(tmp_path, passes_after=0)

@@ -1,4 +1,4 @@
-"""Of a sweep one value runs under a seed, and all without one."""
+"""With a seed one value of a sweep runs, without a seed all values run."""
 
 import subprocess
 import sys
@@ -57,7 +57,7 @@ def run(folder: Path, seed: str, text: str = SWEPT) -> tuple[set[str], str]:
 
 
 @pytest.mark.timeout(120)
-def test_a_seed_chooses_one_value_for_all_that_share_it_and_says_what_it_left_out(tmp_path: Path) -> None:
+def test_a_seed_chooses_one_value_for_all_tests_that_share_the_sweep_and_reports_it(tmp_path: Path) -> None:
     ran, said = run(tmp_path, "7")
     swept = {words.rpartition(" ")[0] for words in ran if len(words.split()) == 3}
     assert len(swept) == 1
@@ -68,14 +68,14 @@ def test_a_seed_chooses_one_value_for_all_that_share_it_and_says_what_it_left_ou
     assert len(run(tmp_path, "")[0]) == 6 + 2
 
 
-def test_every_value_is_chosen_by_some_seed_whatever_their_order() -> None:
+def test_every_value_is_chosen_by_some_seed_whatever_the_order() -> None:
     values = [(2,), (4,), (8,)]
     assert {choose(str(seed), "test_x", values) for seed in range(40)} == set(values)
     assert all(choose(str(s), "t", values) == choose(str(s), "t", values[::-1] + values) for s in range(40))
 
 
 @pytest.mark.timeout(120)
-def test_a_part_of_the_long_tests_runs_under_a_seed_and_the_others_say_why_not(tmp_path: Path) -> None:
+def test_with_a_seed_some_long_tests_run_and_the_others_give_the_reason(tmp_path: Path) -> None:
     ran, said = run(tmp_path, "7", LONG)
     assert "short" in ran
     sized = {words for words in ran if words.startswith("size")}
@@ -86,7 +86,7 @@ def test_a_part_of_the_long_tests_runs_under_a_seed_and_the_others_say_why_not(t
 
 
 @pytest.mark.timeout(120)
-def test_a_module_that_is_marked_as_long_runs_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_module_that_is_marked_as_long_runs_completely_or_not_at_all(tmp_path: Path) -> None:
     marked = f"import pytest\n\npytestmark = [pytest.mark.long({LONG_BUDGET_S})]\n\n"
     tests = "".join(f"def test_{number}():\n    print('ran', {number})\n\n" for number in range(3))
     (tmp_path / "test_other.py").write_text(marked + tests.replace("'ran'", "'ran other'"))
@@ -95,14 +95,14 @@ def test_a_module_that_is_marked_as_long_runs_as_a_whole_or_not_at_all(tmp_path:
         assert ran in ({"0", "1", "2"}, {"other 0", "other 1", "other 2"})
 
 
-def test_every_long_test_is_chosen_by_some_seed_whatever_their_order() -> None:
+def test_every_long_test_is_chosen_by_some_seed_whatever_the_order() -> None:
     seconds = {f"test_{number}": LONG_BUDGET_S / 3 for number in range(9)} | {"test_longest": 2 * LONG_BUDGET_S}
     chosen = [choose_long(str(seed), seconds) for seed in range(80)]
     assert set().union(*chosen) == set(seconds)
     assert choose_long("7", dict(reversed(seconds.items()))) == choose_long("7", seconds)
 
 
-def test_long_tests_fill_the_budget_however_many_there_are() -> None:
+def test_long_tests_fill_the_budget_whatever_their_number() -> None:
     for number in (100, 1000):
         seconds = {f"test_{index}": LONG_S for index in range(number)}
         for seed in range(20):

@@ -1,4 +1,4 @@
-"""The lines of benchmark `deepspeed`: slowest ranks, ratios of turns, losses that must agree."""
+"""The lines of benchmark `deepspeed`: slowest ranks, ratios of alternating runs, losses that must agree."""
 
 import pytest
 from benchmarks.frameworks.bench_deepspeed import AS_DDP, CASES, OURS, PEER, SAME, Case, Taken, lines, paired_ratio
@@ -40,22 +40,22 @@ def test_a_slower_step_and_more_memory_miss_their_goals():
     ("peer_loss", "ddp_loss", "verified"),
     [(1 + SAME / 2, 1 + AS_DDP / 2, True), (1 + SAME * 2, 1.0, False), (1.0, 1 + AS_DDP * 2, False)],
 )
-def test_losses_of_any_step_that_differ_are_told(peer_loss, ddp_loss, verified):
+def test_a_difference_in_the_losses_of_any_step_is_reported(peer_loss, ddp_loss, verified):
     found = step_and_memory(taken([1.0]), taken([1.0], [2.0 * peer_loss, 1.0]), taken([1.0], [2.0 * ddp_loss, 1.0]))
     assert [line.verified for line in found] == [verified, verified]
 
 
-def test_losses_of_other_numbers_of_steps_are_no_match():
+def test_losses_of_different_numbers_of_steps_are_an_error():
     with pytest.raises(ValueError, match="longer"):
         step_and_memory(taken([1.0]), taken([1.0], [2.0, 1.0, 0.5]), taken([1.0]))
 
 
-def test_the_ratio_of_turns_takes_blocks_side_by_side():
+def test_the_paired_ratio_compares_blocks_of_the_same_turn():
     ours, peer = Taken([[1.0], [10.0], [1.0]]), Taken([[2.0], [30.0], [2.0]])
     assert paired_ratio(ours, peer) == 2.0
 
 
-def test_every_stage_is_there_with_its_optimizer_in_both_places_and_ddp_comes_first():
+def test_every_stage_is_measured_with_and_without_offload_after_ddp():
     assert [case.words for case in CASES[:3]] == [
         "ddp,ranks=2",
         "zero=1,offload=none,ranks=2",

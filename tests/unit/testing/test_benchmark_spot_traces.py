@@ -1,4 +1,4 @@
-"""Traces of benchmark `spot`: made from a seed with the lengths of a public one, read, and added up."""
+"""Traces of benchmark `spot`: generated from a seed with the statistics of a public trace, read, and evaluated."""
 
 import json
 import statistics
@@ -12,7 +12,7 @@ from clary.control.scheduling.spot import parse_schedule
 TRACE = Trace(gap_s=10, hosts=(4, 4, 2, 4, 0, 5))
 
 
-def test_the_time_with_enough_hosts_is_added_up_between_two_moments():
+def test_the_time_with_enough_hosts_is_summed_between_two_moments():
     assert TRACE.length_s == 60
     assert TRACE.available_s(4, 0, 60) == 40
     assert TRACE.available_s(4, 15, 35) == 10
@@ -26,7 +26,7 @@ def test_interruptions_and_changes_are_counted_for_a_number_of_hosts():
     assert TRACE.cut(25 / 3600).hosts == (4, 4, 2)
 
 
-def test_a_trace_is_what_the_service_plays(tmp_path):
+def test_a_generated_trace_is_a_schedule_that_the_service_can_play(tmp_path):
     made = generate(hours=48, num_hosts=4, seed=3)
     assert made == generate(hours=48, num_hosts=4, seed=3) != generate(hours=48, num_hosts=4, seed=4)
     path = tmp_path / "trace.json"
@@ -37,7 +37,7 @@ def test_a_trace_is_what_the_service_plays(tmp_path):
         assert schedule.capacity_at((index + 0.5) * GAP_S / 60) == hosts
 
 
-def test_a_made_trace_has_the_share_of_time_and_the_interruptions_of_the_public_one():
+def test_generated_traces_have_the_availability_and_interruptions_of_the_public_one():
     days = 27
     traces = [generate(hours=24 * days, num_hosts=4, seed=seed) for seed in range(40)]
     shares = [trace.available_s(4, 0, trace.length_s) / trace.length_s for trace in traces]
@@ -46,7 +46,7 @@ def test_a_made_trace_has_the_share_of_time_and_the_interruptions_of_the_public_
 
 
 @pytest.mark.parametrize("content", ["", "{}", json.dumps({"metadata": {"gap_seconds": 1}, "data": ["x"]})])
-def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path, content):
+def test_an_invalid_trace_file_is_refused_by_name(tmp_path, content):
     path = Path(tmp_path / "wrong.json")
     path.write_text(content)
     with pytest.raises(SystemExit, match=r"wrong\.json: expected a trace as in docs/spot\.md"):

@@ -1,4 +1,4 @@
-"""The bookkeeping of benchmarks `goodput` and `spot`: valid steps, lost steps, and that wrong steps are found."""
+"""The evaluation of benchmarks `goodput` and `spot`: valid steps, lost steps, and the detection of wrong steps."""
 
 import itertools
 from dataclasses import replace
@@ -11,7 +11,7 @@ RIGHT = states(40, 4)
 
 
 def lines(*attempts, states=RIGHT, ranks=(0,)):
-    """The lines of attempts, each (token, first, last), one step a second; ranks follow one another at once."""
+    """Return the lines of attempts (token, first, last), one step a second; ranks report a step 10 ms apart."""
     clock = itertools.count()
     return [
         Step(number=number, state=states[number], at_s=at_s + rank / 100, rank=rank, attempt=token, save_s=0.01)
@@ -22,12 +22,12 @@ def lines(*attempts, states=RIGHT, ranks=(0,)):
     ]
 
 
-def test_lines_of_steps_are_told_from_other_lines():
+def test_step_lines_are_parsed_and_other_lines_ignored():
     log = ["prepared", f"step 7 {FIRST_STATE} at 12.5000 by 3 of 0badcafe after 0.00012", "step 8 of something"]
     assert parse(log) == [Step(number=7, state=FIRST_STATE, at_s=12.5, rank=3, attempt="0badcafe", save_s=0.00012)]
 
 
-def test_steps_that_were_taken_again_are_lost_and_count_once():
+def test_repeated_steps_are_lost_and_count_once():
     told = history(lines(("a", 1, 10), ("b", 9, 20), ("c", 21, 30)), num_hosts=4)
     assert (told.committed, told.executed, told.lost, told.num_attempts) == (30, 32, 2, 3)
     assert told.losses == (2, 0)
@@ -35,7 +35,7 @@ def test_steps_that_were_taken_again_are_lost_and_count_once():
     assert told.problems == ()
 
 
-def test_what_a_dead_host_could_not_tell_any_more_is_known_from_the_others():
+def test_lines_that_a_dead_host_could_not_send_are_known_from_other_ranks():
     told = [line for line in lines(("a", 1, 10), ("b", 11, 20), ranks=(0, 1)) if line.rank == 0]
     others = [line for line in lines(("a", 1, 10), ("b", 11, 20), ranks=(1,)) if line.number not in (3, 17)]
     silent = [line for line in told if line.number not in (9, 10)]
@@ -44,7 +44,7 @@ def test_what_a_dead_host_could_not_tell_any_more_is_known_from_the_others():
     assert history(silent, num_hosts=4).problems == ("attempt b begins with step 11: expected at most 9",)
 
 
-def test_a_rank_with_another_state_and_a_step_that_a_rank_takes_twice_are_found():
+def test_a_rank_with_another_state_and_a_repeated_step_of_a_rank_are_found():
     good = lines(("a", 1, 5), ranks=(0, 1))
     bad = replace(good[3], state=FIRST_STATE)
     assert "attempt a, rank 1, step 2: expected state" in history([*good[:3], bad, *good[4:]], num_hosts=4).problems[0]
@@ -56,25 +56,25 @@ def test_a_lost_step_that_counts_as_committed_is_found():
     assert told.problems == ("attempt b begins with step 12: expected at most 11",)
 
 
-def test_a_step_that_is_taken_twice_under_two_numbers_is_found():
-    twice = [FIRST_STATE, *RIGHT[1:6], *RIGHT[5:40]]  # step 6 has done again what step 5 had done
+def test_a_step_that_is_executed_twice_under_two_numbers_is_found():
+    twice = [FIRST_STATE, *RIGHT[1:6], *RIGHT[5:40]]  # step 6 repeats step 5
     told = history(lines(("a", 1, 8), states=twice), num_hosts=4)
     assert told.problems[0] == f"attempt a, rank 0, step 6: expected state {RIGHT[6][:12]}, got {RIGHT[5][:12]}"
 
 
-def test_steps_of_another_number_of_hosts_a_gap_and_an_attempt_that_comes_back_are_found():
+def test_wrong_host_counts_gaps_and_returning_attempts_are_found():
     assert history(lines(("a", 1, 3), states=states(3, 2)), num_hosts=4).problems
     assert "step 4 follows on step 2" in history(lines(("a", 1, 2), ("a", 4, 5)), num_hosts=4).problems[0]
     assert "attempt a comes back" in history(lines(("a", 1, 2), ("b", 3, 4), ("a", 5, 6)), num_hosts=4).problems[0]
     assert "begins with step 2: expected at most 1" in history(lines(("a", 2, 5)), num_hosts=4).problems[0]
 
 
-def test_nothing_can_be_said_of_less_than_two_steps():
+def test_a_history_of_fewer_than_two_steps_is_an_error():
     with pytest.raises(ValueError, match="at least 2 steps, got 0"):
         history([], num_hosts=4)
 
 
-def test_kills_are_shared_out_among_jobs_and_planned_by_their_seed():
+def test_kills_are_distributed_among_jobs_and_planned_by_their_seed():
     assert shares(300) == [75] * 4
     assert shares(76) == [38, 38]
     assert max(shares(1000)) <= MAX_KILLS_A_JOB
@@ -84,5 +84,5 @@ def test_kills_are_shared_out_among_jobs_and_planned_by_their_seed():
     assert {host for _, host in plan} == {"algo-1", "algo-2", "algo-3", "algo-4"}
 
 
-def test_the_ceiling_is_the_formula():
+def test_the_ceiling_follows_the_formula():
     assert ceiling(save_s=0.1, interval_s=10.0, recover_s=5.0, between_failures_s=100.0) == pytest.approx(0.89)

@@ -1,4 +1,4 @@
-"""Checks and counts of benchmark `tensorflow`: wrong sums, losses that are not those of one process, the bound."""
+"""Checks of benchmark `tensorflow`: wrong sums, losses that differ from those of one process, the pipeline bound."""
 
 import json
 
@@ -13,7 +13,7 @@ INPUTS = [np.array([0.5, -0.25, 0.125]), np.array([0.25, 1.0, -2.0])]
 
 
 def chained(num_calls, dtype=np.float32):
-    """The array of a rank after as many right calls, compared at places 0, 3 and 1 of four."""
+    """Return a rank's array after `num_calls` correct calls; elements 0, 3 and 1 of four are compared."""
     result = np.zeros(4, dtype)
     result[PLACES] = sum(INPUTS) * 2 ** (num_calls - 1)
     return result
@@ -30,7 +30,7 @@ def trained(*losses, step_s=1.0, processor_s=(0.1,)):
 
 
 class FakeGang:
-    """Answers as two ranks do, and keeps its orders in a list that gangs share."""
+    """Answers like two ranks, and records its orders in a list that several gangs share."""
 
     def __init__(self, name, log):
         self.name, self.log = name, log
@@ -42,13 +42,13 @@ class FakeGang:
         return [answer([2.0] * order["num_steps"], [float(rank + 1)] * order["num_steps"], rank) for rank in (0, 1)]
 
 
-def test_the_end_of_a_chain_of_sums_is_right_for_any_length_of_it():
+def test_the_result_of_a_chain_of_sums_is_correct_for_any_length():
     for num_calls in (1, 2, 60):
         assert wrong_sums(INPUTS, chained(num_calls), PLACES, num_calls) == ""
 
 
 @pytest.mark.parametrize("defect", ["a call too few", "own input", "one element", "no number"])
-def test_wrong_sums_are_told_with_what_was_expected(defect):
+def test_wrong_sums_are_reported_with_the_expected_ones(defect):
     result = chained(3)
     if defect == "a call too few":
         result = chained(2)
@@ -61,12 +61,12 @@ def test_wrong_sums_are_told_with_what_was_expected(defect):
     assert "sums are wrong, first" in wrong_sums(INPUTS, result, PLACES, 3)
 
 
-def test_a_result_of_another_shape_or_type_is_told():
+def test_a_result_of_another_shape_or_type_is_reported():
     for result in (chained(1, np.float64), chained(1)[:2], chained(1).reshape(2, 2)):
         assert "expected what was put in" in wrong_sums(INPUTS, result, PLACES, 1)
 
 
-def test_ranks_together_see_the_batch_of_one_process_and_each_step_another():
+def test_all_ranks_together_see_the_batch_of_one_process_and_a_new_one_in_each_step():
     seen = {}
 
     def keep(name):
@@ -94,7 +94,7 @@ def test_a_step_takes_as_long_as_its_slowest_rank():
 
 
 @pytest.mark.parametrize("other", [1.001, float("nan"), float("inf")])
-def test_ranks_that_have_other_losses_are_told(other):
+def test_ranks_with_different_losses_are_reported(other):
     found = Trained()
     found.add([answer([2.0, 1.0]), answer([2.0, other])], is_timed=True)
     assert found.problems == [f"step 1: ranks have losses {[1.0, other]}"]
@@ -112,7 +112,7 @@ def test_losses_are_compared_step_by_step_with_those_of_one_process():
         told_of_losses({"smp": Trained(), "alone": Trained()}, ("smp",))
 
 
-def test_gangs_take_turns_in_an_order_that_rotates():
+def test_gangs_run_alternately_in_a_rotating_order():
     log = []
     found = train_in_turns(
         {name: FakeGang(name, log) for name in "abc"}, batch=8, num_warm_up=1, num_steps=2, num_turns=2
@@ -122,13 +122,13 @@ def test_gangs_take_turns_in_an_order_that_rotates():
     assert [one.seconds for one in found.values()] == [[2.0] * 4] * 3
 
 
-def test_the_bound_of_a_pipeline_is_the_formula():
+def test_the_bound_of_a_pipeline_follows_the_formula():
     assert pipeline_bound_s(8.0, 2, 4) == 5.0
     assert pipeline_bound_s(8.0, 1, 4) == 8.0
     assert pipeline_bound_s(8.0, 2, 1) == 8.0
 
 
-def test_a_pipeline_at_its_bound_is_beside_one_process_on_one_core_and_on_all():
+def test_the_pipeline_line_compares_with_one_process_on_one_core_and_on_all_cores():
     alone, one_core = trained(2.0, step_s=0.5), trained(2.0, step_s=0.8, processor_s=(0.75,))
     ways = {"smp": trained(2.0, step_s=0.5, processor_s=(0.2, 0.3)), "alone on one core": one_core, "alone": alone}
     line = pipeline_line(ways)
@@ -139,7 +139,7 @@ def test_a_pipeline_at_its_bound_is_beside_one_process_on_one_core_and_on_all():
     assert (wrong.met, wrong.verified) == (False, False)
 
 
-def test_every_rank_of_a_gang_knows_its_place_and_all_know_one_cluster():
+def test_every_rank_of_a_gang_has_its_index_and_all_have_one_cluster():
     variables = [dict(word.split("=", 1) for word in _entry(rank, [7001, 7002])[1:]) for rank in (0, 1)]
     configs = [json.loads(one["TF_CONFIG"]) for one in variables]
     assert [one["RANK"] for one in variables] == ["0", "1"]

@@ -1,4 +1,4 @@
-"""Benchmarks of tuning: the network that they train, searches that are compared, and epochs that Hyperband counts."""
+"""Benchmarks of tuning: the trained network, the comparison of searches, and the epochs that Hyperband uses."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ LR = Continuous(name="lr", least=1e-5, greatest=1.0, scaling=Scaling.LOGARITHMIC
 
 
 def blobs(num=200):
-    """Three clouds of points, each a class."""
+    """Return three clouds of points, one per class."""
     chance = np.random.default_rng(1)
     labels = chance.integers(0, 3, num)
     inputs = (chance.standard_normal((num, 4)) * 0.5 + np.eye(4)[labels] * 3).astype(np.float32)
@@ -35,7 +35,7 @@ def blobs(num=200):
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
-def test_the_network_learns_and_is_the_same_each_time(activation):
+def test_the_network_learns_deterministically(activation):
     told = list(epochs(blobs(), {**POINT, "activation": activation}, 8))
     assert told == list(epochs(blobs(), {**POINT, "activation": activation}, 8))
     assert told[-1].accuracy > 0.95
@@ -62,13 +62,13 @@ def test_gradients_are_the_slopes_of_the_loss(activation):
         weight[place] += 1e-6
 
 
-def test_a_training_that_diverges_tells_a_number():
+def test_a_diverging_training_reports_a_finite_loss():
     with np.errstate(all="ignore"):
         *_, last = epochs(blobs(), {**POINT, "lr": "1e30"}, 3)
     assert last.loss == MOST_LOSS
 
 
-def test_features_have_one_scale_and_a_constant_channel_stays_finite(tmp_path):
+def test_features_are_standardised_and_a_constant_channel_stays_finite(tmp_path):
     inputs = np.random.default_rng(3).standard_normal((NUM_HELD_SENTENCES + 20, 3)).astype(np.float32) * 7 + 2
     inputs[:, 1] = 4.0
     np.savez(tmp_path / "features.npz", inputs=inputs, labels=np.arange(len(inputs)) % 10)
@@ -79,7 +79,7 @@ def test_features_have_one_scale_and_a_constant_channel_stays_finite(tmp_path):
     assert every.std(0) == pytest.approx([1, 0, 1], abs=1e-3)
 
 
-def test_whole_numbers_and_categories_reach_optuna_as_hyperparameters_are_written():
+def test_integers_and_categories_reach_optuna_in_the_form_of_hyperparameters():
     class Trial:
         def suggest_float(self, name, least, greatest, *, log):
             return least if log else greatest
@@ -99,7 +99,7 @@ def test_whole_numbers_and_categories_reach_optuna_as_hyperparameters_are_writte
         as_ranges((reverse,))
 
 
-def test_each_search_tries_as_many_points_and_returns_the_least_value():
+def test_each_search_tries_the_same_number_of_points_and_returns_the_lowest_value():
     values = []
 
     def function(point):
@@ -127,7 +127,7 @@ def test_each_search_tries_as_many_points_and_returns_the_least_value():
     assert [order.get("value") for order in peer.orders] == [None, *values[:-1]]
 
 
-def test_a_program_answers_line_by_line_and_its_end_is_told():
+def test_a_program_answers_line_by_line_and_its_end_is_an_error():
     echo = (
         "import sys, json\nfor line in sys.stdin:\n    order = json.loads(line)\n    if order.get('end'): sys.exit(7)\n"
     )
@@ -143,7 +143,7 @@ def found_of(ours, optuna, random, gaussian=None, *, is_repeatable=True):
     return Found(least, is_repeatable)
 
 
-def test_the_goal_of_quality_is_optunas_third_quartile_and_less_than_random():
+def test_the_quality_goal_is_below_optuna_s_third_quartile_and_below_random():
     optuna, random = [1.0, 2.0, 3.0, 4.0], [5.0, 5.0, 5.0, 5.0]
     for ours, met in ((3.7, True), (3.8, False)):
         line = line_of("digits", "loss", found_of([ours] * 4, optuna, random, optuna), num_seeds=4)
@@ -153,7 +153,7 @@ def test_the_goal_of_quality_is_optunas_third_quartile_and_less_than_random():
     assert (line.met, line.details["below_random"]) == (False, False)
 
 
-def test_a_missing_peer_is_named_and_a_training_that_does_not_repeat_is_not_verified():
+def test_a_missing_peer_is_named_and_a_training_that_is_not_repeatable_is_not_verified():
     changing = found_of([1.0, 1.0], [1.0, 1.0], [2.0, 2.0], is_repeatable=False)
     line = line_of("digits", "loss", changing, num_seeds=2)
     assert "make .venvs/sdk3.stamp" in line.peer_note
@@ -180,7 +180,7 @@ LEAST_POINTS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_has_its_least_value_where_it_is_known_and_nowhere_a_smaller_one(name):
+def test_a_function_has_its_minimum_at_the_known_point(name):
     space, function, least = FUNCTIONS[name]
     point = {key: str(value) for key, value in LEAST_POINTS[name].items()}
     assert [one.name for one in space] == list(point)
@@ -189,7 +189,7 @@ def test_a_function_has_its_least_value_where_it_is_known_and_nowhere_a_smaller_
     assert best_of_ours(space, function, strategy="Random", seed=1, num_points=50) > least - 1e-4
 
 
-def test_ten_functions_are_searched_each_with_a_peer_of_its_own_and_the_goals_are_counted(monkeypatch):
+def test_each_of_ten_functions_gets_a_new_peer_and_the_goals_are_counted(monkeypatch):
     peers, used = [object(), object()], []
     begun = iter(peers)
 
@@ -216,13 +216,13 @@ def test_ten_functions_are_searched_each_with_a_peer_of_its_own_and_the_goals_ar
     assert last.details == {"above_optunas_third_quartile": ["ackley5"], "not_below_random": ["branin"]}
 
 
-def test_less_than_a_known_minimum_is_not_verified():
+def test_a_value_below_a_known_minimum_is_not_verified():
     found = found_of([0.1, 0.1], [0.1, 0.1], [1.0, -0.01])
     assert tuning_quality.line_of_function("branin", found, 2).verified is False
     assert tuning_quality.line_of_function("branin", found_of([0.1] * 2, [0.1] * 2, [1.0] * 2), 2).verified is True
 
 
-def test_the_first_point_is_asked_for_again_and_every_search_gets_as_many():
+def test_the_first_point_is_evaluated_again_and_every_search_gets_the_same_number():
     asked = []
 
     def drifting(point):
@@ -238,7 +238,7 @@ def test_the_first_point_is_asked_for_again_and_every_search_gets_as_many():
 
 
 class FakeCurves:
-    """Curves of which each rises to a height of its point; counts how often a point was asked for."""
+    """Curves that rise to a height given by the point; counts the requests for each point."""
 
     def __init__(self):
         self.asked = {}
@@ -253,7 +253,7 @@ class FakeCurves:
 
 
 @pytest.mark.parametrize("way", sorted(WAYS))
-def test_hyperband_spends_fewer_epochs_and_goes_on_only_with_checkpoints(way, monkeypatch):
+def test_hyperband_uses_fewer_epochs_and_continues_trials_only_with_checkpoints(way, monkeypatch):
     monkeypatch.setattr(bench_hyperband, "NUM_TRIALS", 24)
     curves = FakeCurves()
     tuned = HyperbandRun(request(WAYS[way]), curves.whole, seed=1).run()
@@ -271,7 +271,7 @@ def test_hyperband_spends_fewer_epochs_and_goes_on_only_with_checkpoints(way, mo
         assert all(len(one.curve({})) <= bench_hyperband.NUM_EPOCHS for one in tuned.configurations)
 
 
-def test_values_that_are_not_of_the_training_are_told():
+def test_values_that_do_not_come_from_the_training_are_reported():
     curves = FakeCurves()
     ended = HyperbandRun(request({}), curves.whole, seed=1).run()
     first = ended.configurations[0].first
@@ -281,7 +281,7 @@ def test_values_that_are_not_of_the_training_are_told():
     assert told.problems == ("trial 1: its values are not the first of its training",)
 
 
-def test_the_lines_of_hyperband_take_medians_and_name_their_goals():
+def test_the_lines_of_hyperband_use_medians_and_name_their_goals():
     one = Compared(num_configurations=60, num_trials=NUM_TRIALS, num_epochs=486, share=0.3, best=0.9, best_of_all=0.9)
     share, best = lines("goes on", [one, replace(one, share=0.5), replace(one, share=0.35, best=0.8)])
     assert (share.ours, share.met, best.ours, best.met) == (0.35, True, 0.9, True)
@@ -289,7 +289,7 @@ def test_the_lines_of_hyperband_take_medians_and_name_their_goals():
     assert (share.met, best.met, share.verified, best.verified) == (False, False, False, False)
 
 
-def test_curves_are_trained_once_and_anew_when_asked():
+def test_curves_are_cached_and_trained_again_on_request():
     curves = Curves(blobs(), 3)
     assert curves.whole(POINT) is curves.whole(dict(reversed(POINT.items())))
     assert curves.trained(POINT) == curves.whole(POINT)

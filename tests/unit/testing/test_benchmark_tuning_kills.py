@@ -1,4 +1,4 @@
-"""Trials that benchmark `tuning-kills` counts as lost and as doubled."""
+"""The trials that benchmark `tuning-kills` counts as lost or doubled."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def seen_of(trials):
 ALL = [trial(number, point) for number, point in enumerate(POINTS, start=1)]
 
 
-def test_every_point_once_is_nothing_lost_and_nothing_doubled():
+def test_a_run_with_every_point_once_has_no_lost_and_no_doubled_trial():
     found = count(seen_of(ALL), SIZES)
     assert (found.lost, found.doubled) == ([], [])
 
@@ -41,7 +41,7 @@ def test_a_trial_without_the_value_of_its_point_is_lost(value, status):
     assert found.doubled == []
 
 
-def test_a_trial_that_is_missing_and_a_training_job_without_a_trial_are_lost():
+def test_a_missing_trial_and_a_training_job_without_a_trial_are_lost():
     seen = seen_of(ALL)
     found = count(replace(seen, trials=ALL[:3]), SIZES)
     assert found.lost == [
@@ -50,7 +50,7 @@ def test_a_trial_that_is_missing_and_a_training_job_without_a_trial_are_lost():
     ]
 
 
-def test_a_program_that_never_ran_or_ran_with_another_point_is_lost_and_one_that_ran_twice_doubled():
+def test_a_program_that_never_ran_or_ran_another_point_is_lost_and_a_second_run_doubled():
     seen = seen_of(ALL)
     logs = {**seen.logs, ALL[0]["TrainingJobName"]: [], ALL[1]["TrainingJobName"]: ["ran 0 1 1"]}
     logs[ALL[2]["TrainingJobName"]] = ["ran 0 1 0", "ran 0 1 0"]
@@ -62,14 +62,14 @@ def test_a_program_that_never_ran_or_ran_with_another_point_is_lost_and_one_that
     assert found.doubled == ["kills-003-0badcafe: ran 2 times"]
 
 
-def test_a_point_and_a_number_of_two_trials_are_doubled():
+def test_a_point_or_a_number_of_two_trials_is_doubled():
     twice = {**trial(1, POINTS[1]), "TrainingJobName": "kills-001-feedf00d"}
     found = count(seen_of([*ALL, twice]), SIZES)
     assert found.lost == []
     assert found.doubled == ["number 1: 2 trials", "point (0, 0, 1): 2 trials"]
 
 
-def test_waiting_for_trials_ends_with_the_tuning_job():
+def test_the_wait_for_trials_ends_with_the_tuning_job():
     class Jobs:
         def __init__(self):
             self.sagemaker = self

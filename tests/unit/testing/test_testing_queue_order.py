@@ -1,4 +1,4 @@
-"""The judge of a crowd's queue: it must see every overtaking, and no overtaking where the order is not known."""
+"""The judge of a queue of many jobs: it finds every overtaking, and none where the order is not known."""
 
 from datetime import UTC, datetime
 
@@ -28,29 +28,29 @@ def at(second):
     return datetime.fromtimestamp(second, UTC)
 
 
-def test_jobs_in_the_order_of_their_creation_overtake_nobody():
+def test_jobs_in_the_order_of_their_creation_give_no_overtaking():
     assert overtakings([job("b", 2.0, 6.0), job("a", 1.0, 5.0), job("c", 3.0, 6.0)]) == []
 
 
-def test_a_younger_job_with_hosts_before_an_older_one_is_named_with_it():
+def test_a_younger_job_that_gets_hosts_before_an_older_one_is_named_with_it():
     found = overtakings([job("a", 1.0, 5.0), job("b", 2.0, 4.5), job("c", 3.0, 7.0)])
     assert found == ["b, created 1.000 s after a, had its hosts 0.500 s before it"]
 
 
-def test_an_overtaken_job_is_found_behind_others_that_kept_their_order():
+def test_an_overtaken_job_is_found_although_others_kept_their_order():
     assert len(overtakings([job("a", 1.0, 9.0), job("b", 2.0, 9.5), job("c", 3.0, 4.0), job("d", 4.0, 4.5)])) == 2
 
 
-def test_jobs_that_never_had_hosts_or_have_one_time_of_creation_are_in_nobodys_way():
+def test_jobs_without_hosts_and_jobs_of_one_creation_time_are_never_overtaken():
     assert overtakings([job("stopped", 1.0), job("a", 2.0, 5.0), job("b", 2.0, 4.0)]) == []
 
 
-def test_admissions_known_to_a_second_accuse_nobody_whose_order_may_have_been_right():
+def test_admissions_known_to_a_second_are_no_overtaking_if_the_order_may_be_right():
     assert overtakings([job("a", 1.0, (5.0, 6.0)), job("b", 2.0, (5.5, 5.5))]) == []
     assert len(overtakings([job("a", 1.0, (5.0, 6.0)), job("b", 2.0, (4.0, 4.9))])) == 1
 
 
-def test_the_pause_counts_from_the_moment_at_which_something_waited():
+def test_the_longest_pause_counts_from_the_moment_at_which_a_job_waited():
     assert longest_pause_s([job("a", 1.0, 1.0), job("b", 50.0, 51.0), job("c", 50.5, 53.5)]) == 2.5
     assert longest_pause_s([]) == 0.0
 
@@ -64,7 +64,7 @@ def test_a_job_that_had_to_wait_was_admitted_when_it_left_pending():
     assert admission_of(facts, ["job/algo-1-7"]) == (7.0, 7.0)
 
 
-def test_a_job_that_did_not_wait_was_admitted_between_the_second_of_its_stream_and_its_download():
+def test_a_job_that_did_not_wait_was_admitted_between_its_stream_and_its_download():
     facts = {
         "CreationTime": at(7.25),
         "SecondaryStatusTransitions": [

@@ -1,4 +1,4 @@
-"""Public docstrings without their parameters, shapes or errors are found; private functions are not looked at."""
+"""Public docstrings without their parameters, shapes or errors are found; private functions are ignored."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def check(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
         ('class One:\n    def act(self, left, right, upper):\n        """Join."""\n', "args"),
     ],
 )
-def test_a_docstring_that_leaves_something_out_is_told(tmp_path: Path, text: str, kind: str) -> None:
+def test_a_docstring_with_a_missing_section_is_reported(tmp_path: Path, text: str, kind: str) -> None:
     done = check(tmp_path, text)
     assert done.returncode == 1
     assert done.stdout.endswith(f": act: {kind}\n")
@@ -42,5 +42,5 @@ def test_a_docstring_that_leaves_something_out_is_told(tmp_path: Path, text: str
         'def act(x):\n    """Join."""\n    def inner():\n        raise ValueError\n    return inner\n',
     ],
 )
-def test_a_whole_docstring_passes(tmp_path: Path, text: str) -> None:
+def test_a_complete_docstring_passes(tmp_path: Path, text: str) -> None:
     assert check(tmp_path, text).returncode == 0

@@ -1,4 +1,4 @@
-"""Long modules without a test, lines of the table that are wrong, and imports of test modules are told."""
+"""Long modules without a test, wrong lines of the table, and imports of test modules are reported."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def check(folder: Path, files: dict[str, str], table: str = "") -> subprocess.Co
     return subprocess.run([sys.executable, str(TOOL)], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_a_long_module_has_a_test_of_its_name_or_a_line_in_the_table(tmp_path: Path) -> None:
+def test_a_long_module_needs_a_test_of_its_name_or_a_line_in_the_table(tmp_path: Path) -> None:
     done = check(tmp_path, {MODULE: LONG})
     assert done.returncode == 1
     assert f"{MODULE}: more than 150 lines, and no test of its name" in done.stdout
@@ -29,7 +29,7 @@ def test_a_long_module_has_a_test_of_its_name_or_a_line_in_the_table(tmp_path: P
     assert check(tmp_path, {"tests/cluster/test_all.py": ""}, f"{MODULE}: tests/cluster/test_all.py\n").returncode == 0
 
 
-def test_a_line_that_is_not_needed_any_more_is_told(tmp_path: Path) -> None:
+def test_a_line_that_is_no_longer_needed_is_reported(tmp_path: Path) -> None:
     files = {MODULE: LONG, "tests/unit/agent/test_one.py": ""}
     assert check(tmp_path, files).returncode == 0
     done = check(tmp_path, files, f"{MODULE}: tests/unit/agent/test_one.py\n")
@@ -38,7 +38,7 @@ def test_a_line_that_is_not_needed_any_more_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["import test_b", "from test_b import x", "from tests.unit import test_b"])
-def test_a_test_module_that_is_imported_is_told(tmp_path: Path, words: str) -> None:
+def test_an_imported_test_module_is_reported(tmp_path: Path, words: str) -> None:
     done = check(tmp_path, {"tests/unit/test_a.py": words, "tests/unit/test_b.py": "x = 1\n"})
     assert done.returncode == 1
     assert "tests/unit/test_a.py:1: imports the test module" in done.stdout

@@ -1,4 +1,4 @@
-"""First lines that hide their subject are found, and texts in backticks are not looked at."""
+"""First lines that hide their subject are found; texts in backticks are ignored."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ def check(folder: Path, first: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(TOOL), str(file)], capture_output=True, text=True, check=False)
 
 
-def test_a_first_line_that_hides_its_subject_is_told_with_its_place(tmp_path: Path) -> None:
+def test_a_first_line_that_hides_its_subject_is_reported_with_its_position(tmp_path: Path) -> None:
     done = check(tmp_path, "Return what those that left have told.")
     assert done.returncode == 1
     assert f"{tmp_path / 'one.py'}:1: 'what' in: Return what" in done.stdout

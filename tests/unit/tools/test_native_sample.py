@@ -19,7 +19,7 @@ def test_a_seed_chooses_a_sanitizer_by_its_last_digit(seed: str, sanitizer: str,
     for folder in ("tools", "bin"):
         (tmp_path / folder).mkdir()
     shutil.copy(SCRIPT, tmp_path / "tools")
-    for name in ("cmake", "ctest", "c++"):  # fakes: nothing is built
+    for name in ("cmake", "ctest", "c++"):  # fakes: no code is compiled
         (tmp_path / "bin" / name).write_text("#!/bin/sh\n")
         (tmp_path / "bin" / name).chmod(0o755)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The runner of public scripts: its tables, its files from checkouts, its command lines, and its judgement."""
+"""The runner of public scripts: its tables, its files from checkouts, its command lines, and its verdicts."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def tables(tmp_path, text):
     return read_tables(tmp_path)
 
 
-def test_a_script_has_what_its_file_shares_and_what_it_says_itself(tmp_path):
+def test_a_script_has_the_shared_members_of_its_file_and_its_own(tmp_path):
     shared = '[shared]\ndata = "mnist"\nranks = 2\n[shared.arguments]\nepochs = 1\nlr = 0.5\n'
     (read,) = tables(tmp_path, f"{shared}[[script]]{ENTRY}ranks = 8\narguments = {{ lr = 1.5 }}\n")
     assert (read.data, read.ranks, read.arguments) == ("mnist", 8, {"epochs": 1, "lr": 1.5})
@@ -63,12 +63,12 @@ def test_a_script_has_what_its_file_shares_and_what_it_says_itself(tmp_path):
         (ENTRY + "[[script]]" + ENTRY, "two scripts are called one"),
     ],
 )
-def test_a_table_that_cannot_be_run_says_why(tmp_path, text, words):
+def test_a_table_that_cannot_be_run_gives_the_reason(tmp_path, text, words):
     with pytest.raises(TableError, match=re.escape(words)):
         tables(tmp_path, "[[script]]" + text)
 
 
-def test_the_tables_of_the_project_can_be_read_and_their_makers_are_there():
+def test_the_tables_of_the_project_are_valid_and_their_data_makers_exist():
     scripts = read_tables()
     assert len(scripts) >= 25
     for one in scripts:
@@ -91,7 +91,7 @@ def checkouts(tmp_path):
     return tmp_path / "checkouts", commit
 
 
-def test_a_folder_is_brought_as_it_was_at_the_commit_without_what_is_left_out(tmp_path, checkouts):
+def test_a_folder_is_copied_as_of_the_commit_without_the_excluded_files(tmp_path, checkouts):
     folder, commit = checkouts
     bring(folder, script(commit=commit, without=["requirements.txt", "data"]), tmp_path / "brought")
     assert {str(one.relative_to(tmp_path / "brought")) for one in (tmp_path / "brought").rglob("*")} == {"train.py"}
@@ -102,14 +102,14 @@ def test_a_folder_is_brought_as_it_was_at_the_commit_without_what_is_left_out(tm
     ("members", "words"),
     [({"repository": "them/others"}, "no them/others"), ({}, "fetch its history"), ({"path": "deep/no.py"}, "no.py")],
 )
-def test_what_is_not_in_the_checkouts_is_named(tmp_path, checkouts, members, words):
+def test_a_missing_commit_or_path_of_the_checkouts_is_named(tmp_path, checkouts, members, words):
     folder, commit = checkouts
     given = {"commit": commit} | members if members else {}
     with pytest.raises(NotThere, match=words):
         bring(folder, script(**given), tmp_path / "brought")
 
 
-def test_arguments_here_are_those_of_the_job(tmp_path):
+def test_arguments_of_a_local_run_equal_those_of_the_job(tmp_path):
     one = script(arguments={"data-dir": "{data}", "m": "{model}", "empty": ""}, parameters={"ddp": True}, ranks=2)
     places = Places("/s", "/d", "/m", "/c")
     command = command_of(one, tmp_path / "python", places)
@@ -128,7 +128,7 @@ def test_arguments_here_are_those_of_the_job(tmp_path):
     ("launcher", "words"),
     [("mpirun", ["mpirun", "--allow-run-as-root"]), ("horovodrun", ["horovodrun", "-np", "2"]), ("python", [])],
 )
-def test_a_script_that_needs_no_cuda_is_started_by_its_own_launcher(tmp_path, launcher, words):
+def test_a_script_without_cuda_is_started_by_its_own_launcher(tmp_path, launcher, words):
     one = script(launcher=launcher, cuda=False, framework="tensorflow", hosts=2)
     command = command_of(one, tmp_path / "python", Places("/s", "/d", "/m", "/c"))
     assert command[1 : 1 + len(words)] == words
@@ -138,21 +138,21 @@ def test_a_script_that_needs_no_cuda_is_started_by_its_own_launcher(tmp_path, la
     assert "CLARY_CUDA_ON_CPU" not in request["environment"]
 
 
-def test_what_needs_several_hosts_servers_or_a_client_runs_as_a_job_alone():
+def test_scripts_with_several_hosts_servers_or_a_client_run_only_as_a_job():
     kinds = [{"hosts": 2}, *({"distribution": kind} for kind in ("parameter_server", "notebook"))]
     assert not any(script(**members).runs_here for members in kinds)
     assert script().runs_here
 
 
 @pytest.mark.parametrize(("ranks", "instance_type"), [(1, ONE), (2, FEW), (4, FOUR), (8, EIGHT)])
-def test_a_job_s_type_has_its_ranks_and_its_name_no_dots(tmp_path, ranks, instance_type):
+def test_the_instance_type_has_the_ranks_and_the_job_name_has_no_dots(tmp_path, ranks, instance_type):
     request = request_of(script(name="one-2.5", ranks=ranks), Path("/s"), Path("/d"), 180.0)
     assert (request["instance_type"], request["name"]) == (instance_type, "one-2-5")
     assert f'[instance_types."{instance_type}"]\nprocesses = {ranks}\n' in settings({"train"}, tmp_path)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DISTRIBUTIONS if kind not in (ALONE, NOTEBOOK)])
-def test_each_distribution_is_one_that_the_estimator_knows(kind):
+def test_each_distribution_is_known_to_the_estimator(kind):
     told = distribution_of(script(distribution=kind, parameters={"ddp": True}))
     assert told.keys() <= {"smdistributed", *DISTRIBUTIONS}
     assert ("mpi" in told) == (kind in ("smp", "mpi"))
@@ -165,7 +165,7 @@ def test_a_service_has_an_image_and_an_interpreter_for_each_environment(tmp_path
     assert str(python_of("train", tmp_path)) in told
 
 
-def test_an_environment_that_is_not_there_is_named(tmp_path):
+def test_a_missing_environment_is_named(tmp_path):
     with pytest.raises(LookupError, match="no environment nowhere"):
         python_of("nowhere", tmp_path)
 
@@ -180,13 +180,13 @@ def test_an_environment_that_is_not_there_is_named(tmp_path):
         ("loss: 3", None, outcomes.TOO_LONG, ""),
     ],
 )
-def test_a_run_is_judged_by_its_exit_code_and_by_what_it_shows(said, code, result, words):
+def test_a_run_is_judged_by_its_exit_code_and_its_output(said, code, result, words):
     found = outcomes.judge(script(), "here", said=said, code=code, seconds=1.0)
     assert found.result == result
     assert words in found.reason
 
 
-def test_a_job_is_judged_by_what_the_service_says_of_it():
+def test_a_job_is_judged_by_its_status_and_its_output():
     def judged(status, reason="", said="loss: 3"):
         line = json.dumps({"name": "j", "status": status, "reason": reason})
         return judge_job(script(), said=f"{said}\nJOB {line}\n", code=0, seconds=1.0)
@@ -199,7 +199,7 @@ def test_a_job_is_judged_by_what_the_service_says_of_it():
     assert judge_job(script(), said="ValueError: no region", code=1, seconds=1.0).reason == "ValueError: no region"
 
 
-def test_files_and_configurations_are_counted_apart(tmp_path):
+def test_files_and_configurations_are_counted_separately(tmp_path):
     scripts = [script(), script(name="two"), script(name="three", path="deep/other.py", note="theirs")]
     found = {(one.name, "a"): outcomes.Outcome(one.name, "a", outcomes.RAN, 1.0) for one in scripts}
     found["one", "b"] = outcomes.Outcome("one", "b", outcomes.FAILED, 2.0, "KeyError: a|b")
@@ -212,10 +212,10 @@ def test_files_and_configurations_are_counted_apart(tmp_path):
     assert "| failed | 2 | KeyError: a\\|b |" in page
 
 
-def test_a_program_that_does_not_end_is_ended_at_its_deadline(tmp_path):
+def test_a_program_that_does_not_end_is_killed_at_its_deadline(tmp_path):
     (tmp_path / "source").mkdir()
     (tmp_path / "stuck.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
-    clary = tmp_path / "clary"  # takes the place of an interpreter that has Clary
+    clary = tmp_path / "clary"  # replaces an interpreter that has Clary
     clary.write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path / 'stuck.py'}\n")
     clary.chmod(0o755)
     found = run_here(
@@ -231,9 +231,9 @@ def test_a_program_that_does_not_end_is_ended_at_its_deadline(tmp_path):
     assert (tmp_path / "run/said.txt").read_text() == "begun\n"
 
 
-def test_makers_write_what_the_scripts_read(tmp_path):
+def test_makers_write_the_files_that_the_scripts_read(tmp_path):
     for name, make in makers.MAKERS.items():
-        if name == "wiki":  # needs h5py, which the environment of its scripts has
+        if name == "wiki":  # needs h5py, which only the environment of its scripts has
             continue
         (tmp_path / name).mkdir()
         make(tmp_path / name)

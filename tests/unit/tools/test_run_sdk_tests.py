@@ -65,7 +65,7 @@ def run(folder, tests=TESTS, **changes):
     return run_suite(Suite(folder=".", paths=("test_it.py",)), **(told | changes))
 
 
-def test_fixtures_are_replaced_and_each_test_has_its_deadline(tmp_path):
+def test_fixtures_are_replaced_and_each_test_has_a_deadline(tmp_path):
     ends = run(tmp_path)
     found = {end.test.removeprefix("test_it.py::test_"): end.outcome for end in ends}
     assert found == NAMES, (tmp_path / "suite.log").read_text()
@@ -75,17 +75,17 @@ def test_fixtures_are_replaced_and_each_test_has_its_deadline(tmp_path):
     assert "on Tuesdays" in words["skips"]
 
 
-def test_a_suite_that_dies_tells_what_ran_and_that_the_rest_did_not(tmp_path):
+def test_a_suite_that_dies_reports_the_finished_tests_and_the_missing_rest(tmp_path):
     ends = run(tmp_path, "import os\n\ndef test_one():\n    pass\n\ndef test_two():\n    os._exit(9)\n")
     assert [(end.test, end.outcome) for end in ends] == [("test_it.py::test_one", "passed"), ("test_it.py", NOT_RUN)]
     assert "ended with 9" in ends[1].words
 
 
-def test_a_suite_without_a_test_that_matches_is_no_failure(tmp_path):
+def test_a_suite_without_a_matching_test_is_no_failure(tmp_path):
     assert run(tmp_path, match="of_another_name") == []
 
 
-def test_settings_name_each_image_that_fixtures_give_and_no_environment_that_is_not_there(tmp_path):
+def test_settings_name_each_image_of_the_fixtures_and_only_existing_environments(tmp_path):
     for sdk, plan in PLANS.items():
         here = replace(plan, python=tmp_path / "sdk")
         here.python.touch()
@@ -123,7 +123,7 @@ def test_the_table_has_each_test_with_its_reason(tmp_path):
     assert path.read_text() == text
 
 
-def test_a_page_without_a_place_for_the_table_is_refused(tmp_path):
+def test_a_page_without_the_marks_of_a_table_is_refused(tmp_path):
     path = tmp_path / "clients.md"
     path.write_text("nothing\n")
     with pytest.raises(ValueError, match="has no lines"):
@@ -131,7 +131,7 @@ def test_a_page_without_a_place_for_the_table_is_refused(tmp_path):
     assert path.read_text() == "nothing\n"
 
 
-def test_a_reason_fits_by_name_and_by_words():
+def test_a_reason_applies_by_name_and_by_message():
     reason = Reason(tests="*::two*", words="needs", kind="kind", why="why")
     fits = Ended(test="b.py::two[1]", outcome="failed", words="it needs docker")
     assert reason_of(fits, (reason,)) is reason
@@ -140,7 +140,7 @@ def test_a_reason_fits_by_name_and_by_words():
     assert page.unexplained([fits, other], (reason,)) == [other]
 
 
-def test_skipped_tests_are_explained_by_what_they_say():
+def test_skipped_tests_are_explained_by_their_skip_message():
     said = [
         Ended(test="a::b", outcome="skipped", words=f"Skipped: {why}") for why in ("for numpy 1", "unconditional skip")
     ]
@@ -150,14 +150,14 @@ def test_skipped_tests_are_explained_by_what_they_say():
     assert page.unexplained(said, ()) == []
 
 
-def test_every_reason_is_a_sentence_without_its_end():
+def test_every_reason_is_a_sentence_without_a_period():
     for reason in REASONS:
         assert reason.why
         assert not reason.why.endswith(".")
         assert reason.kind
 
 
-def test_the_published_page_explains_whatever_did_not_pass():
+def test_the_published_page_explains_every_test_that_did_not_pass():
     text = page.PAGE.read_text()
     for sdk in PLANS:
         _, begun, rest = text.partition(f"<!-- SDK v{sdk}: written by tools/run_sdk_tests.py -->")
@@ -174,7 +174,7 @@ def test_a_record_is_read_back(tmp_path):
     assert read_record(tmp_path / "r") == [Ended(test="a::b", outcome="passed", seconds=1.5)]
 
 
-def test_tests_that_ran_again_replace_their_ends_alone():
+def test_repeated_tests_replace_only_their_own_results():
     def end(test, outcome="passed"):
         return {"test": test, "outcome": outcome}
 
@@ -189,7 +189,7 @@ def test_tests_that_ran_again_replace_their_ends_alone():
     ]
 
 
-def test_the_tool_tells_how_it_is_called():
+def test_the_tool_prints_its_usage():
     done = subprocess.run(
         [sys.executable, "-m", "tools.run_sdk_tests", "--help"], capture_output=True, text=True, timeout=50, check=True
     )

@@ -88,7 +88,7 @@ def test_a_signed_request_passes_in_any_region():
     assert (found.access_key_id, found.region, found.service) == ("AKIDEXAMPLE", "onprem-1", "sagemaker")
 
 
-def test_a_body_hash_serves_as_well_as_the_body():
+def test_a_body_hash_is_accepted_in_place_of_the_body():
     verifier().verify(signed(), hashlib.sha256(BODY).hexdigest(), operation=CREATE)
     with pytest.raises(WireError, match="x-amz-content-sha256"):
         verifier().verify(signed(), hashlib.sha256(b"other").hexdigest(), operation=CREATE)
@@ -115,14 +115,14 @@ def test_malformed_signatures_are_refused(operation, code):
 @pytest.mark.parametrize(
     ("operation", "code"), [(CREATE, "UnrecognizedClientException"), (GET_ROLE, "InvalidClientTokenId")]
 )
-def test_session_tokens_that_nobody_issued_are_refused(operation, code):
+def test_unknown_session_tokens_are_refused(operation, code):
     error = refused(signed(operation, headers={"x-amz-security-token": "garbage"}), operation)
     assert (error.code, error.http_status) == (code, 403)
     assert "unset AWS_SESSION_TOKEN" in error.message
 
 
 @pytest.mark.parametrize(("operation", "code"), [(CREATE, "ExpiredTokenException"), (GET_ROLE, "ExpiredToken")])
-def test_a_temporary_key_is_good_until_its_end(operation, code):
+def test_a_temporary_key_is_valid_until_it_expires(operation, code):
     clock, keys = FakeClock(), TemporaryKeys(b"master")
     made = keys.make(clock.now() + timedelta(seconds=60))
     key = Credentials(access_key_id=made.access_key_id, secret_access_key=made.secret_access_key)
@@ -148,7 +148,7 @@ def test_unknown_keys_are_refused(operation, code):
 @pytest.mark.parametrize(
     ("operation", "code"), [(CREATE, "InvalidSignatureException"), (GET_ROLE, "SignatureDoesNotMatch")]
 )
-def test_wrong_secrets_are_refused_in_the_services_words(operation, code):
+def test_wrong_secrets_are_refused_with_the_message_of_aws(operation, code):
     request = signed(operation, key=Credentials(access_key_id="AKIDEXAMPLE", secret_access_key="guess"))
     error = refused(request, operation)
     assert (error.code, error.http_status) == (code, 403)
@@ -167,7 +167,7 @@ def test_wrong_secrets_are_refused_in_the_services_words(operation, code):
         HttpRequest("POST", "/x", "", signed().headers, BODY),
     ],
 )
-def test_every_part_of_a_request_is_covered(tampered):
+def test_every_part_of_a_request_is_covered_by_the_signature(tampered):
     error = refused(tampered)
     assert error.code == "InvalidSignatureException"
     assert "does not match" in error.message
@@ -179,7 +179,7 @@ def test_a_tampered_body_is_refused():
     assert "x-amz-content-sha256" in error.message
 
 
-def test_a_tampered_body_is_refused_where_no_hash_was_sent():
+def test_a_tampered_body_is_refused_if_no_hash_was_sent():
     request = signed(only=["host", "content-type", "x-amz-target"])
     without_hash = [pair for pair in request.headers if pair[0] != "x-amz-content-sha256"]
     tampered = HttpRequest("POST", "/", "", without_hash, b"{}")
@@ -204,7 +204,7 @@ def test_unsigned_payloads_are_refused():
 
 
 @pytest.mark.parametrize("left_out", ["content-type", "x-amz-target"])
-def test_headers_that_matter_must_be_signed(left_out):
+def test_relevant_headers_must_be_signed(left_out):
     names = [name for name in ("host", "content-type", "x-amz-target") if name != left_out]
     error = refused(signed(only=names))
     assert error.message.startswith(f"'{left_out}' must be a 'SignedHeader'")
@@ -217,7 +217,7 @@ def test_the_host_must_be_signed():
     assert refused(changed(request, authorization=authorization)).message.startswith("'host' must be a 'SignedHeader'")
 
 
-def test_whoever_holds_a_presigned_url_cannot_choose_what_it_asks_for():
+def test_the_holder_of_a_presigned_url_cannot_choose_another_operation():
     url = sigv4.presign_url(
         "POST",
         "http://127.0.0.1:4570/",
@@ -265,7 +265,7 @@ def test_clocks_may_differ_by_the_skew(seconds):
     verifier().verify(signed(at=NOW + timedelta(seconds=seconds)), operation=CREATE)
 
 
-def test_the_scope_must_be_of_the_day_and_the_service():
+def test_the_scope_must_match_the_day_and_the_service():
     request = signed()
     other_day = request.header("authorization").replace("/20260131/", "/20260130/")
     assert "'20260130' != '20260131'" in refused(changed(request, authorization=other_day)).message
@@ -279,7 +279,7 @@ def test_a_request_without_any_date_is_malformed():
     assert "'X-Amz-Date' or a 'Date'" in error.message
 
 
-def test_a_date_header_serves_in_place_of_x_amz_date():
+def test_a_date_header_is_accepted_in_place_of_x_amz_date():
     headers = [("host", "h"), ("date", format_datetime(NOW, usegmt=True)), ("x-amz-target", "SageMaker.X")]
     names = ("date", "host", "x-amz-target")
     canonical = sigv4.canonical_request(
@@ -322,7 +322,7 @@ def test_a_presigned_call_passes_until_it_expires():
         verifier().verify(tampered, operation=operation)
 
 
-def test_a_replayed_change_is_refused_with_words_about_signing_again():
+def test_a_replayed_change_is_refused_with_advice_to_sign_again():
     one = verifier()
     request = signed()
     one.verify(request, operation=CREATE)
@@ -332,14 +332,14 @@ def test_a_replayed_change_is_refused_with_words_about_signing_again():
     assert "Sign the request again" in caught.value.message
 
 
-def test_equal_looks_may_be_repeated():
+def test_equal_read_requests_may_be_repeated():
     one = verifier()
     request = signed(DESCRIBE)
     one.verify(request, operation=DESCRIBE)
     one.verify(request, operation=DESCRIBE)
 
 
-def test_a_refused_signature_does_not_use_up_the_good_one():
+def test_a_refused_signature_does_not_use_up_the_valid_one():
     one = verifier()
     request = signed()
     with pytest.raises(WireError):
@@ -347,7 +347,7 @@ def test_a_refused_signature_does_not_use_up_the_good_one():
     one.verify(request, operation=CREATE)
 
 
-def test_changes_are_known_by_their_verb():
+def test_changes_are_recognised_by_their_verb():
     looks = ["DescribeTrainingJob", "ListTags", "GetLogEvents", "FilterLogEvents", "Search", "SimulatePrincipalPolicy"]
     looks += ["BatchGetMetrics", "SearchTrainingPlanOfferings", "GetCallerIdentity"]
     changes = ["CreateTrainingJob", "StopTrainingJob", "AddTags", "PutLogEvents", "BatchPutMetrics", "Listen"]
@@ -356,7 +356,7 @@ def test_changes_are_known_by_their_verb():
 
 
 class FakeLink:
-    """Stands where botocore's connection would be: the wire answers at once, time passes only in sleeps."""
+    """Replaces botocore's connection: the service answers at once, and time passes only in sleeps."""
 
     def __init__(self, secret: str = "secret", mode: str = "standard") -> None:
         self.clock = FakeClock(NOW)
@@ -432,7 +432,7 @@ def test_wrong_keys_are_not_retried_by_botocore():
     assert link.answers == ["InvalidSignatureException"]
 
 
-def test_signatures_are_forgotten_when_they_can_not_be_used_any_more():
+def test_signatures_are_evicted_when_they_have_expired():
     guard, clock = ReplayGuard(skew_s=SKEW_S), FakeClock(NOW)
     assert guard.is_new("00" * 32, signed_at=NOW, clock=clock)
     clock.advance(SKEW_S)
@@ -442,7 +442,7 @@ def test_signatures_are_forgotten_when_they_can_not_be_used_any_more():
     assert len(guard) == 1
 
 
-def test_a_clock_that_is_set_forward_and_back_lets_nothing_be_replayed():
+def test_a_clock_that_is_set_forward_and_back_allows_no_replay():
     guard, clock = ReplayGuard(skew_s=SKEW_S), FakeClock(NOW)
     assert guard.is_new("00" * 32, signed_at=NOW, clock=clock)
     clock.set_time_of_day(NOW + timedelta(days=1))
@@ -451,7 +451,7 @@ def test_a_clock_that_is_set_forward_and_back_lets_nothing_be_replayed():
     assert not guard.is_new("00" * 32, signed_at=NOW, clock=clock)
 
 
-def test_a_request_that_has_changed_nothing_may_be_sent_again_as_it_is():
+def test_a_request_that_has_changed_nothing_may_be_sent_again_unchanged():
     guard, clock = ReplayGuard(skew_s=SKEW_S), FakeClock(NOW)
     for _ in range(2):
         guard.give_back("00" * 32, signed_at=NOW)
@@ -460,7 +460,7 @@ def test_a_request_that_has_changed_nothing_may_be_sent_again_as_it_is():
     assert not guard.is_new("00" * 32, signed_at=NOW, clock=clock)
 
 
-def test_a_full_memory_refuses_the_times_that_it_has_forgotten():
+def test_a_full_guard_refuses_the_times_that_it_has_evicted():
     guard, clock = ReplayGuard(skew_s=SKEW_S, max_signatures=3), FakeClock(NOW)
     old, new = NOW - timedelta(seconds=100), NOW
     assert guard.is_new("00" * 32, signed_at=old, clock=clock)

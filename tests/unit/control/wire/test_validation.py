@@ -35,7 +35,7 @@ def message_of(params: dict[str, Any], operation: Operation = CREATE, **kwargs: 
     return caught.value.message
 
 
-def test_a_good_request_passes():
+def test_a_valid_request_passes():
     validate(CREATE, good())
 
 
@@ -104,7 +104,7 @@ def test_a_lenient_value_still_has_a_length(instance_type):
     )
 
 
-def test_map_values_are_refused_as_the_service_does_it():
+def test_map_values_are_refused_with_the_message_of_sagemaker():
     assert message_of(good() | {"HyperParameters": {"ok": "1", "long": "x" * 2501}}) == (
         f"1 validation error detected: Value '{{long={'x' * 1018}...' at 'hyperParameters' failed to satisfy "
         "constraint: Map value must satisfy constraint: [Member must have length less than or equal to 2500, "
@@ -112,7 +112,7 @@ def test_map_values_are_refused_as_the_service_does_it():
     )
 
 
-def test_map_keys_are_refused_as_the_service_does_it():
+def test_map_keys_are_refused_with_the_message_of_sagemaker():
     message = message_of(good() | {"Environment": {"1x": "v"}})
     assert (
         "Value '{1x=v}' at 'environment' failed to satisfy constraint: Map keys must satisfy constraint: [" in message
@@ -127,7 +127,7 @@ def test_too_many_entries_are_refused():
     )
 
 
-def test_list_elements_are_named_by_their_place():
+def test_list_elements_are_named_by_their_position():
     params = good() | {"Tags": [{"Key": "a", "Value": "b"}, {"Value": "b"}]}
     assert "Value null at 'tags.2.member.key' failed to satisfy constraint: Member must not be null" in message_of(
         params
@@ -151,13 +151,13 @@ def test_tags_may_be_in_any_script_but_not_in_control_characters():
     assert "at 'tags.1.member.key' failed to satisfy constraint: Member must satisfy regular expression" in message
 
 
-def test_long_lists_of_errors_are_cut_but_counted():
+def test_long_lists_of_errors_are_truncated_with_the_total_count():
     message = message_of(good() | {"Tags": [{} for _ in range(50)]})
     assert message.startswith("100 validation errors detected: ")
     assert message.endswith(f"; and {100 - MAX_SHOWN_ERRORS} more")
 
 
-def test_query_services_say_validation_error():
+def test_query_services_use_the_code_validation_error():
     operation = service("iam").operation("GetRole", Protocol.QUERY)
     assert message_of({}, operation).startswith("1 validation error detected: Value null at 'roleName'")
     assert operation.validation_code == "ValidationError"
@@ -181,7 +181,7 @@ def made_up_operation(shapes: dict[str, Any]) -> Operation:
     return Service("made-up", ServiceModel(description)).operation("Op", Protocol.JSON_1_1)
 
 
-def test_secrets_are_not_repeated():
+def test_secrets_are_not_repeated_in_messages():
     operation = made_up_operation(
         {
             "In": {"type": "structure", "members": {"Secret": {"shape": "Secret"}}},
@@ -216,5 +216,5 @@ def test_recursive_shapes_are_checked_at_every_depth():
     assert f"Value 'Nope' at '{path}' failed to satisfy constraint" in message
 
 
-def test_operations_without_input_take_anything():
+def test_operations_without_input_accept_any_parameters():
     validate(service("iam").operation("GetAccountSummary", Protocol.QUERY), {})

@@ -1,4 +1,4 @@
-"""Every operation of every service, both ways, through botocore's own serialisers and parsers."""
+"""Every operation of every service, in both directions, through botocore's own serialisers and parsers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROTOCOLS = {
     "sagemaker-metrics": (Protocol.REST_JSON,),
     "ecr": (Protocol.JSON_1_1,),
 }
-# Answers of these are event streams over a connection that stays open; the wire answers requests one by one.
+# Responses of these operations are event streams over an open connection; the service answers single requests.
 EVENT_STREAMS = {"StartLiveTail", "GetLogObject"}
 
 
@@ -32,7 +32,7 @@ CASES = [(name, protocol) for name in SERVICE_NAMES for protocol in PROTOCOLS[na
 
 
 @pytest.mark.parametrize(("name", "protocol"), CASES)
-def test_every_input_comes_back_from_what_botocore_sends(name, protocol):
+def test_every_input_that_botocore_sends_is_parsed_unchanged(name, protocol):
     count = 0
     router = Router([service(name)])
     for operation in operations(name, protocol):
@@ -48,7 +48,7 @@ def test_every_input_comes_back_from_what_botocore_sends(name, protocol):
 
 
 @pytest.mark.parametrize(("name", "protocol"), CASES)
-def test_every_output_is_read_back_by_botocore(name, protocol):
+def test_every_output_is_parsed_back_by_botocore(name, protocol):
     count = 0
     for operation in operations(name, protocol):
         if operation.name in EVENT_STREAMS:

@@ -16,11 +16,11 @@ from clary.control.wire.validation import validate
 ASSETS = next(parent for parent in Path(__file__).resolve().parents if parent.name == "tests") / "assets" / "requests"
 FIXTURES = sorted(ASSETS.glob("*.json"))
 
-# The SDK sends a job name that the model forbids: the real service refuses it too.
+# The SDK sends a job name that the model forbids; SageMaker refuses it, too.
 FORBIDDEN = {"pt-extras.CreateTrainingJob.json": ("trainingJobName", "[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")}
 
 
-def test_all_recorded_requests_are_here():
+def test_all_recorded_requests_are_present():
     assert len(FIXTURES) == 84
 
 

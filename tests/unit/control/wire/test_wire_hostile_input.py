@@ -1,4 +1,4 @@
-"""The wire answers all input with an error in AWS's shape: it raises nothing but WireError."""
+"""The wire code answers all input with an error in AWS's format: it raises no exception but WireError."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FORM_NAMES = st.sampled_from(
 
 
 def answer(request: HttpRequest) -> None:
-    """Take a request as far as it goes; any other exception than WireError fails the test."""
+    """Process a request as far as possible; any exception but WireError fails the test."""
     try:
         operation = route(request)
         validate(operation, parse(request, operation))
@@ -93,7 +93,7 @@ AUTHORIZATIONS = st.builds(
     st.text(max_size=40),
     st.sampled_from(["X-Amz-Signature=00&X-Amz-Expires=5", "X-Amz-Signature="]) | st.text(max_size=60),
 )
-def test_arbitrary_signatures_are_refused_and_nothing_else(authorization, amz_date, date, query):
+def test_arbitrary_signatures_are_refused_without_another_exception(authorization, amz_date, date, query):
     headers = [("Host", "h"), ("Authorization", authorization), ("Date", date)]
     if amz_date is not None:
         headers.append(("X-Amz-Date", amz_date))

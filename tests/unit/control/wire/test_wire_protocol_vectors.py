@@ -40,7 +40,7 @@ FILES = {
 }
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Vectors that say nothing about a server, by name and with the reason.
+# Vectors that do not apply to a server, by name and with the reason.
 NO_BODY = "the vector says that the client compresses, and holds no body to decompress"
 NOT_IN_REQUEST = "an empty list or map leaves no trace in the request, so that nobody can read it back"
 FILLS_TOKEN = "the client makes up an idempotency token; the server sees a parameter like any other"
@@ -104,7 +104,7 @@ def operation_of(name: str, description: Any, case: Any) -> Operation:
     return Service(name, ServiceModel(model)).operation(case["given"]["name"], FILES[name])
 
 
-def test_the_vectors_are_there():
+def test_the_vectors_are_present():
     assert (VECTORS / "VERSION").is_file(), "run .venv/bin/python tools/fetch_protocol_vectors.py"
     inputs = [case.values[2]["id"] for case in cases("input")]
     outputs = [case.values[2]["id"] for case in cases("output")]
@@ -133,7 +133,7 @@ def test_request_of_vector_parses_to_its_parameters(name, description, case):
 
 
 @pytest.mark.parametrize(("name", "description", "case"), cases("output"))
-def test_result_of_vector_is_read_back_by_botocore(name, description, case):
+def test_result_of_vector_is_parsed_back_by_botocore(name, description, case):
     require(case)
     operation = operation_of(name, description, case)
     if "error" in case:
@@ -177,7 +177,7 @@ def read(operation: Operation, response: HttpResponse, shape: Any) -> dict[str, 
 
 
 def wanted_values(value: Any, shape: Any) -> Any:
-    """Turn the vectors' plain JSON into values with the model's types."""
+    """Convert the vectors' plain JSON into values with the model's types."""
     if value is None or shape is None:
         return value
     if shape.type_name == "structure":
@@ -200,7 +200,7 @@ def wanted_values(value: Any, shape: Any) -> Any:
 
 
 def comparable(value: Any) -> Any:
-    """Drop members that are None; special floats become words, as in JSON; bytes and their text are one."""
+    """Drop members that are None, turn special floats into text as in JSON, and decode bytes."""
     if isinstance(value, dict):
         return {key: comparable(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

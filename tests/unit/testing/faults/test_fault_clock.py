@@ -1,4 +1,4 @@
-"""A clock that jumps for one process: its time of day, and nothing else."""
+"""A clock that jumps for one process: only its time of day jumps."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Lost, doubled and hung jobs by the ledger. A check of faults that never finds anything is worth nothing."""
+"""Lost, doubled and hung jobs by the ledger. The tests prove that the check finds each kind of violation."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ def harms(evidence, struck_by=(), spec=SPEC):
     return [violation.harm for violation in judge(spec, evidence, struck_by)]
 
 
-def test_a_completed_job_with_every_line_and_its_weights_breaks_no_promise():
+def test_a_completed_job_with_every_line_and_its_weights_violates_no_promise():
     assert judge(SPEC, WHOLE, {FaultKind.KILL_SERVICE}) == []
 
 
@@ -48,18 +48,18 @@ def test_a_completed_job_with_every_line_and_its_weights_breaks_no_promise():
         ([], Harm.LOST),
     ],
 )
-def test_lines_that_are_missing_or_come_twice_are_found(lines, harm):
+def test_missing_and_repeated_lines_are_found(lines, harm):
     assert harms(dataclasses.replace(WHOLE, lines={"algo-1": lines})) == [harm]
 
 
-def test_lines_of_a_failed_job_may_end_early_but_not_skip_any():
+def test_lines_of_a_failed_job_may_end_early_but_may_not_have_gaps():
     blamed = {FaultKind.KILL_AGENT}
     early = failed("InternalServerError: algo-1 was lost: its agent ended")
     assert harms(early, blamed) == []
     assert harms(dataclasses.replace(early, lines={"algo-1": [*LINES[:2], *LINES[4:]]}), blamed) == [Harm.LOST]
 
 
-def test_a_full_disk_may_cost_lines_if_the_log_says_how_many():
+def test_a_full_disk_may_cost_lines_if_the_log_states_their_number():
     notice = "clary: 3 lines (90 bytes) were lost here: the disk of this host refused them (No space left on device)"
     told = dataclasses.replace(WHOLE, lines={"algo-1": [*LINES[:2], notice, *LINES[5:]]})
     assert harms(told, {FaultKind.FILL_HOSTS}) == []
@@ -68,7 +68,7 @@ def test_a_full_disk_may_cost_lines_if_the_log_says_how_many():
     assert harms(wrong, {FaultKind.FILL_HOSTS}) == [Harm.LOST]
 
 
-def test_a_failure_must_name_what_has_struck():
+def test_a_failure_must_name_the_injected_fault():
     reason = "InternalServerError: algo-1 was lost: its agent ended"
     assert harms(failed(reason), {FaultKind.KILL_AGENT, FaultKind.PAUSE_STORE}) == []
     assert harms(failed(reason), {FaultKind.KILL_SERVICE}) == [Harm.LOST]
@@ -76,7 +76,7 @@ def test_a_failure_must_name_what_has_struck():
     assert harms(failed(""), {FaultKind.KILL_AGENT}) == [Harm.LOST]
 
 
-def test_a_job_whose_record_was_spoiled_may_lose_its_hosts_and_nothing_else():
+def test_a_job_whose_record_was_damaged_may_lose_its_hosts_but_no_lines():
     lost = failed("InternalServerError: algo-1 was lost: its agent ended")
     assert harms(lost, {FaultKind.SPOIL_ROW}) == []
     assert harms(lost, {FaultKind.DAMAGE_ENGINE_RECORD, FaultKind.DAMAGE_KEYS, FaultKind.LOSE_DATABASE}) == [Harm.LOST]
@@ -87,7 +87,7 @@ def refused(words, code="ValidationException"):
     return ClientError({"Error": {"Code": code, "Message": words}}, "DescribeTrainingJob")
 
 
-def test_only_an_answer_that_names_job_and_way_out_says_that_it_is_set_aside():
+def test_only_a_refusal_that_names_job_and_remedy_proves_a_quarantine():
     words = "The record of training job 'a' cannot be read; take it back with: clary quarantine release 3"
     assert is_set_aside(refused(words), "a")
     assert not is_set_aside(refused(words), "another")
@@ -95,7 +95,7 @@ def test_only_an_answer_that_names_job_and_way_out_says_that_it_is_set_aside():
     assert not is_set_aside(refused("The record of training job 'a' cannot be read"), "a")
 
 
-def test_a_program_that_fails_by_itself_may_fail_and_may_not_complete():
+def test_a_program_that_fails_on_its_own_may_fail_and_may_not_complete():
     spec = dataclasses.replace(SPEC, exit_code=3)
     reason = failed("AlgorithmError: , exit code: 3")
     assert harms(dataclasses.replace(reason, lines={"algo-1": LINES}), spec=spec) == []
@@ -114,22 +114,22 @@ def test_a_second_start_is_found_by_its_marker():
         {"files": {}, "artifact_trouble": "ReadError: unexpected end of data"},
     ],
 )
-def test_an_artifact_that_is_not_whole_is_lost(changes):
+def test_an_incomplete_artifact_is_lost(changes):
     assert harms(dataclasses.replace(WHOLE, **changes)) == [Harm.LOST]
 
 
-def test_a_stop_that_nobody_asked_for_is_a_loss():
+def test_a_stop_without_a_request_is_a_loss():
     stopped = dataclasses.replace(COMPLETED, status="Stopped")
     assert harms(dataclasses.replace(WHOLE, ending=stopped)) == [Harm.LOST]
 
 
-def test_terminal_states_absorb():
+def test_terminal_states_never_change():
     assert compare_endings("x", COMPLETED, COMPLETED) == []
     later = dataclasses.replace(COMPLETED, reason="other words")
     assert [item.harm for item in compare_endings("x", COMPLETED, later)] == [Harm.DOUBLED]
 
 
-def test_lists_are_compared_with_what_was_accepted():
+def test_lists_are_compared_with_the_accepted_jobs():
     accepted = {"a": COMPLETED, "b": None}
     assert compare_lists(accepted, [("a", "Completed"), ("b", "InProgress"), ("c", "InProgress")], {"c"}) == []
     assert [item.harm for item in compare_lists(accepted, [("a", "Completed")])] == [Harm.LOST]
@@ -138,7 +138,7 @@ def test_lists_are_compared_with_what_was_accepted():
     assert [item.harm for item in compare_lists(accepted, twice)] == [Harm.DOUBLED, Harm.DOUBLED]
 
 
-def test_counts_name_the_fault_that_harmed_and_a_fault_survives_if_it_harmed_nobody():
+def test_counts_name_the_harmful_fault_and_a_harmless_fault_is_survived():
     strikes = [Strike(number, FaultKind.KILL_STORE, (), float(number)) for number in (1, 2)]
     violations = [(Violation(harm=Harm.LOST, job="a", what="x"), strikes[1])] * 2
     (count,) = count_by_kind(strikes, violations)

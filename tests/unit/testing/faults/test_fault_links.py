@@ -1,4 +1,4 @@
-"""Damage to connections of another process, seen from both of its ends."""
+"""Damage to connections of another process, observed at both ends."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: borrows s
 
 @contextmanager
 def echo():
-    """Yield (this end of a connection, the process at the other end, a filter that takes its socket)."""
+    """Yield this end of a connection, the process at the other end, and a filter that matches its socket."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(30)
         port = server.getsockname()[1]
@@ -46,7 +46,7 @@ def test_a_cut_connection_ends_on_both_sides():
         assert process.stdout.read() == b"ended\n"
 
 
-def test_bytes_are_made_up_and_the_connection_lives_on():
+def test_forged_bytes_arrive_and_the_connection_stays_open():
     with echo() as (connection, process, wanted):
         with fault_links.connections_of(process.pid, wanted) as borrowed:
             fault_links.garble(borrowed[0], b"noise")
@@ -61,7 +61,7 @@ def test_only_the_wanted_connections_are_borrowed():
         assert borrowed == []
 
 
-def test_a_process_that_is_gone_has_no_connections():
+def test_an_ended_process_has_no_connections():
     with subprocess.Popen([sys.executable, "-S", "-c", "pass"]) as process:
         process.wait(30)
     with fault_links.connections_of(process.pid, lambda item: True) as borrowed:

@@ -1,4 +1,4 @@
-"""Damage to a state folder, and the report when a service does not answer it as it must."""
+"""Damage to a state folder, and the report if a service does not handle the damage correctly."""
 
 import contextlib
 import shutil
@@ -24,7 +24,7 @@ REFUSAL = "{path} is missing; use clary up --new-database or clary up --new-keys
 
 @dataclass
 class FakeService:
-    """Gives the scripted output, and does the scripted act, when it is to start without a file."""
+    """Prints the scripted output and runs the scripted action when it is started without a file."""
 
     says: str
     then: object = lambda: None
@@ -75,7 +75,7 @@ def world(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("way", "left"), [(Ruin.DELETED, None), (Ruin.EMPTIED, b""), (Ruin.HALVED, b"01234"), (Ruin.GARBLED, b"\xff")]
 )
-def test_a_file_is_ruined_as_the_plan_says(tmp_path, way, left):
+def test_a_file_is_damaged_as_the_plan_says(tmp_path, way, left):
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
     fault = replace(FAULT, ruin=way)
@@ -85,7 +85,7 @@ def test_a_file_is_ruined_as_the_plan_says(tmp_path, way, left):
     assert fault_ruin.ruin(tmp_path / "absent", fault) is False
 
 
-def test_what_is_put_aside_comes_back_and_what_was_not_there_goes(tmp_path):
+def test_files_put_aside_are_restored_and_new_files_are_removed(tmp_path):
     there, absent = tmp_path / "there", tmp_path / "absent"
     there.write_text("kept")
     put_back = fault_ruin.put_aside([there, absent], tmp_path / "aside")
@@ -98,7 +98,7 @@ def test_what_is_put_aside_comes_back_and_what_was_not_there_goes(tmp_path):
 
 @pytest.mark.parametrize("way", list(Ruin))
 @pytest.mark.parametrize("strike", [fault_restart_strikes.lose_database, fault_restart_strikes.lose_keys])
-def test_a_start_that_is_refused_by_name_is_what_must_be(world, strike, way):
+def test_a_start_that_is_refused_by_name_is_accepted_as_correct(world, strike, way):
     lost = world.home / "clary.db" if "database" in strike.__name__ else StateFolder(world.home).secrets_path
     before = lost.read_bytes()
     world.service.says = REFUSAL.format(path=lost)
@@ -108,7 +108,7 @@ def test_a_start_that_is_refused_by_name_is_what_must_be(world, strike, way):
 
 
 @pytest.mark.parametrize("case", ["it starts", "other words", "it begins anew"])
-def test_a_start_without_its_database_that_is_not_refused_is_told(world, case):
+def test_a_start_without_its_database_that_is_not_refused_is_reported(world, case):
     path = world.home / "clary.db"
     before = path.read_bytes()
     world.service.says = {"it starts": "", "other words": "Traceback"}.get(case, REFUSAL.format(path=path))
@@ -120,14 +120,14 @@ def test_a_start_without_its_database_that_is_not_refused_is_told(world, case):
 
 
 @pytest.mark.parametrize("way", list(Ruin))
-def test_a_database_that_nobody_puts_back_is_told(world, way):
+def test_a_database_that_is_not_restored_is_reported(world, way):
     Path(f"{world.home}/clary.db-wal").touch()
     Path(f"{world.home}/clary.db-shm").touch()
     with pytest.raises(BrokenPromise, match="is put back"):
         fault_state_strikes.delete_database(world, replace(FAULT, ruin=way))
 
 
-def test_a_database_that_is_put_back_is_what_must_be(world):
+def test_a_database_that_is_restored_is_accepted_as_correct(world):
     path = world.home / "clary.db"
     copy = world.home / "draft"
     shutil.copy(path, copy)
@@ -139,14 +139,14 @@ def test_a_database_that_is_put_back_is_what_must_be(world):
 
 @pytest.mark.parametrize("strike", ["damage_keys", "damage_service_record", "damage_store_record"])
 @pytest.mark.parametrize("way", list(Ruin))
-def test_files_that_stay_damaged_are_told(world, strike, way):
+def test_files_that_stay_damaged_are_reported(world, strike, way):
     for name in ("service.json", "seaweed.json"):
         (world.home / "run" / name).write_text('{"ports": {}}')
     with pytest.raises(BrokenPromise):
         getattr(fault_state_strikes, strike)(world, replace(FAULT, ruin=way)).mend()
 
 
-def test_nothing_is_taken_from_a_service_that_is_down(world):
+def test_no_file_is_removed_while_the_service_is_down(world):
     world.service.is_up = False
     assert fault_state_strikes.delete_database(world, replace(FAULT, ruin=Ruin.DELETED)) is None
     assert fault_state_strikes.damage_keys(world, replace(FAULT, ruin=Ruin.DELETED)) is None
@@ -156,7 +156,7 @@ def test_nothing_is_taken_from_a_service_that_is_down(world):
 def test_a_torn_log_keeps_its_whole_lines(world, way):
     path = world.home / "logs" / "a.log"
     create_stream_file(path, StreamHeader(stream="a", created_at_ms=0, stream_id=1))
-    for _ in range(2):  # a log that was torn before
+    for _ in range(2):  # the second round appends to a torn log
         stream = StreamFile(path)
         stream.append(stream.index.next_sequence, [LogBlock(at_ms=1, text="one\ntwo", rank=None)], now_ms=1)
         stream.close()
@@ -178,7 +178,7 @@ def test_a_torn_spool_keeps_its_whole_blocks(tmp_path):
 
 
 @pytest.mark.parametrize("is_mended_meanwhile", [False, True])
-def test_a_spoiled_row_is_mended_and_released(world, is_mended_meanwhile):
+def test_a_damaged_row_is_repaired_and_released(world, is_mended_meanwhile):
     database = world.home / "clary.db"
     database.unlink()
     record = '{"name": "job", "status": "InProgress", "and": "more than sixty characters in all"}'
@@ -194,7 +194,7 @@ def test_a_spoiled_row_is_mended_and_released(world, is_mended_meanwhile):
     damage = fault_row_strikes.spoil_row(world, replace(FAULT, kind=FaultKind.SPOIL_ROW, amount=1.0), "job")
     assert damage.jobs == ("job",)
     assert now() == record[:60]
-    if is_mended_meanwhile:  # by the service, which knows more by now
+    if is_mended_meanwhile:  # by the service, whose record is newer by now
         record = '{"name": "job", "status": "Completed"}'
         with contextlib.closing(sqlite3.connect(database)) as file:
             file.execute("UPDATE jobs SET document = ?", (record,))

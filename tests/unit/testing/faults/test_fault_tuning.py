@@ -43,11 +43,11 @@ def test_a_tuning_job_with_each_point_once_keeps_every_promise():
         (replace(evidence(), status="Failed"), [Harm.LOST]),
     ],
 )
-def test_what_is_lost_doubled_or_wrong_is_told(changed, harms):
+def test_lost_doubled_and_wrong_trials_are_reported(changed, harms):
     assert [violation.harm for violation in judge_tuning(changed, {FaultKind.KILL_SERVICE})] == harms
 
 
-def test_full_disks_may_cost_trials_and_values_and_never_double_any():
+def test_full_disks_may_cost_trials_and_values_but_double_no_trial():
     disks = {FaultKind.FILL_HOSTS}
     assert judge_tuning(evidence((*WHOLE[:-1], trial(1, 2, value=None))), disks) == []
     assert judge_tuning(evidence(WHOLE[:2], status="Failed"), disks) == []
