@@ -87,7 +87,7 @@ _INHERITED_PREFIXES = ("PIP_", "UV_")
 _WANDB_ONLINE = frozenset({"WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"})
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MASTER_NAME_OF_V3 = "algo-1"  # hard-coded in SDK v3's environment script
-POOL_CACHE_FOLDER = "warmpoolcache"  # below /opt/ml/sagemaker, as on SageMaker; on the machine: below the host's pool
+POOL_CACHE_FOLDER = "warmpoolcache"  # below /opt/ml/sagemaker, as on SageMaker
 
 
 def program_variables(
@@ -191,7 +191,7 @@ def service_variables(
     if hps.is_enabled(plan.hyperparameters, hps.CUDA_ON_CPU):
         variables[hps.CUDA_ON_CPU_VARIABLE] = "1"
     if plan.isolation is Isolation.PROCESSES:
-        variables["SAGEMAKER_BASE_DIR"] = str(inside.root)  # the toolkit's own variable for a tree elsewhere
+        variables["SAGEMAKER_BASE_DIR"] = str(inside.root)  # the toolkit's variable for a tree at another path
     if plan.isolation is Isolation.NAMESPACES:
         # Hosts have no route to a proxy of the machine; they use their own proxy through the relay.
         for name in PROXY_VARIABLES:

@@ -282,7 +282,7 @@ class LinkProbe:
                 if self._listener.passed[self._peer.name] >= sizes[0]:
                     return True
                 await asyncio.sleep(_TURN_S)
-            await self._ask("echo x")  # after the answer the peer has read all arrived packets, even if it was late
+            await self._ask("echo x")  # after its answer the peer has read all arrived packets, even if it was slow
             self._listener.drain()
         return self._listener.passed[self._peer.name] >= sizes[0]
 

@@ -74,7 +74,7 @@ class NetworkDoctor:
         self._order = order
         self._data = b""  # bytes of an incomplete line
         self._ports: PortReading | None = None
-        # -s: no packages that the user installed in the home folder
+        # -S: without site-packages, where users may have installed packages
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-m", "clary.agent.health.network_program", str(os.getpid())],
             env={"PYTHONPATH": str(Path(clary.__file__).parent.parent)},

@@ -58,7 +58,7 @@ class PortReading:
 
     taken: tuple[int, ...] = ()  # the job's ports that are in use on this host
     silent: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # peer -> its silent ports
-    better: Mapping[str, str] = field(default_factory=dict)  # interface that reaches all peers, not the job's: address
+    better: Mapping[str, str] = field(default_factory=dict)  # another interface that reaches all peers -> address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class LinkReading:
     round_trip_ms: float | None = None  # of the fastest small exchange: slower exchanges waited for a processor
     num_sent: int = 0  # small datagrams sent in the round with the least loss
     num_arrived: int | None = None  # of these, by the peer's count
-    num_overrun: int = 0  # datagrams that the peer's kernel dropped for lack of room: the count is then no measure
+    num_overrun: int = 0  # datagrams dropped by the peer's kernel; if any, `num_arrived` proves no loss
     num_heard: int = 0  # datagrams received from the peer
     interface_mtu: int = 0
     passing_mtu: int | None = None  # largest packet that was answered; 0: none

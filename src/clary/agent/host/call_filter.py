@@ -1,13 +1,13 @@
-"""The filter of system calls that every program of a host runs under, as classic BPF for seccomp(2).
+"""The system call filter for every program of a host, as classic BPF for seccomp(2).
 
-Where: the first process makes it once, each process of the program loads it before it executes (`confinement`).
+Where: the first process makes the filter once; each process of the program loads it before exec (`confinement`).
 
 The filter refuses the calls that Docker's default profile refuses to a container without extra capabilities: mounts,
-namespaces, keys, kernel modules, tracing of the kernel, clocks, handles of files, io_uring, odd personalities. A
+namespaces, keys, kernel modules, tracing of the kernel, clocks, file handles, io_uring, unusual personalities. A
 refused call fails with EPERM, as in a container. clone3 fails with ENOSYS, because a filter cannot read its flags; the
-C library then falls back to clone. Every call that is newer than this table fails with ENOSYS too. Calls of another ABI
-(32 bits, x32) are all refused. Permitted although Docker refuses them: NUMA policies (mbind and the like), pidfd_getfd
-and kcmp. They reach only the caller's own processes, and libraries for collectives use them.
+C library then falls back to clone. Every call newer than this table fails with ENOSYS too. All calls of another ABI (32
+bits, x32) are refused. Unlike Docker, the filter permits NUMA policies (mbind and similar calls), pidfd_getfd and kcmp:
+they reach only the caller's own processes, and libraries for collectives use them.
 Source: seccomp(2); moby profiles/seccomp/default.json; numbers from asm/unistd_64.h and asm-generic/unistd.h.
 """
 
@@ -30,14 +30,14 @@ _IF_EQUAL, _IF_GREATER, _IF_ANY_BIT = 0x15, 0x25, 0x45  # BPF_JMP | BPF_JEQ, BPF
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16  # the low half of the first argument, little endian
 
 _NAMESPACE_FLAGS = 0x7E020000  # every CLONE_NEW flag except CLONE_NEWTIME
-_TIME_NAMESPACE_FLAG = 0x80  # for unshare alone: for clone this bit belongs to the signal
-# Personalities that Docker permits: Linux, Linux of 32 bits, both with a version like 2.6's, and the query.
+_TIME_NAMESPACE_FLAG = 0x80  # for unshare only: in clone's flags this bit belongs to the signal
+# Personalities that Docker permits: Linux, Linux of 32 bits, both with a kernel version like 2.6, and the query.
 # Others turn off protections of memory: random addresses, non-executable pages.
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
-_AF_VSOCK = 40  # speaks to the hypervisor, past the host's network
+_AF_VSOCK = 40  # reaches the hypervisor, bypassing the host's network
 _HIGHEST_KNOWN = 469  # highest number in this table, on both architectures: Linux 6.17
 
-# Calls whose numbers are the same everywhere.
+# Calls with the same number on every architecture.
 _REFUSED_EVERYWHERE = {
     "io_uring_setup": 425,
     "io_uring_enter": 426,
@@ -160,7 +160,7 @@ def call_filter(machine: str) -> bytes | None:
     """Return the filter as an array of `struct sock_filter`; None for an architecture without table.
 
     Args:
-        machine: as `os.uname` calls it.
+        machine: name of the architecture, as in `os.uname`.
     """
     table = _MACHINES.get(machine)
     return None if table is None else _assemble(table)
@@ -173,16 +173,16 @@ def refused_calls(machine: str) -> Mapping[str, int]:
 
 def _assemble(machine: _Machine) -> bytes:
     numbers = sorted({*_REFUSED_EVERYWHERE.values(), *machine.refused.values()})
-    # Written backwards from the verdicts, because jumps go forwards and count what they skip.
+    # Built from the verdicts backwards, because jumps go forwards and count the skipped instructions.
     lines: list[tuple[int, int, int, int]] = [
         (_RETURN, 0, 0, _EPERM),
         (_RETURN, 0, 0, _ENOSYS),
         (_RETURN, 0, 0, _ALLOW),
     ]
-    refuse, unknown, allow = 3, 2, 1  # places, counted from the end
+    refuse, unknown, allow = 3, 2, 1  # positions, counted from the end
 
     def put(code: int, value: int, *, yes: int | None = None, no: int | None = None) -> int:
-        """Put an instruction before all others; returns its place, counted from the end."""
+        """Prepend an instruction; return its position, counted from the end."""
         behind = len(lines)
         jumps = [0 if place is None else behind - place for place in (yes, no)]
         lines.insert(0, (code, jumps[0], jumps[1], value))
@@ -205,7 +205,7 @@ def _assemble(machine: _Machine) -> bytes:
     for number in numbers:
         put(_IF_EQUAL, number, yes=refuse)
     put(_IF_EQUAL, _CLONE3, yes=unknown)
-    put(_IF_GREATER, _HIGHEST_KNOWN, yes=unknown)  # includes the numbers of x32
+    put(_IF_GREATER, _HIGHEST_KNOWN, yes=unknown)  # these include the numbers of x32
     put(_LOAD, _NUMBER_AT)
     other_abi = put(_RETURN, _EPERM)
     put(_IF_EQUAL, machine.audit_number, yes=other_abi - 1, no=other_abi)

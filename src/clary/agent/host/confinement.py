@@ -1,8 +1,9 @@
-"""Rights that a process of a program drops for good between fork and exec: the machine's users, system calls.
+"""Rights that a program's process gives up for ever between fork and exec: the machine's users, system calls.
 
-Where: the first process of a host makes one for all processes that it starts; `spawning` enters it in each of them,
-after all steps that need more rights. The standby interpreter enters it too, and its forks stay in it. Plain processes
-enter none: without privileges the kernel takes a filter only from a process that has given up set-user-id programs.
+Where: the first process of a host makes one `Confinement` for all processes that it starts; `spawning` enters it in
+each process, after all steps that need more rights. The standby interpreter enters it too, and its forks inherit it.
+Plain processes have none: without privileges the kernel accepts a filter only from a process with no_new_privs, which
+cannot use set-user-id programs.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from clary.agent.host.program_users import ProgramUsers
 class Confinement:
     """Users and a system call filter to enter."""
 
-    users: ProgramUsers | None = None  # users whose root the process becomes; None keeps its user
-    calls: bytes = b""  # filter of system calls; empty for none
+    users: ProgramUsers | None = None  # users whose root the process becomes; None: it keeps its user
+    calls: bytes = b""  # system call filter; empty: no filter
 
     def enter(self) -> None:
-        """Enter the confinement. Raises: OSError; the process then must not execute the program."""
+        """Enter the confinement. Raises: OSError; then the process must not execute the program."""
         if self.users is not None:
             self.users.enter()
         if self.calls:
@@ -31,7 +32,7 @@ class Confinement:
 
 
 def make_confinement(users: ProgramUsers | None) -> tuple[Confinement, list[str]]:
-    """Return the confinement of this host's processes, and sentences on everything that is not isolated.
+    """Return the confinement of this host's processes, and sentences about missing isolation.
 
     Args:
         users: of the programs, if they differ from this process's user.

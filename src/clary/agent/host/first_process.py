@@ -1,6 +1,6 @@
 """The agent's handle of a host's first process: starts it, sends it messages, ends it and cleans up.
 
-Where: `program` makes one for each start; `standby` makes one ahead of its program and hands it over.
+Where: `program` creates one for each start; `standby` creates one before its program is known and hands it over.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.base.errors import AgentError
 from clary.contract.launch_plan import Isolation
 
-KILL_LIMIT_S = 5.0  # for processes to vanish after SIGKILL; processes that hang in the kernel take longer
+KILL_LIMIT_S = 5.0  # for processes to end after SIGKILL; processes that hang in the kernel take longer
 _START = "import sys; sys.path.insert(0, sys.argv.pop(2)); from clary.agent.host.init import main; main()"
 
 
@@ -42,7 +42,7 @@ class FirstProcess:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._init: subprocess.Popen[bytes] | None = None
-        self._failure = ""  # the reason that `why_ended` returns
+        self._failure = ""  # returned by `why_ended`
         self._scratch_folder = ""
         self._cgroup: HostCgroup | None = None
         self._errors = os.memfd_create("clary-init-errors")
@@ -52,7 +52,7 @@ class FirstProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended or was never started."""
+        """Whether the first process has ended or was never started."""
         return self._init is None or self._init.poll() is not None
 
     def launch(
@@ -63,13 +63,13 @@ class FirstProcess:
         standby: Mapping[str, Any] | None = None,
         late_roots: Sequence[str] = (),
     ) -> None:
-        """Make folder and cgroup, and start the process.
+        """Make the host's folder and cgroup, and start the first process.
 
         Args:
-            processes: processes that it starts as soon as the host is made.
+            processes: processes that it starts once the host is complete.
             output_fds: write end of each process's output pipe.
-            standby: interpreter to hold ready; the processes then come later, by `send_start`.
-            late_roots: folders below which binds may come later.
+            standby: interpreter to prepare; then the processes are sent later, by `send_start`.
+            late_roots: folders below which binds may be mounted later.
 
         Raises:
             AgentError: a folder is missing or the cgroup is in use. `end` and `clean_up` must be called even then.
@@ -78,10 +78,10 @@ class FirstProcess:
             if not os.path.isdir(folder):
                 raise AgentError(f"host {self._sandbox.hostname}: folder {folder} does not exist")
         self._scratch_folder = tempfile.mkdtemp(prefix="program-", dir=self._sandbox.host_folder)
-        # The folder holds the root of the host, which programs of other users have to enter.
+        # The folder contains the root of the host, which programs of other users must be able to enter.
         os.chmod(self._scratch_folder, 0o755)  # noqa: S103
         if os.geteuid() == 0:
-            # An agent that is root can start hosts in another user's namespace; that user owns the host's folder.
+            # An agent with root rights can start a host in another user's namespace; that user owns the host's folder.
             owner = os.stat(self._sandbox.host_folder)
             os.chown(self._scratch_folder, owner.st_uid, owner.st_gid)
         self._cgroup = HostCgroup.create(self._sandbox.cgroup_name, self._sandbox.resources)
@@ -98,20 +98,20 @@ class FirstProcess:
         sources = str(Path(clary.__file__).parents[1])
         standard_input = _in_memory("clary-host-order", order)
         try:
-            # -S: it does not need site-packages, which cost start-up time.
+            # -S: no site-packages, which would cost start-up time.
             self._init = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, str(remote), sources],
                 stdin=standard_input,
                 stdout=self._errors,
                 stderr=self._errors,
                 pass_fds=(remote, *output_fds),
-                start_new_session=True,  # only the agent handles Ctrl-C in a terminal
+                start_new_session=True,  # only the agent gets a terminal's Ctrl-C
                 cwd="/",
                 env={"PATH": os.defpath},
             )
         finally:
             os.close(standard_input)
-            # Only the first process may hold the other end, so that its death reads as an end of file.
+            # Only the first process may hold the other end, so that its death closes the socket.
             self._remote_control.close()
 
     def send(self, message: Mapping[str, Any]) -> bool:
@@ -130,13 +130,13 @@ class FirstProcess:
         binds: Sequence[Bind],
         output_fds: Sequence[int],
     ) -> bool:
-        """Send the program to a first process that stands by; return False if that has ended.
+        """Send the program to a first process that stands by; return False if the process has ended.
 
         Args:
             processes: of the program.
             forks: for each process, whether it can be forked from the standby interpreter.
             binds: the host's late binds.
-            output_fds: for each process, the write end of its output pipe; they stay open here.
+            output_fds: for each process, the write end of its output pipe; the caller closes it.
         """
         order = {
             "processes": process_orders(processes, output_fds, forks=forks),
@@ -155,7 +155,7 @@ class FirstProcess:
         return True
 
     def why_ended(self) -> str:
-        """Return the first process's reported failure, or else its standard error, after an end without a program."""
+        """Return why the first process ended before its program ran: its reported failure, else its standard error."""
         with contextlib.suppress(OSError):
             while not self._failure and (data := self.control.recv(MAX_MESSAGE_BYTES)):
                 report = json.loads(data)
@@ -164,18 +164,18 @@ class FirstProcess:
         return self._failure or self.last_words()
 
     def last_words(self) -> str:
-        """Return the text of its standard error."""
+        """Return the text of the first process's standard error."""
         os.lseek(self._errors, 0, os.SEEK_SET)
         with open(self._errors, "rb", closefd=False) as file:
             return file.read().decode(errors="replace").strip()
 
     def end(self, *, pidfd: int | None = None) -> None:
-        """End the first process and with it the program.
+        """End the first process and, with it, the program.
 
         Args:
             pidfd: of process 1 of the host, if known.
         """
-        # The first process takes this for the agent's end: it kills all processes and exits.
+        # To the first process this looks like the agent's end: it kills all processes and exits.
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
         if self._init is None:
@@ -207,13 +207,13 @@ class FirstProcess:
         return None if self._cgroup is None else self._cgroup.peak_memory_bytes()
 
     def serve_another(self) -> None:
-        """Reset the counters for another program, whose start order the first process awaits."""
+        """Reset the counters before another program."""
         if self._cgroup is not None:
             self._cgroup.count_anew()
 
     @property
     def scratch_folder(self) -> str:
-        """The folder on the machine for files that live as long as the host."""
+        """The folder on the machine for the host's temporary files."""
         return self._scratch_folder
 
     def clean_up(self) -> str | None:
@@ -228,8 +228,8 @@ class FirstProcess:
         return refusal
 
     def _keep_layers(self) -> None:
-        """Move the wanted layers out of the folder to be removed, if no process can write to them any more."""
-        # After a killed first process the host's process 1, and with it the program, may live on for a moment.
+        """Move overlay layers to keep out of the scratch folder, if no process can still write to them."""
+        # After the first process was killed, the host's process 1 and the program may still run for a moment.
         if self._init is None or self._init.poll() != 0:
             return
         for name in filter(None, (bind.kept_as for bind in self._sandbox.binds)):
@@ -240,7 +240,7 @@ class FirstProcess:
 
 
 def _in_memory(name: str, order: Mapping[str, Any]) -> int:
-    """Return a file in memory with the order, to be read from its start.
+    """Return the descriptor of a file in memory with the order, positioned at its start.
 
     Unlike a pipe it cannot deadlock on a large order, and unlike a file it leaves no secret on a disk.
     """

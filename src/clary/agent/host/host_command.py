@@ -1,8 +1,8 @@
-"""One command run to its end in a host of its own, so that untrusted code can run before the job's program starts.
+"""Run one command in a host of its own until its end, for untrusted code before the job's program starts.
 
-Where: `environments.installation` installs requirements in this way; `supervisor.wiring` reads the output of programs
-that may come from a job, such as Open MPI's. The host ends before `run_in_host` returns, so no process of the command
-remains.
+Where: `environments.installation` installs requirements with it; `supervisor.wiring` runs programs that may come from a
+job, such as Open MPI's, and reads their output. The host ends before `run_in_host` returns, so no process of the
+command remains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.agent.host.sandbox import ProcessSpec, Sandbox
 from clary.base.errors import AgentError
 from clary.contract.failure_reasons import OUT_OF_MEMORY
 
-KEPT_BYTES = 256 * 1024  # last bytes of the output; a build may print for ever
+KEPT_BYTES = 256 * 1024  # last bytes of the output, since a build may print without end
 _POLL_S = 0.05
 _MIB = 1024 * 1024
 _SIGNAL_CODE = 128  # added to a signal, as shells do
@@ -25,11 +25,11 @@ _SIGNAL_CODE = 128  # added to a signal, as shells do
 
 @dataclass(frozen=True, kw_only=True)
 class CommandResult:
-    """How a command ended."""
+    """Result of a command."""
 
     exit_code: int  # 128 plus the signal's number if a signal ended it
     output: str  # the last `KEPT_BYTES` of standard output and standard error
-    starved: str = ""  # a sentence, if the host's memory limit killed a process, or the whole host
+    starved: str = ""  # a sentence, if the memory limit caused the kill of a process or of the whole host
 
 
 class Watch(Protocol):
@@ -39,8 +39,8 @@ class Watch(Protocol):
         """End the watch; a second call does nothing."""
 
 
-# Begins to watch the memory of a host's program if the kernel does not enforce the limit; otherwise returns None.
-# The last argument is called once, from a thread of the watch, with a description of the excess.
+# Starts a watch on the memory of a host's program if the kernel does not enforce the limit; otherwise returns None. The
+# watch calls the last argument once, from its own thread, with a description of the excess.
 WatchMemory = Callable[[Program, Sandbox, Callable[[str], None]], Watch | None]
 
 
@@ -52,8 +52,8 @@ def run_in_host(
     Args:
         process: the command.
         sandbox: the host; without namespaces the command runs as a plain process of the machine.
-        check: called often; an error that it raises ends the command.
-        watch_memory: enforces the host's memory limit where the kernel does not; an excess ends the command.
+        check: called often; an error raised by it ends the command.
+        watch_memory: enforces the host's memory limit if the kernel does not; an excess ends the command.
     Raises: AgentError: the host could not be made, or ended before the command did.
     """
     tail = _Tail()
@@ -90,7 +90,7 @@ def _starved(excesses: Sequence[str], oom_kills: int, memory_bytes: int | None) 
 
 
 class _Tail:
-    """The end of an output."""
+    """The last bytes of an output."""
 
     def __init__(self) -> None:
         self._data = bytearray()

@@ -1,10 +1,10 @@
-"""First process of a host: enters its namespaces, builds its root, keeps its program.
+"""First process of a host: it enters the namespaces, builds the root, and runs the program.
 
 Where: `program` starts it with the interpreter that runs the agent, an order on standard input (`program_order`) and a
-control socket. With namespaces there are two processes: the outer one stays on the machine and watches the agent, the
-inner one is process 1 of the host. The end of either ends the host: the inner one dies with the outer one, and the
-kernel kills a PID namespace whose first process has ended. A parent-death signal from the agent is no alternative,
-because it fires when the agent's *thread* ends.
+control socket. With namespaces there are two processes: the outer process stays outside and watches the agent, the
+inner process is process 1 of the host. The end of either process ends the host: the inner process dies with the outer
+process, and the kernel kills a PID namespace whose first process has ended. The outer process cannot use the
+parent-death signal instead, because that fires when the agent's *thread* ends.
 
 no_new_privs is not set, as in a container: sudo, ping and mpirun's helpers work. Capabilities are Docker's defaults
 less MKNOD (`kernel.KEPT_CAPABILITIES`); system calls are filtered (`call_filter`); the session's keys are dropped.
@@ -37,7 +37,7 @@ _FAILED_EXIT_CODE = 70  # sysexits.h EX_SOFTWARE
 
 
 def main() -> None:
-    """Read the order and carry it out; never return normally before the program has ended."""
+    """Read and execute the order; never return normally before the program has ended."""
     control = socket.socket(fileno=int(sys.argv[1]))
     with open(0, "rb", closefd=False) as file:
         order = json.load(file)
@@ -63,7 +63,7 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
         os.set_inheritable(process["output_fd"], False)
     for path in order["cgroup_files"]:
         with open(path, "w") as file:
-            file.write("0")  # this process, and from now on its descendants
+            file.write("0")  # this process, and its later descendants
     if order["isolation"] == "processes":
         kernel.adopt_orphans()
         _announce(control)
@@ -101,7 +101,7 @@ def _run(order: Mapping[str, Any], control: socket.socket) -> None:
 
 
 def _limit_processes(most: int | None) -> None:
-    """Bound the number of processes of the programs' user, if no cgroup counts the host's processes."""
+    """Limit the number of processes per user, if no cgroup counts the host's processes."""
     if most is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -109,7 +109,7 @@ def _limit_processes(most: int | None) -> None:
 
 
 def _enter_outer_namespaces(order: Mapping[str, Any]) -> tuple[bool, int | None]:
-    """Enter the user namespace; return whether there is one, and the opened network namespace to join later."""
+    """Enter the user namespace; return whether there is one, and the descriptor of the network namespace to join."""
     network_path, user_path = order["network_namespace_path"], order["user_namespace_path"]
     network = None if network_path is None else os.open(network_path, os.O_RDONLY | os.O_CLOEXEC)
     if user_path is not None:
@@ -125,7 +125,7 @@ def _enter_outer_namespaces(order: Mapping[str, Any]) -> tuple[bool, int | None]
 
 
 def enter_own_user_namespace() -> None:
-    """Become root of a new user namespace in which the present user is the only one."""
+    """Become root of a new user namespace that maps only the current user."""
     user, group = os.geteuid(), os.getegid()
     kernel.unshare(kernel.CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
@@ -134,7 +134,7 @@ def enter_own_user_namespace() -> None:
 
 
 def _become_root_of_namespace() -> None:
-    """Become the user namespace's root, if it has one; a user that it does not map could own no file."""
+    """Become the user namespace's root, if it maps one; an unmapped user could not own files."""
     if os.geteuid() != 0:
         with contextlib.suppress(OSError):
             os.setgroups(())
@@ -170,7 +170,7 @@ def _keep_host(
         not_isolated = [*why_no_users, *build_root(users)]
         kernel.limit_capabilities()
         confinement, unconfined = make_confinement(users)
-        # Again: a change of rights may have cleared the earlier request.
+        # Requested again: a change of rights may have cleared the earlier request.
         kernel.die_with_parent(signal.SIGKILL)
         _keep(
             order,
@@ -189,7 +189,7 @@ def _keep_host(
 
 
 def _mapped_or_none(users: ProgramUsers, order: Mapping[str, Any]) -> tuple[ProgramUsers | None, list[str]]:
-    """Return the users, or None and the reason why files of programs could not belong to them."""
+    """Return the programs' users, or None and the reason why these users cannot own files."""
     folders = (order["ml_folder"], order["scratch_folder"])
     if reason := why_not_mapped(users, folders=folders, scratch_folder=order["scratch_folder"]):
         os.close(users.namespace)
@@ -208,7 +208,7 @@ def _keep(
     in_user_namespace: bool = False,
     users: ProgramUsers | None = None,
 ) -> None:
-    """Keep the program, which a standby host first waits for, and further programs after it if the host can."""
+    """Run the program; a standby host first waits for it, and runs further programs if it can."""
     if order["standby"] is None:
         Keeper(
             order["processes"], control, census=census, dies_with_keeper=dies_with_keeper, confinement=confinement
@@ -226,7 +226,7 @@ def _keep(
     is_first = True
     while (start := standing.wait()) is not None:
         if not is_first:
-            _announce(control)  # the agent's record of the next program lacks this pid
+            _announce(control)  # for the next program the agent does not have this pid yet
         is_first = False
         keeper = Keeper(
             start.processes,
@@ -251,7 +251,7 @@ def _watch(inner: int, control: socket.socket) -> None:
     watched = os.pidfd_open(inner)
     poll = select.poll()
     poll.register(watched, select.POLLIN)
-    poll.register(control, 0)  # POLLHUP is always reported; only the inner process reads packets
+    poll.register(control, 0)  # mask 0 still reports POLLHUP; only the inner process reads packets
     agent_gone_at = None
     while True:
         events = dict(poll.poll(None if agent_gone_at is None else 1000))
@@ -274,5 +274,5 @@ def _clean_up_if_alone(order: Mapping[str, Any], control: socket.socket) -> None
 
 
 def _announce(control: socket.socket) -> None:
-    """Tell the agent this process's pid: the socket carries it, translated to the machine's numbering."""
+    """Announce this process's pid to the agent: the socket's credentials carry it, translated to the machine's pids."""
     control.send(json.dumps({"kind": "init"}).encode())

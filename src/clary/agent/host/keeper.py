@@ -1,8 +1,8 @@
-"""The loop that keeps a program: starts its processes, reaps ended ones, obeys the agent.
+"""The loop that runs a program: it starts the processes, reaps ended processes, and executes the agent's messages.
 
-Where: the last step of a host's first process for a program. It ends when the agent closes the control socket or dies,
-which look the same here, or asks for the host again; no process of the program outlives it. Messages are JSON objects,
-one per packet, with a `kind`:
+Where: the last step of a host's first process for a program. The loop ends when the control socket is closed, by the
+agent or by its death, or when the agent wants the host for another program. No process of the program outlives the
+loop. Messages are JSON objects, one per packet, with a `kind`:
 
     to the agent: forked, started, ready, exited, signalled, heard (SIGTERM, from outside of the host), note;
         again (why_not), from `init`
@@ -31,10 +31,11 @@ from clary.agent.host.zygote_process import Zygote
 
 MAX_MESSAGE_BYTES = 65536
 
-# After one of these an exit is the agent's doing; after others (SIGUSR1, SIGCONT...) it is the program's own.
+# An exit after one of these signals is attributed to the agent; after other signals (SIGUSR1, SIGCONT...) to the
+# program.
 _ENDING_SIGNALS = frozenset((signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
-# SIGINT to SIGPIPE: a stray `kill 1` or Ctrl-C would end the reaper, and with it the program.
-# The others: schedulers send them to every process of a step.
+# SIGINT to SIGPIPE: a stray `kill 1` or Ctrl-C would end the reaper, and with it the program. SIGUSR1 and SIGUSR2:
+# schedulers send them to every process of a step.
 IGNORED_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -47,15 +48,15 @@ IGNORED_SIGNALS = (
 
 
 class Keeper:
-    """Keeps one program.
+    """Runs one program until its end.
 
     Args:
         processes: the processes to start, in order.
         control: socket to the agent, SOCK_SEQPACKET.
-        census: reaches every process of the program.
-        dies_with_keeper: whether the kernel's parent-death signal ends the processes with this one.
+        census: finds every process of the program.
+        dies_with_keeper: whether the kernel's parent-death signal ends the processes with this process.
         confinement: the confinement that each process enters.
-        zygote: standby interpreter that is forked for the processes marked for it.
+        zygote: standby interpreter from which marked processes are forked.
     """
 
     def __init__(
@@ -77,27 +78,27 @@ class Keeper:
         self._zygote = zygote
         self._why_not_forked = ""
         self._outside: OutsideSignals | None = None
-        self._alive: dict[int, int] = {}  # pid -> index, of the listed processes only
-        self._next_look_s = 0.0  # when the census looks next, monotonic
-        self._doomed: set[int] = set()  # pids that were alive when the agent ended the program
+        self._alive: dict[int, int] = {}  # pid -> index; only processes in `processes`
+        self._next_look_s = 0.0  # monotonic time of the next look of the census
+        self._doomed: set[int] = set()  # pids alive when the agent ended the program
         self.is_asked_again = False  # whether the agent wants the host for another program
 
     def run(self, *, not_isolated: Sequence[str]) -> None:
-        """Start all processes and keep them until the agent disconnects or asks for the host; then kill the rest."""
+        """Start and reap processes until the agent disconnects or wants the host again; then kill the others."""
         child_ended, wakeup = os.pipe()
         os.set_blocking(child_ended, False)
         os.set_blocking(wakeup, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # the wake-up descriptor works only with a handler
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the wake-up descriptor needs a Python handler
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in IGNORED_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        with contextlib.suppress(OSError):  # a kernel without descriptors for signals: they are ignored
+        with contextlib.suppress(OSError):  # a kernel without signalfd: outside signals are ignored
             self._outside = OutsideSignals(self._census.may_hold)
         try:
             forked = self._fork_marked()
             self._start_all(forked)
             if self._outside is not None:
-                self._outside.take()  # a signal that came before the program does not concern it
+                self._outside.take()  # a signal before the start does not concern the program
             self._send(
                 kind="ready",
                 not_isolated=list(not_isolated),
@@ -114,7 +115,7 @@ class Keeper:
                 pause_s = self._stop_signals.poll_s
                 pauses_s = [limit_s for limit_s in (pause_s, self._look_in_s()) if limit_s is not None]
                 ready = [descriptor for descriptor, _ in poll.poll(min(pauses_s) * 1000 if pauses_s else None)]
-                # Before any exit: a process that an outside signal has ended did not end by itself.
+                # Before exits are reaped: a process ended by an outside signal did not end by itself.
                 self._hear()
                 if child_ended in ready:
                     _empty(child_ended)
@@ -133,14 +134,14 @@ class Keeper:
         self._reap()
 
     def _hear(self) -> None:
-        """Record SIGTERM from outside of the host, which the program has received as well."""
+        """Record a SIGTERM from outside of the host, which the program has received too."""
         if self._outside is not None and self._outside.take():
-            self._doomed.update(self._alive)  # also processes that the signal has ended already
+            self._doomed.update(self._alive)  # includes processes that the signal has already ended
             self._stop_signals.hear()
             self._send(kind="heard")
 
     def _look_in_s(self) -> float | None:
-        """Have the census look if it is due; return the seconds until its next look, None for never."""
+        """Let the census look if that is due; return the seconds until its next look, or None without one."""
         interval_s = self._census.look_interval_s
         if interval_s is None:
             return None
@@ -151,14 +152,14 @@ class Keeper:
         return self._next_look_s - now_s
 
     def _fork_marked(self) -> Mapping[int, int]:
-        """Have the zygote fork the marked processes; return index -> pid, empty if it fails."""
+        """Fork the marked processes from the zygote; return index -> pid, empty after a failure."""
         if self._zygote is None:
             return {}
         pids, self._why_not_forked = self._zygote.fork(
             self._processes, control=self._control, parent_watched=self._dies_with_keeper
         )
         if not pids:
-            # Kill the zygote's leftovers; no process of the program runs yet.
+            # Kill leftovers of the zygote; no process of the program runs yet.
             self._census.kill_all()
         return pids
 
@@ -174,7 +175,7 @@ class Keeper:
                     confinement=self._confinement,
                 )
             self._alive[pid] = index
-            # Kept open here the pipe would never reach its end of file.
+            # If it stayed open here, the pipe's reader would never get an end of file.
             os.close(process["output_fd"])
             if failure:
                 self._send(kind="note", text=f"Process {index} could not be started: {failure}.")
@@ -182,7 +183,7 @@ class Keeper:
                 self._send(kind="started", index=index, pid=pid)
 
     def _obey(self) -> bool:
-        """Carry out one message; return False when the agent has disconnected."""
+        """Execute one message; return False if the loop must end."""
         try:
             data = self._control.recv(MAX_MESSAGE_BYTES)
         except ConnectionError:
@@ -190,7 +191,7 @@ class Keeper:
         if not data:
             return False
         message = json.loads(data)
-        # A process that has ended already, or is ending, ends by itself.
+        # Reap first: a process that has already ended, or is ending, ends by itself.
         self._reap()
         if message["kind"] == "again":
             self.is_asked_again = True
@@ -208,7 +209,7 @@ class Keeper:
         return True
 
     def _not_exiting(self) -> set[int]:
-        """Return the listed processes that are not ending; all live ones if that is unknown."""
+        """Return the pids of listed processes that are not ending; all of them if that is unknown."""
         live = self._census.live()
         return {pid for pid in self._alive if not live or (pid in live and not live[pid].is_exiting)}
 
@@ -233,7 +234,7 @@ class Keeper:
                 )
 
     def _send(self, **message: Any) -> None:
-        with contextlib.suppress(ConnectionError):  # disconnected; the next read notices it
+        with contextlib.suppress(ConnectionError):  # disconnected, as the next read shows
             self._control.send(json.dumps(message).encode())
 
 

@@ -1,7 +1,7 @@
 """System calls that Python 3.11 does not offer: mounts, namespaces, capabilities, process attributes.
 
-Where: called by the first process of a host (`init`). Each function raises OSError whose text names the call and its
-objects. It has no heavy imports, because it runs before the first line of the user's program.
+Where: the first process of a host (`init`) calls it. Each function raises OSError with a text that names the call and
+its objects. The module has no heavy imports, because it runs before the user's program starts.
 Source: mount(2), mount_setattr(2), pivot_root(2), unshare(2), setns(2), prctl(2), capabilities(7), signalfd(2).
 """
 
@@ -46,17 +46,17 @@ _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 _CAPABILITY_VERSION_3 = 0x20080522
-_HIGHEST_CAPABILITY = 63  # the bounding set has at most 64 bits; PR_CAPBSET_READ shows which exist
+_HIGHEST_CAPABILITY = 63  # the bounding set has at most 64 bits; PR_CAPBSET_READ shows which capabilities exist
 
 _SECCOMP_NUMBERS = {"x86_64": 317, "aarch64": 277}
 _SECCOMP_SET_MODE_FILTER = 1
-_SECCOMP_SPECULATION_ALLOWED = 4  # without it kernels before 5.16 would slow down every program of the host
+_SECCOMP_SPECULATION_ALLOWED = 4  # without this flag kernels before 5.16 slow down every program of the host
 _KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _IOPRIO_GET_NUMBERS = {"x86_64": 252, "aarch64": 31}
 _IOPRIO_WHO_PROCESS = 1
 
-_SYS_OPEN_TREE = 428  # these three have the same number on every architecture
+_SYS_OPEN_TREE = 428  # these three numbers are the same on every architecture
 _SYS_MOVE_MOUNT = 429
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_FROM_DESCRIPTOR = 4
@@ -68,8 +68,8 @@ _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _MOUNT_ATTR_RDONLY = 1
 
-# The capabilities that Docker leaves to a container's root, without MKNOD: Docker can grant it because a devices cgroup
-# prevents the use of the nodes, while here a node of the machine's disk would open the disk. Source: moby
+# The capabilities of root in a Docker container, without MKNOD: Docker can grant it because a devices cgroup prevents
+# the use of device nodes, while here a node of the machine's disk would give access to the disk. Source: moby
 # oci/caps/defaults.go; numbers from linux/capability.h.
 KEPT_CAPABILITIES = frozenset(
     {
@@ -92,7 +92,7 @@ KEPT_CAPABILITIES = frozenset(
 
 _IPC_RMID = 0  # linux/ipc.h
 _SIGNAL_SET_BYTES = 128  # glibc's sigset_t, the largest of any C library
-_SIGNAL_INFO = struct.Struct("=IiiI112x")  # begin of struct signalfd_siginfo: signal, errno, code, pid of the sender
+_SIGNAL_INFO = struct.Struct("=IiiI112x")  # start of struct signalfd_siginfo: signal, errno, code, pid of the sender
 
 
 class _CapabilityHeader(ctypes.Structure):
@@ -120,9 +120,9 @@ def mount(source: str, target: str, *, kind: str = "", flags: int = 0, options: 
     """Mount `source` at `target`. Raises: OSError.
 
     Args:
-        source: a folder or file for binds, else a name that the file system may ignore.
-        target: an existing mount point, of the same kind as the source for binds.
-        kind: the file system, empty for binds and remounts.
+        source: a folder or file for bind mounts, else a name that the file system may ignore.
+        target: an existing mount point; for bind mounts a folder or a file, like the source.
+        kind: the file system; empty for bind mounts and remounts.
         flags: `MS_*`.
         options: of the file system, separated by commas.
     """
@@ -140,8 +140,8 @@ def unmount(target: str, *, flags: int = 0) -> None:
 def make_read_only(target: str) -> None:
     """Make the mount at `target`, and all mounts below it, read-only.
 
-    Before kernel 5.12 only the mount itself changes. Other flags stay: a user namespace may not clear inherited flags,
-    so they are read and set again.
+    Before kernel 5.12 only the mount at `target` changes. Its other flags are read and set again, because a user
+    namespace may not clear inherited flags.
     """
     attributes = _MountAttributes(_MOUNT_ATTR_RDONLY, 0, 0, 0)
     result = _libc().syscall(
@@ -162,12 +162,12 @@ def make_read_only(target: str) -> None:
 
 
 def bind_mapped(source: str, target: str, *, users: int, read_only: bool = False) -> None:
-    """Show `source` and all mounts below it at `target`, with owners mapped by a user namespace.
+    """Bind-mount `source` and all mounts below it at `target`, with owners mapped by a user namespace.
 
     Args:
         source: file or folder, of a file system that maps owners (ext4, xfs, btrfs and tmpfs do; kernel >= 5.12).
         target: mount point.
-        users: descriptor of the user namespace; a file of user 0 belongs to its root there.
+        users: descriptor of the user namespace; at `target`, files of user 0 belong to the namespace's root.
         read_only: whether the mount is read-only.
     """
     what = f"bind {source} at {target} with other owners"
@@ -228,33 +228,33 @@ def unshare(flags: int) -> None:
 
 
 def join_namespace(descriptor: int, *, kind: int) -> None:
-    """Enter the namespace that `descriptor` stands for; `kind` is its CLONE_NEW flag."""
+    """Enter the namespace of `descriptor`; `kind` is its CLONE_NEW flag."""
     _check(_libc().setns(descriptor, kind), f"setns {kind:#x}")
 
 
 def set_hostname(name: str) -> None:
-    """Name this UTS namespace."""
+    """Set the host name of this UTS namespace."""
     encoded = os.fsencode(name)
     _check(_libc().sethostname(encoded, ctypes.c_size_t(len(encoded))), f"sethostname {name}")
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Have the kernel send `signal_number` to this process when the thread that forked it ends."""
+    """Request `signal_number` from the kernel when the thread that forked this process ends."""
     _prctl(_PR_SET_PDEATHSIG, signal_number)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends."""
+    """Become the parent of every descendant whose parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def remove_shared_memory(number: int) -> None:
-    """Remove a System V shared memory segment; its memory is freed when no process is attached to it any more."""
+    """Remove a System V shared memory segment; its memory is freed when the last process detaches."""
     _check(_libc().shmctl(ctypes.c_int(number), ctypes.c_int(_IPC_RMID), None), f"shmctl {number} IPC_RMID")
 
 
 def open_signals(number: int) -> int:
-    """Return a descriptor from which blocked signals of one number can be read, without waiting."""
+    """Return a non-blocking descriptor for reading blocked signals of one number."""
     libc = _libc()
     signals = ctypes.create_string_buffer(_SIGNAL_SET_BYTES)
     libc.sigemptyset(signals)
@@ -265,9 +265,9 @@ def open_signals(number: int) -> int:
 
 
 def read_sender(descriptor: int) -> int | None:
-    """Read one signal; return the pid of its sender in this PID namespace, 0 for a sender outside.
+    """Read one signal; return the sender's pid in this PID namespace, 0 for a sender outside.
 
-    None if there is no signal.
+    Return None if there is no signal.
     """
     try:
         data = os.read(descriptor, _SIGNAL_INFO.size)
@@ -278,18 +278,18 @@ def read_sender(descriptor: int) -> int | None:
 
 
 def forbid_tracing() -> None:
-    """Keep other processes of the same user from tracing this one or reading its /proc files; exec ends it."""
+    """Forbid other processes of this user to trace this process or read its /proc files, until exec."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def limit_capabilities(kept: frozenset[int] = KEPT_CAPABILITIES) -> None:
-    """Limit the capabilities of programs that this process executes to `kept`; its own stay."""
+    """Limit the capabilities of programs that this process executes to `kept`; its own stay unchanged."""
     libc = _libc()
     for capability in range(_HIGHEST_CAPABILITY + 1):
         if capability not in kept and libc.prctl(_PR_CAPBSET_READ, ctypes.c_ulong(capability), 0, 0, 0) == 1:
             _prctl(_PR_CAPBSET_DROP, capability)
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    # Inheritable capabilities pass an exec by root despite the bounding set, so they are dropped as well.
+    # Inheritable capabilities survive an exec by root despite the bounding set, so they are dropped too.
     header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
     data = (_CapabilityData * 2)()
     _check(libc.capget(ctypes.byref(header), data), "capget")
@@ -300,7 +300,7 @@ def limit_capabilities(kept: frozenset[int] = KEPT_CAPABILITIES) -> None:
 
 @contextlib.contextmanager
 def files_of(owner: int) -> Iterator[None]:
-    """Have this thread make files as another user and group, with only that user's rights to files."""
+    """Set this thread's user and group for access to files and for new files."""
     libc = _libc()
     libc.setfsgid(ctypes.c_uint(owner))
     libc.setfsuid(ctypes.c_uint(owner))
@@ -312,15 +312,16 @@ def files_of(owner: int) -> Iterator[None]:
 
 
 def has_call_filters() -> bool:
-    """Whether the kernel filters system calls and this architecture's number of the call for it is known."""
+    """Whether the kernel supports call filters and seccomp's number on this architecture is known."""
     is_known = os.uname().machine in _SECCOMP_NUMBERS
     return is_known and _libc().prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 
 def filter_calls(instructions: bytes) -> None:
-    """Have the kernel judge every later system call of this process and its descendants by a BPF program.
+    """Apply a BPF program to every later system call of this process and its descendants.
 
-    It does not set no_new_privs, so that set-user-id programs work; that needs CAP_SYS_ADMIN in the user namespace.
+    no_new_privs is not set, so that set-user-id programs work; the call therefore needs CAP_SYS_ADMIN in the user
+    namespace.
     """
     program = _FilterProgram(len(instructions) // 8, instructions)
     number = _SECCOMP_NUMBERS[os.uname().machine]
@@ -337,7 +338,7 @@ def filter_calls(instructions: bytes) -> None:
 
 
 def join_new_session_keyring() -> None:
-    """Leave the session's keyring, with all keys that it links, for an empty one. Raises: OSError."""
+    """Replace the session keyring by an empty keyring. Raises: OSError."""
     number = _KEYCTL_NUMBERS.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, "keyctl: its number on this architecture is not known")
@@ -346,7 +347,7 @@ def join_new_session_keyring() -> None:
 
 
 def io_priority(pid: int) -> int:
-    """Return the class and level that a process has for input and output; -1 where the call's number is not known.
+    """Return a process's I/O priority (class and level); -1 if the call's number is unknown here.
 
     Raises: OSError.
     """

@@ -1,7 +1,7 @@
 """Removal of a program's leftovers on the machine: its private files and its cgroups.
 
-Where: `program.close` calls it, and `init` when the agent has died. It imports only modules that the first process of a
-host has loaded already.
+Where: `program.close` calls it, and `init` after the agent's death. It imports only modules that the first process of a
+host has already loaded.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _CGROUP_PAUSE_S = 0.005
 
 
 def remove_tree(folder: str) -> None:
-    """Remove `folder` with everything in it, following no link; entries that the user may not remove stay.
+    """Remove `folder` and its content without following links; entries that the user may not remove stay.
 
-    Programs write trees of any depth, with permissions of any kind, and an overlay leaves folders without permissions.
+    Programs write trees of any depth and with any permissions, and an overlay leaves folders without permissions.
     """
     above, name = os.path.split(folder.rstrip("/"))
     with contextlib.suppress(OSError), Folder.at(above) as parent:
@@ -29,7 +29,7 @@ def remove_tree(folder: str) -> None:
 
 
 def remove_cgroups(folders: Sequence[str], *, home_files: Sequence[str]) -> None:
-    """Leave the host's cgroups for the agent's own and remove them; the kernel refuses that while one has processes."""
+    """Move this process to the agent's own cgroups and remove the host's; those with processes stay."""
     _go_home(home_files)
     for folder in folders:
         deadline = time.monotonic() + _CGROUP_LIMIT_S
@@ -40,7 +40,7 @@ def remove_cgroups(folders: Sequence[str], *, home_files: Sequence[str]) -> None
                 break
             except OSError:
                 time.sleep(_CGROUP_PAUSE_S)
-                _go_home(home_files)  # this process itself may be the last in the cgroup
+                _go_home(home_files)  # this process may be the last process in the cgroup
         with contextlib.suppress(OSError):  # the last host removes the family's folder
             os.rmdir(os.path.dirname(folder))
 

@@ -1,8 +1,8 @@
-"""A scan of the machine's system folders, beside other work, before a host needs its result.
+"""Scan of the machine's system folders in the background, before a host needs its result.
 
-Where: the agent begins it when it begins to prepare a job. A host that starts within the next seconds uses its result
-(`closed_files`); a host that starts later, or before the scan has ended, scans by itself. The scan runs in a process of
-its own: it computes for a tenth of a second, or for a second and more if it is the machine's first.
+Where: the agent starts the scan when it starts to prepare a job. A host that starts within the next seconds uses the
+result (`closed_files`); a host that starts later, or before the scan has ended, scans by itself. The scan runs in a
+process of its own: it takes a tenth of a second, or more than a second if it is the machine's first scan.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _START = (
 
 
 def look_ahead() -> None:
-    """Begin the scan and return; does nothing without real root, where the kernel itself checks every file."""
+    """Start the scan and return at once; without real root do nothing, because the kernel checks every file."""
     if os.geteuid() == 0:
         threading.Thread(target=_look, name="look-ahead", daemon=True).start()
 
@@ -40,4 +40,4 @@ def _look() -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return  # hosts scan by themselves
+        return  # then hosts scan by themselves

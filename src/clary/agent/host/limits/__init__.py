@@ -1,1 +1,1 @@
-"""Limits of a host's processes: cgroups of version 1 and 2, and limits of one process."""
+"""Limits on a host's processes: cgroups of version 1 and 2, and per-process limits."""

@@ -1,17 +1,17 @@
 """The cgroup of a host: limits of memory, processors and number of processes, and the kernel's counters.
 
 Where: `first_process` creates the cgroup before the first process of a host starts, and removes it at the end; the
-first process enters it by itself. Versions 1 and 2 of cgroups are supported. The cgroup lies below the agent's own, so
-that limits set for the agent by an administrator or by an engine hold for its hosts too. Version 2 allows no cgroup
-with limits below a cgroup that holds processes. So the host's cgroup is made below the agent's nearest ancestor without
-processes, unless a cgroup on the way up has a limit, which the host would escape. If no ancestor can be used (below a
-user's service manager, in a container, or in a cgroup that was prepared for a user), the processes of the agent's own
-cgroup move into a leaf of it.
+first process moves itself into it. Versions 1 and 2 of cgroups are supported. The cgroup lies below the agent's own
+cgroup, so that limits set for the agent by an administrator or an engine apply to its hosts too. Version 2 does not
+allow limits below a cgroup that contains processes. So with version 2 the host's cgroup lies below the agent's nearest
+ancestor without processes, unless a cgroup in between has a limit that the host would escape. If no ancestor is usable
+(below a user's service manager, in a container, or in a cgroup that was prepared for a user), the processes of the
+agent's own cgroup are moved into a new leaf of it.
 
-All hosts of the machine lie in one cgroup, called the family. The scheduler shares processors among the family and the
-other cgroups and processes beside it, by weight. A host's weight is that of one ordinary process for each of its
-processors, and the family's weight is the sum of its hosts' weights. With the kernel's default weight all jobs together
-would get as much as a single process elsewhere.
+All hosts of the machine lie in one cgroup, called the family. The scheduler divides processors by weight between the
+family and the cgroups and processes beside it. A host's weight is that of one ordinary process per processor of the
+host; the family's weight is the sum of its hosts' weights. With the kernel's default weight all jobs together would get
+no more than one process outside.
 Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst, scheduler/sched-design-CFS.rst.
 """
 
@@ -32,13 +32,13 @@ from clary.agent.host.limits.process_limits import process_limits
 from clary.base.errors import AgentError
 from clary.contract.launch_plan import Resources
 
-LEAST_PID_MAX = 32_768  # default of any Linux
+LEAST_PID_MAX = 32_768  # Linux's default
 _FAMILY_FOLDER = "clary"
-_LEAF_FOLDER = "clary-service"  # for the processes of a cgroup whose other children have limits
-_MOVE_ROUNDS = 20  # processes fork while they are moved
+_LEAF_FOLDER = "clary-service"  # the leaf for processes of a cgroup whose other children have limits
+_MOVE_ROUNDS = 20  # rounds, because processes fork while they are moved
 _CONTROLLERS = ("memory", "cpu", "pids")
 _CPU_PERIOD_US = 100_000
-_MAX_WEIGHT_CHECKS = 5  # checks of the family's weight, while other hosts come and go
+_MAX_WEIGHT_CHECKS = 5  # retries of the family's weight, because other hosts start and end meanwhile
 _MAKE_ATTEMPTS = 20
 _MAKE_PAUSE_S = 0.001
 _WATCHED = " The agent watches the host's processes instead and ends them when they use more."
@@ -50,7 +50,7 @@ _REMOVE_PAUSE_S = 0.005
 
 
 class _Weight(NamedTuple):
-    """How a version of cgroups writes weights; an ordinary process beside a cgroup weighs as much as `per_cpu`."""
+    """Format of weights in a cgroup version; `per_cpu` is the weight of an ordinary process."""
 
     file: str
     per_cpu: int
@@ -66,15 +66,15 @@ _WEIGHTS = {1: _Weight("cpu.shares", 1024, 2, 262_144), 2: _Weight("cpu.weight",
 
 @dataclass(frozen=True)
 class CgroupPlace:
-    """Where one controller is available: the agent's own cgroup in the hierarchy that has the controller."""
+    """Location of one controller: the agent's own cgroup in the controller's hierarchy."""
 
     version: int
-    mount: str  # visible top of the hierarchy
+    mount: str  # visible top folder of the hierarchy
     own: str  # folder of the agent's own cgroup
 
 
 class CgroupTree:
-    """The machine's cgroup file system; tests replace it with one of plain files."""
+    """The machine's cgroup file system; tests replace it with plain files."""
 
     def mountinfo(self) -> str:
         """Return the text of /proc/self/mountinfo."""
@@ -87,7 +87,7 @@ class CgroupTree:
             return file.read()
 
     def most_processes(self) -> int:
-        """Return how many processes and threads this machine can have at once."""
+        """Return the machine's limit on concurrent processes and threads."""
         found = []
         for name in ("pid_max", "threads-max"):
             with contextlib.suppress(OSError, ValueError):
@@ -136,8 +136,8 @@ class HostCgroup:
         self.limits_memory = False  # whether the kernel enforces the memory limit
         self.why_memory_is_not_limited = ""
         self.not_enforced: tuple[str, ...] = ()  # sentences
-        self.most_processes: int | None = None  # limit for a program's user if no cgroup counts its processes
-        self._kills_before = 0  # kills of earlier programs
+        self.most_processes: int | None = None  # per-user limit if no cgroup counts the host's processes
+        self._kills_before = 0  # OOM kills during earlier programs
         self._peak: PeakMemory | None = None
 
     @classmethod
@@ -151,11 +151,11 @@ class HostCgroup:
         Args:
             name: of the cgroup.
             resources: of the host.
-            tree: the machine's by default; tests pass another.
+            tree: the machine's cgroups by default; tests pass another tree.
             may_move: whether processes of the agent's own cgroup may be moved into a leaf of it as a last resort.
 
         Raises:
-            AgentError: a cgroup of that name holds processes already; no cgroup was changed.
+            AgentError: a cgroup of that name already contains processes; no cgroup was changed.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise AgentError(f"cgroup name {name!r}: expected letters, digits, '.', '_' and '-', starting with one")
@@ -178,7 +178,7 @@ class HostCgroup:
 
     @property
     def entry_files(self) -> tuple[str, ...]:
-        """Files into which a process writes its pid, or 0 for itself, to enter."""
+        """Files into which a process writes its pid, or 0, to enter the host's cgroups."""
         return tuple(f"{folder}/cgroup.procs" for folder in self.folders)
 
     @property
@@ -193,18 +193,18 @@ class HostCgroup:
 
     @property
     def visible_folders(self) -> Mapping[str, str]:
-        """Place below /sys/fs/cgroup -> folder, for the programs' view of their own limits."""
+        """Path below /sys/fs/cgroup -> folder, for the programs' view of their own limits."""
         return {
             ("" if self._versions[controller] == 2 else controller): folder
             for controller, folder in self._folders.items()
         }
 
     def version_of(self, controller: str) -> int | None:
-        """Return the version of cgroups through which a controller applies to this host; None if it does not apply."""
+        """Return the cgroup version whose controller applies to this host; None if the controller does not apply."""
         return self._versions.get(controller)
 
     def count_anew(self) -> None:
-        """Count kills and the peak memory from now on, for another program."""
+        """Reset the counts of kills and of peak memory for another program."""
         self._kills_before += self.oom_kills()
         if (peak := self._peak_memory()) is not None:
             peak.set_back()
@@ -226,7 +226,7 @@ class HostCgroup:
         return 0
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the largest amount of memory in use so far, or None if it is unknown.
+        """Return the peak memory in bytes, or None if it is unknown.
 
         It is unknown with version 2 before Linux 5.19, and after `count_anew` before Linux 6.12.
         """
@@ -240,7 +240,7 @@ class HostCgroup:
         return None if folder is None else self._peak
 
     def pids(self) -> tuple[int, ...]:
-        """Return the pids of the host's processes, as the agent sees them; sorted."""
+        """Return the sorted pids of the host's processes in the agent's PID namespace."""
         found: set[int] = set()
         for path in self.entry_files:
             with contextlib.suppress(OSError):
@@ -254,7 +254,7 @@ class HostCgroup:
                 os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> str | None:
-        """Remove the cgroups; returns why not, if processes stay in one for longer than a few seconds."""
+        """Remove the cgroups; return the reason if a cgroup still has processes after a few seconds."""
         deadline = time.monotonic() + _REMOVE_LIMIT_S
         refusal = None
         for folder in self.folders:
@@ -271,7 +271,7 @@ class HostCgroup:
                     break
                 else:
                     break
-            # The last host takes the family's folder with it.
+            # The last host also removes the family's folder.
             with contextlib.suppress(OSError):
                 self._tree.remove(os.path.dirname(folder))
         if "cpu" in self._folders:
@@ -305,7 +305,7 @@ class HostCgroup:
             self._limit_processes(folder, place.mount)
 
     def _limit_processes(self, folder: str, mount: str) -> None:
-        """Limit the processes of this host and of all hosts together; a refused limit stays as it was."""
+        """Limit the processes of this host and of all hosts together; a refused limit is left unchanged."""
         family = os.path.dirname(folder)
         most, above = self._tree.most_processes(), family
         while above not in (mount, "/"):
@@ -321,9 +321,9 @@ class HostCgroup:
         return find_place(controller, mountinfo=self._tree.mountinfo(), membership=self._tree.membership())
 
     def _move_into_leaf(self, own: str) -> bool:
-        """Move all processes of the agent's own cgroup into a leaf, so that limits can be handed to its other children.
+        """Move all processes of the agent's own cgroup into a leaf, so that other children can have limits.
 
-        Returns: whether the agent's own cgroup is empty now. If a process may not be moved, it stays where it is.
+        Returns: whether the agent's own cgroup is now empty. A process that may not be moved stays in it.
         """
         if os.path.basename(own) == _LEAF_FOLDER:
             return False
@@ -346,7 +346,7 @@ class HostCgroup:
         """Set the family's weight to the sum of its hosts' weights, bounded by the weights that the kernel accepts."""
         weight = _WEIGHTS[version]
         written = None
-        # Another agent may add or remove a host between the look and the write: look again after writing.
+        # Another agent may add or remove a host between read and write, so read again after the write.
         for _ in range(_MAX_WEIGHT_CHECKS):
             total = 0
             try:
@@ -357,7 +357,7 @@ class HostCgroup:
                     return
                 self._tree.write(f"{family}/{weight.file}", str(weight.clamp(total)))
             except OSError:
-                return  # the family was removed with its last host, or is read-only: its weight stays
+                return  # the family was removed with its last host, or is read-only: its weight is left unchanged
             written = total
 
     def _make_folder(self, place: CgroupPlace, controller: str, name: str) -> str:
@@ -371,7 +371,7 @@ class HostCgroup:
                 folder = f"{family}/{name}"
                 others = {made for key, made in self._folders.items() if self._versions[key] == place.version == 2}
                 if others - {folder}:
-                    # A process is in one cgroup of version 2: to enter this one it would have to leave the other.
+                    # A process is in exactly one cgroup of version 2, so it cannot be in this cgroup and another.
                     raise OSError(errno.EXDEV, "it could only be had in another cgroup than memory", family)
                 if folder not in self._folders.values():
                     self._make_fresh(folder)
@@ -387,7 +387,7 @@ class HostCgroup:
     def _make_fresh(self, folder: str) -> None:
         """Create a cgroup whose counters start at zero; remove a dead agent's cgroup of that name first."""
         if os.path.isdir(folder):
-            # A killed agent's processes are ending at this moment.
+            # Processes of a killed agent may still be ending.
             deadline = time.monotonic() + _TAKE_OVER_LIMIT_S
             while self._tree.read(f"{folder}/cgroup.procs").strip() and time.monotonic() < deadline:
                 time.sleep(_REMOVE_PAUSE_S)
@@ -400,7 +400,7 @@ class HostCgroup:
         self._tree.make(folder)
 
     def _make_family_v2(self, place: CgroupPlace, controller: str) -> str:
-        """Create the family's folder where `controller` can be enabled for children; return it."""
+        """Create the family's folder at a level where `controller` can be enabled for children; return its path."""
         base = place.own
         while True:
             try:
@@ -418,8 +418,8 @@ class HostCgroup:
     def _hand_down(self, folder: str, controller: str) -> None:
         if controller in self._tree.read(f"{folder}/cgroup.subtree_control").split():
             return
-        # Beside processes the kernel refuses this only for memory. For cpu or pids it would treat the cgroups below as
-        # threaded and let no process enter there.
+        # In a cgroup with processes the kernel refuses this only for memory. For cpu or pids it would make the children
+        # threaded, and no process could enter them.
         if self._holds_processes(folder):
             raise OSError(errno.EBUSY, "it holds processes", folder)
         self._tree.write(f"{folder}/cgroup.subtree_control", f"+{controller}")
@@ -428,11 +428,11 @@ class HostCgroup:
         try:
             self._tree.read(f"{folder}/cgroup.type")
         except FileNotFoundError:
-            return False  # the root cgroup, which may hold processes and have controllers enabled
+            return False  # the root cgroup, which may have both processes and enabled controllers
         return bool(self._tree.read(f"{folder}/cgroup.procs").strip())
 
     def _limits_something(self, folder: str) -> bool:
-        # Not pids.max: systemd sets it everywhere, and every host gets its own.
+        # pids.max is ignored: systemd sets it everywhere, and every host gets its own.
         for name in ("memory.max", "cpu.max"):
             with contextlib.suppress(OSError):
                 if not self._tree.read(f"{folder}/{name}").startswith("max"):
@@ -441,15 +441,15 @@ class HostCgroup:
 
 
 def find_place(controller: str, *, mountinfo: str, membership: str) -> CgroupPlace:
-    """Return the place where `controller` is available; FileNotFoundError if no mounted hierarchy has it.
+    """Return the place of `controller`. Raises: FileNotFoundError if no mounted hierarchy has it.
 
     Args:
-        controller: `memory`, `cpu` or another name that the kernel has.
+        controller: `memory`, `cpu` or another controller of the kernel.
         mountinfo: text of /proc/self/mountinfo.
         membership: text of /proc/self/cgroup.
 
-    Version 1 takes precedence if both are mounted, because a controller is in one hierarchy only, and a hybrid machine
-    keeps these controllers in version 1.
+    Version 1 takes precedence if both versions are mounted, because a controller is in one hierarchy only, and hybrid
+    machines have these controllers in version 1.
     """
     own_paths = {}
     for line in membership.splitlines():
@@ -470,7 +470,7 @@ def find_place(controller: str, *, mountinfo: str, membership: str) -> CgroupPla
 
 
 def can_move_into_leaf(tree: CgroupTree | None = None) -> bool:
-    """Whether a host could have limits if the processes of this process's cgroup moved into a leaf; moves nothing."""
+    """Whether limits would work after this cgroup's processes moved into a leaf; move no process."""
     tree = tree or CgroupTree()
     try:
         place = find_place("memory", mountinfo=tree.mountinfo(), membership=tree.membership())
@@ -491,7 +491,7 @@ def _below(mount: str, top: str, path: str) -> str:
 
 
 def _wanted(resources: Resources) -> dict[str, str]:
-    """Return controller -> start of the sentence for a missing controller; empty if its limit was not requested."""
+    """Return controller -> start of the sentence about its absence; "" if its limit was not requested."""
     memory = cpu = ""
     if resources.memory_bytes is not None:
         memory = f"Memory is not limited to {resources.memory_bytes / 2**30:.1f} GiB by the kernel"
@@ -505,16 +505,16 @@ def _has_quota(resources: Resources) -> bool:
 
 
 def _settings(controller: str, version: int, resources: Resources) -> list[tuple[str, str, bool]]:
-    """Return (file, value, is needed); the limit holds even if a file that is not needed cannot be written."""
+    """Return (file, value, is needed) of each setting; a write to an optional file may fail."""
     if controller == "pids":
-        return []  # `_limit_processes` sets it, by the machine's limits
+        return []  # `_limit_processes` sets it by the machine's limits
     if controller == "memory":
         if resources.memory_bytes is None:
             return []
         limit = str(resources.memory_bytes)
         if version == 2:
             return [("memory.max", limit, True), ("memory.swap.max", "0", False)]
-        # Memory and swap together; refused below the memory limit, so it comes second.
+        # Memory plus swap; refused if lower than the memory limit, so it is written second.
         return [("memory.limit_in_bytes", limit, True), ("memory.memsw.limit_in_bytes", limit, False)]
     weight = _WEIGHTS[version]
     settings = [(weight.file, str(weight.clamp(resources.num_cpus * weight.per_cpu)), False)]

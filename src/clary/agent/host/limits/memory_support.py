@@ -1,8 +1,8 @@
-"""The keeper of hosts' memory limits on this machine (cgroups or the agent), found by a trial.
+"""Trial that determines how hosts' memory limits are enforced on this machine: by cgroups or by the agent.
 
 Where: the local engine runs this as a program before the first job; the service, `clary up` and `clary doctor` report
-it. Run: `python -m clary.agent.host.limits.memory_support [--look]` prints one JSON object: `kept_by` and `why`. With
-`--look` no process is moved into another cgroup, which the first host of a service may have to do.
+the result. Run: `python -m clary.agent.host.limits.memory_support [--look]` prints one JSON object: `kept_by` and
+`why`. With `--look` no process is moved into another cgroup, although the first host of a service may need that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PROBE_BYTES = 64 * 1024 * 1024
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Make a cgroup with a memory limit, remove it and print the keeper of limits."""
+    """Make a cgroup with a memory limit, remove it, and print how limits are enforced."""
     may_move = "--look" not in arguments
     resources = Resources(num_cpus=float(os.cpu_count() or 1), memory_bytes=_PROBE_BYTES)
     cgroup = HostCgroup.create(f"probe-{os.getpid()}", resources, may_move=may_move)
@@ -36,13 +36,13 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def keeper_of(*, is_limited: bool, version: int | None, is_root: bool, could_move: bool) -> MemoryKeeper:
-    """Return the keeper of memory limits. Pure.
+    """Return how memory limits are enforced. Pure.
 
     Args:
         is_limited: whether a cgroup accepted a limit.
-        version: of the cgroups with the memory controller; None without any.
+        version: of the cgroups with the memory controller; None if there are none.
         is_root: whether this process is root; otherwise the cgroup was delegated to this user.
-        could_move: whether a cgroup would accept it after the processes beside it have moved.
+        could_move: whether a cgroup would accept a limit after this cgroup's processes were moved into a leaf.
     """
     if not is_limited:
         return MemoryKeeper.DELEGATED if could_move else MemoryKeeper.WATCH

@@ -1,7 +1,7 @@
-"""The largest amount of memory that a cgroup has used, counted anew for each program that a host serves.
+"""Peak memory of a cgroup, counted separately for each program of a host.
 
-Where: `cgroups.HostCgroup` asks. Version 1 has one counter for all readers, which can be reset. Version 2 has one per
-open file since Linux 6.12, and before that one that cannot be reset.
+Where: `cgroups.HostCgroup` reads it. Version 1 has one counter for all readers, which can be reset. Version 2 has one
+counter per open file since Linux 6.12; before, it has one counter that cannot be reset.
 Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst, cgroup-v2.rst ("memory.peak").
 """
 
@@ -20,7 +20,7 @@ class PeakMemory:
 
     Args:
         folder: of the cgroup.
-        version: of cgroups there.
+        version: cgroup version of the folder.
         read: returns the text of a control file.
     """
 
@@ -32,7 +32,7 @@ class PeakMemory:
         self._is_lost = False
 
     def bytes(self) -> int | None:
-        """Return the peak since the beginning, or since `set_back`; None if unknown."""
+        """Return the peak since the creation or the last `set_back`; None if unknown."""
         with contextlib.suppress(OSError, ValueError):
             if self._descriptor is not None:
                 return int(os.pread(self._descriptor, _MAX_BYTES, 0))
@@ -41,7 +41,7 @@ class PeakMemory:
         return None
 
     def set_back(self) -> None:
-        """Reset the peak to the present use; `bytes` returns None from now on if the kernel cannot do so."""
+        """Reset the peak to the current use; if the kernel cannot do this, `bytes` returns None from now on."""
         self.close()
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)

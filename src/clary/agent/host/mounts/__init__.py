@@ -1,1 +1,1 @@
-"""The files that a host sees: its root, its binds, its views of /proc and /sys."""
+"""The files that a host sees: its root, its bind mounts, its /proc and /sys."""

@@ -1,9 +1,9 @@
-"""Both ends of a bind, opened without following a link that a program or a stranger may have put on the way.
+"""Safe opening of both ends of a bind mount, without following links of a program or a stranger.
 
-Where: `host_root` and `late_binds` mount by the descriptors that this opens, with the rights of the host's first
-process. A host is also built beside one that runs already and has the same /opt/ml (`agent.rules`), so the way to a
-mount point may lead through folders that a program owns at that moment; and an absolute link below the root that is
-being built would lead into the old root, the machine's own.
+Where: `host_root` and `late_binds` mount by the descriptors opened here, with the rights of the host's first process. A
+host may be built while another host with the same /opt/ml runs (`agent.rules`), so the path to a mount point may
+contain folders that a program owns at that moment. An absolute link below the new root would lead into the old root,
+which is the machine's own.
 Source: proc(5), /proc/self/fd: a mount resolves such a path to the opened folder itself.
 """
 
@@ -28,12 +28,13 @@ _FOLDER_MODE = 0o755
 
 @contextlib.contextmanager
 def opened_source(bind: Mapping[str, Any], *, hidden: Sequence[str]) -> Iterator[str]:
-    """Yield a path by which the source of a bind can be mounted, safe against changes of its name meanwhile.
+    """Yield a path by which the source of a bind can be mounted, unaffected by later changes of its name.
 
     Args:
-        bind: fields of a `sandbox.Bind`. Without `below`, the source is a canonical path that no stranger can change.
-        hidden: folders that a source with `below` may neither hold nor lie in.
-    Raises: OSError: the source does not exist, a link leads there, or it would show a hidden folder.
+        bind: fields of a `sandbox.Bind`. Without `below`, the source is a canonical path that only trusted users can
+            change.
+        hidden: folders that a source with `below` may neither contain nor lie in.
+    Raises: OSError: the source does not exist, its path contains a link, or it would expose a hidden folder.
     """
     source, below = bind["source"], bind.get("below")
     if below is None:
@@ -62,14 +63,14 @@ def opened_source(bind: Mapping[str, Any], *, hidden: Sequence[str]) -> Iterator
 
 @contextlib.contextmanager
 def opened_mount_point(root: str, path: str, *, is_folder: bool, users: ProgramUsers | None = None) -> Iterator[str]:
-    """Make a mount point unless it exists, and yield a path by which a mount lands on it.
+    """Make a mount point unless it exists, and yield a path by which to mount on it.
 
     Args:
         root: the host's root, as this process sees it.
-        path: absolute and canonical in that root.
+        path: absolute and canonical in the host's root.
         is_folder: whether a folder is mounted there.
         users: of the programs, who own new entries, if they differ from this process's user.
-    Raises: OSError: an entry cannot be made, or a link stands on the way.
+    Raises: OSError: an entry cannot be made, or the path contains a link.
     """
     above, _, name = path.strip("/").rpartition("/")
     with contextlib.ExitStack() as opened:
@@ -100,7 +101,7 @@ def make_owned(folder: Folder, name: str, *, is_folder: bool, users: ProgramUser
     else:
         return
     if users is not None:
-        # On a mount with mapped owners only these users can make entries.
+        # On a mount with mapped owners only these users can create entries.
         with contextlib.suppress(PermissionError), kernel.files_of(users.first_id):
             _make(folder, name, is_folder=is_folder)
             return
@@ -119,7 +120,7 @@ def _make(folder: Folder, name: str, *, is_folder: bool) -> None:
 
 @contextlib.contextmanager
 def opened_mount(root: str, path: str, *, is_folder: bool) -> Iterator[str]:
-    """Yield a path to the mount at `path`; the path from `opened_mount_point` leads to the entry beneath the mount.
+    """Yield a path to the mount at `path`, whereas `opened_mount_point` yields the entry beneath it.
 
     Args: as `opened_mount_point`.
     """
@@ -133,7 +134,7 @@ def opened_mount(root: str, path: str, *, is_folder: bool) -> Iterator[str]:
 
 
 def copy_content(source: str, target: str) -> None:
-    """Copy the content of a folder into another one, following no link in either. Raises: OSError.
+    """Copy the content of a folder into another folder without following links. Raises: OSError.
 
     Args:
         source: a path of `opened_source`.

@@ -1,14 +1,14 @@
-"""Files of system folders that not all users may read: found, so that hosts leave them out.
+"""Search for files of system folders that not all users may read, so that hosts omit them.
 
-Where: `machine_view` asks for each system folder that it gives to programs as their own. Sockets, pipes and devices
-count as closed, too: they lead to the machine's processes. All of /etc is scanned for every host, in a few
-milliseconds. Folders that packages fill are large, so there all folders are checked, but only the files in folders that
-have changed since they were read: a new or replaced file changes its folder. A file whose mode alone changes does not
-change its folder. Such a file was readable before, and the full search every few minutes finds it (150,000 files: a
-second). Even the folders of /usr take a tenth of a second; so a result is valid for a few seconds, and the agent of a
-job scans once, beside its other work, while the job is being prepared (`refresh`).
+Where: `machine_view` calls it for each system folder whose files programs own in their host. Sockets, pipes and devices
+count as closed too: they lead to the machine's processes. /etc is scanned completely for every host, in a few
+milliseconds. Folders of packages are large: there every folder is checked, but files only in folders that have changed
+since the last search, because a new or replaced file changes its folder. A change of only the mode does not change the
+folder. Such a file was readable before, and the full search every few minutes finds it (150,000 files: a second). Even
+the folders of /usr take a tenth of a second, so a result is valid for a few seconds, and a job's agent scans once in
+the background while the job is prepared (`refresh`).
 
-    /var/cache/clary/NAME.json           [closed paths], as fresh as the file is
+    /var/cache/clary/NAME.json           [closed paths], valid by the file's age
     /var/cache/clary/NAME-folders.json   {"looked_at": time of the full search in s, "folders": {folder: ctime in ns}}
 """
 
@@ -24,11 +24,11 @@ from typing import Any
 
 CACHE_FOLDER = "/var/cache/clary"
 UNCACHED = ("/etc",)
-FRESH_S = 10.0  # programs may see a file that was made in /usr since then
-WHOLE_S = 600.0  # programs may see a file of /usr that was closed in place since then
-_JUST_NOW_S = 1.0  # agents of several hosts begin at the same moment
+FRESH_S = 10.0  # programs may see files created in /usr within this time
+WHOLE_S = 600.0  # programs may see files of /usr whose mode was changed within this time
+_JUST_NOW_S = 1.0  # agents of several hosts start at the same moment
 _OPEN_FOLDER = 0o005
-_RACY_NS = 2_000_000_000  # a folder may change again, unseen, within one tick of its clock
+_RACY_NS = 2_000_000_000  # a folder may change again within one tick of its clock without a new time
 
 
 def find_closed(
@@ -45,8 +45,8 @@ def find_closed(
         folder: canonical path.
         skipped: folders that are not searched.
         cache_folder: where results are stored, except for folders in `UNCACHED`.
-        fresh_s: age up to which a stored result is used.
-        whole_s: age of the last full search up to which unchanged folders are skipped.
+        fresh_s: maximum age of a stored result.
+        whole_s: maximum age of the last full search; until then unchanged folders are skipped.
     """
     if folder in UNCACHED:
         search = _Search(folder, skipped)
@@ -61,7 +61,7 @@ def find_closed(
 
 
 def refresh(folder: str, *, skipped: Collection[str], cache_folder: str = CACHE_FOLDER) -> None:
-    """Refresh the cached answer of `find_closed` for a folder, unless it was written within the last second.
+    """Refresh the cached result of `find_closed` for a folder, unless it was written within the last second.
 
     Args: as `find_closed`.
     """
@@ -91,8 +91,8 @@ def _look_again(folder: str, skipped: Collection[str], *, cache: str, closed: li
     with contextlib.suppress(OSError):  # the next host searches everything again
         os.makedirs(os.path.dirname(cache), mode=0o700, exist_ok=True)
         if search.has_looked:
-            # If this process ended between the two, the folders would be recorded as searched without their closed
-            # files.
+            # In this order: if this process ended between both writes, no folder would be recorded as searched without
+            # its closed files.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{cache}-folders.json")
         _write(f"{cache}.json", found)
@@ -108,12 +108,12 @@ class _Search:
         self._folder = folder
         self._skipped = frozenset(skipped)
         self._device = os.stat(folder).st_dev
-        self.stamps: dict[str, int] = {}  # ctime in ns of each searched folder; 0 if it may change unseen
+        self.stamps: dict[str, int] = {}  # ctime in ns of each searched folder; 0 if a change could go unnoticed
         self.closed: set[str] = set()
         self.has_looked = False
 
     def go_on(self, stamps: dict[str, int], closed: list[str]) -> None:
-        """Take over an earlier search and search changed folders again."""
+        """Load an earlier search and search changed folders again."""
         self.stamps, self.closed = stamps, set(closed)
         changed = []
         for path, stamp in stamps.items():
@@ -150,7 +150,7 @@ class _Search:
                 continue
 
     def _look_at(self, folder: str) -> list[str]:
-        """Record the closed files directly in a folder; return its folders."""
+        """Record the closed files directly in a folder; return its subfolders."""
         folders = []
         with os.scandir(folder) as entries:
             for entry in entries:

@@ -1,13 +1,12 @@
-"""The root of a host: the machine's files as a private copy, with the host's own system folders and binds on top.
+"""The root of a host: the machine's files as a private copy, with the host's own system folders and bind mounts on top.
 
 Where: the first process of a host builds it after it has entered its namespaces and before it starts the program.
-A host that stands by gets /opt/ml and the last binds of its program later, from `late_binds`.
-Of the machine it shows the folders that `shown_folders` names, and links on the way to binds.
+A standby host gets /opt/ml and the remaining binds of its program later, from `late_binds`. Of the machine's files the
+root shows the folders from `shown_folders`, and links in the paths of binds.
 Order: machine, private folders, system files, /opt/ml and binds, hidden folders, the binds inside those, then hidden
-folders turn read-only and the old root is unmounted. Hiding covers every file that a bind has brought to such a place;
-only binds that must be visible there, such as an environment inside a hidden folder, come after it. Every path is made
-canonical against the machine before the first mount: a symbolic link followed below the new root would lead back into
-the old one.
+folders turn read-only and the old root is unmounted. Hiding covers files of earlier binds; only binds that must be
+visible inside hidden folders, such as an environment, come after it. Every path is made canonical on the machine before
+the first mount: a symbolic link followed below the new root would lead back into the old root.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _RESOLVER = "/etc/resolv.conf"
 def build_host_root(
     order: Mapping[str, Any], *, in_user_namespace: bool, users: ProgramUsers | None = None
 ) -> list[str]:
-    """Build the root and make it this process's; returns sentences on everything that is not isolated.
+    """Build the root and make it this process's root; return sentences about missing isolation.
 
     Args:
         order: the host as `program_order.host_order` describes it.
-        in_user_namespace: whether this process has its rights from a user namespace.
-        users: of the programs, if they differ from this process's user.
+        in_user_namespace: whether this process has its rights only in a user namespace.
+        users: users of the programs, if they differ from this process's user.
 
-    Takes a mount namespace that propagates no mounts.
+    The mount namespace must not propagate mounts.
 
     Raises:
         OSError: a mount was refused; the text names it. The mount namespace is then half built and unusable.
@@ -65,7 +64,7 @@ class _HostRoot:
         )
         self._shown = shown_folders(order["visible_folders"], is_whole=order["shows_whole_machine"])
         self._not_isolated: list[str] = []
-        # Canonical places; parents before children, so that a bind inside another lands on it.
+        # Canonical targets, parents before children, so that a bind inside another is mounted on top of it.
         is_late = order["standby"] is not None
         shown = f"{self._scratch}/empty-ml" if is_late else order["ml_folder"]
         binds: list[dict[str, Any]] = [{"source": shown, "target": ML_FOLDER, "read_only": False, "overlay": False}]
@@ -80,7 +79,7 @@ class _HostRoot:
             key=lambda bind: str(bind["target"]).count("/"),
         )
         hidden = {os.path.realpath(folder) for folder in (*order["hidden_folders"], order["scratch_folder"])}
-        self._never_shown = sorted(hidden)  # hidden also within bound file systems
+        self._never_shown = sorted(hidden)  # also hidden within bound file systems
         self._hidden = sorted(folder for folder in hidden if not _is_private(folder) and os.path.isdir(folder))
 
     def build(self) -> list[str]:
@@ -124,7 +123,7 @@ class _HostRoot:
         return any(is_within(str(bind["target"]), folder) for folder in self._hidden)
 
     def _make_links(self) -> None:
-        """Make the links on the way to binds and visible folders, if the machine's own links are not shown."""
+        """Create the links in paths of binds and visible folders, if the machine's own links are not shown."""
         for place, text in self._links:
             target = self._new_root + place
             if not self._is_covered(place) and not os.path.lexists(target):
@@ -161,7 +160,7 @@ class _HostRoot:
 
     def _hide(self) -> None:
         for folder in self._hidden:
-            # A folder inside a hidden folder is covered already.
+            # A folder inside a hidden folder is already covered.
             if os.path.isdir(self._new_root + folder):
                 flags = kernel.MS_NOSUID | kernel.MS_NODEV
                 kernel.mount("tmpfs", self._new_root + folder, kind="tmpfs", flags=flags, options="size=1m,mode=755")
@@ -199,7 +198,7 @@ class _HostRoot:
                 kernel.make_read_only(mounted)
 
     def _mount_bind(self, bind: Mapping[str, Any], source: str, target: str, *, is_folder: bool) -> bool:
-        """Mount a bind; return whether the target shows the source itself, and no layer or copy."""
+        """Mount a bind; return whether the target is the source itself, and not an overlay or a copy."""
         kept_as = bind.get("kept_as", "")
         if bind["overlay"] and is_folder:
             if self._view.overlay(source, target, is_mapped=True, kept_as=kept_as):
@@ -237,7 +236,7 @@ def _is_private(path: str) -> bool:
 
 
 def _read_resolver() -> tuple[str, bytes] | None:
-    """Return place and content of the resolver's configuration, if it lies where the host sees an empty folder."""
+    """Return path and content of the resolver's configuration, if the host hides its path."""
     path = os.path.realpath(_RESOLVER)
     if not _is_private(path):
         return None

@@ -1,6 +1,6 @@
-"""The machine's folders that make up a program's interpreter, and parts of a program that hosts do not show.
+"""The machine's folders of a program's interpreter, and the check for program files that a host does not show.
 
-Where: `wiring` binds the folders into the host and asks about the program before it starts one.
+Where: `wiring` binds the folders into the host and checks the program before its start.
 Source: `home` of pyvenv.cfg (PEP 405) names the folder of the base interpreter's program; lines of .pth files other
 than imports are folders (documentation of `site`).
 """
@@ -23,15 +23,15 @@ _MAX_PATH_FILES = 200
 
 
 def interpreter_binds(environment_folder: Path, python: str, *, hidden: Path | None = None) -> tuple[Bind, ...]:
-    """Return the binds that show the parts of an environment outside its folder.
+    """Return the binds for the parts of an environment that lie outside its folder.
 
-    These are folders of the user who made the environment, perhaps with a project (`pip install -e`) and files that not
-    all users may read; so they keep their owners.
+    These folders belong to the user who made the environment, and may contain a project (`pip install -e`) and files
+    that not all users may read; so they keep their owners.
 
     Args:
         environment_folder: the environment's own folder.
-        python: its interpreter.
-        hidden: folder that hosts hide, even within a shown folder.
+        python: the environment's interpreter.
+        hidden: a folder that hosts hide, even within a shown folder.
     """
     wanted = [*_base_folders(environment_folder), *_linked_prefix(environment_folder, python)]
     wanted += _path_folders(environment_folder)
@@ -46,14 +46,14 @@ def interpreter_binds(environment_folder: Path, python: str, *, hidden: Path | N
 
 
 def needs_overlay(environment_folder: Path, *, hidden: Path | None = None) -> bool:
-    """Whether the environment's own folder has to be bound; a system's own interpreter is shown in any case."""
+    """Whether the environment's folder must be bound; the system's own interpreter is always shown."""
     return (environment_folder / "pyvenv.cfg").exists() or not _is_shown_anyway(environment_folder, hidden)
 
 
 def why_not_visible(processes: Sequence[ProcessSpec], sandbox: Sandbox) -> str:
-    """Return a sentence on a program's command or script that exists on this machine, but not in its host.
+    """Return a sentence about a program's command or script that exists on this machine but not in the host.
 
-    Empty without one. The host itself reports files that exist on neither, since it knows more.
+    Return "" if there is none. A file that exists nowhere is reported by the host, which knows more.
     """
     for process in processes:
         for path in _programs_of(process):
@@ -67,7 +67,7 @@ def why_not_visible(processes: Sequence[ProcessSpec], sandbox: Sandbox) -> str:
 
 
 def _programs_of(process: ProcessSpec) -> Iterable[str]:
-    """Return the command of a process and, where it is an interpreter's, the script."""
+    """Return the command of a process and, if the command is an interpreter, the script."""
     command, *arguments = process.argv
     script = next((argument for argument in arguments if not argument.startswith("-")), "")
     if not os.path.basename(command).startswith(_INTERPRETERS):
@@ -78,7 +78,7 @@ def _programs_of(process: ProcessSpec) -> Iterable[str]:
 def _sees(sandbox: Sandbox, path: str) -> bool:
     real = os.path.realpath(path)
     if any(is_within(path, top) for top in (*PRIVATE_TOPS, str(OPT_ML))):
-        return True  # the host has its own folder: the machine's file is a different one
+        return True  # the host has its own folder here, with different files
     shown = shown_folders(sandbox.visible_folders, is_whole=sandbox.shows_whole_machine)
     bound = (os.path.realpath(bind.target) for bind in sandbox.binds)
     return is_shown(real, shown) or any(is_within(real, folder) for folder in bound)
@@ -95,14 +95,14 @@ def _base_folders(environment_folder: Path) -> list[Path]:
 
 
 def _linked_prefix(environment_folder: Path, python: str) -> list[Path]:
-    """Return the folders of the interpreter that a link in the environment leads to."""
+    """Return the folders of the interpreter to which the environment's link leads."""
     if not Path(python).is_symlink() or (environment_folder / "pyvenv.cfg").exists():
         return []
     return [Path(python).resolve().parent.parent]
 
 
 def _path_folders(environment_folder: Path) -> list[Path]:
-    """Return folders of packages outside that the environment's .pth files name."""
+    """Return the folders outside the environment that its .pth files name."""
     found: list[Path] = []
     files = sorted(environment_folder.glob("lib/python3*/site-packages/*.pth"))[:_MAX_PATH_FILES]
     for file in files:

@@ -1,8 +1,8 @@
 """A host's own /proc, /sys and /dev.
 
-Where: `host_root` mounts them into the new root while the old one can still be reached. Inside a container that hides
-parts of its own /proc the kernel refuses a new one to a user namespace; the machine's /proc is then shown, and the
-returned sentences report it.
+Where: `host_root` mounts them into the new root while the old root is still reachable. Inside a container that hides
+parts of its own /proc the kernel refuses a new /proc to a user namespace; then the existing /proc is shown, and the
+returned sentences report this.
 Source: mount_namespaces(7) on locked mounts; OCI runtime specification, "Default devices", and moby's masked paths.
 """
 
@@ -39,19 +39,19 @@ _MASKED = (
     "timer_stats",
 )
 _READ_ONLY = ("bus", "fs", "irq", "sys")
-_OPEN_TO_ALL = ("pressure",)  # a process that writes there makes the kernel monitor the whole machine
-_TERMINAL_GROUP = 5  # "tty" on every distribution; devpts makes it the terminals' group
+_OPEN_TO_ALL = ("pressure",)  # a write there makes the kernel monitor the whole machine
+_TERMINAL_GROUP = 5  # group "tty" on every distribution; devpts gives it the terminals
 
 
 def mount_proc(new_root: str, *, in_user_namespace: bool) -> list[str]:
-    """Mount the process list of this PID namespace; returns sentences on the parts that are not the host's own."""
+    """Mount the process list of this PID namespace; return sentences about parts that are not the host's own."""
     target = f"{new_root}/proc"
     try:
         kernel.mount("proc", target, kind="proc", flags=kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     except PermissionError as error:
         kernel.mount("/proc", target, flags=kernel.MS_BIND | kernel.MS_REC)
         return [f"/proc shows the machine's processes, because a new one was refused: {error.strerror}."]
-    # Root of a user namespace has no access to most of these files anyway.
+    # In a user namespace root cannot access most of these files anyway.
     for name in () if in_user_namespace else _MASKED:
         cover(f"{target}/{name}")
     for name in _OPEN_TO_ALL if in_user_namespace else (*_READ_ONLY, *_OPEN_TO_ALL):
@@ -63,7 +63,7 @@ def mount_proc(new_root: str, *, in_user_namespace: bool) -> list[str]:
 
 
 def cover(path: str) -> None:
-    """Hide a file or folder under an empty one, if it exists."""
+    """Hide an existing file or folder under an empty one."""
     if os.path.isdir(path):
         kernel.mount("tmpfs", path, kind="tmpfs", flags=kernel.MS_RDONLY, options="size=4k,mode=555")
     elif os.path.exists(path):
@@ -75,7 +75,7 @@ def mount_sys(new_root: str, *, cgroup_views: Mapping[str, str]) -> None:
 
     Args:
         new_root: root that is being built.
-        cgroup_views: place below /sys/fs/cgroup ("" for version 2) -> folder of the host's cgroup on the machine.
+        cgroup_views: path below /sys/fs/cgroup ("" for version 2) -> folder of the host's cgroup on the machine.
     """
     target = f"{new_root}/sys"
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
@@ -93,7 +93,7 @@ def mount_sys(new_root: str, *, cgroup_views: Mapping[str, str]) -> None:
             place = f"{tree}/{name}".rstrip("/")
             os.makedirs(place, exist_ok=True)
             kernel.mount(folder, place, flags=kernel.MS_BIND)
-            kernel.make_read_only(place)  # before kernel 5.12 read-only does not propagate from the top
+            kernel.make_read_only(place)  # before kernel 5.12 read-only does not propagate to submounts
     kernel.make_read_only(target)
 
 
@@ -109,7 +109,7 @@ def mount_dev(
 
     Args:
         new_root: root that is being built.
-        with_gpus: whether the machine's GPU devices appear; the launcher decides which of them a process uses.
+        with_gpus: whether the machine's GPU devices appear; the launcher assigns them to processes.
         shared_memory_bytes: size limit of /dev/shm; None leaves the kernel's default, half of the memory.
         in_user_namespace: whether this user namespace maps only one user.
         users: of the programs, if they differ from this process's user.
@@ -125,7 +125,7 @@ def mount_dev(
         os.makedirs(os.path.dirname(place), exist_ok=True)
         status = os.stat(device)
         if users is not None and not status.st_mode & stat.S_IWOTH:
-            # Programs are not in the machine's group with access to it, such as render.
+            # Programs are not in the machine's groups with access to devices, such as render.
             os.mknod(place, stat.S_IFCHR | stat.S_IMODE(status.st_mode), status.st_rdev)
             users.own(place)
             continue
