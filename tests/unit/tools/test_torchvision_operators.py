@@ -1,4 +1,4 @@
-"""The part of the tests' environments that has torchvision's wheel for GPUs import beside a torch for CPUs."""
+"""The package in the tests' environments that lets torchvision's wheel for GPUs be imported with a torch for CPUs."""
 
 import subprocess
 import sys
@@ -7,8 +7,8 @@ from importlib.metadata import distributions, entry_points
 from tools import torchvision_operators
 
 
-def test_installed_it_is_a_package_with_an_entry_point_that_torch_calls(tmp_path, monkeypatch):
-    for _ in range(2):  # a second time, as by a second `make`
+def test_the_installed_package_has_an_entry_point_that_torch_calls(tmp_path, monkeypatch):
+    for _ in range(2):  # a second installation, as by a second `make`
         torchvision_operators.install(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     (point,) = entry_points(group="torch.backends")
@@ -17,7 +17,7 @@ def test_installed_it_is_a_package_with_an_entry_point_that_torch_calls(tmp_path
     assert all((tmp_path / str(file)).exists() for file in told.files)
 
 
-def test_the_installed_module_is_this_one_and_reads_nothing_when_it_is_imported(tmp_path):
+def test_the_installed_module_does_not_import_torch(tmp_path):
     torchvision_operators.install(tmp_path)
     words = "import sys, torchvision_operators; print(torchvision_operators.NAME, 'torch' in sys.modules)"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The table of floors in ARCHITECTURE.md, written from contracts of layers."""
+"""The table of floors in ARCHITECTURE.md, generated from contracts of layers."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ layers =
 """
 
 
-def test_floors_are_told_from_below_by_names_inside_of_the_package() -> None:
+def test_floors_are_listed_from_below_by_names_relative_to_the_package() -> None:
     assert table(CONTRACTS).splitlines()[2:] == [
         "| `house` | `cellar` < `rooms.kitchen`, `rooms.hall` < `attic` |",
         "| `house.rooms` | `kitchen`, `pantry` < `hall` |",
@@ -57,7 +57,7 @@ def test_a_large_package_needs_an_exhaustive_contract(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in without_floors(loose + exhaustive, tmp_path)] == ["clary.loose"]
 
 
-def test_a_page_that_is_out_of_date_is_told_and_written_anew(tmp_path: Path) -> None:
+def test_an_outdated_page_is_reported_and_written_again(tmp_path: Path) -> None:
     (tmp_path / "tools").mkdir()
     tool = tmp_path / "tools" / TOOL.name
     tool.write_bytes(TOOL.read_bytes())

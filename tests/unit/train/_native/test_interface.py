@@ -1,4 +1,4 @@
-"""Operations as cores are handed them, and the calls that make one."""
+"""Operations as cores receive them, and the methods that create an operation."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from clary.train._native.interface import Chunks, Dtype, Kind, Operation, Reduce
 
 
 class Recording(ShortCalls):
-    """A core that keeps the operation it is asked for."""
+    """A core that records the operation that it receives."""
 
     def run(self, operation: Operation) -> int:
         self.asked = operation
@@ -33,7 +33,7 @@ class Recording(ShortCalls):
         ),
     ],
 )
-def test_a_short_call_asks_for_the_operation_of_its_name(name, arguments, expected):
+def test_a_short_call_submits_the_operation_of_its_name(name, arguments, expected):
     core = Recording()
     assert getattr(core, name)(*arguments) == 7
     assert core.asked == expected
@@ -50,5 +50,5 @@ def test_a_short_call_asks_for_the_operation_of_its_name(name, arguments, expect
         (Operation(Kind.ALL_TO_ALL, Dtype.FLOAT32, 3, chunks=Chunks(send_counts=[0, 0])), 0),
     ],
 )
-def test_bytes_of_an_operation_are_those_of_one_ranks_part(operation, num_bytes):
+def test_bytes_of_an_operation_count_the_part_of_one_rank(operation, num_bytes):
     assert operation.num_bytes == num_bytes

@@ -1,4 +1,4 @@
-"""The oracle of reductions, against values worked out by hand and against exact arithmetic."""
+"""The oracle of reductions, compared with hand-calculated values and with exact arithmetic."""
 
 import math
 import struct
@@ -39,9 +39,9 @@ def reduce(code, dtype, op, *rank_values):
         ("f", Dtype.FLOAT32, ReduceOp.SUM, 2.0**24, 1.0, 2.0**24),
         ("e", Dtype.FLOAT16, ReduceOp.SUM, 65504.0, 16.0, math.inf),
         ("e", Dtype.FLOAT16, ReduceOp.SUM, 65504.0, 15.0, 65504.0),
-        ("H", Dtype.BFLOAT16, ReduceOp.SUM, 0x3F80, 0x3B80, 0x3F80),  # 1 + 2^-8: half way, to even
-        ("H", Dtype.BFLOAT16, ReduceOp.SUM, 0x3F81, 0x3B80, 0x3F82),  # 1 + 2^-7 + 2^-8: half way, to even
-        ("H", Dtype.BFLOAT16, ReduceOp.MAX, 0x7F80, 0xFFC1, 0x7FC0),  # a NaN wins, and is the plain one
+        ("H", Dtype.BFLOAT16, ReduceOp.SUM, 0x3F80, 0x3B80, 0x3F80),  # 1 + 2^-8: a tie, rounded to even
+        ("H", Dtype.BFLOAT16, ReduceOp.SUM, 0x3F81, 0x3B80, 0x3F82),  # 1 + 2^-7 + 2^-8: a tie, rounded to even
+        ("H", Dtype.BFLOAT16, ReduceOp.MAX, 0x7F80, 0xFFC1, 0x7FC0),  # a NaN wins and becomes the canonical NaN
     ],
 )
 def test_reductions_of_two_ranks(code, dtype, op, first, second, expected):
@@ -59,7 +59,7 @@ def test_ranks_are_added_in_rank_order():
 
 
 @pytest.mark.parametrize(("op", "sign"), [(ReduceOp.MIN, -1.0), (ReduceOp.MAX, 1.0)])
-def test_minimum_and_maximum_order_zeros_by_sign_and_hand_nan_on(op, sign):
+def test_minimum_and_maximum_order_zeros_by_sign_and_propagate_nan(op, sign):
     for first, second in ((0.0, -0.0), (-0.0, 0.0)):
         (result,) = reduce("f", Dtype.FLOAT32, op, [first], [second])
         assert math.copysign(1.0, result) == sign
@@ -68,7 +68,7 @@ def test_minimum_and_maximum_order_zeros_by_sign_and_hand_nan_on(op, sign):
 
 
 def nearest_float32(value):
-    """Round an exact number to float32, to nearest even, on integers alone."""
+    """Round an exact number to the nearest float32, ties to even, with integers only."""
     if value == 0:
         return Fraction(0)
     magnitude = abs(value)
@@ -93,6 +93,6 @@ def test_float32_sums_and_averages_are_those_of_exact_arithmetic_rounded_at_each
     assert Fraction(average) == nearest_float32(total / 3)
 
 
-def test_scattered_and_exchanged_chunks_are_those_of_their_rank():
+def test_reduce_scatter_and_all_to_all_give_each_rank_its_chunks():
     assert expected_reduce_scatter([bytes([1, 2]), bytes([10, 20])], Dtype.UINT8, ReduceOp.SUM) == [b"\x0b", b"\x16"]
     assert expected_all_to_all([b"abcd", b"efgh"]) == [b"abef", b"cdgh"]

@@ -6,7 +6,7 @@ import threading
 from clary.train._native.reference_streams import Callbacks, Frame, FrameKind, StreamLoop
 
 
-def test_the_last_words_of_a_peer_are_heard_before_its_loss_whichever_stream_ends_first():
+def test_the_last_messages_of_a_peer_are_delivered_before_its_loss():
     side, far_side = socket.socketpair()
     lane, far_lane = socket.socketpair()
     events = []

@@ -14,7 +14,7 @@ def memory_of(num_bytes=2):
     return (ctypes.c_char * num_bytes)()
 
 
-def test_messages_meet_receives_of_their_peer_and_tag_in_order():
+def test_messages_match_receives_of_their_peer_and_tag_in_order():
     book, first, second, other = TransferBook(), memory_of(), memory_of(), memory_of()
     assert book.receive(call(1, 4, 7, first)) is None
     assert book.receive(call(2, 4, 7, second)) is None
@@ -25,7 +25,7 @@ def test_messages_meet_receives_of_their_peer_and_tag_in_order():
     assert (first.raw, second.raw, other.raw) == (b"ab", b"cd", b"\0\0")
 
 
-def test_early_messages_wait_and_a_receive_from_any_rank_takes_the_first():
+def test_early_messages_wait_and_a_receive_from_any_rank_matches_the_first():
     book, memory = TransferBook(), memory_of()
     book.arrive(Arrival(4, 7, 1, b"ab"))
     book.arrive(Arrival(5, 7, 2, b"cd"))

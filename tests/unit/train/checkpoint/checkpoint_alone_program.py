@@ -1,4 +1,4 @@
-"""A keeper in one process without a process group, and values on their way through it."""
+"""A keeper in one process without a process group, and the flattening of values."""
 
 import collections
 import functools
@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 
 
 def in_folder(test):
-    """Call a test with a new folder."""
+    """Run a test with a new folder."""
 
     @functools.wraps(test)
     def run():
@@ -117,7 +117,7 @@ def test_a_failure_names_rank_step_and_path(at):
 
 
 @in_folder
-def test_a_disk_that_does_not_answer_is_given_up_in_time(at):
+def test_the_wait_for_a_hanging_disk_ends_at_its_limit(at):
     may_write = threading.Event()
     original = saving.write_part
 
@@ -139,7 +139,7 @@ def test_a_disk_that_does_not_answer_is_given_up_in_time(at):
 
 
 @in_folder
-def test_a_program_that_ends_without_close_has_written(at):
+def test_a_program_that_ends_without_close_has_written_its_checkpoint(at):
     code = (
         "import sys, torch; from clary.train import checkpoint\n"
         "checkpoint.Keeper(sys.argv[1]).save(8, {'big': torch.ones(4_000_000)})"
@@ -149,7 +149,7 @@ def test_a_program_that_ends_without_close_has_written(at):
 
 
 @in_folder
-def test_arguments_that_cannot_be_are_refused(at):
+def test_invalid_arguments_are_refused(at):
     refused(lambda: checkpoint.Keeper(at, keep=0), ValueError, "keep is 0; expected 1 or more")
     refused(lambda: checkpoint.Keeper(at, limit_s=0), ValueError, "limit_s is 0")
     at = at / "file"
@@ -157,7 +157,7 @@ def test_arguments_that_cannot_be_are_refused(at):
     refused(lambda: checkpoint.Keeper(at), checkpoint.CheckpointError, str(at), "rank 0")
 
 
-def test_values_are_taken_apart_and_put_together_as_they_were():
+def test_flattened_values_are_restored_unchanged():
     one, two = torch.ones(1), torch.zeros(2)
     ordered = collections.OrderedDict([("b", two), ("a", {})])
     value = {1: Pair(one, [()]), "x": ordered, "y": (two, None), (2, 3): []}
@@ -175,7 +175,7 @@ def test_values_are_taken_apart_and_put_together_as_they_were():
     assert back[1].right == [()]
 
 
-def test_a_part_in_memory_is_read_over_the_border_of_its_pieces():
+def test_a_part_in_memory_is_read_across_the_boundary_of_its_pieces():
     memory = Memory()
     memory.tensors = torch.arange(5, dtype=torch.uint8)
     memory.values = torch.arange(5, 9, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""A keeper whose copies are made while the next forward and backward pass run."""
+"""A keeper that copies tensors while the next forward and backward pass run."""
 
 import contextlib
 import functools
@@ -11,13 +11,13 @@ import torch
 from clary.train import checkpoint
 from clary.train.checkpoint import staging, states
 
-states.LEAST_LATE_BYTES = 0  # models of tests are small
+states.LEAST_LATE_BYTES = 0  # models of tests are small, and smaller tensors would be copied at once
 
 WIDTH = 8
 
 
 def in_folder(test):
-    """Call a test with a new folder."""
+    """Run a test with a new folder."""
 
     @functools.wraps(test)
     def run():
@@ -39,7 +39,7 @@ def refused(call, *words):
 
 @contextlib.contextmanager
 def held_copies():
-    """Hold every copy up until the gate that is yielded opens."""
+    """Block every copy until the yielded gate opens."""
     gate, real = threading.Event(), torch._foreach_copy_
 
     def late_copy(targets, sources):
@@ -55,7 +55,7 @@ def held_copies():
 
 
 def make(kind=torch.optim.AdamW, **options):
-    """Return a state whose optimizer has made a step."""
+    """Return a state whose optimizer has made one step."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Conv2d(2, WIDTH, 3), torch.nn.BatchNorm2d(WIDTH))
     model = model.to(memory_format=torch.channels_last)
@@ -90,13 +90,13 @@ def assert_restored(keeper, step, expected):
 
 
 @in_folder
-def test_save_returns_before_weights_are_copied_and_the_step_waits(at):
+def test_save_returns_before_weights_are_copied_and_the_next_step_waits(at):
     state = make()
     keeper = checkpoint.Keeper(at, async_staging=True)
     expected = values(state)
     with held_copies() as gate:
         keeper.save(1, state)
-        forward_backward(state)  # changes the buffers of the normalization, which were copied at once
+        forward_backward(state)  # changes the buffers of the batch normalization, which were copied at once
         opening = threading.Timer(0.3, gate.set)
         opening.start()
         assert not gate.is_set()
@@ -110,7 +110,7 @@ def test_save_returns_before_weights_are_copied_and_the_step_waits(at):
 
 
 @in_folder
-def test_each_of_several_saves_holds_its_own_moment(at):
+def test_each_of_several_saves_holds_the_values_of_its_own_time(at):
     state = make()
     keeper = checkpoint.Keeper(at, keep=9, async_staging=True)
     expected = {}
@@ -156,7 +156,7 @@ def test_a_change_of_all_elements_that_torch_does_not_count_is_refused(at):
 
 @in_folder
 def test_a_step_of_an_optimizer_outside_the_state_is_refused(at):
-    """A fused optimizer changes weights without torch's count of changes."""
+    """A fused optimizer changes weights without increasing torch's version counter."""
     for options in ({}, {"fused": True}):
         state = make()
         other = torch.optim.SGD(state["model"].parameters(), lr=0.1, **options)
@@ -169,7 +169,7 @@ def test_a_step_of_an_optimizer_outside_the_state_is_refused(at):
 
 
 @in_folder
-def test_every_kind_of_optimizer_waits(at):
+def test_every_kind_of_optimizer_waits_for_the_copy(at):
     kinds = [
         (torch.optim.AdamW, {"foreach": True}),
         (torch.optim.AdamW, {"fused": True}),
@@ -195,7 +195,7 @@ def test_every_kind_of_optimizer_waits(at):
 
 
 @in_folder
-def test_what_no_optimizer_of_the_state_owns_is_copied_at_once(at):
+def test_tensors_that_no_optimizer_of_the_state_owns_are_copied_at_once(at):
     state = make()
     keeper = checkpoint.Keeper(at, async_staging=True)
     expected = values(state)
@@ -211,7 +211,7 @@ def test_what_no_optimizer_of_the_state_owns_is_copied_at_once(at):
 
 
 @in_folder
-def test_without_the_option_nothing_is_copied_late(at):
+def test_without_the_option_no_tensor_is_copied_late(at):
     state = make()
     keeper = checkpoint.Keeper(at)
     expected = values(state)
@@ -225,7 +225,7 @@ def test_without_the_option_nothing_is_copied_late(at):
 
 
 @in_folder
-def test_a_copy_that_never_ends_ends_the_step_and_the_wait(at):
+def test_a_hanging_copy_fails_the_step_and_the_wait_at_the_limit(at):
     state = make()
     keeper = checkpoint.Keeper(at, async_staging=True, limit_s=0.5)
     with held_copies():
@@ -235,7 +235,7 @@ def test_a_copy_that_never_ends_ends_the_step_and_the_wait(at):
 
 
 @in_folder
-def test_a_copy_that_fails_is_told_and_holds_no_step_up(at):
+def test_a_failing_copy_is_reported_and_blocks_no_step(at):
     state = make()
     keeper = checkpoint.Keeper(at, async_staging=True)
     real = torch._foreach_copy_
@@ -266,7 +266,7 @@ def test_samples_of_tensors_of_all_types_shapes_and_strides_are_copies_of_their_
         assert sample.data_ptr() != tensor.data_ptr()
 
 
-def test_copies_in_peers_memory_and_late_copies_exclude_each_other():
+def test_peers_and_async_staging_exclude_each_other():
     told = ""
     try:
         checkpoint.Keeper("/nowhere", peers=True, async_staging=True)

@@ -1,4 +1,4 @@
-"""Parts and folders of checkpoints: whole or not there, the ones that become visible, and the ones that go."""
+"""Parts and folders of checkpoints: complete or absent, when a step becomes visible, and which steps are pruned."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def show(root: Path, step: int, saved_at: float, save: str = "a1-1") -> Path:
     return step_folder(root, step)
 
 
-def test_a_part_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_part_is_read_back_unchanged(tmp_path: Path) -> None:
     write_part(tmp_path, index_of(3), [memoryview(b"abcd"), memoryview(b"ef")])
     index = PartIndex.from_json((tmp_path / index_name(3)).read_bytes(), "here")
     assert index == index_of(3)
@@ -44,7 +44,7 @@ def test_a_part_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert buffer == b"cde"
 
 
-def test_a_part_that_was_cut_short_says_where(tmp_path: Path) -> None:
+def test_a_truncated_part_is_an_error_with_the_position(tmp_path: Path) -> None:
     write_part(tmp_path, index_of(), [memoryview(b"abc")])
     part = StoredPart(tmp_path, index_of())
     with pytest.raises(CheckpointError, match=r"part-00000.bin ends before byte 6; expected 6 bytes"):
@@ -53,18 +53,18 @@ def test_a_part_that_was_cut_short_says_where(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 1, "places": [[1]]}', b"\xff"])
-def test_what_is_no_index_says_so(data: bytes) -> None:
+def test_an_invalid_index_is_an_error(data: bytes) -> None:
     with pytest.raises(CheckpointError, match="over there is no index"):
         PartIndex.from_json(data, "over there")
 
 
-def test_an_index_of_a_later_release_says_what_to_do() -> None:
+def test_an_index_of_a_later_release_is_refused_with_the_advice_to_upgrade() -> None:
     document = {**json.loads(index_of().to_json()), "format": 2}
     with pytest.raises(CheckpointError, match="format 2, this release knows up to 1: upgrade"):
         PartIndex.from_json(json.dumps(document).encode(), "it")
 
 
-def test_a_file_that_cannot_be_written_whole_leaves_the_earlier_one(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_earlier_file(tmp_path: Path) -> None:
     write_whole(tmp_path / "file", b"first")
     (tmp_path / ".file.part").mkdir()
     with pytest.raises(IsADirectoryError):
@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_earlier_one(tmp_path: Pa
     assert (tmp_path / "file").read_bytes() == b"first"
 
 
-def test_only_whole_parts_of_one_save_count(tmp_path: Path) -> None:
+def test_only_complete_parts_of_one_save_count(tmp_path: Path) -> None:
     folder = write(tmp_path, step=1, ranks=(0, 1, 2, 3))
     (folder / index_name(1)).unlink()
     (folder / data_name(2)).write_bytes(b"abcde")
@@ -85,18 +85,18 @@ def test_only_whole_parts_of_one_save_count(tmp_path: Path) -> None:
     assert (found.path, found.save, sorted(found.parts), found.has_metadata) == (folder, "a1-1", [0], True)
 
 
-def test_a_step_becomes_visible_whole_and_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+def test_a_step_becomes_visible_complete_and_replaces_an_earlier_one(tmp_path: Path) -> None:
     show(tmp_path, 1, 10.0)
     folder = show(tmp_path, 1, 20.0, save="b2-1")
     assert [found.save for found in scan(tmp_path)] == ["b2-1"]
     assert os.listdir(tmp_path) == [folder.name]
     marker = json.loads((folder / MARKER).read_bytes())
     assert marker == {"step": 1, "save": "b2-1", "saved_at": 20.0, "num_parts": 2}
-    complete(tmp_path, folder, index=index_of(save="b2-1"), saved_at=30.0)  # nothing is left to be done
+    complete(tmp_path, folder, index=index_of(save="b2-1"), saved_at=30.0)  # the step is complete already
     assert json.loads((folder / MARKER).read_bytes()) == marker
 
 
-def test_what_was_written_last_stays_whatever_its_number(tmp_path: Path) -> None:
+def test_the_last_written_step_is_kept_whatever_its_number(tmp_path: Path) -> None:
     for step, saved_at in ((100, 1.0), (3, 2.0), (2, 3.0)):
         show(tmp_path, step, saved_at)
     newest = show(tmp_path, 1, 4.0)
@@ -119,7 +119,7 @@ def test_copies_are_held_by_another_host() -> None:
     assert partners([Place(host="a", leader=0), Place(host="a", leader=1)]) == [1, 0]
 
 
-def test_a_stop_is_ordered_once_the_notice_is_there(tmp_path: Path) -> None:
+def test_a_stop_counts_as_ordered_once_the_notice_file_exists(tmp_path: Path) -> None:
     assert not is_stop_ordered({})
     notice = tmp_path / "notice"
     assert not is_stop_ordered({"CLARY_STOP_NOTICE": str(notice)})

@@ -1,4 +1,4 @@
-"""Functions on the hook around models, run where torch is: Dynamo and AOTAutograd are real, Inductor is left out."""
+"""Functions on the hook around models, run where torch is installed, with Dynamo and AOTAutograd but no Inductor."""
 
 import copy
 import os
@@ -23,18 +23,20 @@ from clary.train.compilation.precision import Autocast, in_float32
 from clary.train.compilation.report import Report
 from clary.train.compilation.wishes import Wishes
 
-EMULATED = f"; {policies._EMULATED}" if facts._is_bfloat16_emulated() else ""  # by the processor of this machine
+EMULATED = (
+    f"; {policies._EMULATED}" if facts._is_bfloat16_emulated() else ""
+)  # if the processor of this machine emulates bfloat16
 
 torch.set_num_threads(1)
 ORIGINAL = nn.Module.__call__
 AOT_EAGER = torch._dynamo.lookup_backend("aot_eager")
-# In place of Inductor, which starts a C++ compiler for seconds; jobs of the integration tests have it.
+# In place of Inductor, which runs a C++ compiler for seconds; jobs of the integration tests use Inductor.
 torch._dynamo.lookup_backend = lambda name: lambda graph, inputs, config_patches: AOT_EAGER(graph, inputs)
 WATCH = outermost.install()
 
 
 class SpiedReport(Report):
-    """Keeps the lines."""
+    """Records the lines."""
 
     def __init__(self):
         super().__init__()
@@ -64,8 +66,8 @@ class Pair(NamedTuple):
 
 
 def watched(**wishes):
-    """Return a fresh report that the one hook of this process speaks to."""
-    torch._dynamo.reset()  # which passes over a function for good once it could not follow it
+    """Return a fresh report, and set it in the single hook of this process."""
+    torch._dynamo.reset()  # Dynamo skips a function permanently after it once failed to trace it
     report = SpiedReport()
     WATCH._report, WATCH._wishes, WATCH._num_compiled = report, Wishes(**wishes), 0
     return report
@@ -107,7 +109,7 @@ def test_a_compiled_model_has_the_losses_and_the_names_of_an_eager_one():
     assert len(report.lines) == 1, "evaluation runs as it is"
 
 
-def test_models_without_gradients_and_calls_in_evaluation_are_not_looked_at():
+def test_models_without_gradients_and_calls_in_evaluation_are_ignored():
     report, model = watched(compiles=True), made()
     model.eval()
     model(torch.randn(2, 8))
@@ -118,7 +120,7 @@ def test_models_without_gradients_and_calls_in_evaluation_are_not_looked_at():
     assert model._compiled_call_impl is None
 
 
-def test_what_the_program_has_compiled_is_left_to_it():
+def test_a_model_that_the_program_compiles_itself_is_left_alone():
     report, model = watched(compiles=True), made()
     model.compile(backend="eager")
     losses_of(model)
@@ -131,7 +133,7 @@ def test_what_the_program_has_compiled_is_left_to_it():
     ]
 
 
-def test_a_function_that_the_program_compiles_is_compiled_whole_hook_or_not():
+def test_a_function_that_the_program_compiles_is_one_graph_with_and_without_the_hook():
     report, model, graphs = watched(compiles=True), made(), []
     model.second.register_forward_hook(lambda module, inputs, output: output * 2)
 
@@ -144,13 +146,13 @@ def test_a_function_that_the_program_compiles_is_compiled_whole_hook_or_not():
     assert report.lines == []
 
 
-def test_a_part_that_is_computed_again_in_the_backward_pass_is_no_model():
+def test_a_part_that_is_recomputed_in_the_backward_pass_is_no_model():
     report, model = watched(mixes_precision=True), made(Recomputing)
     losses_of(model)
     assert report.lines == [f"Recomputing trains under autocast in bfloat16 (sagemaker_amp){EMULATED}"]
 
 
-def test_tracing_and_fake_tensors_judge_nothing():
+def test_calls_while_tracing_and_with_fake_tensors_are_ignored():
     report, model = watched(compiles=True), made()
     torch.jit.trace(model, torch.randn(2, 8), check_trace=False)
     with torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -161,7 +163,7 @@ def test_tracing_and_fake_tensors_judge_nothing():
     assert model._compiled_call_impl is None
 
 
-def test_lazy_modules_are_judged_when_they_have_their_shapes():
+def test_lazy_modules_are_judged_once_they_have_shapes():
     report, model = watched(mixes_precision=True), nn.Sequential(nn.LazyLinear(2))
     model(torch.randn(2, 8))
     assert report.lines == []
@@ -169,7 +171,7 @@ def test_lazy_modules_are_judged_when_they_have_their_shapes():
     assert report.lines == [f"Sequential trains under autocast in bfloat16 (sagemaker_amp){EMULATED}"]
 
 
-def test_an_error_of_the_program_stays_its_error():
+def test_an_error_of_the_program_is_raised_unchanged():
     watched(compiles=True)
     model = made()
     told = ""
@@ -180,7 +182,7 @@ def test_an_error_of_the_program_stays_its_error():
     assert "shape" in told, told
 
 
-def test_after_an_error_of_the_compiler_the_model_is_eager():
+def test_after_an_error_of_the_compiler_the_model_runs_eagerly():
     report, model = watched(compiles=True), made()
     losses_of(model, steps=1)
     compiled = model._compiled_call_impl
@@ -194,7 +196,7 @@ def test_after_an_error_of_the_compiler_the_model_is_eager():
     assert report.lines[-1] == "not compiled: Net: no way"
 
 
-def test_results_come_back_in_float32_whatever_holds_them():
+def test_results_are_float32_in_every_container():
     half = torch.ones(2, dtype=torch.bfloat16)
     found = in_float32({"a": [half, (half, 1)], "b": Pair(half, "x"), "c": OrderedDict(d=half)})
     assert found["a"][0].dtype == found["a"][1][0].dtype == found["b"].a.dtype == found["c"]["d"].dtype == torch.float32
@@ -223,12 +225,12 @@ def test_facts_of_a_model():
     assert facts.model_facts(nn.DataParallel(model)).name == "Net"
 
 
-def test_a_second_hook_is_not_laid_over_the_first():
+def test_a_second_installation_adds_no_second_hook():
     assert outermost.install() is None
     assert nn.Module.__call__.__wrapped__ is ORIGINAL
 
 
-def test_debug_mode_writes_its_folder_and_gives_up_where_it_cannot():
+def test_debug_mode_writes_its_folder_and_stops_if_it_cannot():
     folder = Path(os.environ["PROGRAM_FOLDER"]) / "debug"
     report = Report(str(folder))
     report.breaks({"a reason\nmore of it": 2})

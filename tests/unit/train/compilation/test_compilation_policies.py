@@ -21,7 +21,7 @@ MODEL = ModelFacts(name="Net", num_trainable=4, device_types=CPU)
 READY = CompilerFacts()
 
 
-def test_a_plain_model_is_compiled_and_one_that_trains_nothing_is_passed_over_in_silence() -> None:
+def test_a_plain_model_is_compiled_and_one_without_trainable_parameters_is_ignored() -> None:
     assert judge_compilation(MODEL, READY).applies
     nothing = judge_compilation(replace(MODEL, num_trainable=0), READY)
     assert (nothing.applies, nothing.reason) == (False, "")
@@ -44,19 +44,19 @@ def test_a_plain_model_is_compiled_and_one_that_trains_nothing_is_passed_over_in
         (MODEL, CompilerFacts(num_models=MAX_MODELS), "one by one"),
     ],
 )
-def test_each_reason_not_to_compile_is_said(model: ModelFacts, compiler: CompilerFacts, words: str) -> None:
+def test_each_reason_not_to_compile_is_given(model: ModelFacts, compiler: CompilerFacts, words: str) -> None:
     decision = judge_compilation(model, compiler)
     assert not decision.applies
     assert words in decision.reason
 
 
-def test_what_is_missing_for_another_device_is_in_nobodys_way() -> None:
+def test_a_missing_compiler_for_another_device_does_not_matter() -> None:
     assert judge_compilation(MODEL, CompilerFacts(missing=(("cuda", "triton"),))).applies
     sharded = replace(MODEL, wrapper="FullyShardedDataParallel", shows_parameters=True)
     assert judge_compilation(sharded, READY).applies
 
 
-def test_a_model_stays_compiled_unless_nothing_of_it_was_or_too_many_parts() -> None:
+def test_a_model_stays_compiled_unless_no_part_was_compiled_or_there_are_too_many_parts() -> None:
     assert judge_first_call(num_graphs=1, num_compiled=1, failure="").applies
     half = judge_first_call(num_graphs=2, num_compiled=1, failure="no such operator")
     assert (half.applies, half.reason) == (True, "no such operator")
@@ -70,7 +70,7 @@ def test_a_model_stays_compiled_unless_nothing_of_it_was_or_too_many_parts() -> 
         assert words in decision.reason
 
 
-def test_autocast_takes_bfloat16_where_the_device_has_it() -> None:
+def test_autocast_uses_bfloat16_if_the_device_supports_it() -> None:
     decision = judge_precision(MODEL, PrecisionFacts(program_autocasts=False, has_bfloat16=True))
     assert (decision.applies, decision.dtype, decision.reason) == (True, "bfloat16", "")
     slow = judge_precision(MODEL, PrecisionFacts(program_autocasts=False, has_bfloat16=True, is_emulated=True))
@@ -82,7 +82,7 @@ def test_autocast_takes_bfloat16_where_the_device_has_it() -> None:
     assert "GradScaler" in decision.reason
 
 
-def test_autocast_stays_out_of_the_way_of_the_program() -> None:
+def test_autocast_is_not_applied_over_the_program_s_own_choice() -> None:
     assert "itself" in judge_precision(MODEL, PrecisionFacts(program_autocasts=True, has_bfloat16=True)).reason
     plain = PrecisionFacts(program_autocasts=False, has_bfloat16=True)
     halves = judge_precision(replace(MODEL, dtypes=frozenset({"bfloat16"})), plain)
@@ -92,7 +92,7 @@ def test_autocast_stays_out_of_the_way_of_the_program() -> None:
     assert judge_precision(replace(MODEL, num_trainable=0), plain).reason == ""
 
 
-def test_wishes_are_read_from_the_environment() -> None:
+def test_options_are_read_from_the_environment() -> None:
     assert read_wishes({}) == Wishes()
     assert not read_wishes({"CLARY_COMPILE": "0", "CLARY_AMP": ""}).any
     found = read_wishes({"CLARY_COMPILE": "1", "CLARY_COMPILE_DEBUG": "/x", "TORCHDYNAMO_DISABLE": "1"})

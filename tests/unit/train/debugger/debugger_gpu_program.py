@@ -1,4 +1,4 @@
-"""The debugger beside graphs and streams of a GPU: torch's own calls where it has them without one, else stand-ins."""
+"""The debugger with CUDA graphs and streams: torch's own calls if they work without a GPU, otherwise stand-ins."""
 
 import tempfile
 import threading
@@ -35,7 +35,7 @@ class FakeDevice:
 
 
 class FakeEvent:
-    """Stands for `torch.cuda.Event`: remembers its streams, and the captures and the device of each wait."""
+    """Stands for `torch.cuda.Event`: records its streams, and the captures and the device of each wait."""
 
     made = []
 
@@ -77,7 +77,7 @@ def failure_of(call):
 
 
 @mock.patch.object(torch.cuda, "device", FakeDevice)
-def test_the_writer_sleeps_until_the_last_copy_of_each_stream():
+def test_the_writer_waits_for_the_last_copy_of_each_stream():
     copy = marked(7, 9, 7)
     assert copy.tensors() == []
     assert [(event.blocking, event.streams, event.captures) for event in FakeEvent.made] == [
@@ -87,14 +87,14 @@ def test_the_writer_sleeps_until_the_last_copy_of_each_stream():
 
 
 @mock.patch.object(torch.cuda, "device", FakeDevice)
-def test_the_writer_waits_on_the_gpu_that_copies_and_begins_with_no_other():
+def test_the_writer_waits_on_the_gpu_that_copies_and_initialises_no_other():
     copy = marked(7)
     assert copy.tensors() == []
     assert [event.devices for event in FakeEvent.made] == [[3]]
 
 
 @mock.patch.object(torch.cuda, "device", FakeDevice)
-def test_the_writer_waits_until_a_graph_is_captured():
+def test_the_writer_waits_until_a_graph_capture_has_ended():
     copy = marked(7)
     graph_captures.gate.begin_capture()
     try:
@@ -108,7 +108,7 @@ def test_the_writer_waits_until_a_graph_is_captured():
     assert FakeEvent.made[0].captures == [0]
 
 
-def test_a_capture_that_does_not_end_costs_the_step_and_says_so():
+def test_a_capture_that_does_not_end_costs_the_step_and_is_reported():
     copy = marked(7)
     graph_captures.gate.begin_capture()
     try:
@@ -119,18 +119,18 @@ def test_a_capture_that_does_not_end_costs_the_step_and_says_so():
     assert not FakeEvent.made[0].captures
 
 
-def test_torchs_own_graphs_are_watched_once():
+def test_torch_s_own_graph_classes_are_patched_once():
     graph_captures.watch()
     begin = torch.cuda.CUDAGraph.capture_begin
     assert begin.__wrapped__.__qualname__ == "CUDAGraph.capture_begin"
     graph_captures.watch()
     assert torch.cuda.CUDAGraph.capture_begin is begin
-    newer = getattr(getattr(torch, "accelerator", None), "Graph", None)  # which older releases do not have
+    newer = getattr(getattr(torch, "accelerator", None), "Graph", None)  # older releases do not have this class
     assert newer is None or newer.capture_begin.__wrapped__.__qualname__ == "Graph.capture_begin"
 
 
 def graphing_error(model):
-    """Return torch's error, on a machine without a GPU, when it is to make graphs of a model."""
+    """Return the error of torch for a graph of a model on a machine without a GPU."""
     try:
         torch.cuda.make_graphed_callables(model, (torch.ones(2, 4),))
     except (RuntimeError, AssertionError, AttributeError, TypeError) as error:
@@ -160,7 +160,7 @@ def test_a_model_whose_steps_are_counted_may_become_a_graph():
     assert torch.cuda.graphs.make_graphed_callables is original
 
 
-def test_a_hook_of_the_programs_own_is_refused_as_before():
+def test_a_hook_of_the_program_still_prevents_a_graph():
     model = torch.nn.Linear(4, 3)
     model.register_forward_pre_hook(lambda *_: None)
     with tempfile.TemporaryDirectory() as folder:
@@ -172,7 +172,7 @@ def test_a_hook_of_the_programs_own_is_refused_as_before():
 
 
 def test_numbers_are_saved_whatever_device_the_program_makes_its_tensors_on():
-    """`meta` stands for a GPU, on which a number would be waited for."""
+    """`meta` stands for a GPU, on which reading a number would synchronise."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             hook = Hook(Path(folder), save_config=debugger.SaveConfig(save_interval=1), strict=True)

@@ -1,4 +1,4 @@
-"""The hook in small trainings: saved tensors, their names and steps; read again by a trial."""
+"""The hook in small trainings: saved tensors, their names and steps, read back by a trial."""
 
 import copy
 import functools
@@ -37,7 +37,7 @@ from clary.train.debugger.modes import ModeKeys
 
 torch.set_num_threads(1)
 
-CLOCK_TICK_S = 0.02  # times of files are those of the kernel's last tick, 10 ms at most
+CLOCK_TICK_S = 0.02  # file times are those of the kernel's last tick, which is at most 10 ms old
 
 
 class Net(torch.nn.Module):
@@ -52,7 +52,7 @@ class Net(torch.nn.Module):
 
 
 def in_folder(test):
-    """Call a test with a new folder; no hook stays."""
+    """Run a test with a new folder, and remove the hook afterwards."""
 
     @functools.wraps(test)
     def run():
@@ -106,7 +106,7 @@ def refused(call, kind, *words):
 
 
 @in_folder
-def test_weights_gradients_and_losses_come_back_bit_by_bit(at):
+def test_weights_gradients_and_losses_are_read_back_bit_by_bit(at):
     torch.manual_seed(1)
     model = Net()
     before = {name: one.detach().clone() for name, one in model.named_parameters()}
@@ -142,14 +142,14 @@ def test_inputs_and_outputs_of_modules_are_saved_by_expression_and_by_class(at):
     hook.close()
     trial = debugger.create_trial(at)
     assert trial.tensor_names(collection="relu_output") == ["relu_output_0"]
-    assert trial.tensor_names(regex=".*tanh_input") == ["out.0_input_0"]  # found by its class
+    assert trial.tensor_names(regex=".*tanh_input") == ["out.0_input_0"]  # matched by its class
     assert trial.tensor_names(collection="of the layer") == ["fc_input_0", "fc_output_0"]
     assert np.array_equal(trial.tensor("fc_input_0").value(0), seen[0]["batch"].numpy())
     assert np.array_equal(trial.tensor("relu_output_0").value(0), trial.tensor("out.0_input_0").value(0))
 
 
 @in_folder
-def test_reductions_are_those_of_numpy_and_need_no_values(at):
+def test_reductions_equal_those_of_numpy_and_need_no_saved_values(at):
     model = Net()
     names = ["min", "max", "mean", "std", "variance", "sum", "prod"]
     config = debugger.ReductionConfig(reductions=names, abs_reductions=names, norms=["l1", "l2"], abs_norms=["l1"])
@@ -171,7 +171,7 @@ def test_reductions_are_those_of_numpy_and_need_no_values(at):
 
 
 @in_folder
-def test_phases_are_counted_apart_and_keep_their_intervals(at):
+def test_phases_are_counted_separately_with_their_own_intervals(at):
     model = Net()
     config = debugger.SaveConfig(
         {
@@ -204,7 +204,7 @@ def test_phases_are_counted_apart_and_keep_their_intervals(at):
 
 
 @in_folder
-def test_scalars_and_own_tensors_are_saved_with_their_step(at):
+def test_scalars_and_custom_tensors_are_saved_with_their_step(at):
     model = Net()
     hook = make(at, save_config=debugger.SaveConfig(save_interval=1))
     hook.register_module(model)
@@ -226,7 +226,7 @@ def test_scalars_and_own_tensors_are_saved_with_their_step(at):
 
 
 @in_folder
-def test_types_that_files_do_not_have_come_back_as_the_nearest(at):
+def test_types_that_files_do_not_have_are_read_back_as_the_nearest_type(at):
     model = Net()
     hook = make(at, save_config=debugger.SaveConfig(save_interval=1))
     hook.register_module(model)
@@ -250,7 +250,7 @@ def test_types_that_files_do_not_have_come_back_as_the_nearest(at):
 
 
 @in_folder
-def test_what_the_optimizer_keeps_is_saved_after_its_step(at):
+def test_the_state_of_the_optimizer_is_saved_after_its_step(at):
     model = Net()
     hook = make(at, include_collections=["optimizer_variables"])
     hook.register_module(model)
@@ -263,7 +263,7 @@ def test_what_the_optimizer_keeps_is_saved_after_its_step(at):
 
 
 @in_folder
-def test_own_loss_modules_are_losses_and_one_called_twice_has_two_names(at):
+def test_custom_loss_modules_are_losses_and_one_called_twice_has_two_names(at):
     class MyLoss(torch.nn.modules.loss._Loss):
         def forward(self, given, target):
             return (given[:, 0] - target).abs().mean()
@@ -280,7 +280,7 @@ def test_own_loss_modules_are_losses_and_one_called_twice_has_two_names(at):
 
 
 @in_folder
-def test_no_hook_hangs_in_torch_between_steps_that_are_saved(at):
+def test_no_torch_hook_is_registered_between_saved_steps(at):
     model = Net()
     hook = make(at, save_all=True, save_config=debugger.SaveConfig(save_interval=100))
     hook.register_module(model)
@@ -296,7 +296,7 @@ def test_no_hook_hangs_in_torch_between_steps_that_are_saved(at):
 
 
 @in_folder
-def test_wrappers_leave_no_trace_in_names(at):
+def test_names_are_those_of_the_unwrapped_model(at):
     model = Net()
     compiled = torch.compile(model, backend="eager")
     hook = make(at, include_collections=["weights", "gradients"])
@@ -308,7 +308,7 @@ def test_wrappers_leave_no_trace_in_names(at):
 
 
 @in_folder
-def test_a_trial_reads_while_training_goes_on(at):
+def test_a_trial_reads_while_the_training_runs(at):
     trial = debugger.create_trial(at)
     assert trial.steps() == []
     model = Net()
@@ -331,7 +331,7 @@ def test_a_trial_reads_while_training_goes_on(at):
 
 
 @in_folder
-def test_a_slow_disk_drops_steps_and_says_how_many(at):
+def test_a_slow_disk_drops_steps_and_their_number_is_recorded(at):
     original, may_write = writing_module.write_step, threading.Event()
 
     def slow(*given):
@@ -357,7 +357,7 @@ def test_a_slow_disk_drops_steps_and_says_how_many(at):
 
 
 @in_folder
-def test_a_full_disk_costs_steps_and_not_the_training(at):
+def test_a_full_disk_costs_steps_but_not_the_training(at):
     original = writing_module.write_step
     failures = iter([True])
 
@@ -380,13 +380,13 @@ def test_a_full_disk_costs_steps_and_not_the_training(at):
 
 
 @in_folder
-def test_what_fails_in_the_hook_ends_the_saving_and_not_the_training(at):
+def test_a_failure_in_the_hook_ends_the_saving_but_not_the_training(at):
     logging.getLogger("clary.debugger").setLevel(logging.CRITICAL)
     model = Net()
     hook = Hook(at, save_config=debugger.SaveConfig(save_interval=1), include_collections=["weights"])
     hook.register_module(model)
     train(model, 2)
-    hook._capture._chooser.wants = None  # a defect
+    hook._capture._chooser.wants = None  # simulates a defect
     seen = train(model, 2)
     logging.getLogger("clary.debugger").setLevel(logging.NOTSET)
     assert len(seen) == 2
@@ -398,7 +398,7 @@ def test_what_fails_in_the_hook_ends_the_saving_and_not_the_training(at):
 
 
 @in_folder
-def test_gradients_of_several_backward_passes_in_a_step_are_the_accumulated_ones(at):
+def test_gradients_of_several_backward_passes_in_a_step_are_accumulated(at):
     model = Net()
     hook = make(at, include_collections=["gradients"])
     hook.register_module(model)
@@ -411,7 +411,7 @@ def test_gradients_of_several_backward_passes_in_a_step_are_the_accumulated_ones
 
 
 @in_folder
-def test_only_the_first_rank_saves_unless_all_are_asked_for(at):
+def test_only_the_first_rank_saves_unless_all_ranks_are_requested(at):
     for workers, expected in (("one", ["worker_0"]), ("all", ["worker_0", "worker_1"])):
         for rank in (1, 0):
             os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
@@ -421,7 +421,9 @@ def test_only_the_first_rank_saves_unless_all_are_asked_for(at):
                 train(model, 1)
                 if (rank, workers) == (1, "all"):
                     hook.close()
-                    assert debugger.create_trial(at / workers).steps() == []  # the other may yet save it
+                    assert (
+                        debugger.create_trial(at / workers).steps() == []
+                    )  # the other worker may still save this step
                 hook.close()
             finally:
                 del os.environ["RANK"], os.environ["WORLD_SIZE"]
@@ -432,7 +434,7 @@ def test_only_the_first_rank_saves_unless_all_are_asked_for(at):
 
 
 @in_folder
-def test_models_that_are_copied_or_saved_whole_take_nothing_of_the_hook_along(at):
+def test_copied_or_pickled_models_contain_nothing_of_the_hook(at):
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
     hook = make(at / "tensors", save_all=True, save_config=debugger.SaveConfig(save_interval=1))
     hook.register_module(model)
@@ -452,7 +454,7 @@ def test_models_that_are_copied_or_saved_whole_take_nothing_of_the_hook_along(at
 
 
 @in_folder
-def test_a_collections_steps_may_be_changed_in_the_program(at):
+def test_the_steps_of_a_collection_may_be_changed_in_the_program(at):
     hook = make(at, save_config=debugger.SaveConfig(save_interval=1), include_collections=["weights", "biases"])
     hook.get_collection("losses").save_config.end_step = 0
     hook.get_collection("biases").save_config = debugger.SaveConfigMode(save_interval=2)
@@ -467,7 +469,7 @@ def test_a_collections_steps_may_be_changed_in_the_program(at):
 
 
 @in_folder
-def test_collections_may_be_looked_at_while_a_step_is_saved(at):
+def test_collections_may_be_read_while_a_step_is_saved(at):
     hook = make(at, include_collections=["weights", "gradients"])
     hook.register_module(model := Net())
     value = F.cross_entropy(model(torch.randn(2, 4)), torch.tensor([0, 1]))
@@ -478,7 +480,7 @@ def test_collections_may_be_looked_at_while_a_step_is_saved(at):
 
 
 @in_folder
-def test_a_compiled_model_is_found_by_itself(at):
+def test_a_compiled_model_is_found_automatically(at):
     model = torch.compile(Net(), backend="eager")
     hook = make(at, include_collections=["gradients"])
     hook.watch_for_model()
@@ -490,7 +492,7 @@ def test_a_compiled_model_is_found_by_itself(at):
 
 
 @in_folder
-def test_names_that_are_not_supported_say_so(at):
+def test_unsupported_options_are_refused_by_name(at):
     refused(lambda: Hook(at, export_tensorboard=True), UnsupportedError, "export_tensorboard")
     refused(lambda: Hook(at, include_workers="some"), ValueError, "include_workers", "'one' or 'all'")
     refused(lambda: Hook(at, limit_s=0), ValueError, "limit_s is 0")
@@ -539,7 +541,7 @@ def test_the_program_has_one_hook():
 
 
 def watched(at, interval=1):
-    """Return a hook as a job puts it there: it finds the model itself."""
+    """Return a hook as a job creates it: the hook finds the model itself."""
     hook = make(at, save_config=debugger.SaveConfig(save_interval=interval), include_collections=["weights"])
     hook.is_automatic = True
     hook.watch_for_model()
@@ -547,7 +549,7 @@ def watched(at, interval=1):
 
 
 @in_folder
-def test_what_torchscript_makes_of_losses_and_models_works_as_without_a_hook(at):
+def test_scripted_losses_and_models_work_as_without_a_hook(at):
     hook = watched(at)
     loss = torch.jit.script(torch.nn.CrossEntropyLoss())
     model = torch.jit.script(Net())
@@ -561,7 +563,7 @@ def test_what_torchscript_makes_of_losses_and_models_works_as_without_a_hook(at)
 
 
 @in_folder
-def test_a_model_whose_methods_raise_ends_the_saving_and_not_the_program(at):
+def test_a_model_whose_methods_raise_ends_the_saving_but_not_the_program(at):
     class Odd(Net):
         def named_modules(self, *args, **kwargs):
             raise ValueError("not here")
@@ -576,7 +578,7 @@ def test_a_model_whose_methods_raise_ends_the_saving_and_not_the_program(at):
 
 
 @in_folder
-def test_a_model_that_the_program_is_done_with_is_not_kept(at):
+def test_a_model_that_the_program_deletes_is_not_kept_alive(at):
     watched(at)
     model = Net()
     model(torch.zeros(1, 4)).sum().backward()
@@ -607,7 +609,7 @@ def test_the_programs_default_device_and_inference_mode_do_not_matter(at):
 
 
 @in_folder
-def test_modes_and_transforms_that_see_to_every_operation_see_nothing_of_the_hook(at):
+def test_dispatch_modes_and_transforms_see_no_operation_of_the_hook(at):
     class Counting(TorchDispatchMode):
         count = 0
 
@@ -633,7 +635,7 @@ def test_modes_and_transforms_that_see_to_every_operation_see_nothing_of_the_hoo
 
 
 @in_folder
-def test_parts_that_are_compiled_are_compiled_once(at):
+def test_compiled_submodules_are_compiled_only_once(at):
     torch._dynamo.reset()
     hook = watched(at)
     model = Net()
@@ -647,7 +649,7 @@ def test_parts_that_are_compiled_are_compiled_once(at):
 
 
 @in_folder
-def test_parameters_that_have_no_shape_yet_are_saved_once_they_have_one(at):
+def test_lazy_parameters_are_saved_once_they_have_a_shape(at):
     hook = watched(at)
     model = torch.nn.Sequential(torch.nn.LazyLinear(2))
     train(model, 3)
@@ -657,7 +659,7 @@ def test_parameters_that_have_no_shape_yet_are_saved_once_they_have_one(at):
 
 
 @in_folder
-def test_a_program_that_trains_no_model_is_left_alone_after_a_while(at):
+def test_the_hook_gives_up_on_a_program_that_trains_no_model(at):
     hook = watched(at)
     before = len(torch.nn.modules.module._global_forward_pre_hooks)
     hook._capture.modules._searched_s = 1e9
@@ -666,7 +668,7 @@ def test_a_program_that_trains_no_model_is_left_alone_after_a_while(at):
 
 
 @in_folder
-def test_a_later_attempt_counts_on_from_the_checkpoint_that_it_resumes_from(at):
+def test_a_later_attempt_counts_from_the_checkpoint_from_which_it_resumes(at):
     counts, checkpoint = CheckpointFolder(at / "counts"), at / "model.pt"
     os.environ[FOLDER_VARIABLE] = str(counts.path)
     leave_restored(counts, RestoredCounts())
@@ -706,7 +708,7 @@ def test_a_later_attempt_counts_on_from_the_checkpoint_that_it_resumes_from(at):
     finally:
         del os.environ[FOLDER_VARIABLE]
     trial = debugger.create_trial(at / "tensors")
-    assert trial.steps() == [0, 5, 10, 15, 20, 22], trial.steps()  # 14, which was saved too, is of what was lost
+    assert trial.steps() == [0, 5, 10, 15, 20, 22], trial.steps()  # step 14 was saved, too, but is lost work
     assert trial.steps(mode=ModeKeys.TRAIN) == [0, 5, 10, 15, 20]
     assert trial.written_at[10] < trial.written_at[15]
     third = attempt(1)

@@ -1,4 +1,4 @@
-"""Every built-in rule: it fires on a training that goes wrong in its way, and is silent on three that go well."""
+"""Every built-in rule: it fires on a training with its problem, and is silent on three good trainings."""
 
 import functools
 import os
@@ -77,7 +77,7 @@ def pictures():
 
 
 def train(name, model, batches, loss, *, lr, steps=12, rounds=2, seed=7, optimizer=None, saved=(), every=1):
-    """Train and save everything; return the trial. A round of training is followed by three steps of validation."""
+    """Train, save everything, and return the trial. Three validation steps follow each round of training."""
     torch.manual_seed(seed)
     at = FOLDER / name
     hook = Hook(at, strict=True, save_all=True, save_config=debugger.SaveConfig(save_interval=every))
@@ -108,7 +108,7 @@ def train(name, model, batches, loss, *, lr, steps=12, rounds=2, seed=7, optimiz
 
 
 def cross_entropy(*given):
-    return F.cross_entropy(*given)  # looked up when it is called: the hook has put its own there
+    return F.cross_entropy(*given)  # looked up at the call, because the hook has replaced it
 
 
 def mse(*given):
@@ -160,7 +160,7 @@ def check(name, trial, *words, silent=None, **parameters):
 
 
 def raised(kind, call, *given, **named):
-    """Make a call that must raise; return its exception."""
+    """Make a call that must raise, and return its exception."""
     try:
         call(*given, **named)
     except kind as error:
@@ -183,7 +183,7 @@ def test_all_zero():
             model.out.weight.zero_()
 
     check("AllZero", bad("zero", zero), "100 % of", "are 0")
-    assert findings(make_rule("AllZero", good()[0], {"threshold": "20"}))  # ReLUs let half through
+    assert findings(make_rule("AllZero", good()[0], {"threshold": "20"}))  # ReLUs pass about half of the values
 
 
 def test_class_imbalance():
@@ -204,7 +204,7 @@ def test_class_imbalance():
 
 
 class FakeTrial:
-    """Arrays by step and name."""
+    """A trial of arrays by step and name."""
 
     name = "fake"
 
@@ -226,7 +226,7 @@ class FakeTrial:
         return FakeTensor
 
 
-def test_class_imbalance_looks_at_what_a_script_calls_labels_before_it_looks_at_its_loss():
+def test_class_imbalance_uses_tensors_named_labels_before_the_inputs_of_the_loss():
     even, rare = np.arange(1000) % 2, np.arange(1000) // 999
     others = {"Net_labels.weight": np.zeros(4)}
 
@@ -291,7 +291,7 @@ def test_check_input_images():
 
     inputs = {"regex": "^(fc|layers.0)_input_0$", "threshold_samples": "300"}
     trial = bad("bright", model=Convolutions, batches=bright)
-    # Numbers in place of pixels may be further off: there are fewer of them.
+    # Numbers in place of pixels may deviate more: there are fewer of them.
     check(
         "CheckInputImages",
         trial,
@@ -383,7 +383,7 @@ def test_stalled_training():
     check("StalledTrainingRule", trial, "s have passed since step 0, the limit is 1800 s")
 
 
-def test_stalled_training_is_found_while_nothing_comes():
+def test_stalled_training_is_found_while_no_step_is_saved():
     at = FOLDER / "stalled"
     hook = Hook(at, strict=True, save_config=debugger.SaveConfig(save_interval=1))
     model = Classifier()
@@ -431,13 +431,13 @@ def test_vanishing_gradient():
 
 
 def looked_at(trial, name, **parameters):
-    """Return at how many saved steps a rule looked, and how many there are."""
+    """Return the number of steps that a rule evaluated, and the number of saved steps."""
     rule = make_rule(name, trial, parameters)
     raised(NoMoreData, invoke_rule, rule)
     return rule.report["Datapoints"], len(trial.steps(show_incomplete_steps=True))
 
 
-def test_steps_without_what_a_rule_looks_at_are_not_counted_as_looked_at():
+def test_steps_without_the_tensors_of_a_rule_are_not_counted_as_evaluated():
     def saved(name, **parameters):
         at = FOLDER / name
         every = debugger.SaveConfig(save_interval=1)
@@ -470,12 +470,12 @@ def test_weight_update_ratio():
     check("WeightUpdateRatio", frozen, "Classifier_fc.weight has changed by 0 of itself since step 0")
 
 
-def test_every_rule_was_looked_at():
+def test_every_rule_has_a_check():
     looked_at = re.findall(r'check\(\s*"(\w+)"', Path(__file__).read_text())
     assert set(looked_at) == set(RULES)
 
 
-def test_a_rule_of_the_programs_own_is_invoked_as_smdebug_does():
+def test_a_custom_rule_is_invoked_as_by_smdebug():
     class Small(Rule):
         def __init__(self, base_trial, limit="0.5"):
             super().__init__(base_trial, other_trials=None)
@@ -497,7 +497,7 @@ def test_a_rule_of_the_programs_own_is_invoked_as_smdebug_does():
     assert rule.report["Datapoints"] >= 3
 
 
-def test_rules_that_are_not_there_say_which_are():
+def test_an_unknown_rule_is_refused_with_the_known_rules():
     for name in (*UNSUPPORTED, "Nonsense"):
         error = raised(UnsupportedError, make_rule, name, good()[0])
         assert name in str(error)

@@ -1,4 +1,4 @@
-"""Several workers: findings of rules with any of them, and a hook whose folder belongs to somebody else."""
+"""Several workers: findings of rules in any worker, and a hook whose folder another program uses."""
 
 import contextlib
 import logging
@@ -24,7 +24,7 @@ TENSOR = "gradient/Net_fc.weight"
 
 
 def two_workers(folder, first, second, name=TENSOR):
-    """Save one step of two workers; return its trial."""
+    """Save one step of two workers, and return the trial."""
     for worker, values in (("worker_0", first), ("worker_1", second)):
         (folder / COLLECTIONS).mkdir(exist_ok=True)
         text = '{"num_workers": 2, "collections": {"gradients": {"include_regex": ["^gradient"], "tensor_names": []}}}'
@@ -49,7 +49,7 @@ def finding(rule, first, second, *, name=TENSOR, **parameters):
     return ""
 
 
-def test_what_any_worker_has_is_found_and_it_is_named():
+def test_a_problem_of_any_worker_is_found_and_names_the_worker():
     nan = float("nan")
     found = f"step 0: {TENSOR} of worker_1 has values that are NaN"
     assert finding("ExplodingTensor", [1, 2], [1, nan]) == found
@@ -62,7 +62,7 @@ def test_what_any_worker_has_is_found_and_it_is_named():
     assert "% of tanh_input_0 of worker_1 are saturated" in found
 
 
-def test_values_are_those_of_the_worker_that_is_asked_for():
+def test_values_are_those_of_the_requested_worker():
     with tempfile.TemporaryDirectory() as place:
         trial = two_workers(Path(place), [1, 2], [3, 4])
         tensor = trial.tensor(TENSOR)
@@ -76,7 +76,7 @@ def test_values_are_those_of_the_worker_that_is_asked_for():
 
 
 def train(folder, *, is_automatic, num_checks=0, num_steps=2):
-    """Evaluate some steps and train some with a hook; return it, closed."""
+    """Evaluate some steps and train some steps with a hook; return the closed hook."""
     model = torch.nn.Linear(2, 1)
     hook = Hook(folder, save_all=True, save_config=debugger.SaveConfig(save_interval=1))
     hook.is_automatic = is_automatic
@@ -91,7 +91,7 @@ def train(folder, *, is_automatic, num_checks=0, num_steps=2):
     return hook
 
 
-def test_a_program_that_trains_after_another_saves_and_one_that_evaluates_does_not():
+def test_a_later_program_that_trains_saves_and_one_that_only_evaluates_does_not():
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
 
@@ -112,7 +112,7 @@ def test_a_program_that_trains_after_another_saves_and_one_that_evaluates_does_n
         assert saved() == [0], "a hook of the program's own saves whatever it does"
 
 
-def test_a_program_trains_on_where_another_saves():
+def test_a_program_trains_without_saving_if_another_saves_in_its_folder():
     said = []
     handler = logging.Handler()
     handler.emit = said.append

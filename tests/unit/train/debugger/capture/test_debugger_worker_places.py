@@ -1,4 +1,4 @@
-"""Which worker a process is, by its group, its launcher or its host."""
+"""The worker that a process is, by its process group, its launcher or its host."""
 
 import json
 from pathlib import Path
@@ -28,12 +28,12 @@ def be_told(monkeypatch: pytest.MonkeyPatch, **variables: int) -> None:
         monkeypatch.setenv(name, str(value))
 
 
-def test_a_program_alone_is_worker_0() -> None:
+def test_a_single_program_is_worker_0() -> None:
     assert worker_place() == WorkerPlace(name="worker_0", is_chief=True, num_workers=1)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"hosts": ["a"]}', '{"hosts": ["a"], "current_host": "b"}', "\0"])
-def test_a_file_of_hosts_that_says_nothing_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_of_hosts_counts_as_no_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "resourceconfig.json").write_text(text)
     assert worker_place().name == "worker_0"
 
@@ -46,12 +46,12 @@ def test_a_rank_is_a_worker_wherever_it_runs(tmp_path: Path, monkeypatch: pytest
     assert worker_place().is_chief
 
 
-def test_hosts_that_were_told_of_no_ranks_have_a_worker_each(tmp_path: Path) -> None:
+def test_each_host_without_a_launcher_is_one_worker(tmp_path: Path) -> None:
     be_host(tmp_path, "algo-2", "algo-1", "algo-2")
     assert worker_place() == WorkerPlace(name="worker_1", is_chief=True, num_workers=2, num_trainings=2)
 
 
-def test_ranks_of_one_host_alone_are_numbered_on_from_host_to_host(
+def test_ranks_that_are_numbered_per_host_get_numbers_over_all_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     be_host(tmp_path, "algo-2", "algo-1", "algo-2")
@@ -59,7 +59,7 @@ def test_ranks_of_one_host_alone_are_numbered_on_from_host_to_host(
     assert worker_place() == WorkerPlace(name="worker_5", is_chief=False, num_workers=8, num_trainings=2)
 
 
-def test_a_process_group_knows_better_than_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_group_takes_precedence_over_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     be_host(tmp_path, "algo-1", "algo-1", "algo-2")
     be_told(monkeypatch, RANK=0, WORLD_SIZE=1)
     monkeypatch.setattr(ranks, "_from_group", {"get_rank": 3, "get_world_size": 6}.get)

@@ -25,7 +25,7 @@ sys.stdin.read()
 
 
 def other_program(folder: Path) -> subprocess.Popen[str]:
-    """A program that saves in a folder until it is killed."""
+    """Start a program that saves in a folder until it is killed."""
     program = subprocess.Popen(
         [sys.executable, "-c", OTHER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -39,7 +39,7 @@ def kill(program: subprocess.Popen[str]) -> None:
     program.communicate(timeout=LIMIT_S)
 
 
-def test_a_second_process_is_refused_while_the_first_saves_and_not_afterwards(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_only_while_the_first_saves(tmp_path: Path) -> None:
     program = other_program(tmp_path)
     try:
         with pytest.raises(FolderTaken, match=f"process {program.pid} saves in {tmp_path} as worker_0"):
@@ -50,7 +50,7 @@ def test_a_second_process_is_refused_while_the_first_saves_and_not_afterwards(tm
     assert Writer(tmp_path, "worker_0").close(limit_s=LIMIT_S)
 
 
-def test_a_program_that_has_ended_well_is_known_and_keeps_nobody_from_the_folder(tmp_path: Path) -> None:
+def test_a_program_that_has_ended_well_is_recorded_and_releases_the_folder(tmp_path: Path) -> None:
     assert Writer(tmp_path, "worker_0").close(limit_s=LIMIT_S)
     assert has_ended_well(tmp_path, "worker_0")
     assert not has_ended_well(tmp_path, "worker_1")
@@ -58,7 +58,7 @@ def test_a_program_that_has_ended_well_is_known_and_keeps_nobody_from_the_folder
 
 
 @pytest.mark.parametrize("left", ["", "nonsense", "[]", json.dumps({"program_failed": True}), json.dumps({})])
-def test_a_program_that_failed_or_was_killed_is_followed(tmp_path: Path, left: str) -> None:
+def test_after_a_failed_or_killed_program_another_may_save(tmp_path: Path, left: str) -> None:
     (tmp_path / "ended").mkdir()
     if left:
         (tmp_path / "ended" / "worker_0.json").write_text(left)
@@ -66,11 +66,11 @@ def test_a_program_that_failed_or_was_killed_is_followed(tmp_path: Path, left: s
     assert Writer(tmp_path, "worker_0").close(limit_s=LIMIT_S)
 
 
-def test_a_claim_is_given_back_though_processes_were_forked_meanwhile(tmp_path: Path) -> None:
+def test_a_claim_is_released_though_processes_were_forked_in_between(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     writer = Writer(tmp_path, "worker_0")
     child = os.fork()
-    if not child:  # holds the lock's descriptor as a process does that loads data
+    if not child:  # holds the lock's descriptor, like a forked data loader
         os.close(writing)
         os.read(reading, 1)
         os._exit(0)
@@ -83,7 +83,7 @@ def test_a_claim_is_given_back_though_processes_were_forked_meanwhile(tmp_path: 
         os.waitpid(child, 0)
 
 
-def test_an_error_that_ends_a_program_is_told_from_a_good_end(tmp_path: Path) -> None:
+def test_an_end_by_an_error_is_distinguished_from_a_good_end(tmp_path: Path) -> None:
     text = "from pathlib import Path; import atexit, sys; from clary.train.debugger.capture.writing import Writer\n"
     text += "atexit.register(Writer(Path(sys.argv[1]), 'worker_0').close, limit_s=60)\n"
     for more, has_failed in (("", False), ("raise ValueError('so it is')", True)):
@@ -91,18 +91,20 @@ def test_an_error_that_ends_a_program_is_told_from_a_good_end(tmp_path: Path) ->
         assert json.loads((tmp_path / "ended" / "worker_0.json").read_text())["program_failed"] is has_failed
 
 
-def test_a_lock_that_outlives_its_program_keeps_nobody_out(tmp_path: Path) -> None:
+def test_a_lock_that_outlives_its_program_blocks_no_other_program(tmp_path: Path) -> None:
     program = other_program(tmp_path)
     reader = os.open(tmp_path / "collections" / ".worker_0.lock", os.O_RDWR)
     try:
         kill(program)
-        fcntl.flock(reader, fcntl.LOCK_EX)  # as a process does that loads data and was forked
+        fcntl.flock(reader, fcntl.LOCK_EX)  # like a forked data loader
         assert Writer(tmp_path, "worker_0").close(limit_s=LIMIT_S)
     finally:
         os.close(reader)
 
 
-def test_a_file_system_without_locks_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_on_a_file_system_without_locks_is_still_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refusing(handle: int, how: int) -> None:
         raise OSError(95, "Operation not supported")
 
@@ -110,7 +112,7 @@ def test_a_file_system_without_locks_is_written_all_the_same(tmp_path: Path, mon
     assert Writer(tmp_path, "worker_0").close(limit_s=LIMIT_S)
 
 
-def test_a_link_in_the_place_of_a_claim_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_claim_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "collections").mkdir()
     (tmp_path / "collections" / ".worker_0.lock").symlink_to(tmp_path / "elsewhere")
     assert Writer(tmp_path, "worker_0").close(limit_s=LIMIT_S), "what can not be claimed is written all the same"

@@ -1,4 +1,4 @@
-"""A hook's options for saving, before there is any torch."""
+"""A hook's options for saving, which work without torch."""
 
 from typing import Any
 
@@ -31,14 +31,14 @@ def chosen(asked: HookOptions, name: str, step: int = 0) -> Wanted | None:
     return chooser.wants(chooser.at(modes.GLOBAL, step), name)
 
 
-def test_by_default_losses_alone_are_saved_in_the_jobs_own_folder() -> None:
+def test_by_default_only_losses_are_saved_in_the_job_s_own_folder() -> None:
     asked = options()
     assert asked.out_dir == "/opt/ml/output/tensors"
     assert chosen(asked, "CrossEntropyLoss_output_0") == VALUES
     assert chosen(asked, "Net_fc.weight") is None
 
 
-def test_what_matches_the_hooks_own_expression_and_collections_by_name_are_saved() -> None:
+def test_tensors_that_match_the_hook_s_expression_or_collections_are_saved() -> None:
     asked = options(include_regex="relu", include_collections="biases")
     assert asked.include_collections == {"default", "biases"}
     assert chosen(asked, "relu_output_0") == chosen(asked, "Net_fc.bias") == VALUES
@@ -46,7 +46,7 @@ def test_what_matches_the_hooks_own_expression_and_collections_by_name_are_saved
     assert chosen(options(save_all=True), "Net_fc.weight") == VALUES
 
 
-def test_whatever_may_change_the_choice_is_a_change_until_it_was_chosen_again() -> None:
+def test_a_change_of_options_is_marked_until_tensors_are_chosen_again() -> None:
     asked = options()
     assert asked.has_changed
     changes = [
@@ -63,7 +63,7 @@ def test_whatever_may_change_the_choice_is_a_change_until_it_was_chosen_again() 
     assert chosen(asked, "fc_output_0") == chosen(asked, "own") == VALUES
 
 
-def test_a_tensor_that_is_in_its_collections_already_changes_nothing() -> None:
+def test_adding_a_tensor_to_its_own_collections_changes_nothing() -> None:
     asked = options()
     assert asked.add_tensor_name("own", ["default", "mine"])
     assert chosen(asked, "own") == VALUES
@@ -72,7 +72,7 @@ def test_a_tensor_that_is_in_its_collections_already_changes_nothing() -> None:
     assert asked.add_tensor_name("own", ["default", "other"])
 
 
-def test_a_collection_that_was_asked_for_has_steps_of_its_own() -> None:
+def test_a_requested_collection_has_its_own_steps() -> None:
     asked = options(save_config=SaveConfig(save_interval=2))
     asked.get_collection("losses").save_config.save_interval = 5
     asked.get_collection("weights")
@@ -91,6 +91,6 @@ def test_a_collection_that_was_asked_for_has_steps_of_its_own() -> None:
         (lambda: options().add_collection("weights"), "was given a str; expected a Collection"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_was_expected(ask: Any, words: str) -> None:
+def test_invalid_options_are_refused_with_the_expected_values(ask: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words.replace("[", r"\[")):
         ask()

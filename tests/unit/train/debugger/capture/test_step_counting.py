@@ -1,4 +1,4 @@
-"""A hook's first step, the count that it leaves, and trials' view of the attempts before."""
+"""A hook's first step, the count that it stores, and a trial's view of the earlier attempts."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return at
 
 
-def test_a_hook_goes_on_from_what_was_restored(folder: Path) -> None:
+def test_a_hook_continues_from_the_restored_counts(folder: Path) -> None:
     (folder / RESTORED_FILE).write_text(json.dumps(to_plain(RestoredCounts(own=OWN, first=FIRST))))
     assert restored_counts(trains_alone=False) == FIRST
     assert restored_counts(trains_alone=True) == OWN
@@ -45,7 +45,7 @@ def test_a_hook_goes_on_from_what_was_restored(folder: Path) -> None:
     assert restored_counts(trains_alone=True) == StepCounts()
 
 
-def test_without_checkpoints_a_hook_counts_from_0_and_leaves_nothing(
+def test_without_checkpoints_a_hook_counts_from_0_and_stores_no_counts(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert restored_counts(trains_alone=False) == StepCounts()
@@ -72,7 +72,7 @@ FOREIGN = (
 
 
 @pytest.mark.parametrize("content", FOREIGN, ids=range(len(FOREIGN)))
-def test_a_file_that_is_torn_or_somebody_elses_costs_a_line_of_the_log(
+def test_a_torn_or_foreign_file_of_counts_costs_a_log_line(
     folder: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / RESTORED_FILE).write_text(content)
@@ -80,7 +80,7 @@ def test_a_file_that_is_torn_or_somebody_elses_costs_a_line_of_the_log(
     assert "debugger: steps are counted from 0" in caplog.text
 
 
-def test_what_is_no_plain_file_is_not_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_path_that_is_no_regular_file_is_not_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "elsewhere").write_text(json.dumps(to_plain(RestoredCounts(first=FIRST))))
     (folder / RESTORED_FILE).symlink_to("elsewhere")
     assert restored_counts(trains_alone=False) == StepCounts()
@@ -90,7 +90,7 @@ def test_what_is_no_plain_file_is_not_read(folder: Path, caplog: pytest.LogCaptu
     assert caplog.text.count("debugger: steps are counted from 0") == 2
 
 
-def test_each_step_leaves_a_row(folder: Path) -> None:
+def test_each_step_adds_a_row(folder: Path) -> None:
     began_ns = time.time_ns()
     file = CountsFile(FIRST)
     assert os.listdir(folder) == [], "as long as nobody trains"
@@ -107,7 +107,7 @@ def test_each_step_leaves_a_row(folder: Path) -> None:
     assert began_ns <= header.began_ns <= rows[0].at_ns <= rows[1].at_ns <= time.time_ns()
 
 
-def test_a_count_that_cannot_be_left_costs_a_line_of_the_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_counts_that_cannot_be_stored_cost_a_log_line(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder.rmdir()
     file = CountsFile(StepCounts())
     for step in range(3):
@@ -120,16 +120,16 @@ def test_a_count_that_cannot_be_left_costs_a_line_of_the_log(folder: Path, caplo
     file = CountsFile(StepCounts())
     file.add("worker_0", 0, -1, -1, -1)
     with (folder / "of the program").open("wb") as own:
-        os.dup2(own.fileno(), file._descriptor)  # it closes what is not its own, and opens a file
+        os.dup2(own.fileno(), file._descriptor)  # the program closes a descriptor of ours, and opens a file
     taken = file._descriptor
     file.add("worker_0", 1, -1, -1, -1)
-    os.close(taken)  # which is still the program's to close
+    os.close(taken)  # the descriptor still belongs to the program
     assert (folder / "of the program").read_bytes() == b""
     assert "the program has closed their file" in caplog.text
 
 
 def goes_on(at: Path, *steps: int, after: int, ends: bool = True) -> Writer:
-    """Save as a later attempt does, in the same place."""
+    """Save in the same folder as a later attempt does."""
     writer = Writer(at, "worker_0")
     writer.write_collections({}, 1, goes_on_after=after)
     for step in steps:
@@ -139,7 +139,7 @@ def goes_on(at: Path, *steps: int, after: int, ends: bool = True) -> Writer:
     return writer
 
 
-def test_a_trial_shows_one_training_over_attempts_each_step_once(tmp_path: Path) -> None:
+def test_a_trial_shows_one_training_over_attempts_with_each_step_once(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, 10, 20, 30, 40)
     follower = create_trial(tmp_path)
     assert follower.steps() == [0, 10, 20, 30, 40]
@@ -156,9 +156,9 @@ def test_a_trial_shows_one_training_over_attempts_each_step_once(tmp_path: Path)
     assert create_trial(tmp_path).steps() == [0], "one that begins anew hides all that was there"
 
 
-def test_a_trial_that_looks_on_keeps_the_steps_that_another_attempt_goes_on_from(tmp_path: Path) -> None:
+def test_an_open_trial_keeps_the_steps_from_which_another_attempt_continues(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, 10, 20, ends=False).close(limit_s=LIMIT_S)
-    (tmp_path / "ended" / "worker_0.json").unlink()  # it was killed
+    (tmp_path / "ended" / "worker_0.json").unlink()  # as if it had been killed
     trial = create_trial(tmp_path)
     assert trial.steps() == [0, 10, 20]
     writer = goes_on(tmp_path, after=15, ends=False)
@@ -171,7 +171,7 @@ def test_a_trial_that_looks_on_keeps_the_steps_that_another_attempt_goes_on_from
 
 
 @pytest.mark.parametrize("value", ["Infinity", "null", '"x"', "{}"])
-def test_what_a_worker_says_wrongly_of_where_it_goes_on_hides_nothing_of_its_own(tmp_path: Path, value: str) -> None:
+def test_a_wrong_start_step_of_a_worker_hides_no_steps_of_that_worker(tmp_path: Path, value: str) -> None:
     goes_on(tmp_path, 30, 40, after=25)
     place = tmp_path / "collections" / "worker_0.json"
     place.write_text(place.read_text().replace('"goes_on_after": 25', f'"goes_on_after": {value}'))
@@ -181,7 +181,7 @@ def test_what_a_worker_says_wrongly_of_where_it_goes_on_hides_nothing_of_its_own
 
 
 class Seen(Rule):
-    """Takes note of the steps that it is called with."""
+    """Records the steps for which it is called."""
 
     def __init__(self, base_trial: Trial) -> None:
         super().__init__(base_trial)
@@ -192,7 +192,7 @@ class Seen(Rule):
         return False
 
 
-def test_a_rule_of_a_later_attempt_sees_that_attempts_steps_without_looking_for_those_before(
+def test_a_rule_of_a_later_attempt_sees_only_that_attempt_s_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_steps(tmp_path, 0, 500_000)

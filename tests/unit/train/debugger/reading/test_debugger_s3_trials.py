@@ -1,4 +1,4 @@
-"""Trials of S3: listed, fetched and cached objects, and the words when the store refuses."""
+"""Trials of S3: listed, fetched and cached objects, and the errors when the store refuses."""
 
 import http.server
 import struct
@@ -70,7 +70,7 @@ def bucket() -> FakeBucket:
 
 
 def store(bucket: FakeBucket, folder: Path, step: int, worker: str = "worker_0", num_values: int = 2) -> str:
-    """Put a step into the bucket, as a mirror does; return its key."""
+    """Put a step into the bucket, like a mirror; return its key."""
     path = folder / "one"
     index = StepIndex(step=step, mode=ModeKeys.GLOBAL, mode_step=step, worker=worker, num_workers=1, written_at=1.0)
     values = struct.pack(f"<{num_values}f", *([float(step)] * num_values))
@@ -88,7 +88,7 @@ def values_of(trial: Trial, step: int, worker: str = "worker_0") -> bytes:
     return trial.values_of(step, worker, trial.tensor("weight")._entries[step][worker])
 
 
-def test_steps_are_read_while_they_appear_until_the_end(bucket: FakeBucket, tmp_path: Path) -> None:
+def test_steps_are_read_as_they_appear_until_the_end(bucket: FakeBucket, tmp_path: Path) -> None:
     trial = trial_of(bucket)
     assert trial.steps() == []
     store(bucket, tmp_path, 0)
@@ -104,7 +104,7 @@ def test_steps_are_read_while_they_appear_until_the_end(bucket: FakeBucket, tmp_
     assert trial.has_ended
 
 
-def test_a_look_lists_what_is_new_and_not_the_whole_prefix(bucket: FakeBucket, tmp_path: Path) -> None:
+def test_a_refresh_lists_only_new_objects_and_not_the_whole_prefix(bucket: FakeBucket, tmp_path: Path) -> None:
     for step in range(0, 3000, 10):
         store(bucket, tmp_path, step)
     trial = trial_of(bucket)
@@ -119,7 +119,7 @@ def test_a_look_lists_what_is_new_and_not_the_whole_prefix(bucket: FakeBucket, t
     assert len(bucket.reads) == 1
 
 
-def test_a_worker_that_comes_late_is_listed_from_its_first_step(bucket: FakeBucket, tmp_path: Path) -> None:
+def test_a_late_worker_is_listed_from_its_first_step(bucket: FakeBucket, tmp_path: Path) -> None:
     for step in (0, 10, 20):
         store(bucket, tmp_path, step)
     trial = trial_of(bucket)
@@ -133,7 +133,7 @@ def test_a_worker_that_comes_late_is_listed_from_its_first_step(bucket: FakeBuck
     assert trial.steps() == [0, 10]
 
 
-def test_workers_come_in_the_order_of_their_numbers(bucket: FakeBucket, tmp_path: Path) -> None:
+def test_workers_are_sorted_by_their_numbers(bucket: FakeBucket, tmp_path: Path) -> None:
     for number in (10, 2, 0):
         store(bucket, tmp_path, 0, f"worker_{number}")
     trial = trial_of(bucket)
@@ -141,14 +141,14 @@ def test_workers_come_in_the_order_of_their_numbers(bucket: FakeBucket, tmp_path
     assert trial.tensor("weight").workers(0) == ["worker_0", "worker_2", "worker_10"]
 
 
-def test_looks_keep_their_distance(bucket: FakeBucket, tmp_path: Path) -> None:
+def test_refreshes_keep_their_minimum_interval(bucket: FakeBucket, tmp_path: Path) -> None:
     trial = Trial(S3Files(bucket, "t", interval_s=3600.0), name="far")
     assert trial.steps() == []
     store(bucket, tmp_path, 0)
     assert trial.steps() == []
 
 
-def test_what_was_cut_short_or_is_gone_is_left_out(bucket: FakeBucket, tmp_path: Path) -> None:
+def test_truncated_and_deleted_objects_are_left_out(bucket: FakeBucket, tmp_path: Path) -> None:
     store(bucket, tmp_path, 0)
     key = store(bucket, tmp_path, 5)
     bucket.objects[key] = bucket.objects[key][:-1]
@@ -176,7 +176,7 @@ def test_an_object_that_was_replaced_is_read_again(bucket: FakeBucket, tmp_path:
     assert values_of(trial, 5) == struct.pack("<2f", 5, 5)
 
 
-def test_an_object_that_is_shorter_than_listed_is_no_answer(bucket: FakeBucket) -> None:
+def test_an_object_that_is_shorter_than_listed_is_an_error(bucket: FakeBucket) -> None:
     bucket.objects["t/a"] = bytes(100)
     files = S3Files(bucket, "t")
     assert files.size("a") == 100
@@ -185,7 +185,7 @@ def test_an_object_that_is_shorter_than_listed_is_no_answer(bucket: FakeBucket) 
         files.read("a", 0, 100)
 
 
-def test_any_part_of_an_object_is_what_it_is(bucket: FakeBucket) -> None:
+def test_any_range_of_an_object_is_read_correctly(bucket: FakeBucket) -> None:
     content = bytes(index % 251 for index in range(3 * BLOCK_BYTES + 77))
     bucket.objects["t/a"] = content
     files = S3Files(bucket, "t")
@@ -198,7 +198,7 @@ def test_any_part_of_an_object_is_what_it_is(bucket: FakeBucket) -> None:
         files.read("b", 0, 1)
 
 
-def test_what_was_fetched_is_kept_here_up_to_a_bound(bucket: FakeBucket) -> None:
+def test_fetched_blocks_are_cached_up_to_a_limit(bucket: FakeBucket) -> None:
     bucket.objects["t/a"] = bytes(4 * BLOCK_BYTES)
     files = S3Files(bucket, "t", cache_bytes=2 * BLOCK_BYTES)
     files.read("a", 0, 2 * BLOCK_BYTES)
@@ -224,12 +224,12 @@ def test_blocks_that_do_not_fit_or_are_lost_are_fetched_again(tmp_path: Path) ->
     assert blocks.get("a") is None
     assert blocks.num_bytes == 0
     blocks.folder.rmdir()
-    blocks.put("b", b"1")  # as on a disk that is full
+    blocks.put("b", b"1")  # as on a full disk
     assert blocks.get("b") is None
     assert blocks.num_bytes == 0
 
 
-def test_the_folder_of_blocks_goes_with_the_trial(bucket: FakeBucket, tmp_path: Path) -> None:
+def test_the_folder_of_blocks_is_deleted_with_the_trial(bucket: FakeBucket, tmp_path: Path) -> None:
     files = S3Files(bucket, "t", cache_place=tmp_path)
     folder = files._blocks.folder
     assert folder.parent == tmp_path
@@ -238,7 +238,7 @@ def test_the_folder_of_blocks_goes_with_the_trial(bucket: FakeBucket, tmp_path: 
     assert not folder.exists()
 
 
-def test_many_objects_are_fetched_several_at_a_time_and_each_once(bucket: FakeBucket, tmp_path: Path) -> None:
+def test_many_objects_are_fetched_concurrently_and_each_once(bucket: FakeBucket, tmp_path: Path) -> None:
     keys = [store(bucket, tmp_path, step) for step in range(200)]
     threads: set[str] = set()
     whole = bucket.read
@@ -259,7 +259,7 @@ def test_many_objects_are_fetched_several_at_a_time_and_each_once(bucket: FakeBu
     assert any(name.startswith("clary-trial") for name in threads)
 
 
-def test_a_store_that_fails_is_named_and_asked_again(bucket: FakeBucket, tmp_path: Path) -> None:
+def test_a_failing_store_is_named_and_retried(bucket: FakeBucket, tmp_path: Path) -> None:
     trial = trial_of(bucket)
     store(bucket, tmp_path, 0)
     bucket.trouble = StoreError("could not list s3://bucket/t/: AccessDenied")
@@ -269,7 +269,7 @@ def test_a_store_that_fails_is_named_and_asked_again(bucket: FakeBucket, tmp_pat
     assert trial.steps() == [0]
 
 
-def test_an_s3_trial_says_what_to_install_or_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_s3_trial_names_the_package_or_the_setting_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     for name in (*KEYS, "AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
@@ -293,7 +293,7 @@ def test_an_s3_trial_says_what_to_install_or_to_set(monkeypatch: pytest.MonkeyPa
 
 
 class FakeBotoError(Exception):
-    """As boto3's ClientError."""
+    """Has the attributes of boto3's ClientError."""
 
     def __init__(self, code: str) -> None:
         super().__init__(f"An error occurred ({code})")
@@ -301,7 +301,7 @@ class FakeBotoError(Exception):
 
 
 class FakeClient:
-    """As boto3's client of S3; each listing comes in two pages."""
+    """Replaces boto3's client of S3; each listing has two pages."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -325,7 +325,7 @@ class FakeClient:
         raise ConnectionError("no route")
 
 
-def test_boto3_is_asked_page_by_page_and_its_errors_name_the_object() -> None:
+def test_boto3_is_called_page_by_page_and_its_errors_name_the_object() -> None:
     client = FakeClient()
     bucket = BotoBucket("bucket", client)
     found = bucket.list("t/", "t/0")
@@ -347,13 +347,13 @@ def test_boto3_is_asked_page_by_page_and_its_errors_name_the_object() -> None:
 
 
 class FakeS3(http.server.BaseHTTPRequestHandler):
-    """Answers as S3 does, and fails as it is told to."""
+    """Responds like S3, and fails as the test demands."""
 
     protocol_version = "HTTP/1.1"
     asked: list[tuple[str, dict[str, str]]] = []
     failures: list[int] = []
     pages: list[bytes] = []
-    forgets = False  # closes each connection once it has answered, without a word
+    forgets = False  # closes each connection after the response, without a `Connection: close` header
 
     def do_GET(self) -> None:
         self.asked.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
@@ -377,7 +377,7 @@ class FakeS3(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def signed(monkeypatch: pytest.MonkeyPatch) -> Iterator[SignedBucket]:
-    """A bucket of a server of its own."""
+    """A bucket with its own server."""
     FakeS3.asked, FakeS3.failures, FakeS3.pages, FakeS3.forgets = [], [], [], False
     monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeS3)
@@ -400,7 +400,7 @@ def page(inner: str) -> bytes:
     return f'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{inner}</ListBucketResult>'.encode()
 
 
-def test_requests_of_our_own_are_signed_and_follow_pages(signed: SignedBucket) -> None:
+def test_our_own_requests_are_signed_and_follow_pages(signed: SignedBucket) -> None:
     FakeS3.pages += [
         page(
             "<EncodingType>url</EncodingType><IsTruncated>true</IsTruncated><NextContinuationToken>a+/=</NextContinuationToken>"
@@ -422,7 +422,7 @@ def test_requests_of_our_own_are_signed_and_follow_pages(signed: SignedBucket) -
     assert (unquote(path), headers["range"]) == ("/base/bucket/t/a b+c", "bytes=4-9")
 
 
-def test_requests_of_our_own_are_tried_again_where_that_helps(signed: SignedBucket) -> None:
+def test_our_own_requests_are_retried_if_that_can_help(signed: SignedBucket) -> None:
     FakeS3.failures += [503, 500]
     assert signed.read("a", 0, 7) == b"content"
     assert len(FakeS3.asked) == 3
@@ -440,7 +440,7 @@ def test_requests_of_our_own_are_tried_again_where_that_helps(signed: SignedBuck
         signed.list("t/")
 
 
-def test_a_connection_that_the_store_closed_while_it_was_idle_costs_no_attempt(
+def test_a_connection_that_the_store_closed_while_idle_costs_no_attempt(
     signed: SignedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 3600.0)
@@ -449,7 +449,7 @@ def test_a_connection_that_the_store_closed_while_it_was_idle_costs_no_attempt(
         assert signed.read("a", 0, 7) == b"content"
 
 
-def test_a_store_that_is_not_there_is_said_with_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_is_an_error_that_names_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setitem(sys.modules, "boto3", None)
     for name, value in KEYS.items():

@@ -1,4 +1,4 @@
-"""The tensors of several hosts as the first sees them: its own folder, and the stored files of the others."""
+"""The tensors of several hosts as the first host sees them: its own folder, and the stored files of the others."""
 
 import struct
 from pathlib import Path
@@ -30,7 +30,7 @@ class SeesNothing(Rule):
 
 
 class FakeFar(LocalFiles):
-    """A prefix of S3, which may fail."""
+    """A prefix of S3 whose requests may fail."""
 
     interval_s = 5.0
     is_down = False
@@ -44,7 +44,7 @@ class FakeFar(LocalFiles):
 
 
 class FakeTime:
-    """Goes on when it is told to."""
+    """A clock that only the test advances."""
 
     now_s = 0.0
 
@@ -101,13 +101,13 @@ def setup(near: Path, far: Path) -> Setup:
     return Setup(near, far)
 
 
-def test_what_agents_leave_is_what_trials_look_for() -> None:
+def test_the_end_files_of_agents_have_the_names_that_trials_expect() -> None:
     found = HOST_FILE.fullmatch(host_end("algo-12", attempt=3, num_hosts=16).removeprefix("ended/"))
     assert found is not None
     assert found.groups() == ("algo-12", "3", "16")
 
 
-def test_a_step_is_there_once_the_other_host_has_stored_it(setup: Setup, near: Path, far: Path) -> None:
+def test_a_step_is_complete_once_the_other_host_has_stored_it(setup: Setup, near: Path, far: Path) -> None:
     save(near, "worker_0", 0, 10)
     assert setup.steps_after(0) == []
     save(far, "worker_1", 0, value=3.0)
@@ -119,7 +119,7 @@ def test_a_step_is_there_once_the_other_host_has_stored_it(setup: Setup, near: P
     assert read == [struct.pack("<f", 1.0), struct.pack("<f", 3.0)]
 
 
-def test_the_hosts_own_files_are_read_here_and_not_from_the_store(setup: Setup, near: Path, far: Path) -> None:
+def test_the_host_s_own_files_are_read_from_disk_and_not_from_the_store(setup: Setup, near: Path, far: Path) -> None:
     save(near, "worker_0", 0, value=1.0, num_workers=1)
     save(far, "worker_0", 0, value=2.0, num_workers=1)
     assert setup.steps_after(0) == [0]
@@ -127,7 +127,7 @@ def test_the_hosts_own_files_are_read_here_and_not_from_the_store(setup: Setup, 
     assert setup.trial.values_of(0, "worker_0", entry) == struct.pack("<f", 1.0)
 
 
-def test_the_store_is_listed_now_and_then_and_this_folder_always(setup: Setup, near: Path) -> None:
+def test_the_store_is_listed_at_intervals_and_the_own_folder_always(setup: Setup, near: Path) -> None:
     save(near, "worker_0", 0, num_workers=1)
     assert setup.steps_after(0) == [0]
     num_listings = setup.far.num_listings
@@ -138,7 +138,7 @@ def test_the_store_is_listed_now_and_then_and_this_folder_always(setup: Setup, n
     assert setup.far.num_listings > num_listings
 
 
-def test_the_trial_ends_when_all_hosts_of_this_try_have_ended(setup: Setup, near: Path, far: Path) -> None:
+def test_the_trial_ends_when_all_hosts_of_this_attempt_have_ended(setup: Setup, near: Path, far: Path) -> None:
     save(near, "worker_0", 0)
     save(far, "worker_1", 0)
     for name in ("algo-1.try-1.of-2", "algo-2.try-1.of-2"):
@@ -157,7 +157,7 @@ def test_the_trial_ends_when_all_hosts_of_this_try_have_ended(setup: Setup, near
     assert not setup.files.is_late
 
 
-def test_a_host_that_does_not_end_is_waited_for_so_long(setup: Setup, near: Path, far: Path) -> None:
+def test_the_wait_for_a_host_that_does_not_end_is_limited(setup: Setup, near: Path, far: Path) -> None:
     save(near, "worker_0", 0, 10)
     save(far, "worker_1", 0)
     end(near, OWN_END)
@@ -168,7 +168,7 @@ def test_a_host_that_does_not_end_is_waited_for_so_long(setup: Setup, near: Path
     assert setup.files.is_late
 
 
-def test_a_store_that_fails_holds_up_no_look_and_hides_no_end(setup: Setup, near: Path, far: Path) -> None:
+def test_a_failing_store_blocks_no_refresh_and_hides_no_end(setup: Setup, near: Path, far: Path) -> None:
     save(near, "worker_0", 0, num_workers=1)
     save(far, "worker_1", 0, num_workers=1)
     assert setup.steps_after(0) == [0]
@@ -185,7 +185,7 @@ def test_a_store_that_fails_holds_up_no_look_and_hides_no_end(setup: Setup, near
     assert setup.trial.steps() == [0, 10, 20]
 
 
-def test_a_host_without_a_way_to_the_store_ends_with_itself(near: Path) -> None:
+def test_the_trial_of_a_host_without_a_store_ends_with_the_host(near: Path) -> None:
     save(near, "worker_0", 0)
     trial = Trial(HostsFiles(LocalFiles(near), None, own_end=OWN_END), name="near")
     assert trial.steps() == []
@@ -230,14 +230,14 @@ def test_a_rule_sees_the_workers_of_all_hosts(near: Path, far: Path, monkeypatch
     assert asked == ["s3://bucket/t/"] * 2
 
 
-def test_one_worker_is_no_several(near: Path) -> None:
+def test_a_result_counts_one_worker_in_the_singular(near: Path) -> None:
     save(near, "worker_0", 0, num_workers=1)
     end(near, OWN_END.replace("of-2", "of-1"))
     given = order(near, "SeesNothing") | {"own_end": OWN_END.replace("of-2", "of-1"), "tensors_uri": ""}
     assert evaluation.evaluate(given) == ("NoIssuesFound", "1 of 1 saved steps of 1 worker were looked at")
 
 
-def test_what_another_host_stored_in_an_earlier_try_is_not_seen(near: Path, far: Path) -> None:
+def test_steps_that_another_host_stored_in_an_earlier_attempt_are_not_seen(near: Path, far: Path) -> None:
     save(near, "worker_0", 0, at=10.0)
     save(far, "worker_1", 0, 10, 20)
     files = HostsFiles(LocalFiles(near), LocalFiles(far), own_end=OWN_END)
@@ -251,7 +251,7 @@ def test_what_another_host_stored_in_an_earlier_try_is_not_seen(near: Path, far:
     assert trial.steps(show_incomplete_steps=True) == [0]
 
 
-def test_a_store_that_is_away_for_a_while_ends_no_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_unreachable_for_a_while_ends_no_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clary.train.debugger.reading.host_files._PAUSE_S", 0.01)
     far, clock = FakeFar(tmp_path / "far"), FakeTime()
     save(tmp_path / "far", "worker_1", 0)
@@ -264,7 +264,7 @@ def test_a_store_that_is_away_for_a_while_ends_no_rule(tmp_path: Path, monkeypat
         num_failures -= 1
         if num_failures >= 0:
             raise StoreError(f"could not read s3://bucket/{name}: no route")
-        clock.now_s += AWAY_S  # the next one that fails is late
+        clock.now_s += AWAY_S  # the next failure is past the limit
         return read(name, 0, 4)
 
     monkeypatch.setattr(far, "read", failing)

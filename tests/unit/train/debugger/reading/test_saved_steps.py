@@ -1,4 +1,4 @@
-"""Which steps are there, which are to come, and which never will."""
+"""Which steps are complete, which may still be saved, and which never will be."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def whole(steps: SavedSteps, mode: ModeKeys = GLOBAL) -> list[int]:
     return steps.among(steps, mode, with_incomplete=False)
 
 
-def test_a_step_is_whole_once_each_worker_has_saved_it_or_a_later_one() -> None:
+def test_a_step_is_complete_once_each_worker_has_saved_it_or_a_later_one() -> None:
     steps = saved(index(0), index(10), num_workers=2)
     assert whole(steps) == []
     assert steps.among(steps, GLOBAL, with_incomplete=True) == [0, 10]
@@ -45,7 +45,7 @@ def test_a_step_is_whole_once_each_worker_has_saved_it_or_a_later_one() -> None:
     assert steps.workers == ["worker_0", "worker_1"]
 
 
-def test_a_worker_that_has_said_that_it_saves_is_waited_for_and_looked_for_from_the_first_step_on() -> None:
+def test_an_announced_worker_is_waited_for_and_read_from_the_first_step() -> None:
     ends = Ends()
     steps = saved(index(4), index(2000), ends=ends)
     assert (whole(steps), steps.next_look()) == ([4, 2000], 2000)
@@ -56,7 +56,7 @@ def test_a_worker_that_has_said_that_it_saves_is_waited_for_and_looked_for_from_
     assert saved().next_look() == 0
 
 
-def test_workers_stand_by_number() -> None:
+def test_workers_are_sorted_by_number() -> None:
     assert saved(*(index(0, f"worker_{number}") for number in (10, 2, 0))).workers == [
         "worker_0",
         "worker_2",
@@ -64,7 +64,7 @@ def test_workers_stand_by_number() -> None:
     ]
 
 
-def test_what_is_not_there_when_all_has_ended_will_not_come() -> None:
+def test_a_step_that_is_missing_after_the_end_will_not_be_saved() -> None:
     steps = saved(index(3), index(9), num_workers=2)
     with pytest.raises(StepNotYetAvailable):
         steps.check(10, GLOBAL)
@@ -93,7 +93,7 @@ def test_each_phase_counts_its_own_steps() -> None:
     assert steps.first_index(2).mode_step == 1
 
 
-def test_steps_of_a_forgotten_worker_are_gone_unless_another_one_has_them() -> None:
+def test_steps_of_a_removed_worker_are_gone_unless_another_worker_has_them() -> None:
     steps = saved(
         index(0, "worker_0", TRAIN, 0),
         index(0, "worker_1", TRAIN, 0),

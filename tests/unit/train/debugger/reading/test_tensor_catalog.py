@@ -1,4 +1,4 @@
-"""Tensors of a trial by name, and which of their values are kept."""
+"""Tensors of a trial by name, and the cache of their values."""
 
 import struct
 from pathlib import Path
@@ -14,7 +14,7 @@ LARGE = struct.pack("<2048f", *range(2048))
 
 
 class CountedFiles(LocalFiles):
-    """A folder that knows how often bytes were read."""
+    """A folder that counts its reads."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -53,7 +53,7 @@ def test_small_values_are_read_once_and_large_ones_each_time(tmp_path: Path) -> 
         assert files.num_reads == before + 4
 
 
-def test_kept_values_go_with_the_program_that_saved_them(tmp_path: Path) -> None:
+def test_cached_values_are_dropped_when_another_program_saves(tmp_path: Path) -> None:
     first = Writer(tmp_path, "worker_0")
     first.write_collections({}, 1)
     save(tmp_path, 3, 0.5)
