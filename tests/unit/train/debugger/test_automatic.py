@@ -1,4 +1,4 @@
-"""A hook that comes without a change to the program: in a process of its own, read by one that has numpy."""
+"""A hook without a change to the program, in a separate process; this process reads the saved tensors."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def environment(configuration: Path) -> dict[str, str]:
     return {**os.environ, **ours}
 
 
-def test_a_program_that_knows_nothing_is_seen_and_its_end_is_written(tmp_path: Path) -> None:
+def test_an_unchanged_program_is_recorded_and_its_end_is_written(tmp_path: Path) -> None:
     from clary.train import debugger
 
     file = tmp_path / "hook.json"
@@ -78,7 +78,7 @@ def test_a_program_that_knows_nothing_is_seen_and_its_end_is_written(tmp_path: P
     ]
 
 
-def test_a_configuration_that_is_wrong_is_said_and_the_program_runs_on(tmp_path: Path) -> None:
+def test_an_invalid_configuration_is_reported_and_the_program_runs(tmp_path: Path) -> None:
     file = tmp_path / "hook.json"
     file.write_text(json.dumps({"LocalPath": str(tmp_path / "tensors"), "HookParameters": {"save_intervall": "2"}}))
     done = run(PROGRAM, file)
@@ -107,10 +107,10 @@ for step in range(4):
     optimizer.zero_grad()
     torch.nn.functional.cross_entropy(model(torch.full((2, 4), rank + 1.0)), torch.tensor([0, 1])).backward()
     optimizer.step()
-"""  # the group is not destroyed: the program just ends
+"""  # the group is not destroyed: the program simply ends
 
 
-def test_ranks_that_just_end_have_written_all_of_it(tmp_path: Path) -> None:
+def test_ranks_that_end_without_cleanup_have_written_all_steps(tmp_path: Path) -> None:
     from clary.train import debugger
 
     file = tmp_path / "hook.json"

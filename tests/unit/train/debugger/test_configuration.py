@@ -1,4 +1,4 @@
-"""Tensors and steps to save: as programs choose them, and as a job's configuration does."""
+"""The choice of tensors and steps to save: by programs, and by a job's configuration."""
 
 import json
 import sys
@@ -29,12 +29,12 @@ from clary.train.debugger.save_config import SaveConfig, SaveConfigMode
         ({"end_step": 0}, []),
     ],
 )
-def test_steps_are_those_of_smdebugs_examples(given: dict[str, Any], expected: list[int]) -> None:
+def test_steps_equal_those_of_smdebug_s_examples(given: dict[str, Any], expected: list[int]) -> None:
     config = SaveConfig(**given)
     assert [step for step in range(900) if config.should_save_step(ModeKeys.TRAIN, step)] == expected
 
 
-def test_a_phase_may_have_steps_of_its_own() -> None:
+def test_a_phase_may_have_its_own_steps() -> None:
     config = SaveConfig({ModeKeys.EVAL: SaveConfigMode(save_interval=2)})
     assert config.should_save_step(ModeKeys.EVAL, 2)
     assert not config.should_save_step(ModeKeys.TRAIN, 2)
@@ -44,7 +44,7 @@ def test_a_phase_may_have_steps_of_its_own() -> None:
         config.interval = 3
 
 
-def test_values_that_cannot_be_are_refused_by_name() -> None:
+def test_invalid_values_are_refused_by_name() -> None:
     for call, words in (
         (lambda: SaveConfig(save_interval=0), "save_interval is 0; expected a whole number of steps, 1 or more"),
         (lambda: SaveConfig(start_step=-1), "start_step is -1"),
@@ -59,7 +59,7 @@ def test_values_that_cannot_be_are_refused_by_name() -> None:
             call()
 
 
-def test_a_configuration_as_the_sdk_makes_it_is_read(tmp_path: Path) -> None:
+def test_a_configuration_of_the_sdk_is_parsed(tmp_path: Path) -> None:
     document = {
         "S3OutputPath": "s3://bucket/prefix",
         "LocalPath": "/opt/ml/output/tensors",
@@ -100,7 +100,7 @@ def test_a_configuration_as_the_sdk_makes_it_is_read(tmp_path: Path) -> None:
     assert custom.reduction_config.save_raw_tensor
 
 
-def test_parts_that_are_null_are_as_good_as_none() -> None:
+def test_null_parts_count_as_absent() -> None:
     found = parse_configuration({"HookParameters": None, "CollectionConfigurations": None})
     assert found.collections == []
     parse_configuration({"CollectionConfigurations": [{"CollectionName": "weights", "CollectionParameters": None}]})
@@ -121,19 +121,19 @@ def test_parts_that_are_null_are_as_good_as_none() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_configuration_is_said(document: Any, words: str) -> None:
+def test_an_invalid_configuration_is_refused_with_the_reason(document: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         parse_configuration(document)
 
 
-def test_a_file_that_is_no_json_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_json_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hook.json").write_text("{")
     monkeypatch.setenv("SMDEBUG_CONFIG_FILE_PATH", str(tmp_path / "hook.json"))
     with pytest.raises(ConfigurationError, match=r"hook\.json is no JSON"):
         read_configuration(configuration_path())
 
 
-def test_no_hook_is_prepared_without_a_configuration_or_where_it_is_switched_off(
+def test_no_hook_is_prepared_without_a_configuration_or_if_it_is_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMDEBUG_CONFIG_FILE_PATH", str(tmp_path / "hook.json"))
@@ -147,7 +147,7 @@ def test_no_hook_is_prepared_without_a_configuration_or_where_it_is_switched_off
     monkeypatch.setattr(sys, "meta_path", list(before))
     assert install_from_config()
     assert install_from_config()
-    assert sys.meta_path[1:] == before  # once
+    assert sys.meta_path[1:] == before  # installed only once
 
 
 def chooser(*included: str, save_all: bool = False, **collections: Any) -> Chooser:
@@ -160,14 +160,14 @@ def chooser(*included: str, save_all: bool = False, **collections: Any) -> Choos
     )
 
 
-def test_losses_are_always_saved_and_others_when_asked_for() -> None:
+def test_losses_are_always_saved_and_other_collections_on_request() -> None:
     assert [one.name for one in chooser().at(ModeKeys.TRAIN, 0)] == ["losses"]
     assert [one.name for one in chooser("weights").at(ModeKeys.TRAIN, 20)] == ["weights", "losses"]
     assert chooser("weights").at(ModeKeys.TRAIN, 5) == []
     assert len(chooser(save_all=True).at(ModeKeys.TRAIN, 0)) == len(CollectionManager().collections)
 
 
-def test_there_are_no_gradients_outside_of_training() -> None:
+def test_gradients_exist_only_in_training() -> None:
     chosen = chooser("gradients", "weights")
     assert [one.name for one in chosen.at(ModeKeys.EVAL, 0)] == ["weights", "losses"]
     assert [one.name for one in chosen.at(ModeKeys.GLOBAL, 0)] == ["weights", "gradients", "losses"]
@@ -188,12 +188,12 @@ def test_there_are_no_gradients_outside_of_training() -> None:
         ("fc_output_0", None),
     ],
 )
-def test_default_collections_know_their_tensors_by_name(name: str, collection: str | None) -> None:
+def test_default_collections_match_their_tensors_by_name(name: str, collection: str | None) -> None:
     found = [one.name for one in CollectionManager() if one.name != "all" and one.matches(name)]
     assert found == ([] if collection is None else [collection])
 
 
-def test_a_tensor_of_two_collections_has_what_either_asks_for() -> None:
+def test_a_tensor_of_two_collections_is_saved_as_both_request() -> None:
     chosen = chooser(
         "weights",
         "mine",
@@ -208,7 +208,7 @@ def test_a_tensor_of_two_collections_has_what_either_asks_for() -> None:
     assert chosen.wants(now, "x_loss_output_0") == Wanted(True, ())
 
 
-def test_modules_are_looked_at_only_where_something_of_them_may_be_saved() -> None:
+def test_modules_are_hooked_only_if_their_tensors_may_be_saved() -> None:
     assert not needs_modules(chooser("weights", "gradients", "optimizer_variables").at(ModeKeys.TRAIN, 0))
     assert needs_modules(chooser("mine", mine={"include_regex": ["relu"]}).at(ModeKeys.TRAIN, 0))
     assert needs_modules(chooser("weights", weights={"include_regex": ["weight", "relu"]}).at(ModeKeys.TRAIN, 0))

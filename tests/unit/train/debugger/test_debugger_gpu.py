@@ -1,4 +1,4 @@
-"""The debugger on GPUs, as far as a torch without one shows it."""
+"""The debugger on GPUs, as far as a torch without a GPU can show it."""
 
 from pathlib import Path
 

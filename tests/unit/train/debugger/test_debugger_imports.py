@@ -1,4 +1,4 @@
-"""Imports of the debugger in a program: no module that reads trials, asks a store or judges."""
+"""Imports of the debugger in a program: no module that reads trials, contacts a store or evaluates rules."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ TOLD = "\nimport sys; print(*sorted(sys.modules))"
 
 
 def loaded(python: str | Path, program: str) -> set[str]:
-    """Return the modules that a program has in the end."""
+    """Return the modules that a program has imported at its end."""
     done = subprocess.run(
         [str(python), "-c", program + TOLD],
         env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'src/clary/compat'}", "OMP_NUM_THREADS": "1"},
@@ -33,7 +33,7 @@ def loaded(python: str | Path, program: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_the_library_alone_brings_neither_a_client_of_a_store_nor_a_reader() -> None:
+def test_the_library_alone_imports_neither_a_client_of_a_store_nor_a_reader() -> None:
     found = loaded(sys.executable, "import clary.train.debugger, smdebug")
     assert "clary.train.debugger.collection" in found
     assert not found & (STORE | READING)
@@ -48,13 +48,13 @@ def test_the_library_alone_brings_neither_a_client_of_a_store_nor_a_reader() -> 
         "from clary.train.debugger.hook import get_hook; assert get_hook().is_automatic",
     ],
 )
-def test_a_program_that_saves_brings_nothing_that_reads(program: str) -> None:
+def test_a_program_that_saves_imports_no_reader(program: str) -> None:
     found = loaded(TRAIN_PYTHON, program)
     assert "clary.train.debugger.hook" in found
-    assert not found & READING  # torch itself brings clients of HTTP
+    assert not found & READING  # torch itself imports clients of HTTP
 
 
-def test_what_is_brought_on_demand_is_there_when_it_is_asked_for() -> None:
+def test_modules_are_imported_on_demand() -> None:
     program = """
 import smdebug.pytorch as smd
 from clary.train import debugger
@@ -70,7 +70,7 @@ for name in debugger.__all__ + smd.__all__:
     assert "clary.train.debugger.reading.trial" in loaded(TRAIN_PYTHON, program)
 
 
-def test_a_name_that_is_not_there_is_said_as_for_any_module() -> None:
+def test_an_unknown_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = debugger.Nothing
     assert exceptions.modes is debugger.modes

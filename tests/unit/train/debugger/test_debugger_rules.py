@@ -1,4 +1,4 @@
-"""Built-in rules on trainings that go wrong, and on some that go well."""
+"""Built-in rules on trainings with problems, and on good trainings."""
 
 from pathlib import Path
 

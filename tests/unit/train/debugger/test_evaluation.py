@@ -1,4 +1,4 @@
-"""One rule of a job as its process evaluates it: built-in or of a user's file, also with all kinds of faults."""
+"""One rule of a job as its process evaluates it: built-in or from a user's file, also with all kinds of faults."""
 
 import json
 import struct
@@ -80,23 +80,23 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_finding_ends_the_evaluation_with_all_it_says(saved: Path) -> None:
+def test_a_finding_ends_the_evaluation_with_all_its_details(saved: Path) -> None:
     told = evaluation.evaluate(order(saved, "AtStep", parameters={"step": "10"}))
     assert told == ("IssuesFound", "step 10: too much (tensor weight, value 0.5)")
 
 
-def test_a_rule_that_finds_nothing_has_seen_every_step(saved: Path) -> None:
+def test_a_rule_without_a_finding_has_seen_every_step(saved: Path) -> None:
     told = evaluation.evaluate(order(saved, "AtStep", parameters={"step": "5"}))
     assert told == ("NoIssuesFound", "3 of 3 saved steps were looked at")
 
 
-def test_a_rule_whose_tensors_were_never_saved_says_so(saved: Path) -> None:
+def test_a_rule_whose_tensors_were_never_saved_reports_it(saved: Path) -> None:
     status, details = evaluation.evaluate(order(saved, "NotThere"))
     assert status == "NoIssuesFound"
     assert details.startswith("0 of 3 saved steps were looked at: none had the rule's tensors")
 
 
-def test_a_training_that_saved_nothing_is_an_error(tmp_path: Path) -> None:
+def test_a_training_without_saved_steps_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "tensors").mkdir()
     mark_ended(tmp_path / "tensors")
     status, details = evaluation.evaluate(order(tmp_path, "AtStep"))
@@ -104,7 +104,7 @@ def test_a_training_that_saved_nothing_is_an_error(tmp_path: Path) -> None:
     assert details.startswith(f"no step was saved in {tmp_path}/tensors")
 
 
-def test_a_users_rule_gets_the_other_trainings(saved: Path) -> None:
+def test_a_user_s_rule_gets_the_other_trials(saved: Path) -> None:
     others = [str(saved / "tensors")] * 2
     assert evaluation.evaluate(order(saved, "Compared", other_trials=others))[0] == "IssuesFound"
 
@@ -118,14 +118,12 @@ def test_a_users_rule_gets_the_other_trainings(saved: Path) -> None:
         ("Nonsense", False, Exception, "'Nonsense' does not exist"),
     ],
 )
-def test_what_is_wrong_with_a_rule_is_named(
-    saved: Path, rule: str, is_own: bool, error: type[Exception], words: str
-) -> None:
+def test_an_error_in_a_rule_is_named(saved: Path, rule: str, is_own: bool, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         evaluation.evaluate(order(saved, rule, is_own=is_own))
 
 
-def test_numbers_of_a_finding_are_short_and_not_said_twice() -> None:
+def test_numbers_of_a_finding_are_short_and_not_repeated() -> None:
     finding = Finding(text="step 3: weight is 0", step=3, tensor="weight", details={"share": 1 / 3, "limit": None})
     met = RuleEvaluationConditionMet("Rule", 3, finding=finding)
     assert evaluation.in_words(met) == "step 3: weight is 0 (tensor weight, share 0.333333)"
@@ -135,7 +133,7 @@ def test_numbers_of_a_finding_are_short_and_not_said_twice() -> None:
 @pytest.mark.parametrize(
     ("rule", "code", "status"), [("AtStep", 0, "IssuesFound"), ("NoRule", 1, "Error"), ("Absent", 1, "Error")]
 )
-def test_the_process_leaves_its_status_whatever_happens(saved: Path, rule: str, code: int, status: str) -> None:
+def test_the_process_writes_its_status_in_every_case(saved: Path, rule: str, code: int, status: str) -> None:
     file = saved / "order.json"
     file.write_text(json.dumps(order(saved, rule)))
     done = subprocess.run(
@@ -151,7 +149,7 @@ def test_the_process_leaves_its_status_whatever_happens(saved: Path, rule: str, 
     assert ("Traceback" in done.stderr) == (code == 1)
 
 
-def test_whatever_a_rule_says_fits_into_what_the_agent_reads(saved: Path) -> None:
+def test_any_message_of_a_rule_fits_into_the_limit_of_the_agent(saved: Path) -> None:
     long = "\N{SNOWMAN}" * 100_000
     rules = f"class Loud:\n    def __init__(self, trial):\n        raise ValueError({long!r})\n"
     given = order(saved, "Loud")
@@ -164,14 +162,14 @@ def test_whatever_a_rule_says_fits_into_what_the_agent_reads(saved: Path) -> Non
 
 
 class Following(Rule):
-    """Sees a program end that another one follows."""
+    """Sees the end of a program that another program follows."""
 
     def __init__(self, trial: Trial, folder: Path) -> None:
         super().__init__(trial)
         self.folder, self.seen = folder, list[int]()
 
     def invoke_at_step(self, step: int) -> None:
-        """Note the step; at the third have the other program train and end."""
+        """Record the step; at the third step, have the other program train and end."""
         self.seen.append(step)
         if len(self.seen) == 3:
             train(self.folder, [0, 10], began_at=10.0)
@@ -179,7 +177,7 @@ class Following(Rule):
 
 
 def train(folder: Path, steps: list[int], *, began_at: float) -> None:
-    """Leave the files of a program that has ended, the first of them first."""
+    """Write the files of a program that has ended; `began_at` decides which program is the later one."""
     for name in ("collections", "ended"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     save(folder, steps, at=began_at + 1)
@@ -189,7 +187,7 @@ def train(folder: Path, steps: list[int], *, began_at: float) -> None:
     (folder / "ended" / "worker_0.json").write_text(json.dumps({"ended_at": began_at + 2}))
 
 
-def test_a_program_that_follows_another_is_looked_at_from_its_first_step_on(tmp_path: Path) -> None:
+def test_a_program_that_follows_another_is_evaluated_from_its_first_step(tmp_path: Path) -> None:
     train(tmp_path, [0, 10, 20], began_at=1.0)
     rule = Following(Trial(LocalFiles(tmp_path), name="both", ends_by_mark=True), tmp_path)
     with pytest.raises(NoMoreData):

@@ -1,4 +1,4 @@
-"""Files of tensors: whole or refused, for all content; and a trial's reading of them."""
+"""Files of tensors: complete or refused, for all content; and how a trial reads them."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from clary.train.debugger.reading.trial_places import create_trial
 from clary.train.debugger.tensor_files import read_index, read_values, write_step
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_a_written_file_is_read_back_unchanged(tmp_path: Path) -> None:
     written = write_step(tmp_path / "one", index(12, mode=ModeKeys.EVAL, mode_step=3), some_tensors())
     files = LocalFiles(tmp_path)
     found = read_index(files, "one")
@@ -47,7 +47,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["one"]
 
 
-def test_no_file_that_was_cut_short_is_taken_for_whole(tmp_path: Path) -> None:
+def test_a_truncated_file_is_never_accepted(tmp_path: Path) -> None:
     length = write_step(tmp_path / "one", index(), some_tensors())
     data = (tmp_path / "one").read_bytes()
     for kept in range(length):
@@ -56,7 +56,7 @@ def test_no_file_that_was_cut_short_is_taken_for_whole(tmp_path: Path) -> None:
             read_index(LocalFiles(tmp_path), "one")
 
 
-def test_no_byte_that_was_changed_goes_unseen(tmp_path: Path) -> None:
+def test_every_changed_byte_is_detected(tmp_path: Path) -> None:
     write_step(tmp_path / "one", index(), some_tensors())
     data = (tmp_path / "one").read_bytes()
     files = LocalFiles(tmp_path)
@@ -71,11 +71,11 @@ def test_no_byte_that_was_changed_goes_unseen(tmp_path: Path) -> None:
             again = {name: read_values(files, "one", after, after.tensors[name]) for name in values}
         except TensorFileError:
             continue
-        assert (after, again) == (before, values), f"byte {at}"  # padding
+        assert (after, again) == (before, values), f"byte {at}"  # the byte is padding
 
 
 def whole(document: Any, tail: bytes = b"") -> bytes:
-    """Return a file with right lengths and checksums around any document."""
+    """Return a file with correct lengths and checksums around any document."""
     text = document if isinstance(document, bytes) else json.dumps(document).encode()
     begin = 32 + len(text) + -(32 + len(text)) % 64
     head = struct.pack("<8sIIQQ", b"CLARYTEN", 1, zlib.crc32(text), len(text), begin + len(tail))
@@ -123,7 +123,7 @@ def test_hostile_files_are_refused(tmp_path: Path, changed: dict[str, Any]) -> N
         read_index(LocalFiles(tmp_path), "bad")
 
 
-def test_an_index_that_is_no_json_or_too_deep_is_refused(tmp_path: Path) -> None:
+def test_an_index_that_is_not_json_or_too_deep_is_refused(tmp_path: Path) -> None:
     for text in (b"\xff", b"[" * 100_000, b"null", b'{"step": NaN}'):
         (tmp_path / "bad").write_bytes(whole(text))
         with pytest.raises(TensorFileError):
@@ -133,7 +133,7 @@ def test_an_index_that_is_no_json_or_too_deep_is_refused(tmp_path: Path) -> None
         read_index(LocalFiles(tmp_path), "bad")
 
 
-def test_what_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
+def test_a_path_that_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
     write_step(tmp_path / "one", index(), some_tensors())
     (tmp_path / "link").symlink_to(tmp_path / "one")
     os.mkfifo(tmp_path / "pipe")
@@ -144,7 +144,7 @@ def test_what_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
         files.read("pipe", 0, 1)
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "in the way").touch()
     with pytest.raises(OSError, match="one"):
@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["one"]
 
 
-def test_a_trial_leaves_out_what_is_damaged_and_passes_it(tmp_path: Path) -> None:
+def test_a_trial_leaves_out_damaged_files_and_continues(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, 5, 10)
     path = tmp_path / "steps" / step_file(5, "worker_0")
     path.write_bytes(path.read_bytes()[:-1])
@@ -177,7 +177,7 @@ def test_a_file_under_the_name_of_another_step_is_left_out(tmp_path: Path) -> No
     assert "says that it is step 0" in next(iter(trial.damaged.values()))
 
 
-def test_a_step_is_there_once_all_workers_have_passed_it(tmp_path: Path) -> None:
+def test_a_step_is_available_once_all_workers_have_saved_it_or_a_later_one(tmp_path: Path) -> None:
     trial = create_trial(tmp_path)
     assert trial.has_passed_step(0) is StepState.NOT_YET_AVAILABLE
     write_steps(tmp_path, 0, 10, worker="worker_0", num_workers=2)
@@ -191,7 +191,7 @@ def test_a_step_is_there_once_all_workers_have_passed_it(tmp_path: Path) -> None
     while trial.steps() != [0, 10] and time.monotonic() < deadline:
         time.sleep(0.01)
     assert trial.steps() == [0, 10]
-    assert trial.has_passed_step(10) is StepState.AVAILABLE  # worker 1 has saved a later one
+    assert trial.has_passed_step(10) is StepState.AVAILABLE  # worker 1 has saved a later step
     assert trial.has_passed_step(5) is StepState.UNAVAILABLE
     assert trial.has_passed_step(20) is StepState.NOT_YET_AVAILABLE
     assert trial.has_passed_step(15) is StepState.NOT_YET_AVAILABLE
@@ -203,7 +203,7 @@ def test_a_step_is_there_once_all_workers_have_passed_it(tmp_path: Path) -> None
         trial.wait_for_steps([20, 21])
 
 
-def test_whoever_runs_a_job_can_say_that_it_has_ended(tmp_path: Path) -> None:
+def test_an_external_mark_ends_a_trial(tmp_path: Path) -> None:
     writer = write_steps(tmp_path, 0, ends=False)
     trial = create_trial(tmp_path)
     trial.wait_for_steps([0], limit_s=LIMIT_S)
@@ -214,7 +214,7 @@ def test_whoever_runs_a_job_can_say_that_it_has_ended(tmp_path: Path) -> None:
     writer.close(limit_s=LIMIT_S)
 
 
-def test_a_trial_does_not_change_while_a_rule_looks(tmp_path: Path) -> None:
+def test_a_trial_does_not_change_without_a_refresh(tmp_path: Path) -> None:
     writer = write_steps(tmp_path, 0, ends=False)
     trial = create_trial(tmp_path)
     trial.wait_for_steps([0], limit_s=LIMIT_S)
@@ -225,7 +225,7 @@ def test_a_trial_does_not_change_while_a_rule_looks(tmp_path: Path) -> None:
     assert trial.steps() == [0, 1]
 
 
-def test_a_range_of_steps_is_kept_to(tmp_path: Path) -> None:
+def test_a_trial_is_limited_to_its_range_of_steps(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, 900, 1100, 2500)
     assert create_trial(tmp_path, range_steps=(900, 2500)).steps() == [900, 1100]
     assert create_trial(tmp_path, range_steps=(None, 900)).steps() == [0]
@@ -233,7 +233,7 @@ def test_a_range_of_steps_is_kept_to(tmp_path: Path) -> None:
         create_trial(tmp_path, range_steps=(5, 5))
 
 
-def test_reading_while_it_grows_never_sees_half_of_anything(tmp_path: Path) -> None:
+def test_a_reader_never_sees_a_partly_written_step(tmp_path: Path) -> None:
     steps = 200
     writer = write_steps(tmp_path, ends=False)
     trial = create_trial(tmp_path)
@@ -252,7 +252,7 @@ def test_reading_while_it_grows_never_sees_half_of_anything(tmp_path: Path) -> N
     assert trial.damaged == {}
 
 
-def test_an_earlier_tries_end_does_not_count(tmp_path: Path) -> None:
+def test_the_end_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
     write_steps(tmp_path, 0)
     writer = write_steps(tmp_path, 5, ends=False)
     trial = create_trial(tmp_path)
@@ -261,7 +261,7 @@ def test_an_earlier_tries_end_does_not_count(tmp_path: Path) -> None:
     writer.close(limit_s=LIMIT_S)
 
 
-def test_a_program_that_follows_another_as_the_same_worker_hides_what_that_one_saved(tmp_path: Path) -> None:
+def test_a_later_program_of_the_same_worker_hides_the_earlier_steps(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, 10, 20)
     trial = create_trial(tmp_path, range_steps=(0, 100))
     assert create_trial(tmp_path).steps() == [0, 10, 20]
@@ -273,9 +273,9 @@ def test_a_program_that_follows_another_as_the_same_worker_hides_what_that_one_s
     assert trial.damaged == {}
 
 
-def test_a_trial_lets_go_of_a_program_when_another_takes_its_place(tmp_path: Path) -> None:
+def test_a_trial_drops_a_program_when_another_replaces_it(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, 5, 10, ends=False).close(limit_s=LIMIT_S)
-    (tmp_path / "ended" / "worker_0.json").unlink()  # it was killed
+    (tmp_path / "ended" / "worker_0.json").unlink()  # as if it had been killed
     trial = create_trial(tmp_path)
     assert trial.steps() == [0, 5, 10]
     writer = write_steps(tmp_path, 0, ends=False)
@@ -290,7 +290,7 @@ def test_a_trial_lets_go_of_a_program_when_another_takes_its_place(tmp_path: Pat
     assert trial.has_ended
 
 
-def test_all_workers_that_have_begun_end_before_the_training_has(tmp_path: Path) -> None:
+def test_a_training_ends_once_all_started_workers_have_ended(tmp_path: Path) -> None:
     first = Writer(tmp_path, "worker_0")
     first.write_collections({}, 1, num_ends=2)
     first.submit(FakeStep(0))
@@ -307,7 +307,7 @@ def test_all_workers_that_have_begun_end_before_the_training_has(tmp_path: Path)
     assert trial.has_ended
 
 
-def test_a_training_of_several_hosts_has_ended_once_all_of_one_try_have(tmp_path: Path) -> None:
+def test_a_training_of_several_hosts_ends_once_all_hosts_of_one_attempt_have_ended(tmp_path: Path) -> None:
     writer = write_steps(tmp_path, 0, worker="worker_0", num_workers=2)
     trial = create_trial(tmp_path)
     for name in ("algo-1.try-1.of-2", "algo-2.try-1.of-2"):
@@ -322,7 +322,7 @@ def test_a_training_of_several_hosts_has_ended_once_all_of_one_try_have(tmp_path
 
 
 class FakeFiles:
-    """Files in memory, as a store elsewhere would have them."""
+    """Files in memory, in place of a remote store."""
 
     def __init__(self, root: Path) -> None:
         self.files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
@@ -344,7 +344,7 @@ class FakeFiles:
         return self.files[name][start : start + length]
 
 
-def test_a_trial_reads_from_whatever_lists_and_reads(tmp_path: Path) -> None:
+def test_a_trial_reads_from_any_source_of_files(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, 1)
     trial = Trial(FakeFiles(tmp_path), name="elsewhere")
     assert trial.steps() == [0, 1]
@@ -353,7 +353,7 @@ def test_a_trial_reads_from_whatever_lists_and_reads(tmp_path: Path) -> None:
 
 
 class GrowingFiles(LocalFiles):
-    """A folder that has one more step each time that it is looked at."""
+    """A folder that gains one more step at each listing."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -369,7 +369,7 @@ class GrowingFiles(LocalFiles):
         return super().listing(folder, after)
 
 
-def test_phases_are_told_while_steps_come(tmp_path: Path) -> None:
+def test_phases_are_updated_while_steps_arrive(tmp_path: Path) -> None:
     trial = Trial(GrowingFiles(tmp_path), name="growing")
     assert trial.modes() == [ModeKeys.TRAIN]
     assert trial.modes() == [ModeKeys.TRAIN, ModeKeys.EVAL]

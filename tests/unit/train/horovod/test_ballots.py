@@ -1,4 +1,4 @@
-"""Ballots and messages, as bytes."""
+"""Encoding of ballots and messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def combine(*ballots: bytearray) -> bytes:
 
 
 @given(NEWS)
-def test_news_are_read_as_they_were_written(news):
+def test_news_are_decoded_unchanged(news):
     assert decode_news(encode_news(news)) == news
 
 
@@ -52,7 +52,7 @@ def test_masks_are_combined_by_and(masks):
 
 
 @given(st.lists(st.sampled_from([b"", b"one", b"two"]), min_size=1, max_size=5))
-def test_equal_news_are_known_to_be_equal(messages):
+def test_equal_news_are_recognised_as_equal(messages):
     outcome = read_ballot(combine(*(write_ballot(message, 0, 3) for message in messages)))
     assert outcome.has_news == any(messages)
     assert outcome.is_same == (len(set(messages)) == 1)

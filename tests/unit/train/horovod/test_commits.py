@@ -29,7 +29,7 @@ def test_the_newest_commit_is_read_back(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
-def test_commits_that_wait_give_way_to_the_newest(tmp_path):
+def test_waiting_commits_are_replaced_by_the_newest(tmp_path):
     is_free, packed = threading.Event(), []
 
     def pack(content):
@@ -39,7 +39,7 @@ def test_commits_that_wait_give_way_to_the_newest(tmp_path):
 
     writer = CommitWriter(str(tmp_path))
     writer.write(lambda: pack(b"first"))
-    while not writer._thread or writer._next is not None:  # until the writer has taken the first
+    while not writer._thread or writer._next is not None:  # until the writer has picked up the first commit
         threading.Event().wait(0.01)
     for content in (b"second", b"third"):
         writer.write(lambda content=content: pack(content))
@@ -48,7 +48,7 @@ def test_commits_that_wait_give_way_to_the_newest(tmp_path):
     assert packed == [b"first", b"third"]
 
 
-def test_a_commit_that_fails_leaves_the_one_before_and_says_so(tmp_path, caplog):
+def test_a_failed_commit_leaves_the_earlier_one_and_is_logged(tmp_path, caplog):
     writer = CommitWriter(str(tmp_path))
     writer.write(lambda: b"good")
     writer.close()
@@ -63,13 +63,13 @@ def test_a_commit_that_fails_leaves_the_one_before_and_says_so(tmp_path, caplog)
     assert "no room" in caplog.text
 
 
-def test_where_commits_are_written():
+def test_the_folder_of_commits_depends_on_the_environment():
     assert commit_folder({}) is None
     assert commit_folder({"CLARY_HOROVOD_COMMITS": "/there"}) == "/there"
     assert commit_folder({"CLARY_HOROVOD_COMMITS": "", "SM_CURRENT_HOST": "algo-1"}) is None
 
 
-def test_jobs_that_share_the_machines_files_commit_into_their_own_trees(tmp_path):
+def test_jobs_that_share_the_machine_s_files_commit_into_separate_folders(tmp_path):
     job = {"SM_CURRENT_HOST": "algo-1", "SAGEMAKER_BASE_DIR": str(tmp_path)}
     assert commit_folder(job) is None, "not /opt/ml/checkpoints of the machine, which all jobs would share"
     (tmp_path / "checkpoints").mkdir()
@@ -77,14 +77,14 @@ def test_jobs_that_share_the_machines_files_commit_into_their_own_trees(tmp_path
 
 
 @pytest.mark.parametrize("kept", [0, 5, 48, 60, -1], ids=lambda kept: f"{kept} bytes")
-def test_a_torn_commit_is_refused_by_its_name_and_nothing_of_it_is_read(tmp_path, kept):
+def test_a_torn_commit_is_refused_by_name_and_not_read(tmp_path, kept):
     path = write_commit(tmp_path, b"x" * 100)
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(CommitError, match=r"horovod-elastic.commit is no whole commit .*remove it to begin anew"):
         read_commit(str(tmp_path))
 
 
-def test_a_changed_byte_and_an_added_one_are_noticed(tmp_path):
+def test_a_changed_or_added_byte_is_detected(tmp_path):
     path = write_commit(tmp_path, b"x" * 100)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + b"y")
@@ -95,13 +95,13 @@ def test_a_changed_byte_and_an_added_one_are_noticed(tmp_path):
         read_commit(str(tmp_path))
 
 
-def test_a_pickle_by_the_name_of_a_commit_is_refused(tmp_path):
+def test_a_pickle_in_place_of_a_commit_is_refused(tmp_path):
     (tmp_path / FILE_NAME).write_bytes(pickle.dumps({"step": 3, "more": "x" * 100}))
     with pytest.raises(CommitError, match="it begins with"):
         read_commit(str(tmp_path))
 
 
-def test_a_length_that_is_a_lie_takes_no_memory(tmp_path):
+def test_a_false_length_allocates_no_memory(tmp_path):
     path = write_commit(tmp_path, b"x")
     whole = path.read_bytes()
     path.write_bytes(whole[:8] + (1 << 50).to_bytes(8, "little") + whole[16:])
@@ -119,9 +119,9 @@ def plant_link_to_file(path):
     path.symlink_to(secret)
 
 
-@pytest.mark.timeout(20)  # a pipe without a writer is never waited for
+@pytest.mark.timeout(20)  # opening a pipe without a writer must not block
 @pytest.mark.parametrize("plant", [plant_link, plant_link_to_file, os.mkfifo, os.mkdir])
-def test_what_is_no_regular_file_is_no_commit(tmp_path, plant):
+def test_a_path_that_is_no_regular_file_is_no_commit(tmp_path, plant):
     plant(tmp_path / FILE_NAME)
     with pytest.raises(CommitError, match="is no whole commit"):
         read_commit(str(tmp_path))
@@ -130,7 +130,7 @@ def test_what_is_no_regular_file_is_no_commit(tmp_path, plant):
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("plant", [plant_link_to_file, os.mkfifo])
 @pytest.mark.parametrize("name", [FILE_NAME, f"{FILE_NAME}.new"])
-def test_links_and_pipes_in_place_of_a_commit_are_replaced_and_never_written_through(tmp_path, plant, name):
+def test_links_and_pipes_in_place_of_a_commit_are_replaced_and_not_written_through(tmp_path, plant, name):
     plant(tmp_path / name)
     write_commit(tmp_path, b"good")
     assert read_commit(str(tmp_path)) == b"good"

@@ -1,4 +1,4 @@
-"""One rank's engine over a real group: rounds, names, joins, stalls, failures and ends."""
+"""One rank's engine over a real group: rounds, names, joins, stalls, failures and shutdowns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GLOBAL_RANK = 5
 
 @pytest.fixture
 def make_engine():
-    """Make engines of one rank each, and close them in the end."""
+    """Make engines of one rank each, and close them at the end of the test."""
     made: list[Engine] = []
 
     def make(*, starts_thread: bool = False, on_special=None, **settings) -> Engine:
@@ -58,7 +58,7 @@ class Sum:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the result is there and the handle says so without an error."""
+        """Whether the result is there and the handle is done without an error."""
         handle = self.request.handle
         return handle.is_done and handle.error is None and list(self.target) == [1, 2, 3]
 
@@ -70,9 +70,9 @@ def await_that(condition, words: str) -> None:
         time.sleep(0.005)
 
 
-def test_a_thread_that_waits_drives_the_rounds_itself(make_engine):
+def test_a_waiting_thread_drives_the_rounds_itself(make_engine):
     engine = make_engine()
-    for _ in range(3):  # announced first, known later
+    for _ in range(3):  # announced the first time, known afterwards
         tensors = [Sum(name) for name in "abc"]
         engine.submit([one.request for one in tensors])
         assert not any(one.is_reduced for one in tensors)
@@ -80,19 +80,19 @@ def test_a_thread_that_waits_drives_the_rounds_itself(make_engine):
         assert all(one.is_reduced for one in tensors)
 
 
-def test_the_thread_of_the_engine_runs_tensors_that_nobody_waits_for(make_engine):
+def test_the_engine_s_thread_runs_tensors_that_no_thread_waits_for(make_engine):
     engine, tensor = make_engine(starts_thread=True), Sum("a")
     engine.submit([tensor.request])
     await_that(lambda: tensor.is_reduced, "nobody ran the tensor")
 
 
-def test_a_request_that_nobody_waits_for_runs_as_soon_as_the_last_wait_has_ended(make_engine, monkeypatch):
+def test_a_request_without_a_waiting_thread_runs_as_soon_as_the_last_wait_has_ended(make_engine, monkeypatch):
     engine = make_engine(starts_thread=True)
     left = Sum("a")
 
     def wait_on(_):
         engine.submit([left.request])
-        time.sleep(0.2)  # in which the thread has woken up, and left the rounds to whoever waits
+        time.sleep(0.2)  # the engine's thread wakes up in this time, and leaves the rounds to the waiting thread
 
     monkeypatch.setattr(engine, "_await", wait_on)
     engine.wait([])
@@ -102,8 +102,8 @@ def test_a_request_that_nobody_waits_for_runs_as_soon_as_the_last_wait_has_ended
         time.sleep(0.01)
 
 
-def test_the_end_of_a_tensor_has_the_thread_of_the_engine_drive_no_idle_round(make_engine, monkeypatch):
-    # A peer that then submits something would have to wait for another round, and for the pause before that.
+def test_the_end_of_a_tensor_causes_no_idle_round_of_the_engine_s_thread(make_engine, monkeypatch):
+    # A peer that then submits a tensor would have to wait for another round, and for the pause before it.
     engine = make_engine(starts_thread=True)
     rounds = []
     run_round = engine._round
@@ -113,12 +113,12 @@ def test_the_end_of_a_tensor_has_the_thread_of_the_engine_drive_no_idle_round(ma
         tensor = Sum("a")
         engine.submit([tensor.request], wakes_thread=False)
         engine.wait([tensor.request.handle])
-        time.sleep(0.005)  # in which the thread has woken up and looked
+        time.sleep(0.005)  # the engine's thread wakes up in this time
     took_s = time.monotonic() - began_s
     assert rounds.count("horovod") <= took_s / IDLE_ROUND_S
 
 
-def test_threads_that_wait_at_once_all_get_their_results(make_engine):
+def test_concurrently_waiting_threads_all_get_their_results(make_engine):
     engine = make_engine(starts_thread=True)
     outcomes: list[bool] = []
 
@@ -137,7 +137,7 @@ def test_threads_that_wait_at_once_all_get_their_results(make_engine):
     assert outcomes == [True] * 80
 
 
-def test_a_name_that_is_under_way_is_refused_with_all_of_its_call(make_engine):
+def test_a_name_in_use_is_refused_with_the_whole_call(make_engine):
     engine, first, other = make_engine(), Sum("a"), Sum("b")
     engine.submit([first.request])
     with pytest.raises(ValueError, match="duplicate tensor name 'a'"):
@@ -173,7 +173,7 @@ def test_join_names_the_last_rank_by_its_global_number(make_engine):
     assert tensor.is_reduced
 
 
-def test_a_refused_tensor_says_why_and_the_engine_goes_on(make_engine):
+def test_a_refused_tensor_gives_the_reason_and_the_engine_continues(make_engine):
     engine, tensor = make_engine(), Sum("a")
     gather = Request(
         "gather", Description(Verb.ALLGATHER, Dtype.FLOAT32), buffer_of(array("f", [1]), name="source"), rows=1
@@ -187,7 +187,7 @@ def test_a_refused_tensor_says_why_and_the_engine_goes_on(make_engine):
     assert tensor.is_reduced
 
 
-def test_verbs_of_process_sets_go_to_their_own_function(make_engine):
+def test_operations_on_process_sets_go_to_the_given_function(make_engine):
     told: list[Description] = []
     engine = make_engine(on_special=told.append)
     description = Description(Verb.ADD_PROCESS_SET, details=(0, 5))
@@ -197,7 +197,7 @@ def test_verbs_of_process_sets_go_to_their_own_function(make_engine):
     assert told == [description]
 
 
-def test_a_tensor_that_waits_for_too_long_is_told(make_engine, caplog):
+def test_a_tensor_that_waits_too_long_is_logged(make_engine, caplog):
     engine = make_engine(stall_warning_s=0.05, stall_limit_s=0.5)
     waiting = Sum("g.1", group_size=2)
     engine.submit([waiting.request])
@@ -211,7 +211,7 @@ def test_a_tensor_that_waits_for_too_long_is_told(make_engine, caplog):
         engine.submit([Sum("a").request])
 
 
-def test_an_error_of_one_tensor_reaches_everyone_who_waits_and_ends_the_engine(make_engine):
+def test_an_error_of_one_tensor_reaches_all_waiting_threads_and_ends_the_engine(make_engine):
     def fail() -> None:
         raise OSError("the device is gone")
 
@@ -225,7 +225,7 @@ def test_an_error_of_one_tensor_reaches_everyone_who_waits_and_ends_the_engine(m
         engine.join()
 
 
-def test_closing_fails_tensors_under_way_with_its_reason(make_engine):
+def test_closing_fails_pending_tensors_with_its_reason(make_engine):
     engine, tensor = make_engine(starts_thread=True), Sum("g.1", group_size=2)
     engine.submit([tensor.request])
     errors: list[str] = []
@@ -248,7 +248,7 @@ def test_closing_fails_tensors_under_way_with_its_reason(make_engine):
         engine.submit([Sum("a").request])
 
 
-def test_closing_fails_tensors_that_no_thread_has_taken_up(make_engine):
+def test_closing_fails_tensors_that_no_thread_has_started(make_engine):
     engine, tensor = make_engine(), Sum("a")
     engine.submit([tensor.request])
     engine.close("this rank has left")
@@ -257,7 +257,7 @@ def test_closing_fails_tensors_that_no_thread_has_taken_up(make_engine):
     assert list(tensor.target) == [0, 0, 0]
 
 
-def test_an_engine_that_was_idle_says_so_after_its_end(make_engine):
+def test_an_idle_engine_refuses_requests_after_its_end(make_engine):
     engine = make_engine(starts_thread=True)
     begun = time.monotonic()
     engine.close("this rank has left")
@@ -266,7 +266,7 @@ def test_an_engine_that_was_idle_says_so_after_its_end(make_engine):
         engine.submit([Sum("a").request])
 
 
-def test_a_timeline_tells_negotiations_operations_and_rounds(make_engine, tmp_path):
+def test_a_timeline_records_negotiations_operations_and_rounds(make_engine, tmp_path):
     engine, path = make_engine(), tmp_path / "timeline.json"
     engine.timeline = Timeline(str(path), marks_cycles=True)
     tensors = [Sum("a"), Sum("b")]
@@ -290,8 +290,8 @@ class LyingGroup:
     """Stands for a group of two ranks, the second of which sends nonsense in place of news.
 
     Args:
-        length: of its message, as it announces it.
-        message: what it sends.
+        length: the length of its message, as it announces it.
+        message: the bytes that it sends.
     """
 
     rank, size = 0, 2
@@ -302,11 +302,11 @@ class LyingGroup:
         self.aborted = ""
 
     def all_reduce(self, ballot, **_) -> None:
-        """Have both ranks differ in their news."""
+        """Make the ballot say that the news of the two ranks differ."""
         ballot[:17] = bytes(17)
 
     def all_gather(self, source, target) -> None:
-        """Bring first the lengths, then the messages."""
+        """Return the lengths in the first call, and the messages in the second."""
         if isinstance(target, memoryview):
             target[0], target[1] = source[0], self.length
             return
@@ -315,7 +315,7 @@ class LyingGroup:
         target[longest:] = self.message.ljust(longest)
 
     def abort(self, reason: str) -> None:
-        """Note the reason."""
+        """Record the reason."""
         self.aborted = reason
 
     def close(self) -> None:
@@ -332,7 +332,7 @@ class LyingGroup:
         (16, b"[false, [[1]],[]]"[:16], "rank 8 sent 16 bytes that are no news of its tensors"),
     ],
 )
-def test_news_of_a_rank_that_are_none_name_it_and_end_the_group(length, message, words):
+def test_invalid_news_name_their_rank_and_end_the_group(length, message, words):
     group = LyingGroup(length, message)
     engine = Engine(group, ranks=[7, 8], settings=HorovodSettings(), starts_thread=False)  # type: ignore[arg-type]
     tensor = Sum("a")

@@ -1,4 +1,4 @@
-"""Which tensors travel together."""
+"""Which tensors are fused into one batch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def names(batches):
     return [[one.name for one in batch] for batch in batches]
 
 
-def test_small_tensors_of_one_type_and_reduction_travel_together():
+def test_small_tensors_of_one_type_and_reduction_are_fused():
     tensors = [ready("a", 4), ready("i", 4, Dtype.INT32), ready("b", 4), ready("m", 4, reduction=Reduction.MAX)]
     assert names(plan(tensors, max_bytes=1 << 20, max_single_bytes=1 << 10)) == [["a", "b"], ["i"], ["m"]]
 
 
-def test_a_batch_ends_where_the_memory_does():
+def test_a_batch_ends_at_the_limit_of_its_memory():
     tensors = [ready(str(number), 100) for number in range(5)]
     assert names(plan(tensors, max_bytes=800, max_single_bytes=400)) == [["0", "1"], ["2", "3"], ["4"]]
 
@@ -46,7 +46,7 @@ def test_large_tensors_adasum_refusals_and_other_operations_run_alone():
     ]
 
 
-def test_a_threshold_of_zero_fuses_nothing():
+def test_a_threshold_of_zero_fuses_no_tensors():
     assert names(plan([ready("a", 4), ready("b", 4)], max_bytes=0, max_single_bytes=400)) == [["a"], ["b"]]
 
 

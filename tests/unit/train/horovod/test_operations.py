@@ -1,4 +1,4 @@
-"""Batches that run over a group: a real one of one rank, and sums of several ranks whose tensors are all alike."""
+"""Batches that run over a group: a real one of one rank, and sums of several ranks whose tensors are equal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def operations():
 
 
 class AlikeGroup:
-    """Stands for a group whose ranks all bring the tensor of this one, so that a sum is a product.
+    """Stands for a group whose ranks all contribute this rank's tensor, so that a sum is a product.
 
     Args:
         rank: of this process.
@@ -73,14 +73,14 @@ def run_one(operations: Operations, request: Request) -> None:
 
 
 class Rooms:
-    """Memory of results as a face allocates it, for rows of `row_elements` floats."""
+    """Memory of results as a framework allocates it, for rows of `row_elements` floats."""
 
     def __init__(self, row_elements: int = 1) -> None:
         self.row_elements = row_elements
         self.result = floats()
 
     def allocate(self, rows: int) -> Buffer:
-        """Return memory for so many rows."""
+        """Return memory for this number of rows."""
         self.result = floats(*[0.0] * (rows * self.row_elements))
         return buffer_of(self.result, name="result")
 
@@ -94,7 +94,7 @@ def test_one_rank_gets_its_own_tensor_from_every_reduction(operations, reduction
     assert list(source) == [1, -2, 3]
 
 
-def test_tensors_of_one_batch_come_back_each_to_its_own_memory(operations):
+def test_each_tensor_of_a_batch_is_written_to_its_own_memory(operations):
     sources = [floats(*range(first, first + length)) for first, length in ((1, 3), (10, 40), (100, 1))]
     targets = [floats(*[0.0] * len(source)) for source in sources]
     batch = [Ready(str(place), description_of(Verb.ALLREDUCE, len(source))) for place, source in enumerate(sources)]
@@ -107,7 +107,7 @@ def test_tensors_of_one_batch_come_back_each_to_its_own_memory(operations):
     assert targets == sources
 
 
-def test_a_rank_that_has_joined_brings_zeros_and_not_the_tensor_of_the_batch_before():
+def test_a_joined_rank_contributes_zeros_and_not_the_tensor_of_the_last_batch():
     group = AlikeGroup(0, 2)
     operations = Operations(group)
     batch = [Ready(name, description_of(Verb.ALLREDUCE, 2)) for name in "ab"]
@@ -121,7 +121,7 @@ def test_a_rank_that_has_joined_brings_zeros_and_not_the_tensor_of_the_batch_bef
     assert group.sent[2] == [0, 0]
 
 
-def test_a_tensor_is_prepared_before_it_runs_and_finished_after(operations):
+def test_prepare_is_called_before_a_tensor_runs_and_finish_after_it(operations):
     source, target, order = floats(0), floats(0), []
 
     def prepare():
@@ -135,7 +135,7 @@ def test_a_tensor_is_prepared_before_it_runs_and_finished_after(operations):
     assert order == [0, 7]
 
 
-def test_rows_are_gathered_into_memory_that_the_face_allocates(operations):
+def test_rows_are_gathered_into_memory_that_the_framework_allocates(operations):
     rooms = Rooms(row_elements=2)
     description = description_of(Verb.ALLGATHER, 2)
     request = request_of(description, floats(1, 2, 3, 4), allocate=rooms.allocate, row_elements=2, rows=2)
@@ -145,7 +145,7 @@ def test_rows_are_gathered_into_memory_that_the_face_allocates(operations):
     assert list(rooms.result) == []
 
 
-def test_an_all_to_all_sends_the_rows_of_its_splits_and_tells_how_many_came(operations):
+def test_an_all_to_all_sends_the_rows_of_its_splits_and_returns_the_received_counts(operations):
     rooms, counts = Rooms(), []
     request = request_of(
         description_of(Verb.ALLTOALL), floats(1, 2, 3), allocate=rooms.allocate, splits=[2], on_splits=counts.extend
@@ -161,7 +161,7 @@ def test_a_broadcast_gives_the_root_its_own_tensor(operations):
 
 
 @pytest.mark.parametrize(("rank", "mine"), [(0, [3, 6, 9, 12]), (1, [15, 18]), (2, [21, 24])])
-def test_rows_that_do_not_divide_go_one_more_to_the_first_ranks(rank, mine):
+def test_surplus_rows_of_a_reduce_scatter_go_to_the_first_ranks(rank, mine):
     rooms = Rooms(row_elements=2)
     source = floats(*range(1, 9))  # 4 rows of 2
     request = request_of(description_of(Verb.REDUCESCATTER, 4, 2), source, allocate=rooms.allocate)
@@ -177,7 +177,7 @@ def test_one_rank_keeps_all_rows_of_a_reduce_scatter(operations):
     assert list(rooms.result) == [1, 2, 3, 4]
 
 
-def test_a_rank_that_has_joined_brings_zeros_or_refuses(operations):
+def test_a_joined_rank_contributes_zeros_or_refuses(operations):
     operations.run([Ready("a", description_of(Verb.ALLREDUCE, 4))], [None])
     operations.run([Ready("a", description_of(Verb.BARRIER))], [None])
     with pytest.raises(HorovodInternalError, match="broadcast cannot run on a rank that has joined"):
@@ -217,22 +217,22 @@ def test_memory_that_does_not_fit_is_refused_by_name(operations, request_, words
 
 
 class LyingGroup:
-    """Stands for a group of two ranks of which the second announces a number that cannot be."""
+    """Stands for a group of two ranks of which the second announces an impossible number."""
 
     rank, size = 0, 2
 
     def all_gather(self, source: array[int], counts: array[int]) -> None:
-        """Give the number of each rank."""
+        """Write the number of each rank into `counts`."""
         counts[:] = array("q", [source[0], -3])
 
     def all_to_all(self, source: object, target: object, **counts: object) -> None:
-        """Give the splits of each rank; nothing else may be asked for."""
+        """Write the splits of each rank; fail for any other request."""
         assert isinstance(target, array), "memory was cut by a number that cannot be"
         target[:] = array("q", [1, -3])
 
 
 @pytest.mark.parametrize(("verb", "what"), [(Verb.ALLGATHER, "rows"), (Verb.ALLTOALL, "splits")])
-def test_a_number_below_zero_is_refused_before_memory_is_cut_by_it(verb, what):
+def test_a_negative_number_is_refused_before_memory_is_allocated_for_it(verb, what):
     rooms = Rooms()
     request = request_of(description_of(verb), floats(1, 2), allocate=rooms.allocate, rows=2, splits=(1, 1))
     with pytest.raises(HorovodInternalError, match=f"rank 1 of this process set announces -3 {what}"):

@@ -1,4 +1,4 @@
-"""A rank's place, from the variables of every launcher."""
+"""A rank's place (rank and size), from the variables of every launcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clary.train.horovod.places import Layout, Place, layout_of, place_from
 MASTER = {"MASTER_ADDR": "algo-1", "MASTER_PORT": "7777"}
 
 
-def test_a_process_that_nobody_started_is_alone():
+def test_a_process_without_a_launcher_is_a_single_rank():
     assert place_from({}) == Place(0, 1)
 
 
@@ -22,12 +22,12 @@ def test_a_process_that_nobody_started_is_alone():
         ("PMI_RANK", "PMI_SIZE"),
     ],
 )
-def test_each_launcher_is_understood(names):
+def test_each_launcher_is_recognised(names):
     rank, size = names
     assert place_from({rank: "2", size: "4", **MASTER}) == Place(2, 4, "algo-1", 7779)
 
 
-def test_a_port_of_its_own_wins():
+def test_an_explicit_horovod_address_wins():
     environ = {"RANK": "0", "WORLD_SIZE": "2", **MASTER, "CLARY_HOROVOD_ADDR": "here", "CLARY_HOROVOD_PORT": "5"}
     assert place_from(environ) == Place(0, 2, "here", 5)
 
@@ -41,7 +41,7 @@ def test_a_port_of_its_own_wins():
         ({"RANK": "one", "WORLD_SIZE": "2", **MASTER}, "RANK is 'one'; expected a whole number"),
     ],
 )
-def test_what_cannot_be_is_named(environ, words):
+def test_an_impossible_place_is_refused_by_name(environ, words):
     with pytest.raises(ValueError, match=words):
         place_from(environ)
 

@@ -1,4 +1,4 @@
-"""Ready tensors: all ranks decide alike, in any order of submission."""
+"""Ready tensors: all ranks decide equally, in any order of submission."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_known_tensor_needs_no_second_announcement():
         (allreduce(4, place="gpu"), "mismatched device: rank 0 submitted cpu, rank 1 submitted gpu"),
     ],
 )
-def test_tensors_that_differ_are_refused_on_all_ranks_and_may_come_again(other, words):
+def test_tensors_that_differ_are_refused_on_all_ranks_and_may_be_submitted_again(other, words):
     ranks = ranks_of(2)
     submit(ranks[:1], "a", allreduce(4))
     submit(ranks[1:], "a", other)
@@ -67,11 +67,11 @@ def test_tensors_that_differ_are_refused_on_all_ranks_and_may_come_again(other, 
     assert run_round(ranks)[1].ready[0].refusal == ""
 
 
-def test_a_known_tensor_of_a_new_shape_is_announced_by_all_ranks_again():
+def test_a_known_tensor_with_a_new_shape_is_announced_again_by_all_ranks():
     ranks = ranks_of(2)
     submit(ranks, "a", allreduce(4))
     run_round(ranks)
-    submit(ranks[:1], "a", allreduce(4))  # by its bit
+    submit(ranks[:1], "a", allreduce(4))  # submitted by its bit
     submit(ranks[1:], "a", allreduce(6))
     assert run_round(ranks)[0].ready == ()
     assert "mismatched shape" in run_round(ranks)[0].ready[0].refusal
@@ -97,7 +97,7 @@ def test_a_refused_member_refuses_its_group():
     assert len(ranks[0].ran) == 2
 
 
-def test_ranks_that_joined_are_not_waited_for():
+def test_joined_ranks_are_not_waited_for():
     ranks = ranks_of(3)
     submit(ranks, "known", allreduce(4))
     run_round(ranks)
@@ -110,7 +110,7 @@ def test_ranks_that_joined_are_not_waited_for():
     assert "not supported with join" in run_round(ranks)[2].ready[0].refusal
 
 
-def test_join_ends_with_the_rank_that_came_last_and_runs_nothing_that_nobody_submitted():
+def test_join_returns_the_last_rank_and_runs_no_unsubmitted_tensor():
     ranks = ranks_of(2)
     submit(ranks, "known", allreduce(4))
     run_round(ranks)
@@ -124,7 +124,7 @@ def test_join_ends_with_the_rank_that_came_last_and_runs_nothing_that_nobody_sub
     assert [one.name for one in run_round(ranks)[0].ready] == ["known"]
 
 
-def test_the_tensor_that_ran_longest_ago_makes_room():
+def test_the_least_recently_run_tensor_is_evicted():
     readiness = Readiness(1, capacity=2)
     for name in ("a", "b", "a", "c"):
         readiness.decide([News(announced=((name, False, allreduce(1)),))], 0)
@@ -132,13 +132,13 @@ def test_the_tensor_that_ran_longest_ago_makes_room():
     assert {readiness.index_of(name, allreduce(1)) for name in "ac"} == {0, 1}
 
 
-def test_nameless_tensors_are_not_remembered():
+def test_nameless_tensors_are_not_cached():
     readiness = Readiness(1, capacity=2)
     readiness.decide([News(announced=(("a", True, allreduce(1)),))], 0)
     assert readiness.index_of("a", allreduce(1)) is None
 
 
-def test_who_is_missing_is_named():
+def test_missing_ranks_are_named():
     readiness = Readiness(3, capacity=2)
     readiness.decide([News(announced=(("a", False, allreduce(1)),)), News(), News()], 0)
     verdict = readiness.decide([News(overdue=("a",)), News(), News()], 0)

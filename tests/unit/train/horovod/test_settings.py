@@ -1,4 +1,4 @@
-"""Variables of Horovod."""
+"""Environment variables of Horovod."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def test_every_variable_is_read():
     )
 
 
-def test_nothing_set_is_the_default_and_a_limit_of_zero_is_none():
+def test_unset_variables_have_defaults_and_a_limit_of_zero_means_no_limit():
     assert HorovodSettings.from_environment({}) == HorovodSettings()
     assert HorovodSettings.from_environment({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"}).stall_limit_s == math.inf
     assert HorovodSettings.from_environment({"HOROVOD_STALL_CHECK_DISABLE": "1"}).stall_warning_s == math.inf
 
 
 @pytest.mark.parametrize("text", ["much", "-1", "inf"])
-def test_what_is_no_number_is_refused_by_name(text):
+def test_a_value_that_is_not_a_number_is_refused_by_name(text):
     with pytest.raises(ValueError, match=f"HOROVOD_CYCLE_TIME is '{text}'"):
         HorovodSettings.from_environment({"HOROVOD_CYCLE_TIME": text})
 
 
-def test_variables_without_effect_are_said():
+def test_variables_without_effect_are_reported():
     assert without_effect({"HOROVOD_AUTOTUNE": "0"}) == ()
     (unknown,) = without_effect({"HOROVOD_OF_TOMORROW": "1", "HOROVOD_RANK": "1", "HOROVOD_CYCLE_TIME": "2"})
     assert unknown == "HOROVOD_OF_TOMORROW has no effect: nothing here reads it"
@@ -61,6 +61,6 @@ def test_variables_without_effect_are_said():
     assert sentence.startswith("HOROVOD_AUTOTUNE has no effect: ")
 
 
-def test_a_level_of_the_log_that_is_none_is_refused_by_name():
+def test_an_unknown_log_level_is_refused_by_name():
     with pytest.raises(ValueError, match="HOROVOD_LOG_LEVEL is 'loud'; expected one of trace"):
         HorovodSettings.from_environment({"HOROVOD_LOG_LEVEL": "loud"})

@@ -1,4 +1,4 @@
-"""Files of timelines: regular ones alone, and training goes on where one cannot be written."""
+"""Files of timelines: only regular files are written, and the training continues if a file cannot be written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clary.train.horovod.requests import Verb
 from clary.train.horovod.timeline import Timeline
 
 
-def test_a_timeline_takes_the_place_of_an_earlier_one(tmp_path):
+def test_a_timeline_replaces_an_earlier_one(tmp_path):
     path = tmp_path / "timeline.json"
     path.write_text("[" + "1," * 1000)
     timeline = Timeline(str(path), marks_cycles=True)
@@ -31,7 +31,7 @@ def test_a_timeline_takes_the_place_of_an_earlier_one(tmp_path):
     ]
 
 
-@pytest.mark.timeout(20)  # a pipe without a reader is never waited for
+@pytest.mark.timeout(20)  # opening a pipe without a reader must not block
 @pytest.mark.parametrize("has_reader", [False, True])
 def test_a_pipe_is_refused_at_once(tmp_path, has_reader):
     path = tmp_path / "pipe"
@@ -44,7 +44,7 @@ def test_a_pipe_is_refused_at_once(tmp_path, has_reader):
         os.close(reader)
 
 
-def test_a_link_is_refused_and_what_it_leads_to_stays(tmp_path):
+def test_a_link_is_refused_and_its_target_is_kept(tmp_path):
     victim, path = tmp_path / "victim", tmp_path / "timeline.json"
     victim.write_text("of somebody else")
     path.symlink_to(victim)
@@ -61,7 +61,7 @@ def test_a_device_is_refused(path):
 
 @pytest.fixture
 def full_disk():
-    """Let no file of this process grow beyond 4 KiB."""
+    """Limit the size of files of this process to 4 KiB."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -70,7 +70,7 @@ def full_disk():
     signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_full_disk_ends_the_timeline_with_a_word_and_nothing_else(tmp_path, caplog, full_disk):
+def test_a_full_disk_ends_the_timeline_with_a_log_line_only(tmp_path, caplog, full_disk):
     assert threading.current_thread() is threading.main_thread()
     timeline = Timeline(str(tmp_path / "timeline.json"), marks_cycles=True)
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""The state of a process: start and end, its place, process sets and timelines of a rank alone."""
+"""The state of a process: start and end, its place, process sets and timelines of a single rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """Leave no variable that gives this process a place, and no group behind."""
+    """Remove all variables that give this process a place, and end its group after the test."""
     for name in list(os.environ):
         if name.startswith(PLACES) or name in NAMES:
             monkeypatch.delenv(name)
@@ -31,13 +31,13 @@ def alone(monkeypatch):
 @pytest.mark.parametrize(
     "call", [world.rank, world.size, world.layout, world.engine, world.set_ranks, world.stop_timeline]
 )
-def test_nothing_is_known_before_the_start(call):
+def test_every_query_before_the_start_is_refused(call):
     assert not world.is_started()
     with pytest.raises(ValueError, match=r"has not been initialized; use hvd.init\(\)"):
         call()
 
 
-def test_a_process_alone_is_a_world_of_one_rank():
+def test_a_single_process_is_a_world_of_one_rank():
     world.start()
     assert world.is_started()
     assert (world.rank(), world.size()) == (0, 1)
@@ -56,7 +56,7 @@ def test_a_second_start_and_a_second_end_do_nothing():
     assert not world.is_started()
 
 
-def test_a_world_that_has_ended_can_start_again():
+def test_an_ended_world_can_start_again():
     for _ in range(2):
         world.start()
         request = Request("barrier", Description(Verb.BARRIER), is_nameless=True)
@@ -65,7 +65,7 @@ def test_a_world_that_has_ended_can_start_again():
         world.stop()
 
 
-def test_the_end_fails_operations_of_the_engine_that_was():
+def test_the_end_fails_operations_of_its_engine():
     world.start()
     engine = world.engine()
     world.stop()
@@ -73,13 +73,13 @@ def test_the_end_fails_operations_of_the_engine_that_was():
         engine.submit([Request("barrier", Description(Verb.BARRIER))])
 
 
-def test_a_rank_outside_of_the_members_is_refused():
+def test_a_rank_that_is_not_among_the_members_is_refused():
     with pytest.raises(ValueError, match=r"rank 0 is not in comm=\[1, 2\]: call init on its ranks alone"):
         world.start([1, 2])
     assert not world.is_started()
 
 
-def test_a_rank_among_members_is_numbered_anew(monkeypatch):
+def test_a_rank_among_members_gets_a_new_number(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -88,16 +88,16 @@ def test_a_rank_among_members_is_numbered_anew(monkeypatch):
     assert (world.rank(), world.size()) == (0, 1)
 
 
-def test_a_wrong_variable_is_named_and_nothing_starts(monkeypatch):
+def test_an_invalid_variable_is_named_and_prevents_the_start(monkeypatch):
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "soon")
     with pytest.raises(ValueError, match="HOROVOD_CYCLE_TIME is 'soon'"):
         world.start()
     assert not world.is_started()
 
 
-def test_a_group_that_does_not_form_names_the_rank_and_can_be_tried_again(monkeypatch):
+def test_a_group_that_does_not_form_names_the_rank_and_can_be_started_again(monkeypatch):
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens
+        taken.bind(("127.0.0.1", 0))  # the port is bound, but not listening
         monkeypatch.setenv("HOROVOD_RANK", "1")
         monkeypatch.setenv("HOROVOD_SIZE", "2")
         monkeypatch.setenv("CLARY_HOROVOD_ADDR", "127.0.0.1")
@@ -118,11 +118,11 @@ def test_variables_without_effect_are_logged(monkeypatch, caplog):
     assert "HOROVOD_AUTOTUNE has no effect" in caplog.text
 
 
-def test_sets_come_later_only_where_that_was_allowed(monkeypatch):
+def test_process_sets_can_be_added_later_only_if_that_was_allowed(monkeypatch):
     world.start()
     with pytest.raises(ValueError, match=r"call init\(process_sets='dynamic'\)"):
         world.add_set([0], is_at_start=False)
-    assert world.add_set([0], is_at_start=True) is None  # the global set has these ranks
+    assert world.add_set([0], is_at_start=True) is None  # the global set has these ranks already
     world.stop()
     monkeypatch.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
     world.start()
@@ -134,13 +134,13 @@ def test_sets_come_later_only_where_that_was_allowed(monkeypatch):
 
 
 @pytest.mark.parametrize("ranks", [[], [1], [-1], [0, 0]])
-def test_sets_of_ranks_that_are_not_there_are_refused(ranks):
+def test_sets_of_unknown_ranks_are_refused(ranks):
     world.start()
     with pytest.raises(ValueError, match="expected different ranks of 0 to 0"):
         world.add_set(ranks, is_at_start=True)
 
 
-def test_a_set_that_is_not_there_is_named_and_the_global_one_stays():
+def test_an_unknown_set_is_named_and_the_global_set_is_kept():
     world.start()
     with pytest.raises(ValueError, match="process set 7 is not there"):
         world.ranks_of(7)
@@ -150,7 +150,7 @@ def test_a_set_that_is_not_there_is_named_and_the_global_one_stays():
     assert world.set_ranks() == {world.GLOBAL_SET: [0]}
 
 
-def test_a_timeline_of_the_environment_is_whole_after_the_end(monkeypatch, tmp_path):
+def test_a_timeline_of_the_environment_is_complete_after_the_end(monkeypatch, tmp_path):
     monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "timeline.json"))
     world.start()
     assert world.engine().timeline is not None
@@ -159,7 +159,7 @@ def test_a_timeline_of_the_environment_is_whole_after_the_end(monkeypatch, tmp_p
 
 
 @pytest.mark.timeout(20)
-def test_a_timeline_of_the_environment_that_nobody_can_write_is_told_and_training_begins(monkeypatch, tmp_path, caplog):
+def test_an_unwritable_timeline_of_the_environment_is_logged_and_the_training_starts(monkeypatch, tmp_path, caplog):
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", tmp_path / "no-folder" / "timeline.json"):
         monkeypatch.setenv("HOROVOD_TIMELINE", str(place))
@@ -169,7 +169,7 @@ def test_a_timeline_of_the_environment_that_nobody_can_write_is_told_and_trainin
         assert f"no timeline is written to HOROVOD_TIMELINE={place}" in caplog.text
 
 
-def test_a_new_timeline_ends_the_one_before(tmp_path):
+def test_a_new_timeline_ends_the_earlier_one(tmp_path):
     world.start()
     world.start_timeline(str(tmp_path / "first.json"), marks_cycles=False)
     world.start_timeline(str(tmp_path / "second.json"), marks_cycles=False)

@@ -1,4 +1,4 @@
-"""Which way tensors of a pipeline go between two ranks, and how lent ones are framed. Functions `test_...()`."""
+"""How tensors of a pipeline are passed between two ranks, and how lent ones are framed. Functions `test_...()`."""
 
 import io
 import threading
@@ -24,7 +24,7 @@ LIMIT_S = 20.0
 
 
 class FakeLender:
-    """Lends by a dict that all ranks of the process share."""
+    """Lends through a dict that all ranks of the process share."""
 
     def __init__(self, lent, broken=""):
         self.device = torch.device("cpu")
@@ -33,7 +33,7 @@ class FakeLender:
     def lend(self, tensor):
         if self.broken == "lend":
             raise RuntimeError("invalid argument\nmore words")
-        name = uuid.uuid4().bytes  # threads lend at once
+        name = uuid.uuid4().bytes  # several threads lend at the same time
         self.lent[name] = tensor.clone()
         return name
 
@@ -86,7 +86,7 @@ def failure_of(call):
     return None
 
 
-def test_the_way_is_chosen_with_a_reason():
+def test_the_choice_between_device_and_host_memory_has_a_reason():
     for sender, receiver, way, words in (
         (ONE, TWO, Way.DEVICE, "sees the sender's GPU"),
         (ONE, ONE, Way.DEVICE, "one GPU has both"),
@@ -101,7 +101,7 @@ def test_the_way_is_chosen_with_a_reason():
         assert words in found.reason, found
 
 
-def test_a_variable_and_the_allocator_refuse():
+def test_a_variable_or_the_allocator_rules_out_device_memory():
     assert refusal_of({}, "native") == ""
     assert refusal_of({"CLARY_PIPELINE_HAND_OVER": "host"}, "native") == "CLARY_PIPELINE_HAND_OVER=host"
     assert "cudaMallocAsync" in refusal_of({}, "cudaMallocAsync")
@@ -110,7 +110,7 @@ def test_a_variable_and_the_allocator_refuse():
     assert "'nccl'; expected auto or host" in str(found)
 
 
-def test_ranks_without_gpus_agree_on_nothing_and_try_nothing():
+def test_ranks_without_gpus_lend_nothing_and_skip_the_trial():
     assert own_seat(torch.device("cpu"), "h") == Seat("h")
     assert agreed([Seat("h"), Seat("h")]) == ([None, None], 1)
 
@@ -129,7 +129,7 @@ def test_ranks_of_one_host_lend_after_a_trial():
 def test_a_failed_trial_means_host_memory_on_both_sides():
     for broken, words in (("lend", "lending failed: invalid argument"), ("values", "a trial gave"), ("borrow", "peer")):
         (one, two), _ = agreed([ONE, TWO], {1: broken})
-        # Rank 1 cannot lend, or cannot borrow: one direction is left.
+        # Rank 1 cannot lend or cannot borrow, so only one direction remains.
         sender, receiver, there, back = (two, one, 1, 0) if broken == "lend" else (one, two, 0, 1)
         assert sender.to[back].way is receiver.source[there].way is Way.HOST, (broken, sender, receiver)
         assert words in sender.to[back].reason
@@ -144,7 +144,7 @@ def through(message, lend=None, borrow=None):
     return found, len(stream.read())
 
 
-def test_lent_tensors_travel_in_the_head_beside_others():
+def test_lent_tensors_travel_in_the_header_next_to_others():
     lender = FakeLender({})
     large, small, empty = torch.arange(5000.0), torch.arange(3), torch.empty(0, 2)
     message = Message(Subject.FORWARD, None, "body", [small, large, empty, large * 2])
@@ -155,21 +155,21 @@ def test_lent_tensors_travel_in_the_head_beside_others():
     assert not lender.lent, "a loan was not taken"
 
 
-def test_what_a_step_returns_is_never_lent():
+def test_the_result_of_a_step_is_never_lent():
     lender = FakeLender({})
     found, _ = through(Message(Subject.STEP_END, None, None, [torch.ones(5)]), lender.lend)
     assert torch.equal(found.tensors[0], torch.ones(5))
     assert not lender.lent
 
 
-def test_a_loan_to_who_agreed_to_none_is_refused():
+def test_a_loan_to_a_rank_that_agreed_to_none_is_refused():
     lender = FakeLender({})
     found = failure_of(lambda: through(Message(Subject.OUTPUT, None, None, [torch.ones(5)]), lender.lend))
     assert isinstance(found, OSError)
     assert "agreed to none" in str(found)
 
 
-def test_a_way_names_its_reason_in_a_decision():
+def test_no_tensor_is_lent_after_a_decision_for_host_memory():
     one = HandOver(FakeLender({}), {1: Decision(Way.HOST, "x")}, {1: Decision(Way.HOST, "x")})
     assert not one.is_lent_to(1, 1 << 30)
     assert not one.is_lent_by(1, 1 << 30)

@@ -1,4 +1,4 @@
-"""The page of built-in rules describes them; their parameters and defaults are AWS's."""
+"""The page of built-in rules describes every rule; parameters and defaults are AWS's."""
 
 import sys
 from typing import Any
@@ -8,7 +8,7 @@ from torch_programs import ROOT
 
 from clary.train.debugger.rules import RULES, parameters_of
 
-# Source: the pages of AWS's "List of Debugger built-in rules", one a rule. `None` also where AWS has no default.
+# Source: AWS's "List of Debugger built-in rules", one page per rule. `None` also where AWS documents no default.
 SELECTION = {"collection_names": None, "tensor_regex": None}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "AllZero": {**SELECTION, "threshold": 100},
@@ -89,7 +89,7 @@ def test_parameters_and_defaults_are_those_of_aws(name: str) -> None:
     assert found == DEFAULTS[name]
 
 
-def test_the_page_is_what_the_rules_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_rules_matches_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tools")])
     import make_rules_tables
 

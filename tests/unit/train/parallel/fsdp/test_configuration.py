@@ -1,4 +1,4 @@
-"""Keys of SMP v2: their precedence, refusals and their words, and the holders of shards."""
+"""Keys of SMP v2: their precedence, refusals with their messages, and the ranks that hold shards."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert (one.tensor_parallel_degree, one.context_parallel_degree, one.expert_parallel_degree) == (1, 1, 1)
 
 
-def test_the_job_wins_over_the_script_and_the_script_over_what_it_assigned() -> None:
+def test_the_job_wins_over_the_script_and_the_script_over_assigned_values() -> None:
     one = read_fsdp_configuration(
         {"hybrid_shard_degree": 8},
         {"hybrid_shard_degree": 4, "random_seed": 4},
@@ -31,13 +31,13 @@ def test_the_job_wins_over_the_script_and_the_script_over_what_it_assigned() -> 
     assert (one.hybrid_shard_degree, one.random_seed, one.activation_loading_horizon) == (8, 4, 5)
 
 
-def test_keys_that_begin_with_an_underscore_are_taken_and_told() -> None:
+def test_keys_with_an_underscore_are_accepted_and_reported_without_effect() -> None:
     one = read_fsdp_configuration({"_any": 1, "allow_empty_shards": True})
     assert one.without_effect() == ("allow_empty_shards", "_any")
     assert read_fsdp_configuration({}).without_effect() == ()
 
 
-def test_a_script_names_a_file_a_dict_or_nothing(tmp_path: Path) -> None:
+def test_a_script_gives_a_file_a_dict_or_none(tmp_path: Path) -> None:
     path = tmp_path / "smp.json"
     path.write_text(json.dumps({"hybrid_shard_degree": 2}))
     assert read_script(str(path)) == read_script(path) == read_script({"hybrid_shard_degree": 2})
@@ -49,7 +49,7 @@ def test_a_script_names_a_file_a_dict_or_nothing(tmp_path: Path) -> None:
         read_script(3)
 
 
-def test_a_job_names_its_keys_in_json() -> None:
+def test_a_job_gives_its_keys_in_json() -> None:
     assert read_job({"SM_HP_MP_PARAMETERS": '{"hybrid_shard_degree": 2}'}) == {"hybrid_shard_degree": 2}
     assert read_job({}) == read_job({"SM_HP_MP_PARAMETERS": " "}) == {}
     with pytest.raises(ValueError, match=r"mp_parameters holds '\{', which is no JSON"):
@@ -69,7 +69,7 @@ def test_a_job_names_its_keys_in_json() -> None:
         ({"context_parallel_degree": 4, "hybrid_shard_degree": 2}, "must divide hybrid_shard_degree, which is 2"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], words: str) -> None:
+def test_impossible_values_are_refused_by_name(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         read_fsdp_configuration(given)
 
@@ -90,12 +90,12 @@ def test_degrees_must_fit_the_ranks(given: dict[str, Any], size: int, words: str
         read_fsdp_configuration(given).check_size(size)
 
 
-def test_degrees_that_fit_are_taken() -> None:
+def test_degrees_that_fit_are_accepted() -> None:
     for degree in (0, 1, 2, 4, 8):
         FsdpConfiguration(hybrid_shard_degree=degree).check_size(8)
 
 
-def test_ranks_that_hold_the_same_shard() -> None:
+def test_replication_groups_hold_the_same_shard() -> None:
     ranker = Ranker(8, shard_degree=2)
     assert ranker.get_rep_groups() == [[0, 2, 4, 6], [1, 3, 5, 7]]
     assert [ranker.get_rep_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -42,6 +42,6 @@ def test_a_dict_is_read_field_by_field() -> None:
         ("none", TypeError, "is a str"),
     ],
 )
-def test_what_is_no_configuration_is_refused(given: object, kind: type[Exception], words: str) -> None:
+def test_an_invalid_configuration_is_refused(given: object, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         read_moe_config(given)

@@ -1,4 +1,4 @@
-"""Attention of `torch.sagemaker`, and cuts of parameters, which need torch and one process."""
+"""Attention of `torch.sagemaker`, and cuts of parameters; both need torch and one process."""
 
 from pathlib import Path
 

@@ -9,7 +9,7 @@ from clary.train.parallel.fsdp.context.layout import chunks_of, positions_of, vi
 
 
 def test_parts_are_those_that_scripts_cut():
-    """As a script does: view as 2 n chunks, take chunk `rank` and the one as far from the end."""
+    """A script splits a sequence into 2 n chunks, and takes chunk `rank` and its mirror chunk from the end."""
     size, tokens = 4, torch.arange(48).view(2, 24)
     seen = []
     for rank in range(size):
@@ -23,13 +23,13 @@ def test_parts_are_those_that_scripts_cut():
     assert part_of_batch({"tokens": tokens}, 0, 1)["tokens"] is tokens
 
 
-def test_chunks_behind_each_other_are_the_sequence():
+def test_the_chunks_of_all_ranks_in_whole_order_are_the_sequence():
     for size in (1, 2, 3, 5):
         held = [chunk for rank in range(size) for chunk in chunks_of(rank, size)]
         assert [held[at] for at in whole_order(size)] == list(range(2 * size))
 
 
-def test_what_is_visible_is_what_lies_before():
+def test_a_position_sees_only_earlier_positions():
     size, length = 4, 6
     for rank in range(size):
         own = positions_of(rank, size, length)
@@ -49,7 +49,7 @@ def attend(query, key, value, scale):
     return scores.softmax(-1) @ value
 
 
-def test_blocks_are_put_together_and_taken_apart():
+def test_blocks_are_merged_and_their_gradients_split():
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(2, 3, length, 8, generator=generator, dtype=torch.float64).requires_grad_()
@@ -77,7 +77,7 @@ def test_blocks_are_put_together_and_taken_apart():
         torch.testing.assert_close(torch.cat([one[2] for one in gradients], 2), value.grad)
 
 
-def test_queries_that_see_no_key_of_a_block_are_left_as_they_are():
+def test_queries_without_a_visible_key_in_a_block_are_left_unchanged():
     query = torch.ones(1, 1, 2, 4, dtype=torch.float64)
     key = torch.randn(1, 1, 2, 4, dtype=torch.float64)
     how = {"scale": 1.0, "is_causal": False, "window": 2}
@@ -92,7 +92,7 @@ def test_queries_that_see_no_key_of_a_block_are_left_as_they_are():
 
 
 def test_kernels_of_gpus_take_what_they_are_given():
-    """Shapes and arguments alone: there is no GPU here."""
+    """Checks shapes and arguments only, because there is no GPU here."""
     kept, blocks._KERNEL_DTYPES = blocks._KERNEL_DTYPES, {"meta": (torch.bfloat16,)}
     try:
         query, key = (torch.empty(2, 4, length, 64, device="meta", dtype=torch.bfloat16) for length in (16, 32))

@@ -22,11 +22,11 @@ from clary.train.parallel.tensor.collectives import TensorGroup
 
 def logits_of(num_tokens, num_experts, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    # The first expert is better for nearly all tokens.
+    # The first expert has the highest logits for nearly all tokens.
     return torch.randn(num_tokens, num_experts, generator=generator) + torch.linspace(3, 0, num_experts)
 
 
-def test_best_routes_are_the_softmax_of_the_best():
+def test_best_routes_are_the_softmax_of_the_best_logits():
     routes = best_routes(torch.tensor([[0.0, 2.0, 1.0]]), 2)
     assert routes.experts.tolist() == [[1, 2]]
     expected = torch.tensor([2.0, 1.0]).softmax(0)
@@ -41,11 +41,16 @@ def test_even_choice_gives_no_expert_more_than_its_share():
             counts = torch.bincount(chosen.flatten(), minlength=num_experts)
             share = -(-num_tokens * top_k // num_experts)
             over = (counts - share).clamp(min=0).sum()
-            assert over <= top_k, (num_tokens, num_experts, top_k, counts)  # of tokens that all others have refused
+            assert over <= top_k, (
+                num_tokens,
+                num_experts,
+                top_k,
+                counts,
+            )  # tokens that all other experts have rejected
             assert all(len(set(row)) == top_k for row in chosen.tolist())
 
 
-def test_even_choice_leaves_no_pair_better_off_together():
+def test_even_choice_leaves_no_pair_of_tokens_that_would_gain_by_a_swap():
     logits = logits_of(12, 4)
     chosen = even_choice(logits, 1).flatten().tolist()
     scores = logits.softmax(-1)
@@ -56,12 +61,12 @@ def test_even_choice_leaves_no_pair_better_off_together():
             assert not (prefers and scores[token, expert] > weakest), (token, expert)
 
 
-def test_even_choice_is_the_best_where_that_is_even():
+def test_even_choice_equals_the_best_choice_if_that_is_even():
     logits = torch.eye(4).repeat(3, 1) * 5
     assert even_choice(logits, 1).flatten().tolist() == [0, 1, 2, 3] * 3
 
 
-def test_sinkhorn_wants_all_experts_alike():
+def test_sinkhorn_scores_give_all_experts_equal_shares():
     logits = logits_of(200, 4)
     scores = sinkhorn_scores(logits)
     rows = scores.softmax(1)
@@ -69,7 +74,7 @@ def test_sinkhorn_wants_all_experts_alike():
     before = torch.bincount(logits.argmax(1), minlength=4).max()
     after = torch.bincount(scores.argmax(1), minlength=4).max()
     assert after < 70 < 120 < before, (before, after)
-    # What is added is of the expert, not of the token: two experts are compared alike for all tokens.
+    # The correction depends on the expert and not on the token: two experts keep their order for all tokens.
     torch.testing.assert_close((scores - logits).std(0), torch.zeros(4), rtol=0, atol=1e-5)
     assert sinkhorn_scores(logits[:0]).shape == (0, 4)
 
@@ -81,7 +86,7 @@ def test_sinkhorn_routes_with_the_weights_of_the_router():
     torch.testing.assert_close(routes.weights, expected / expected.sum(-1, keepdim=True))
 
 
-def test_the_loss_of_even_shares_is_least_where_they_are_even():
+def test_the_balancing_loss_is_lowest_for_even_shares():
     even = torch.eye(4).repeat(8, 1) * 9
     torch.testing.assert_close(even_share_loss(even, even.argmax(1, keepdim=True)), torch.tensor(1.0))
     uneven = torch.zeros(8, 4)
@@ -104,7 +109,7 @@ def test_added_losses_are_gradients_of_the_logits():
     torch.testing.assert_close(logits.grad, other.grad)
 
 
-def test_no_balancing_adds_nothing():
+def test_no_balancing_adds_no_loss():
     logits = logits_of(9, 4).requires_grad_()
     routes = route(logits, 2, MoEConfig(moe_load_balancing="none"))
     routes.weights.sum().mul(0.0).backward()
@@ -157,7 +162,7 @@ def test_listed_experts_keep_the_numbers_of_the_whole_layer():
     model.load_state_dict(own)
 
 
-def test_only_experts_are_drawn_apart():
+def test_only_experts_are_initialised_with_separate_seeds():
     drawn = []
     for rank in range(2):
         model = spread_experts(nn.Sequential(Listed()), TensorGroup(None, rank, 2), MoEConfig())

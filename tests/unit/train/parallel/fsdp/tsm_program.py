@@ -65,7 +65,7 @@ def refused(call, kind, words):
     assert words in told, told
 
 
-def test_every_submodule_has_the_names_that_it_lists():
+def test_every_submodule_has_its_listed_names():
     clary_autoload.register()
     import torch.sagemaker as tsm
 
@@ -87,7 +87,7 @@ def test_a_hook_of_the_first_release_says_that_it_has_no_effect():
     assert "has no effect here" in told.output[0]
 
 
-def test_before_init_what_is_missing_is_said():
+def test_calls_before_init_name_the_missing_call():
     state.reset()
     refused(lambda: transform(nn.Linear(1, 1)), RuntimeError, "call tsm.init first")
     refused(init, RuntimeError, "init_process_group first")
@@ -96,7 +96,7 @@ def test_before_init_what_is_missing_is_said():
     refused(lambda: state.world_process_group, RuntimeError, "init_process_group")
 
 
-def test_a_program_of_one_rank_transforms_nothing():
+def test_a_program_of_one_rank_transforms_no_module():
     state.reset()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -151,7 +151,7 @@ def test_modules_that_cannot_be_initialised_are_named():
     )
 
 
-def test_the_scripts_own_function_initialises():
+def test_the_script_s_own_function_initialises_parameters():
     def fill(module):
         if isinstance(module, nn.Linear):
             module.weight.data.fill_(2)
@@ -169,14 +169,14 @@ def test_the_scripts_own_function_initialises():
     assert all(one.is_meta for one in model.parameters())
 
 
-def test_an_offload_wrapper_goes_through_the_engine_with_the_same_bits():
+def test_an_offload_wrapper_uses_the_engine_with_bitwise_equal_results():
     def gradients(wrap):
         torch.manual_seed(0)
         model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(4)])
         for at in range(4):
             model[at] = checkpoint_wrapper(model[at], checkpoint_impl=CheckpointImpl.REENTRANT)
         model = wrap(model)
-        features = torch.randn(128, 256, requires_grad=True)  # a tensor above the least that is worth it
+        features = torch.randn(128, 256, requires_grad=True)  # a tensor above the minimum size for offloading
         model(features).square().mean().backward()
         return [one.grad.clone() for one in model.parameters()]
 
@@ -187,7 +187,7 @@ def test_an_offload_wrapper_goes_through_the_engine_with_the_same_bits():
         found = gradients(offload_wrapper)
         assert engine.counts.offloaded_bytes >= 3 * 128 * 256 * 4, engine.counts
         before = engine.counts.offloaded_bytes
-        gradients(lambda model: model)  # checkpointed alone: stays
+        gradients(lambda model: model)  # checkpointed only: the tensors stay in place
         assert engine.counts.offloaded_bytes == before
         offloading.remove()
     assert OffloadWrapper.forward is own
@@ -199,7 +199,7 @@ class Missing(Exception):
 
 
 class FakeS3:
-    """Objects in memory; the first call of each operation fails, as a network may."""
+    """Objects in memory; the first call of each operation fails, as on a bad network."""
 
     def __init__(self):
         self.objects, self.parts, self.failed, self.num_aborted = {}, {}, set(), 0
@@ -254,7 +254,7 @@ class FakeS3:
         return {"LocationConstraint": None if Bucket == "oldest" else "eu-central-1"}
 
 
-def test_checkpoints_lie_in_s3():
+def test_checkpoints_are_stored_in_s3():
     fake = FakeS3()
     made = s3._client
     s3._client = lambda region, config: fake
@@ -304,19 +304,19 @@ def test_s3_parts_paths_and_regions():
     assert len(waits) == 2
 
 
-def test_s3_without_boto3_says_what_to_install():
+def test_s3_without_boto3_names_the_package_to_install():
     if importlib.util.find_spec("boto3") is not None:
         raise AssertionError("this environment was to have no boto3")
     refused(lambda: save({}, checkpoint_id="s3://bucket/x"), Exception, "add boto3")
 
 
-def test_paths_that_are_none_are_refused():
+def test_invalid_paths_are_refused():
     refused(lambda: save({}, checkpoint_id=None), ValueError, "checkpoint_id is None")
     assert DistributedFileSystemWriter.validate_checkpoint_id("s3://b/k")
     assert DistributedFileSystemReader.validate_checkpoint_id("/tmp")
 
 
-def test_a_program_that_ends_lets_its_files_be_written():
+def test_a_program_that_ends_waits_for_its_asynchronous_writes():
     program = (
         "import sys, time, torch\n"
         "from clary.train.parallel.fsdp.checkpoint.asynchronous import async_save\n"
@@ -329,7 +329,7 @@ def test_a_program_that_ends_lets_its_files_be_written():
         assert [one for one in os.listdir(folder) if one.endswith(".distcp")] == ["__0_0.distcp"]
 
 
-def test_the_last_folders_are_kept():
+def test_the_newest_folders_are_kept():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for step in (2, 10, 9, 1):
@@ -337,7 +337,7 @@ def test_the_last_folders_are_kept():
             (folder / f"step-{step}" / ".metadata").touch()
         (folder / "logs-3").mkdir()
         (folder / "step-latest").symlink_to(folder / "step-10")
-        (folder / "step-0").touch()  # a file
+        (folder / "step-0").touch()  # a file, not a folder
         assert limit_num_subdirs(folder, 2, regex=r"step-\d+", log=False) == ["step-1", "step-2"]
         assert sorted(one.name for one in folder.iterdir()) == ["logs-3", "step-0", "step-10", "step-9", "step-latest"]
         assert (folder / "step-10" / ".metadata").exists()
@@ -346,7 +346,7 @@ def test_the_last_folders_are_kept():
         refused(lambda: limit_num_subdirs(folder, -1), ValueError, "n is -1")
 
 
-def test_an_optimizers_state_is_made_without_a_step():
+def test_the_state_of_an_optimizer_is_created_without_a_step():
     for make in (
         torch.optim.AdamW,
         torch.optim.Adagrad,
@@ -367,7 +367,7 @@ def test_an_optimizers_state_is_made_without_a_step():
         assert optimizer.param_groups[0]["lr"] != 0
 
 
-def test_named_random_states_go_on_where_they_were():
+def test_named_random_states_continue_where_they_stopped():
     torch.manual_seed(5)
     expected = torch.rand(2)
     torch.manual_seed(9)

@@ -1,4 +1,4 @@
-"""Attention in all layouts against a sum written out; cuts and their joins; refusals."""
+"""Attention in all layouts compared with a plain formula; cuts and their joins; refusals."""
 
 import logging
 import math
@@ -28,7 +28,7 @@ _ROWS, _HEADS, _POSITIONS, _CHANNELS = 2, 4, 5, 8
 
 
 def written_out(query, key, value, *, causal, scale=None, bias=None):
-    """Attention [b, h, s, d] as its definition says."""
+    """Return attention [b, h, s, d] computed by its definition."""
     scores = query @ key.transpose(-1, -2) * (scale or 1 / math.sqrt(query.shape[-1]))
     if bias is not None:
         scores = scores + bias
@@ -89,7 +89,7 @@ def test_grouped_queries():
     close(attention(query, (key, value), causal=True, layout="b h s d"), expected)
 
 
-def test_what_attention_refuses():
+def test_attention_refuses_invalid_arguments():
     three = heads(3)
     refused(lambda: FlashSelfAttention()(three, layout="b h s"), ValueError, "layout is 'b h s'")
     refused(lambda: FlashSelfAttention()(three[:2]), ValueError, "expected 3 tensors")
@@ -99,7 +99,7 @@ def test_what_attention_refuses():
     refused(lambda: FlashGroupedQueryAttention()(three[0], odd, layout="b h s d"), ValueError, "no multiple of 3")
 
 
-def test_llama_attention_with_positions_of_its_own_and_of_the_model():
+def test_llama_attention_with_its_own_positions_and_those_of_the_model():
     config = SimpleNamespace(
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2, attention_bias=False, rope_theta=100.0
     )
@@ -134,7 +134,7 @@ def test_slices_are_joined_again():
     refused(lambda: Cut("tp", 0, (6,)).of(torch.zeros(6), 0, 4), ValueError, "4 equal slices")
 
 
-def test_marks_are_found_under_clean_names():
+def test_cuts_are_found_under_clean_names():
     model = nn.Sequential(nn.Linear(2, 2), nn.Module())
     model[1]._checkpoint_wrapped_module = nn.Linear(2, 2)
     cut = Cut("tp", 0, (4,))
@@ -168,7 +168,7 @@ def test_structures():
     assert not find_structure(nn.Linear(2, 2)).layers
 
 
-def test_whole_vocabularies_are_logged_with_sizes():
+def test_undivided_vocabularies_are_logged_with_their_sizes():
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -182,7 +182,7 @@ def test_whole_vocabularies_are_logged_with_sizes():
     assert lines[0].startswith("the vocabulary has 5 and 7 tokens, no multiple of tensor_parallel_degree 2:"), lines
 
 
-def test_a_layer_has_two_classes_and_its_name():
+def test_a_transformed_layer_has_both_classes_and_keeps_its_name():
     layer = Layer()
     become(layer, TransformerLayer)
     become(layer, TransformerLayer)
@@ -195,7 +195,7 @@ def test_a_layer_has_two_classes_and_its_name():
 
 
 def saved_slices(whole, cut, degree, num_shards):
-    """Return slices, the metadata of their folders, and the content of each, by offsets of chunks."""
+    """Return slices with the metadata of their folders, and the content of each slice by offsets of chunks."""
     sources, data = [], []
     for number in range(degree):
         own = cut.of(whole, number, degree)
@@ -210,7 +210,7 @@ def saved_slices(whole, cut, degree, num_shards):
     return sources, data
 
 
-def test_slices_are_put_together_from_those_of_any_degree():
+def test_slices_are_assembled_from_those_of_any_degree():
     for dim, parts in ((0, (12,)), (1, (12,)), (0, (12, 24)), (1, (24, 12, 12))):
         cut = Cut("tp", dim, parts)
         shape = [7, 7]
@@ -232,7 +232,7 @@ def test_slices_are_put_together_from_those_of_any_degree():
                 assert torch.equal(found, cut.of(whole, number, wanted)), (dim, parts, degree, wanted)
 
 
-def test_what_has_no_slices_of_another_degree_is_refused():
+def test_an_impossible_change_of_degree_is_refused():
     cut = Cut("tp", 0, (12,))
     sources, _ = saved_slices(torch.zeros(12), cut, 2, 1)
     short = TensorStorageMetadata(TensorProperties(), torch.Size([3]), [])

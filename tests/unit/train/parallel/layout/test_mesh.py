@@ -1,4 +1,4 @@
-"""Places of ranks: the documented tables, and properties of every mesh."""
+"""Coordinates of ranks: the documented tables, and properties of every mesh."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clary.train.parallel.layout.mesh import PLACEMENTS, Along, Axis, Mesh, make_mesh
 
-# 8 ranks, two on every axis: (rdp, pp, tp) of each rank, then groups as digits.
+# 8 ranks, two on every axis: (rdp, pp, tp) of each rank, then groups written as digits.
 TABLES = {
     "DPT": ("000 001 010 011 100 101 110 111", "01 23 45 67", "02 13 46 57", "04 15 26 37", "0123 4567", "0145 2367"),
     "TPD": ("000 100 010 110 001 101 011 111", "04 15 26 37", "02 13 46 57", "01 23 45 67", "0246 1357", "0145 2367"),
@@ -24,7 +24,7 @@ def digits(groups):
 
 
 @pytest.mark.parametrize("placement", TABLES)
-def test_every_placement_lies_as_the_documented_tables_say(placement):
+def test_every_placement_equals_the_documented_tables(placement):
     mesh = make_mesh(8, pipeline_degree=2, tensor_degree=2, placement=placement)
     places, *groups = TABLES[placement]
     axes = (Axis.RDP, Axis.PP, Axis.TP)
@@ -33,7 +33,7 @@ def test_every_placement_lies_as_the_documented_tables_say(placement):
         assert set(mesh.groups(along)) == digits(expected)
 
 
-def test_cluster_and_spread_are_the_two_orders_that_the_documentation_names():
+def test_cluster_and_spread_are_the_two_documented_orders():
     assert make_mesh(8, pipeline_degree=2, tensor_degree=2) == make_mesh(
         8, pipeline_degree=2, tensor_degree=2, placement="DPT"
     )
@@ -44,7 +44,7 @@ def test_cluster_and_spread_are_the_two_orders_that_the_documentation_names():
     assert set(spread.groups(Along.DP)) == digits("0123 4567")
 
 
-def test_ranks_within_groups_follow_the_world_as_the_developer_guide_computes_them():
+def test_ranks_within_groups_are_numbered_as_in_the_developer_guide():
     mesh = make_mesh(8, pipeline_degree=2, tensor_degree=2, placement="DTP")
     for rank in range(8):
         rdp, tp, pp = (mesh.coordinate(rank, axis) for axis in (Axis.RDP, Axis.TP, Axis.PP))
@@ -64,7 +64,7 @@ meshes = st.builds(
 
 
 @given(meshes)
-def test_groups_of_every_kind_are_the_world_with_each_rank_once(mesh):
+def test_groups_of_every_kind_contain_each_rank_once(mesh):
     for along in Along:
         groups = mesh.groups(along)
         assert sorted(itertools.chain.from_iterable(groups)) == list(range(mesh.size))
@@ -74,7 +74,7 @@ def test_groups_of_every_kind_are_the_world_with_each_rank_once(mesh):
 
 
 @given(meshes)
-def test_groups_along_different_axes_meet_in_one_rank(mesh):
+def test_groups_along_different_axes_share_exactly_one_rank(mesh):
     for one, other in itertools.combinations((Along.PP, Along.TP, Along.RDP), 2):
         for rank in range(mesh.size):
             assert set(mesh.group(one, rank)) & set(mesh.group(other, rank)) == {rank}
@@ -93,7 +93,7 @@ def test_degrees_multiply_as_documented(mesh):
 
 
 @given(meshes)
-def test_a_rank_is_at_its_place(mesh):
+def test_rank_at_inverts_coordinate(mesh):
     for rank in range(mesh.size):
         assert mesh.rank_at({axis: mesh.coordinate(rank, axis) for axis in Axis}) == rank
 
@@ -107,12 +107,12 @@ def test_a_rank_is_at_its_place(mesh):
         ({"size": 4, "placement": "DDP"}, "placement_strategy is 'DDP'; expected one of cluster, spread, DPT"),
     ],
 )
-def test_what_cannot_be_laid_out_is_refused_with_the_rule(arguments, words):
+def test_an_impossible_layout_is_refused_with_the_rule(arguments, words):
     with pytest.raises(ValueError, match=words):
         make_mesh(**arguments)
 
 
-def test_ranks_and_places_beyond_the_mesh_are_refused():
+def test_ranks_and_coordinates_beyond_the_mesh_are_refused():
     mesh = Mesh((Axis.RDP, Axis.PP), (2, 3))
     with pytest.raises(ValueError, match=r"rank 6 is not in 0\.\.5 of mesh of 6 ranks \(rdp=2, pp=3; slowest first\)"):
         mesh.group(Along.DP, 6)
