@@ -1,9 +1,9 @@
-"""Rehearsals: a job under faults beside an uninterrupted twin, and the worth of its resumes. Pure.
+"""Rehearsals: a job under faults is compared with an uninterrupted twin, to check its resumes. Pure.
 
 faults       planned faults and their times: words, texts, draws from a seed
 disks        sizes of disks that faults fill
 orders       a request for a rehearsal, as arguments of the command
-requests     two requests from one, with places of their own
+requests     two requests from one, with their own S3 prefixes
 readings     steps and losses from log lines
 recordings   batches and optimizer steps from records of `compat.clary_rehearsal`
 history      the steps of all attempts that led to the model

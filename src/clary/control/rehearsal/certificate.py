@@ -1,11 +1,11 @@
-"""The resume certificate: a rehearsal's lost, repeated and missed work, and the verdict with its reason. Pure.
+"""The resume certificate: lost, repeated and missed work of a rehearsal, and a verdict with its reason. Pure.
 
-Where: `clary rehearse` makes one at the end, prints it (`cli.certificate_words`) and writes it as JSON.
+Where: `clary rehearse` makes a certificate at the end, prints it (`cli.certificate_words`) and writes it as JSON.
 
 [Note: order of causes]
-One omission shows in many ways: a sampler that begins anew changes losses too. So the checks run in a fixed order, and
-the first fault found decides. They look at the job's end, then at its steps, then at its samples, and last at its
-losses. Different losses are blamed on the optimizer's state alone only if steps and samples are right.
+One mistake has several effects: a sampler that begins anew changes losses, too. So the checks run in a fixed order, and
+the first fault found decides: first the job's end, then its steps, its samples, and last its losses. Different losses
+are attributed to the optimizer's state only if steps and samples are right.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clary.control.rehearsal.faults import FaultKind
 from clary.control.rehearsal.history import Attempt, History, Resume, make_history, scale_of
 
 COMPLETED = "Completed"
-_DYING_S = 10.0  # from a failed write to the end of the program
+_DYING_S = 10.0  # longest time from a failed write to the end of the program
 
 
 class Verdict(StrEnum):
@@ -40,12 +40,12 @@ class Run:
     status: str  # TrainingJobStatus
     failure_reason: str = ""
     attempts: tuple[Attempt, ...]
-    wall_s: float = 0.0  # from creation to end
+    wall_s: float = 0.0  # seconds from creation to end
     lost_s: float = 0.0  # host seconds of repeated training, from the ledger
     metrics: Mapping[str, float] = field(default_factory=dict)
     has_checkpoints: bool = True  # whether the request has a CheckpointConfig with S3Uri
-    failed_host: str = ""  # host whose failure is the first cause; empty if none or unknown
-    failed_at_s: float | None = None  # after training first began; None: unknown, or never
+    failed_host: str = ""  # host whose failure is the first cause; empty if there is no failure, or if it is unknown
+    failed_at_s: float | None = None  # seconds after training first began; None if unknown, or if nothing failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,8 @@ class Strike:
     """The outcome of a planned fault."""
 
     words: str
-    at_s: float | None  # after training began; None: not carried out
-    note: str = ""  # the reason why not, or its effect
+    at_s: float | None  # seconds after training began; None: not carried out
+    note: str = ""  # why the fault was not carried out, or its effect
     kind: str = ""  # FaultKind
     hosts: tuple[str, ...] = ()
     length_s: float | None = None  # None: until the hosts are released
@@ -62,12 +62,12 @@ class Strike:
 
 @dataclass(frozen=True, kw_only=True)
 class Interruption:
-    """A resume with its steps by name."""
+    """A resume, with the names of its steps."""
 
     attempt: int
     why: str
-    last_step: str  # last step printed before it, or empty
-    first_step: str  # first step printed after it, or empty
+    last_step: str  # last step printed before the resume, or empty
+    first_step: str  # first step printed after the resume, or empty
     lost_steps: int | None
     restored_files: int
 
@@ -78,25 +78,25 @@ class Certificate:
 
     verdict: Verdict
     reason: str
-    advice: str  # how to remove the cause; empty for a PASS
+    advice: str  # how to remove the cause of the verdict; empty for a PASS
     twin: str
     rehearsal: str
     strikes: tuple[Strike, ...]
     interruptions: tuple[Interruption, ...]
     steps_lost: int
-    seconds_lost: float | None  # wall time of the rehearsal less the twin's; None: it did not run
+    seconds_lost: float | None  # wall time of the rehearsal less the twin's; None if the rehearsal did not run
     redone_s: float  # host seconds of repeated training
     samples: SampleCheck
     losses: LossCheck
-    metrics: Mapping[str, tuple[float | None, float | None]]  # name -> twin's and rehearsal's last value
+    metrics: Mapping[str, tuple[float | None, float | None]]  # metric -> last values of twin and rehearsal
 
 
 def certify(twin: Run, rehearsal: Run, strikes: Sequence[Strike]) -> Certificate:
     """Compare the rehearsal with its undisturbed twin, and return the certificate.
 
     Args:
-        twin: its last attempt is the measure.
-        rehearsal: job under faults, with all its attempts.
+        twin: undisturbed job, whose last attempt is the reference.
+        rehearsal: the job under faults, with all its attempts.
         strikes: outcome of each planned fault.
     """
     last_of_twin = twin.attempts[-1] if twin.attempts else Attempt(number=1, readings=())
@@ -177,7 +177,7 @@ def _died_of_full_disk(rehearsal: Run, strikes: Sequence[Strike]) -> bool:
 
 
 def _was_full(strike: Strike, rehearsal: Run) -> bool:
-    """Whether a disk-full fault still held on the failed host when it failed; true if host or time is unknown."""
+    """Whether a disk-full fault lasted on the failed host when the host failed; true if host or time is unknown."""
     if strike.kind != FaultKind.DISK_FULL or strike.at_s is None:
         return False
     if rehearsal.failed_host and strike.hosts and rehearsal.failed_host not in strike.hosts:
@@ -188,7 +188,7 @@ def _was_full(strike: Strike, rehearsal: Run) -> bool:
 
 
 def _full_disk(rehearsal: Run, why: str) -> _Judgement:
-    if rehearsal.failure_reason.startswith(PREFIXES[Fault.USER]):  # exit code 0 on a disk that was still full
+    if rehearsal.failure_reason.startswith(PREFIXES[Fault.USER]):  # the program ended with 0 on a full disk
         return (
             Verdict.FAIL,
             f"the program ended on a full disk, and what it wrote last is missing or cut short: it ended "
@@ -214,7 +214,7 @@ def _of_steps(twin: Run, rehearsal: Run, history: History, interruptions: Sequen
         )
     for resume, shown in zip(history.resumes, interruptions, strict=True):
         if resume.last is None:
-            continue  # struck before the first step: nothing to resume
+            continue  # interrupted before the first step: nothing to resume
         if resume.first is None:
             if resume is history.resumes[-1] and _has_more(resume, twin):
                 reason = f"after attempt {resume.attempt} no step was printed any more, and the job ended nevertheless"
@@ -233,7 +233,7 @@ def _of_steps(twin: Run, rehearsal: Run, history: History, interruptions: Sequen
 
 
 def _has_more(resume: Resume, twin: Run) -> bool:
-    """Whether the twin has steps after the rehearsal's last one before the interruption."""
+    """Whether the twin has steps after the rehearsal's last step before the interruption."""
     num_steps = len(scale_of(twin.attempts[-1].readings).steps)
     return resume.last is not None and resume.last < num_steps - 1
 

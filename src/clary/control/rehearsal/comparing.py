@@ -14,8 +14,8 @@ from decimal import Decimal, InvalidOperation
 from clary.control.rehearsal.history import ENOUGH_AGREE, History, SampleHistory, Scale
 from clary.control.rehearsal.readings import Reading
 
-MAX_NOISE = 0.05  # relative; a resume cannot be judged if the runs differ by more without a fault
-NOISE_FACTOR = 4.0  # losses count as equal up to this multiple of the difference without a fault
+MAX_NOISE = 0.05  # relative; if the runs differ by more without a fault, a resume cannot be judged
+NOISE_FACTOR = 4.0  # losses count as equal up to this multiple of the noise
 MAX_EXAMPLES = 10
 
 
@@ -28,20 +28,20 @@ class SampleCheck:
     num_never: int = 0
     examples_twice: tuple[str, ...] = ()
     examples_never: tuple[str, ...] = ()
-    num_compared: int = 0  # samples of the twin
+    num_compared: int = 0  # number of the twin's samples
     first_other_step: int | None = None  # the twin's first optimizer step with other samples; counted from 1
     is_order_repeatable: bool = True  # whether both runs drew the same samples before any fault
     agreement: float = 0.0
-    words: str = ""  # how certain the result is, or why there is none
+    words: str = ""  # how certain the result is, or why there is no result
 
     @property
     def is_whole(self) -> bool:
-        """Whether each sample was seen as often as by the twin."""
+        """Whether the rehearsal saw each sample as often as the twin."""
         return self.is_known and not self.num_twice and not self.num_never
 
     @property
     def is_sure(self) -> bool:
-        """Whether a difference is certainly caused by the program."""
+        """Whether a difference is certainly the program's, because steps and batches could be aligned."""
         return self.is_known and self.agreement >= ENOUGH_AGREE
 
 
@@ -53,8 +53,8 @@ class LossCheck:
     num_equal: int
     noise: float  # largest relative difference before any fault
     largest: float = 0.0  # largest relative difference of all steps
-    parts_at: str | None = None  # first step from which they differ by more than noise
-    parts_after_resume: int | None = None  # number of that step after the last resume, counted from 1
+    parts_at: str | None = None  # first step at which losses differ by more than noise
+    parts_after_resume: int | None = None  # index of that step after the last resume, counted from 1
     there: str = ""  # loss of the rehearsal at that step, as printed
     twin_there: str = ""
 
@@ -78,7 +78,7 @@ def check_samples(twin: SampleHistory, rehearsal: SampleHistory) -> SampleCheck:
     resumed_at = [offset for attempt, offset in rehearsal.offsets.items() if attempt > min(rehearsal.offsets)]
     before_faults = min(resumed_at, default=math.inf)
     is_repeatable = not others or others[0] >= before_faults
-    # Without a repeatable order, the expected counts are known only for whole passes over the data.
+    # If the order is not repeatable, the expected counts are known only for whole passes over the data.
     is_comparable = is_repeatable or len(set(expected.values())) == 1
     agreement = min(twin.agreement, rehearsal.agreement)
     words = f"{agreement:.0%} of printed steps agree on where they belong"
@@ -103,12 +103,12 @@ def check_samples(twin: SampleHistory, rehearsal: SampleHistory) -> SampleCheck:
 def check_losses(twin: History, rehearsal: History, scale: Scale) -> LossCheck:
     """Compare the printed losses of each step; differences before any fault are the noise.
 
-    One step alone outside the noise counts as noise in a run that has noise, unless it is the last.
+    In a run with noise, a single step outside the noise counts as noise, too, unless it is the last step.
 
     Args:
         twin: losses to compare with.
-        rehearsal: losses of the attempts that count; its first attempt up to the first fault gives the noise.
-        scale: of the twin; names the step from which losses differ.
+        rehearsal: losses of the rehearsal; those before the first fault determine the noise.
+        scale: scale of the twin, which names the step at which losses begin to differ.
     """
     before = {
         place: reading
@@ -130,7 +130,7 @@ def check_losses(twin: History, rehearsal: History, scale: Scale) -> LossCheck:
         if difference > max(noise * NOISE_FACTOR, _last_digit(other)):
             outside += 1
             parts_at = place if parts_at is None else parts_at
-    # In a run with noise, a single step outside it is noise too; a run without noise has no such steps.
+    # In a run with noise, a single step outside the noise is noise too; a run without noise has no such steps.
     if noise > 0 and outside == 1 and num_compared > 2 and parts_at != places[-1]:
         parts_at = None
     if parts_at is None:
@@ -159,7 +159,7 @@ def _examples(counts: Counter[int | str]) -> tuple[str, ...]:
 
 
 def _difference(twin: Mapping[int, Reading], place: int, reading: Reading) -> float:
-    """Return the relative difference of a loss and the twin's."""
+    """Return the relative difference of a loss from the twin's loss."""
     other = twin.get(place)
     if other is None or other.loss is None or reading.loss is None:
         return 0.0

@@ -13,7 +13,7 @@ from clary.control.rehearsal.certificate import Run
 from clary.control.rehearsal.history import Scale, relevant, scale_of
 from clary.control.rehearsal.readings import Reading
 
-MAX_POINTS = 400  # of a curve
+MAX_POINTS = 400  # points of a curve
 
 Points = list[tuple[float, float]]
 
@@ -21,9 +21,9 @@ Points = list[tuple[float, float]]
 def curves_of(twin: Run, rehearsal: Run) -> dict[str, Any]:
     """Return the printed losses of both jobs, step by step.
 
-    Keys: `steps`, whether places are steps as printed (else the twin's steps are counted from 0, over all epochs);
-    `twin`; `rehearsal`, of the steps that led to the model; `undone`, lists of steps that were lost and done again;
-    `resumes`, the places from which attempts resumed.
+    Keys: `steps`, whether the x values are printed steps (else the twin's steps are counted from 0, over all epochs);
+    `twin`, its curve; `rehearsal`, the curve of the steps that led to the model; `undone`, curves of steps that were
+    lost and done again; `resumes`, the x values at which attempts resumed.
     """
     scale = scale_of(twin.attempts[-1].readings if twin.attempts else ())
     undone: list[Points] = []
@@ -67,7 +67,7 @@ def _points(scale: Scale, placed: Mapping[int, Reading]) -> Points:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Return at most `MAX_POINTS` points, with the first and the last."""
+    """Return at most `MAX_POINTS` points, among them the first and the last."""
     if len(points) <= MAX_POINTS:
         return points
     last = len(points) - 1

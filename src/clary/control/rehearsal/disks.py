@@ -1,4 +1,4 @@
-"""Sizes of the disks that hosts of a rehearsal get so that a fault can fill them. Pure.
+"""Sizes of the disks that a rehearsal's hosts get for disk-full faults. Pure.
 
 Where: `clary rehearse` checks them before the jobs start. Twin and rehearsal have the same disks: a disk that is too
 small for the job itself already fails the twin.
@@ -18,7 +18,7 @@ _UNITS = {"MiB": 1024**2, "GiB": 1024**3}
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that a value of `--disk-size` means. Raises: ContractError naming the valid forms."""
+    """Parse a value of `--disk-size` into bytes. Raises: ContractError naming the valid forms."""
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(MiB|GiB)", text.strip())
     size_bytes = 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
     if size_bytes < SMALLEST_BYTES:
@@ -39,8 +39,8 @@ def check_disks(hosts: Sequence[str], *, size_bytes: int, num_jobs: int, largest
 
     Args:
         hosts: of one job; each gets a disk.
-        size_bytes: of each.
-        num_jobs: how many such jobs run at once.
+        size_bytes: size of each disk.
+        num_jobs: number of such jobs that run at once.
         largest_bytes: most bytes of all disks together.
     """
     needed_bytes = len(hosts) * num_jobs * size_bytes

@@ -1,10 +1,10 @@
-"""Planned faults of a rehearsal and their times: read from the command line or drawn from a seed. Pure.
+"""Planned faults of a rehearsal and their times, parsed from the command line or drawn from a seed. Pure.
 
 Where: `clary rehearse` prints the plan before the jobs start and orders each fault; the service carries it out.
 
     step:120     when the log shows step 120, or a later one
     @30s         30 seconds after training has begun; the @ may be left out
-    @30s+10s     the same; the fault ends after 10 seconds
+    @30s+10s     likewise; the fault ends after 10 seconds
 
     algo-1,algo-2@...    each of these hosts
     algo-1:algo-2@...    the link between these two
@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from clary.base.errors import ContractError, Fault
 
-FIRST_SHARE, LAST_SHARE = 0.2, 0.9  # of the twin's steps: after drawn faults there is work to lose, and time to recover
+FIRST_SHARE, LAST_SHARE = 0.2, 0.9  # of the twin's steps: drawn faults can lose work, and the job can still recover
 DRAWN_LENGTH_S = (2.0, 8.0)
 DRAWN_RATES_MBIT_S = (1.0, 5.0, 20.0)
 
@@ -32,15 +32,15 @@ _HOST = r"algo-[1-9][0-9]{0,3}"
 class FaultKind(StrEnum):
     """The kind of a fault."""
 
-    RECLAIM = "reclaim"  # spot capacity is taken back: SIGTERM, grace, last flush
+    RECLAIM = "reclaim"  # spot capacity is reclaimed: SIGTERM, grace, last flush
     KILL = "kill"  # all processes of a host are killed at once
     KILL_RANK = "kill-rank"  # one rank's process is killed
     PARTITION = "partition"  # hosts are cut off their job's network
     SLOW = "slow"  # the rate of a host's link is limited
-    DISK_FULL = "disk-full"  # a host's disk of its own is filled
+    DISK_FULL = "disk-full"  # the private disk of a host is filled
 
 
-NEVER_DRAWN = (FaultKind.KILL_RANK, FaultKind.DISK_FULL)  # their outcome depends on the launcher, or the script
+NEVER_DRAWN = (FaultKind.KILL_RANK, FaultKind.DISK_FULL)  # their outcome depends on the launcher or the script
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,9 @@ class Moment:
     """Time of a fault; exactly one of step, seconds and share is set."""
 
     step: float | None = None  # as printed in the log
-    epoch: float | None = None  # of that step, if the log counts steps anew in each epoch
-    seconds: float | None = None  # after training began
-    share: float | None = None  # of the twin's steps; for drawn faults
+    epoch: float | None = None  # epoch of that step, if the log counts steps anew in each epoch
+    seconds: float | None = None  # seconds after training began
+    share: float | None = None  # share of the twin's steps; for drawn faults
 
     def __str__(self) -> str:
         """Return `at step 120`, `after 30 s`, `at 37 % of the twin's steps`."""
@@ -75,7 +75,7 @@ class PlannedFault:
 
     kind: FaultKind
     moment: Moment
-    hosts: tuple[str, ...] = ()  # empty for a reclaim of any host, and for a rank
+    hosts: tuple[str, ...] = ()  # empty if a reclaim may strike any host, and for a rank
     rank: int | None = None
     length_s: float | None = None  # None: until the hosts are released
     rate_mbit_s: float | None = None
@@ -113,7 +113,7 @@ _FORMS = {
 
 
 def parse_fault(kind: FaultKind, text: str) -> PlannedFault:
-    """Parse the value of `--kill` and its like.
+    """Parse the value of `--kill` or another option for faults.
 
     Raises: ContractError naming the valid forms.
     """
@@ -152,11 +152,11 @@ def check_hosts(faults: Sequence[PlannedFault], host_names: Sequence[str]) -> No
 
 
 def without_cuts(fault: PlannedFault, others: Sequence[PlannedFault], *, num_hosts: int) -> PlannedFault | None:
-    """Return a fault without the cuts that other faults still need, or None if no cut is left to end.
+    """Return a fault that ends without the cuts that other active faults still need, or None if no cut can end.
 
     Args:
         others: faults that have begun and have not ended.
-        num_hosts: of the job; if it has two hosts, a cut between them cuts the network of the second.
+        num_hosts: of the job; in a job of two hosts, a cut between them counts as a cut of the second host.
     """
     if fault.kind is not FaultKind.PARTITION:
         return fault
@@ -180,10 +180,10 @@ def draw_faults(
     """Draw faults; the same arguments give the same faults, in the order of their moments.
 
     Args:
-        kinds: available kinds of faults; `NEVER_DRAWN` ones are left out.
+        kinds: available kinds of faults; kinds in `NEVER_DRAWN` are not drawn.
     Raises: ContractError (fault USER).
     """
-    # A text as seed gives the same draws on every machine; the draws also depend on hosts and kinds.
+    # A text as seed gives the same draws on every machine; the draws also depend on the hosts and the kinds.
     chance = random.Random(f"rehearsal:{seed}:{','.join(host_names)}")
     possible = [kind for kind in FaultKind if kind in kinds and kind not in NEVER_DRAWN]
     if len(host_names) < 2:
@@ -203,10 +203,10 @@ def draw_faults(
 
 
 def settle(fault: PlannedFault, twin_steps: Sequence[tuple[float | None, float]]) -> PlannedFault:
-    """Return a drawn fault with the step that it strikes at, now that the twin's steps are known.
+    """Return a drawn fault with the step at which it strikes, computed from the twin's steps.
 
     Args:
-        twin_steps: epoch and step of each, in order; the epoch is None if steps do not begin anew in each epoch.
+        twin_steps: (epoch, step) of each step, in order; the epoch is None if steps do not begin anew in each epoch.
     """
     if fault.moment.share is None or not twin_steps:
         return fault

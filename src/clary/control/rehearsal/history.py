@@ -1,15 +1,16 @@
 """The steps of a job's attempts that led to its model. Pure.
 
 [Note: places]
-A place is the number of a step that the twin printed, counted from 0. The rehearsal's printed steps are looked up among
-them. So a script may begin its count anywhere, print seldom, or begin anew in each epoch. An attempt replaces all steps
-of earlier attempts from its first place on: the remaining steps are the history that led to the model.
+A place is the index of a step among the steps that the twin printed, from 0. The rehearsal's printed steps are looked
+up in this list. So a script may count steps from any number, print seldom, or count anew in each epoch. An attempt
+replaces all steps of earlier attempts from its first place on: the remaining steps are the history that led to the
+model.
 
 [Note: lining up batches]
-A program's own record holds batches, optimizer steps and printed lines in their order. The twin's record gives the
-number of optimizer steps before each printed step; an attempt that prints the same step after fewer of its own
-began later by the difference. The offset is the difference of most printed steps of the attempt; their share tells how
-reliable it is.
+A program's own record contains batches, optimizer steps and printed lines in their order. The twin's record gives the
+number of optimizer steps before each printed step. If an attempt prints the same step after fewer steps of its own, it
+began later by the difference. The offset of an attempt is the difference that most of its printed steps have; the share
+of these steps tells how reliable the offset is.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from itertools import pairwise
 from clary.control.rehearsal.readings import Reading
 from clary.control.rehearsal.recordings import RankRecord, Sample, batches_a_step, samples_of
 
-ENOUGH_AGREE = 0.8  # of an attempt's printed steps
+ENOUGH_AGREE = 0.8  # share of an attempt's printed steps that must agree on its offset
 
-Step = tuple[float, float]  # epoch, or 0.0 if steps do not begin anew in each; step
+Step = tuple[float, float]  # (epoch, step); the epoch is 0.0 if steps do not begin anew in each epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +36,9 @@ class Attempt:
     number: int
     readings: tuple[Reading, ...]
     records: tuple[RankRecord, ...] = ()
-    end: str = ""  # why it ended early; empty for the last attempt
-    restored_files: int = 0  # at its beginning
-    stored_sets: int = 0  # of checkpoints, at its end
+    end: str = ""  # why the attempt ended early; empty for the last attempt
+    restored_files: int = 0  # files restored at its beginning
+    stored_sets: int = 0  # checkpoint sets stored by its end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Scale:
     counts_epochs: bool  # whether steps begin anew in each epoch
 
     def place(self, reading: Reading) -> int:
-        """Return the place of the twin's first step that is not before the reading's."""
+        """Return the place of the twin's first step that is equal to the reading's step or after it."""
         return bisect_left(self.steps, self.step_of(reading))
 
     def step_of(self, reading: Reading) -> Step:
@@ -69,21 +70,21 @@ class Resume:
 
     attempt: int  # number of the ended attempt
     why: str
-    last: int | None  # place of its last step; None: it printed none
-    first: int | None  # place of the next one's first step
+    last: int | None  # place of its last step; None if it printed no step
+    first: int | None  # place of the next attempt's first step
     is_from_start: bool  # whether the next attempt began with the very first step
-    lost_steps: int | None  # steps done twice; below 0: steps that no attempt did
+    lost_steps: int | None  # number of steps done twice; below 0: number of steps that no attempt did
     restored_files: int
     stored_sets: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleHistory:
-    """Samples of each step, by rank and the twin's optimizer step."""
+    """Samples of each step, by rank and number of the twin's optimizer step."""
 
     taken: Mapping[tuple[int, int], tuple[Sample, ...]]  # (rank, step) -> samples
-    offsets: Mapping[int, int]  # attempt -> optimizer steps before its first
-    agreement: float  # share of printed steps that agree on the offset, the least of all attempts
+    offsets: Mapping[int, int]  # attempt -> number of optimizer steps before its first step
+    agreement: float  # share of printed steps that agree on the offset: the smallest of all attempts
     why_not: str = ""  # why there are no samples
 
 
@@ -91,7 +92,7 @@ class SampleHistory:
 class History:
     """Losses and samples of the steps that led to the model, and the resumes between attempts."""
 
-    losses: Mapping[int, Reading]  # place -> reading of the last attempt with this place
+    losses: Mapping[int, Reading]  # place -> reading of the last attempt that printed it
     first_losses: Mapping[int, Reading]  # place -> reading of the first attempt, lost steps included
     resumes: tuple[Resume, ...]
     samples: SampleHistory = field(
@@ -100,7 +101,7 @@ class History:
 
 
 def relevant(readings: Sequence[Reading]) -> tuple[Reading, ...]:
-    """Return the lines that report a step: those with a loss, where there are any; the last one of each step."""
+    """Return the last line of each step, only from lines with a loss if there are any."""
     with_loss = [reading for reading in readings if reading.loss is not None]
     chosen = with_loss or list(readings)
     return tuple({(reading.epoch, reading.step): reading for reading in chosen}.values())
@@ -121,7 +122,7 @@ def make_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) -> Hi
 
     Args:
         attempts: of one job, in order.
-        scale: of the twin's printed steps; every reading is placed on it.
+        scale: scale of the twin's printed steps, on which every reading is placed.
         twin: last attempt of the uninterrupted job; its record lines up the batches.
     """
     losses: dict[int, Reading] = {}
@@ -157,7 +158,7 @@ def make_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) -> Hi
 
 
 def _exactly_lost(before: Attempt, after: Attempt, offsets: Mapping[int, int]) -> int | None:
-    """Return the number of lost optimizer steps from the records, or None; not every step is printed."""
+    """Return the number of lost optimizer steps by the records, which also have unprinted steps; or None."""
     if before.number not in offsets or after.number not in offsets or not before.records:
         return None
     done = offsets[before.number] + max(record.num_steps for record in before.records)
@@ -183,7 +184,7 @@ def _sample_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) ->
     agreement = 1.0
     for attempt in attempts:
         if not attempt.records:
-            continue  # ended before it drew a batch
+            continue  # the attempt ended before it drew a batch
         found = _offset(attempt, scale, steps_before)
         if found is None:
             if attempt is attempts[-1]:
@@ -203,7 +204,7 @@ def _sample_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) ->
 
 
 def _silent_rank(attempts: Sequence[Attempt], offsets: Mapping[int, int], twin: Attempt) -> tuple[int, int] | None:
-    """Return the number of an attempt whose steps led to the model and a rank of it without a record, or None."""
+    """Return an attempt whose steps led to the model, and one of its ranks without a record; or None."""
     ranks = {record.rank for record in twin.records}
     placed = [attempt for attempt in attempts if attempt.number in offsets]
     for index, attempt in enumerate(placed):
@@ -216,7 +217,7 @@ def _silent_rank(attempts: Sequence[Attempt], offsets: Mapping[int, int], twin: 
 
 
 def _printing(attempt: Attempt) -> RankRecord:
-    """Return the record of the rank with the most printed steps; of several, the lowest rank's."""
+    """Return the record of the rank with the most printed steps; of several such ranks, of the lowest."""
     return max(attempt.records, key=lambda record: (len(record.printed), -record.rank))
 
 

@@ -1,11 +1,11 @@
-"""Orders of rehearsals to the service: checks them and makes the arguments of `clary rehearse`. Pure.
+"""Parses orders for rehearsals sent to the service into arguments of `clary rehearse`. Pure.
 
-Where: the page `rehearsals` of a job takes orders; `reconcile.desks.rehearsal_desk` runs the command.
+Where: the page `rehearsals` of a job receives orders; `reconcile.desks.rehearsal_desk` runs the command.
 
     {"faults": [{"kind": "kill", "text": "algo-2@step:120"}], "random": 2, "seed": 7, "together": false, "keep": false,
      "disk_size": "500MiB", "step_regex": "at ([0-9]+)", "loss_regex": "l=([0-9.]+)"}
 
-`text` is the value of `--kill` on the command line. Each member may be missing, but the order needs one fault.
+`text` is the value of `--kill` on the command line. Each member may be missing, but the order needs at least one fault.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.control.rehearsal.faults import FaultKind, PlannedFault, check_hosts,
 from clary.control.rehearsal.readings import make_reader
 from clary.control.rehearsal.requests import host_names
 
-MAX_FAULTS = 16  # chosen faults, and as many drawn ones
+MAX_FAULTS = 16  # at most this many chosen faults, and this many drawn faults
 MAX_SEED = 2**31 - 1
 MAX_REGEX = 500  # characters
 _REGEXES = ("step_regex", "loss_regex")
@@ -33,7 +33,7 @@ class RehearsalOrder:
     Attributes:
         faults: chosen and drawn faults, in words.
         arguments: of `clary rehearse`, before the job's name.
-        seed: of drawn faults; None without drawn faults.
+        seed: seed of drawn faults; None without drawn faults.
     """
 
     faults: tuple[str, ...]
@@ -44,13 +44,13 @@ class RehearsalOrder:
 def read_order(
     asked: Any, *, request: Mapping[str, Any], refusals: Mapping[str, str], largest_disk_bytes: int, new_seed: int
 ) -> RehearsalOrder:
-    """Check the order of a rehearsal, as parsed JSON, and turn it into arguments of `clary rehearse`.
+    """Check an order, given as parsed JSON, and convert it to arguments of `clary rehearse`.
 
     Args:
-        request: of the job to rehearse.
+        request: CreateTrainingJob request of the job to rehearse.
         refusals: kind of fault -> the reason why it is not available here.
         largest_disk_bytes: most bytes of the disks of all hosts together.
-        new_seed: for drawn faults, if the order has no seed.
+        new_seed: seed of drawn faults if the order has no seed.
     Raises: ContractError naming what is wrong and the valid values.
     """
     if not isinstance(asked, Mapping):
@@ -116,7 +116,7 @@ def _text(asked: Mapping[str, Any], name: str) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Whether a text can be an argument of a process: JSON may hold lone surrogates, which cannot be encoded."""
+    """Whether a text can be an argument of a process: JSON may contain lone surrogates, which cannot be encoded."""
     return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 

@@ -1,8 +1,8 @@
 """Steps and losses from log lines. Pure.
 
-Where: `clary rehearse` waits for steps with it while the job runs, and compares losses at its end. Lines are
-read by the request's MetricDefinitions if these name a step or a loss, else by common forms.
-A script that prints no steps is counted in epochs.
+Where: `clary rehearse` waits for steps with it while the job runs, and compares losses at the job's end. Lines are
+parsed with the request's MetricDefinitions if these name a step or a loss, else with patterns of common forms. For a
+script that prints epochs but no steps, epochs count as steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from clary.base.errors import ContractError, Fault
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf)"
-# Blanks match before a sign or after the last one, so that a run of them matches in one way only.
+# Blanks match before a sign or after the last sign, so that a run of blanks matches in only one way.
 _SEPARATOR = r"['\"]?(?:\s*[:=#])?(?:\s*\[)?\s*"
 _STEPS = (
     re.compile(rf"(?i)(?<![a-z_])global[_ -]?step{_SEPARATOR}(\d+)"),
@@ -36,11 +36,11 @@ class Reading:
     step: float  # a whole number, except for scripts that print fractions of epochs
     epoch: float | None = None  # if the line names both
     loss: float | None = None
-    loss_text: str = ""  # as printed
+    loss_text: str = ""  # the loss as printed
 
 
 class Reader:
-    """Reads lines by expressions whose group 1 is the value; the first match decides."""
+    """Parses lines with expressions whose group 1 is the value; the first match decides."""
 
     def __init__(
         self, *, steps: Sequence[re.Pattern[str]] = (*_STEPS, _EPOCH), losses: Sequence[re.Pattern[str]] = (_LOSS,)
@@ -49,7 +49,7 @@ class Reader:
         self._losses = tuple(losses)
 
     def read(self, line: str) -> Reading | None:
-        """Return the reading of a line, or None if it names no step."""
+        """Return the reading of a line, or None if the line names no step."""
         found = next((match for match in (pattern.search(line) for pattern in self._steps) if match), None)
         if found is None:
             return None
@@ -67,7 +67,7 @@ class Reader:
         return Reading(step=step, epoch=None if epoch is None else float(epoch[1]), loss=loss, loss_text=text)
 
     def read_all(self, lines: Iterable[str]) -> list[Reading]:
-        """Return the readings of the lines that name a step, in their order."""
+        """Return the readings of the lines that name a step, in order."""
         return [reading for reading in map(self.read, lines) if reading is not None]
 
 
@@ -78,7 +78,7 @@ def make_reader(
 
     Args:
         definitions: MetricDefinitions of the request; if they match no line, the common forms are tried.
-        step_regex, loss_regex: alone decide; group 1 is the value.
+        step_regex, loss_regex: if given, used alone; group 1 is the value.
 
     Raises: ContractError for an expression that is invalid or has no group.
     """

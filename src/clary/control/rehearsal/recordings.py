@@ -1,9 +1,9 @@
 """Batches and optimizer steps from the records that `compat.clary_rehearsal` writes in a program. Pure.
 
 [Note: batches of a step]
-The batches of a step are the last ones drawn before it, as many as steps of the twin usually take (several with
+The batches of a step are the last batches drawn before it, as many as steps of the twin usually take (several with
 gradient accumulation). So batches that a resumed program draws only to skip them, and batches of a validation between
-two steps, belong to no step. A program without an optimizer of torch has one batch a step.
+two steps, belong to no step. A program without a torch optimizer has one batch per step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from clary.control.rehearsal.readings import Reader, Reading
 
 Sample = int | str
-Batch = tuple[Sample, ...] | None  # None: samples without numbers
+Batch = tuple[Sample, ...] | None  # number of each sample; None for a sample without a number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,9 @@ class RankRecord:
     """The record of one rank in one attempt."""
 
     rank: int
-    drawn: tuple[tuple[Batch, ...], ...]  # per optimizer step: batches drawn since the last step
+    drawn: tuple[tuple[Batch, ...], ...]  # for each optimizer step: batches drawn since the previous step
     printed: tuple[tuple[Reading, int], ...]  # each reading, and the number of optimizer steps before it
-    has_steps: bool  # whether an optimizer of torch was seen; else each batch counts as a step
+    has_steps: bool  # whether a torch optimizer was seen; else each batch counts as a step
     is_whole: bool = True  # False if the record was full
 
     @property
@@ -41,7 +41,7 @@ class RankRecord:
 
 
 def read_record(text: str, reader: Reader) -> RankRecord | None:
-    """Read one file; None if it has no batches. An incomplete last line is left out."""
+    """Parse one file; None if it has no batches. An incomplete last line is ignored."""
     rank, events = 0, []
     for line in text.splitlines():
         try:

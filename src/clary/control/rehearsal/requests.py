@@ -1,7 +1,8 @@
-"""Makes the requests of a job's twin and rehearsal, with names and places of their own. Pure.
+"""Makes the requests of a job's twin and rehearsal, with their own names and S3 prefixes. Pure.
 
-Where: `clary rehearse`. Neither may write to the job's own places: outputs, checkpoints, tensors and profiles go below
-a prefix of the rehearsal, and so do paths in hyperparameters and environment that name one of the job's places.
+Where: `clary rehearse`. Neither may write to the job's own prefixes: outputs, checkpoints, tensors and profiles are
+written below a prefix of the rehearsal, and paths in hyperparameters and environment that name one of the job's
+prefixes are changed likewise.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from clary.control.instance_choice import settled
 MAX_NAME = 63  # CreateTrainingJob, TrainingJobName
 MAX_RETRIES = 30  # RetryStrategy.MaximumRetryAttempts
 SPARE_RETRIES = 2
-EXTRA_WAIT_S = 3600  # MaxWaitTimeInSeconds beyond MaxRuntimeInSeconds
+EXTRA_WAIT_S = 3600  # MaxWaitTimeInSeconds minus MaxRuntimeInSeconds
 PREFIX = "clary-rehearsals"
-_OTHER_PLACES = (  # members whose paths a job writes to
+_OTHER_PLACES = (  # members with S3 paths that a job writes to
     ("TensorBoardOutputConfig", "S3OutputPath", "tensorboard"),
     ("DebugHookConfig", "S3OutputPath", "tensors"),
     ("ProfilerConfig", "S3OutputPath", "profiler"),
@@ -44,9 +45,9 @@ def rehearsal_requests(
 
     Args:
         request: CreateTrainingJob in AWS spelling.
-        suffix: ends both names and their prefix, so that rehearsals do not collide.
-        needs_spot: whether capacity is to be reclaimed.
-        disks: `contract.rehearsals.disks_value` for hosts of both that get disks of their own; empty for none.
+        suffix: last part of both names and of their prefix, so that rehearsals do not collide.
+        needs_spot: whether a fault reclaims spot capacity.
+        disks: `contract.rehearsals.disks_value` for hosts of both jobs that get private disks; empty without disks.
     """
     notes: list[str] = []
     base = str(request["TrainingJobName"])
@@ -92,14 +93,14 @@ def _name(base: str, kind: str, suffix: str) -> str:
 
 
 def _moved(request: Mapping[str, Any], *, name: str, notes: list[str]) -> dict[str, Any]:
-    """Return the request under another name, with places of its own."""
+    """Return the request under another name, with its own S3 prefixes."""
     moved: dict[str, Any] = copy.deepcopy(dict(request))
     old_name = str(moved["TrainingJobName"])
     moved["TrainingJobName"] = name
     moved.pop("Tags", None)
     output = str((moved.get("OutputDataConfig") or {}).get("S3OutputPath", ""))
     place = f"{output.rstrip('/')}/{PREFIX}/{name}"
-    places: dict[str, str] = {}  # the job's own -> the rehearsal's
+    places: dict[str, str] = {}  # prefix of the job -> prefix of the rehearsal
     moved["OutputDataConfig"] = {**(moved.get("OutputDataConfig") or {}), "S3OutputPath": place}
     checkpoints = moved.get("CheckpointConfig")
     if checkpoints and checkpoints.get("S3Uri"):
@@ -127,7 +128,7 @@ def _moved(request: Mapping[str, Any], *, name: str, notes: list[str]) -> dict[s
 
 
 def _elsewhere(key: str, value: str, places: Mapping[str, str], notes: list[str]) -> str:
-    """Return a value; a path of the job's own places becomes the rehearsal's."""
+    """Return a value, with a path below the job's prefixes moved to the rehearsal's."""
     bare = value.strip('"')
     for old, new in sorted(places.items(), key=lambda item: -len(item[0])):
         if bare.rstrip("/") == old.rstrip("/") or bare.startswith(f"{old.rstrip('/')}/"):

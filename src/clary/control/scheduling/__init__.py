@@ -1,1 +1,1 @@
-"""Pure decisions about hosts: shapes of instance types, placement on this machine, the next job to run."""
+"""Pure decisions about hosts: shapes of instance types, placement on this machine, choice of the next job."""

@@ -1,8 +1,9 @@
-"""Shapes of instance types: vCPUs, memory, GPUs and network of the real types, and stand-ins for unknown ones.
+"""Shapes of instance types: vCPUs, memory, GPUs and network of the real types, and substitutes for unknown types.
 
 Where: `placement.map_hosts` turns shapes into shares of this machine. `instance_types.json` is written by
 `tools/make_instance_types.py`. Any name is accepted: `local` and `local_gpu` are this machine, a name that contains a
-number of GPUs (`ml.mybox.8gpu`) gets that number, any other name a small generic shape; `explanation` says which.
+number of GPUs (`ml.mybox.8gpu`) gets that number of GPUs, any other name a small generic shape; `explanation` names the
+choice.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ GENERIC_MEMORY_GIB_PER_CPU = 4
 GENERIC_NETWORK_MBIT_S = 10_000
 
 CPUS_PER_XLARGE = 4
-NEARNESS = 0.85  # of difflib: one or two letters of a name
-MAX_COUNT_IN_NAME = 1024  # a larger number in a name is no count of GPUs or of xlarges
+NEARNESS = 0.85  # cutoff of difflib: one or two different letters
+MAX_COUNT_IN_NAME = 1024  # a larger number in a name is no number of GPUs or of xlarges
 
 _GPUS_IN_NAME = re.compile(r"(?<![0-9])([0-9]{1,4})[-_x]?gpus?(?![a-z])", re.IGNORECASE)
 _SIZE_IN_NAME = re.compile(r"\.(?:([0-9]{1,3})?xlarge|(large|medium))$")
@@ -47,10 +48,10 @@ class InstanceShape:
     memory_bytes: int
     num_gpus: int = 0
     num_accelerators: int = 0  # NeuronCores
-    network_mbit_s: int = 0  # as advertised; only settings limit the link
+    network_mbit_s: int = 0  # advertised rate; only settings limit the link
     is_known: bool = True
-    explanation: str = ""  # origin of the shape, if it is not the catalogue
-    processes: int | None = None  # processes per host, if settings name them
+    explanation: str = ""  # origin of the shape, if not the catalogue
+    processes: int | None = None  # processes per host, if the settings name a number
     link: Link = field(default_factory=Link)  # from settings
 
     @property
@@ -62,12 +63,12 @@ class InstanceShape:
 def lookup(
     instance_type: str, overrides: Mapping[str, Mapping[str, Any]] | None = None, *, machine: Machine
 ) -> InstanceShape:
-    """Return the shape of `instance_type`; no name is refused.
+    """Return the shape of `instance_type`; every name has a shape.
 
     Args:
-        instance_type: as the request gave it.
+        instance_type: name in the request.
         overrides: setting `instance_types`: a table per type with the keys of `type_overrides.OVERRIDES`.
-        machine: the one that `local` and `local_gpu` mean.
+        machine: machine that `local` and `local_gpu` name.
     Raises: ContractError naming the setting, its value and what was expected.
     """
     shape = _from_name(instance_type, machine)

@@ -1,7 +1,7 @@
 """Fractions of hosts: several jobs divide the resources of one host of a type.
 
 Where: `placement` maps a job with a fraction to smaller hosts, each of which counts as that fraction of a host. The
-user names it in a hyperparameter (`contract.settings.hyperparameters.HOST_SHARE`). Pure.
+user names the fraction in a hyperparameter (`contract.settings.hyperparameters.HOST_SHARE`). Pure.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from dataclasses import dataclass, replace
 from clary.control.scheduling.catalogue import InstanceShape
 
 WHOLE = 1.0
-ROUNDING = 1e-9  # so that ten tenths count as a whole
+ROUNDING = 1e-9  # tolerance, so that ten tenths count as a whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedShape:
     """The part of a type's shape that one job gets."""
 
-    shape: InstanceShape  # with the part's GPUs, but the CPUs and memory of the whole type
-    of_gpu: float  # fraction of each of its GPUs, above 0 and up to 1
+    shape: InstanceShape  # shape with the part's GPUs, but the CPUs and memory of the whole type
+    of_gpu: float  # fraction of each of these GPUs, above 0 and up to 1
 
 
 def share_shape(shape: InstanceShape, share: float) -> SharedShape:
-    """Return the GPUs of a fraction of a host: whole GPUs if it has at least one, else a part of one GPU.
+    """Return the GPUs of a fraction of a host: whole GPUs if that is at least one GPU, else a part of one GPU.
 
     Args:
-        shape: of the type.
         share: above 0 and up to 1.
     """
     units = shape.num_gpus * share
@@ -41,7 +40,6 @@ def note_of(shape: InstanceShape, share: float) -> str:
     """Return a sentence for users on the size of a fraction of one type; empty for a whole host.
 
     Args:
-        shape: of the type, not divided.
         share: above 0 and up to 1.
     """
     if share == WHOLE:

@@ -14,7 +14,7 @@ class Machine:
     num_gpus: int = 0
 
     def __str__(self) -> str:
-        """Return the machine's CPUs and GPUs in words, for notes and reasons."""
+        """Return the machine's CPUs and GPUs as a phrase, for notes and reasons."""
         cpus = "1 CPU" if self.num_cpus == 1 else f"{self.num_cpus} CPUs"
         gpus = {0: "no GPU", 1: "1 GPU"}.get(self.num_gpus, f"{self.num_gpus} GPUs")
         return f"{cpus} and {gpus}"

@@ -1,10 +1,10 @@
-"""Memory of a job's hosts on this machine, and advice if it is too little. Pure.
+"""Memory limits of a job's hosts on this machine, and advice if a limit is too small. Pure.
 
-Where: `placement` asks when it maps a job's hosts and when it decides whether a job may start. The rule, in order:
-the machine keeps a reserve for the system and the service; a host demands the memory of its instance type, at most
-the rest of the machine; if the hosts of one job together demand more than the machine has, the smallest demands are met
-and the other hosts get equal parts. So a host's limit depends on the job, the machine and the settings alone, never on
-other jobs: a job that fitted yesterday fits today. Why: docs/adr/0027-memory-of-hosts.md.
+Where: `placement` uses it when it maps a job's hosts and when it decides whether a job may start. The rule, in order:
+the machine keeps a reserve for the system and the service; a host demands the memory of its instance type, at most the
+machine's memory without the reserve; if the hosts of one job together demand more than that, the smallest demands are
+met and the other hosts get equal parts. So a host's limit depends on the job, the machine and the settings alone, never
+on other jobs: a job that fitted yesterday fits today. Why: docs/adr/0027-memory-of-hosts.md.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from clary.control.settings import SETTINGS_FILE
 MIB = 1024**2
 GIB = 1024**3
 
-RESERVE_SHARE = 0.1  # of the machine's memory, for the system, the service, its object store and agents
+RESERVE_SHARE = 0.1  # share of the machine's memory for the system, the service, its object store and agents
 LEAST_RESERVE_BYTES = GIB  # an embedded object store under load takes about 650 MiB, the service 200 MiB
 MOST_RESERVE_BYTES = 16 * GIB
-MOST_RESERVE_SHARE = 0.25  # of a machine too small for the least reserve
+MOST_RESERVE_SHARE = 0.25  # share of the memory of a machine too small for the least reserve
 
 
 class Bound(StrEnum):
     """Bound that decided the memory of a host."""
 
-    TYPE = "type"  # it gets the memory of its type
-    MACHINE = "machine"  # it gets all memory that the machine has for jobs
+    TYPE = "type"  # the host gets the memory of its type
+    MACHINE = "machine"  # the host gets all memory that the machine has for jobs
     SHARED = "shared"  # the hosts of its job divide the machine's memory
-    SETTING = "setting"  # memory_per_host_bytes is less than any of these
+    SETTING = "setting"  # setting memory_per_host_bytes is less than the other bounds
 
 
 def reserve_bytes(memory_bytes: int) -> int:
-    """Return the memory that jobs cannot use: a tenth of the machine's, from 1 to 16 GiB, but at most a quarter."""
+    """Return the bytes that jobs cannot use: a tenth of the machine's, from 1 to 16 GiB, but at most a quarter."""
     wanted = min(max(int(memory_bytes * RESERVE_SHARE), LEAST_RESERVE_BYTES), MOST_RESERVE_BYTES)
     return min(wanted, int(memory_bytes * MOST_RESERVE_SHARE))
 
@@ -42,7 +42,7 @@ def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
     """Divide `total` bytes so that no host gets more than it wants and only the largest demands are cut.
 
     Returns:
-        One number for each of `wanted`, whole MiB if it is less than wanted; their sum is at most `total`.
+        One number for each of `wanted`, rounded to whole MiB if less than wanted; their sum is at most `total`.
     """
     shares = [0] * len(wanted)
     left, smallest_first = total, sorted(range(len(wanted)), key=lambda index: wanted[index])
@@ -59,7 +59,7 @@ def limit_of(most: int, *, of_machine: int, without_setting: int) -> Bound:
     Args:
         most: bytes that the host can get.
         of_machine: bytes that the machine has for jobs.
-        without_setting: bytes that it could get if memory_per_host_bytes were not set.
+        without_setting: bytes that the host could get if memory_per_host_bytes were not set.
     """
     if of_machine - most < MIB:
         return Bound.MACHINE
@@ -70,10 +70,10 @@ def note_of(bound: Bound, *, instance_type: str, promised: int, given: int, of_m
     """Return a sentence on the difference between a host's memory and its type's; empty without a difference.
 
     Args:
-        bound: the reason of the difference; `Bound.TYPE` gives no text.
+        bound: cause of the difference; the result is empty for `Bound.TYPE`.
         instance_type: as the request names it.
-        promised: bytes of the type.
-        given: bytes of the host.
+        promised: memory of the type in bytes.
+        given: memory of the host in bytes.
         of_machine: bytes that the machine has for jobs.
         num_hosts: of the job.
     """
@@ -87,14 +87,14 @@ def note_of(bound: Bound, *, instance_type: str, promised: int, given: int, of_m
 
 
 def advice_of(bound: Bound, *, instance_type: str, promised: int, most: int, without_setting: int) -> str:
-    """Return advice for this machine if a host's memory was too little.
+    """Return advice for a user of this machine whose host had too little memory.
 
     Args:
-        bound: the one that keeps the host from more memory.
+        bound: bound that keeps the host from more memory.
         instance_type: of the host.
-        promised: bytes of that type.
-        most: bytes that a host of the largest type would get, beside the other hosts of its job.
-        without_setting: the same if memory_per_host_bytes were not set.
+        promised: memory of that type in bytes.
+        most: bytes that this host would get with the largest type, next to the other hosts of its job.
+        without_setting: likewise, if memory_per_host_bytes were not set.
     """
     if bound is Bound.TYPE:
         return (
@@ -114,5 +114,5 @@ def advice_of(bound: Bound, *, instance_type: str, promised: int, most: int, wit
 
 
 def gib(size_bytes: int) -> str:
-    """Write a size in GiB, in three digits."""
+    """Format a size in GiB, with three digits."""
     return f"{size_bytes / GIB:.3g} GiB" if size_bytes < 100 * GIB else f"{size_bytes / GIB:.0f} GiB"

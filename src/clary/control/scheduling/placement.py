@@ -1,12 +1,12 @@
-"""How hosts map to this machine, and which waiting job may start.
+"""Mapping of hosts to this machine, and the decision which waiting job may start.
 
 Where: `map_hosts` runs when a job is created (notes for `describe`, refusal of jobs that never fit) and when its plan
-is made; the reconcile loop asks `decide` for each waiting job, oldest first. Pure: no clock, no files, no processes.
+is made; the reconcile loop calls `decide` for each waiting job, oldest first. Pure: no clock, no files, no processes.
 
 CPUs are limited, not reserved: every host may use as many as its type has, and `Capacity.max_hosts` bounds the number
-of hosts. Memory is reserved: a job starts when the limits of its hosts fit beside those of all other hosts; setting
-`memory_overcommit` relaxes this. A GPU belongs to one job at a time, or to several jobs with fractions of a host
-(`host_shares`), each of which counts as its fraction.
+of hosts. Memory is reserved: a job starts when the limits of its hosts fit into the memory not reserved for other
+hosts; setting `memory_overcommit` relaxes this. A GPU belongs to one job at a time, or to several jobs with fractions
+of a host (`host_shares`), each of which counts as its fraction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clary.control.scheduling.host_shares import ROUNDING, WHOLE, note_of, share
 from clary.control.scheduling.machine import Machine
 from clary.control.settings import SETTINGS_FILE, Settings
 
-MIN_HOSTS = 4  # hosts that even a machine with one CPU runs at once
+MIN_HOSTS = 4  # number of hosts that even a machine with one CPU runs at once
 HOSTS_PER_CPU = 2
 MAX_NAMES_IN_REASON = 5
 
@@ -41,8 +41,8 @@ class Capacity:
 
     max_hosts: int
     num_gpus: int
-    memory_per_host_bytes: int  # the most that one host may use
-    memory_bytes: int  # most bytes of the limits of all hosts together
+    memory_per_host_bytes: int  # most bytes that one host may use
+    memory_bytes: int  # most bytes of all hosts' limits together
 
 
 def capacity_of(machine: Machine, settings: Settings) -> Capacity:
@@ -71,11 +71,11 @@ class HostShare:
 
 @dataclass(frozen=True, kw_only=True)
 class HostMapping:
-    """Every host of a job on this machine, and in words its differences from the real types."""
+    """Every host of a job on this machine, and sentences on differences from the real types."""
 
     hosts: tuple[HostShare, ...]
     num_gpus: int  # distinct GPUs of this machine that the job holds; fewer than the sum if hosts share
-    share: float = WHOLE  # fraction that each host counts as
+    share: float = WHOLE  # fraction of a host that each host counts as
     of_gpu: float = WHOLE  # fraction of each GPU that the job holds
     notes: tuple[str, ...]  # differences from the requested types
     warnings: tuple[str, ...] = ()  # assumptions about unknown types
@@ -108,7 +108,7 @@ def map_hosts(
     a type that is not in the catalogue, whose name may be misspelt.
 
     Args:
-        groups: in the request's order, which numbers the hosts.
+        groups: groups in the request's order, which decides the hosts' numbers.
         shapes: by instance type, from `catalogue.lookup`.
         share: fraction of each host that the job gets.
     """
@@ -158,11 +158,11 @@ class Need:
     """Resources that a job needs in order to start."""
 
     job_name: str
-    instance_type: str  # of its first group; named in refusals
-    gpus_per_host: tuple[int, ...]  # one entry a host
+    instance_type: str  # instance type of its first group; named in refusals
+    gpus_per_host: tuple[int, ...]  # number of GPUs of each host
     num_gpus: int  # distinct GPUs; fewer than the sum if hosts share
-    memory_bytes: int = 0  # of all its hosts
-    share: float = WHOLE  # fraction that each host counts as
+    memory_bytes: int = 0  # memory limits of all its hosts together
+    share: float = WHOLE  # fraction of a host that each host counts as
     of_gpu: float = WHOLE  # fraction of each GPU
 
     @classmethod
@@ -180,12 +180,12 @@ class Need:
 
     @property
     def num_hosts(self) -> int:
-        """Hosts of the job."""
+        """Number of the job's hosts."""
         return len(self.gpus_per_host)
 
     @property
     def hosts_used(self) -> float:
-        """Hosts of the capacity that it takes up."""
+        """Number of hosts that the job counts as in `Capacity.max_hosts`; fractions of hosts count as fractions."""
         return round(self.num_hosts * self.share, 6)
 
 
@@ -197,12 +197,12 @@ class Holding:
     num_hosts: int
     gpu_indices: tuple[int, ...] = ()
     memory_bytes: int = 0  # sum of its hosts' limits
-    share: float = WHOLE  # fraction that each host counts as
+    share: float = WHOLE  # fraction of a host that each host counts as
     of_gpu: float = WHOLE  # fraction of each of its GPUs
 
     @property
     def hosts_used(self) -> float:
-        """Hosts of the capacity that it takes up."""
+        """Number of hosts that the job counts as in `Capacity.max_hosts`; fractions of hosts count as fractions."""
         return round(self.num_hosts * self.share, 6)
 
 
@@ -231,7 +231,7 @@ Decision = Place | Wait | Refuse
 
 
 def decide(need: Need, running: Sequence[Holding], *, capacity: Capacity, queue_ahead: Sequence[Need] = ()) -> Decision:
-    """Decide whether a job may start now; a job never overtakes an older one that waits.
+    """Decide whether a job may start now; a job never overtakes an older waiting job.
 
     Args:
         running: resources of jobs with hosts, stopping jobs included.
@@ -251,7 +251,7 @@ def decide(need: Need, running: Sequence[Holding], *, capacity: Capacity, queue_
         held = [(holding.job_name, len(holding.gpu_indices)) for holding in running if holding.gpu_indices]
         return Wait(reason=_waiting("GPU", need.num_gpus, len(free_gpus), capacity.num_gpus, held))
     free_bytes = capacity.memory_bytes - sum(holding.memory_bytes for holding in running)
-    # After a change of settings the need may exceed the capacity: without running jobs it starts anyway.
+    # After a change of settings the need may exceed the capacity; without running jobs the job starts anyway.
     if need.memory_bytes > free_bytes and any(holding.memory_bytes for holding in running):
         return Wait(reason=_waiting_for_memory(need, max(free_bytes, 0), running, capacity))
     return Place(gpus=_assign_gpus(need, free_gpus[: need.num_gpus]))
@@ -269,19 +269,19 @@ def _free_gpus(need: Need, running: Sequence[Holding], num_gpus: int) -> list[in
 
 
 def behind(names_ahead: Sequence[str]) -> str:
-    """Return the reason of a job that waits behind others, oldest first."""
+    """Return why a job waits that is behind others in the queue, which are given oldest first."""
     jobs = "1 older job waits" if len(names_ahead) == 1 else f"{len(names_ahead)} older jobs wait"
     return f"First come, first served: {jobs} for hosts ({_some_names(names_ahead)})."
 
 
 def refuse_if_too_large(need: Need, running: Sequence[Holding] = (), *, capacity: Capacity) -> Refuse | None:
-    """Return a refusal if `need` is more than the whole machine, else None.
+    """Return a refusal if `need` exceeds the whole machine, else None.
 
     Args:
-        need: of the job.
+        need: need of the job.
         running: jobs with hosts; only for the number in the message.
         capacity: for all jobs together.
-    Source: message of ResourceLimitExceeded as clients know it, contract.md 2.5; the last sentence is ours.
+    Source: message of ResourceLimitExceeded as clients know it, contract.md 2.5; the last sentence is Clary's.
     """
     used = round(sum(holding.hosts_used for holding in running), 6)
     limit = (
@@ -302,7 +302,7 @@ def refuse_if_too_large(need: Need, running: Sequence[Holding] = (), *, capacity
 def _divide_gpus(
     groups: Sequence[InstanceGroup], shapes: Mapping[str, InstanceShape], machine: Machine
 ) -> tuple[list[int], int, list[str]]:
-    """Return GPUs per host for each group, distinct GPUs of the job, and notes.
+    """Return GPUs per host for each group, the number of the job's distinct GPUs, and notes.
 
     If the machine has enough GPUs, every host gets its type's number. Otherwise the hosts whose types have GPUs get
     equal numbers of them; if such hosts outnumber the GPUs, hosts share GPUs.
@@ -327,7 +327,7 @@ def _processes(shape: InstanceShape, gpus_per_host: int, machine: Machine, setti
     wanted = shape.processes_per_host
     limit = max(gpus_per_host if shape.num_gpus and machine.num_gpus else machine.num_cpus, 1)
     if wanted <= limit or shape.processes is not None:
-        return wanted  # a number from the settings is not limited
+        return wanted  # a number of processes from the settings is not limited
     units = _units(shape)
     if not settings.clamp_processes:
         notes.append(
@@ -377,13 +377,13 @@ def _memory_advice(
     settings: Settings,
     notes: list[str],
 ) -> str:
-    """Note how the memory of a group's hosts differs from their type's; return advice in case it is too little."""
+    """Note how the memory of a group's hosts differs from their type's; return advice in case of too little memory."""
     promised = shape.memory_bytes
     given = min(sizes, default=promised)
     capacity = capacity_of(machine, settings)
     unset = capacity_of(machine, replace(settings, memory_per_host_bytes=0))
     of_machine = unset.memory_per_host_bytes
-    # The most that any type could give: the shares if this type had all memory of the machine.
+    # The most that any type could give: the shares if this type had all the machine's memory.
     largest = {**shapes, shape.name: replace(shape, memory_bytes=of_machine)}
     types = [group.instance_type for group in groups for _ in range(group.num_hosts)]
     most, without_setting = (
@@ -426,7 +426,7 @@ def _cpus_and_link(shape: InstanceShape, machine: Machine, notes: list[str]) -> 
 
 
 def _assign_gpus(need: Need, free_gpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Assign GPUs to hosts in turn; after the last GPU, start again at the first, so that hosts share."""
+    """Assign GPUs to hosts in turn; after the last GPU, start again at the first, so that hosts share GPUs."""
     assigned: list[tuple[int, ...]] = []
     position = 0
     for num_gpus in need.gpus_per_host:

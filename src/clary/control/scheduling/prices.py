@@ -1,7 +1,7 @@
-"""Prices of instance types, from files: Clary brings approximate ones, a file of the user's own overrides them.
+"""Prices of instance types, from files: Clary contains approximate prices, which a user's own file overrides.
 
 Where: billing and the ledger ask for the price of a job's hosts; the service reads the files once, when it starts.
-No price is fetched: `prices.json` names the source and month of its figures; docs/spot.md describes the form.
+No price is fetched: `prices.json` names the source and month of its figures; docs/spot.md describes the format.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _TYPE_MEMBERS = ("usd_per_hour", "spot_fraction", "is_estimated")
 class TypePrice:
     """One instance of a type for an hour."""
 
-    usd_per_hour: float  # on demand
-    spot_fraction: float  # price of spot capacity over that on demand
+    usd_per_hour: float  # price of capacity on demand
+    spot_fraction: float  # ratio of the spot price to the price on demand
     is_estimated: bool = False
-    origin: str = ""  # the price file, its region and month
+    origin: str = ""  # name, region and month of the price file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,11 @@ class PriceList:
     """Prices by type."""
 
     types: Mapping[str, TypePrice]
-    default_spot_fraction: float  # of jobs with a type that has no price
-    without_price: tuple[str, ...] = ()  # types of the catalogue for which no figure was at hand
+    default_spot_fraction: float  # currency shown for jobs with a type without a price
+    without_price: tuple[str, ...] = ()  # types of the catalogue for which no price was available
 
     def of_job(self, request: JobRequest) -> JobPrice:
-        """Return the cost of all hosts of a job, without a sum if a type has no price: a partial sum would mislead."""
+        """Return the cost of all hosts of a job; without a sum if a type has no price: a partial sum would mislead."""
         groups = request.instance_groups
         missing = sorted({group.instance_type for group in groups} - set(self.types))
         if missing:
@@ -66,10 +66,10 @@ class PriceList:
 
 
 def load_prices(path: str = "") -> PriceList:
-    """Return the prices that come with Clary, overridden by those of a user's own file.
+    """Return the prices contained in Clary, overridden by the prices of a user's own file.
 
     Args:
-        path: setting `prices_file`; empty for none.
+        path: setting `prices_file`; empty without a file.
     Raises: ContractError naming the file, and the line or member that is wrong.
     """
     bundled = _bundled()
@@ -88,11 +88,11 @@ def load_prices(path: str = "") -> PriceList:
 
 
 def parse_prices(data: bytes, *, source: str, default_spot_fraction: float | None = None) -> PriceList:
-    """Return the prices of a file's content.
+    """Parse the prices in a file's content.
 
     Args:
-        data: the content, JSON.
-        source: named in errors.
+        data: content of the file, as JSON text.
+        source: name of the file in errors.
         default_spot_fraction: used if the file has none; None requires it in the file.
     Raises: ContractError naming the source, and the line or member that is wrong.
     """
@@ -102,7 +102,7 @@ def parse_prices(data: bytes, *, source: str, default_spot_fraction: float | Non
         raise _error(f"{source}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from error
     except UnicodeDecodeError as error:
         raise _error(f"{source}: expected UTF-8, got byte {error.object[error.start]:#04x} at {error.start}") from error
-    except (ValueError, RecursionError) as error:  # a name given twice, a number too long, brackets too deep
+    except (ValueError, RecursionError) as error:  # a repeated name, too long a number, too deep nesting
         raise _error(f"{source}: not valid JSON: {str(error)[:200]}") from error
     members = _table(document, source, "the file")
     _require_known(members, _MEMBERS, source, "the file")

@@ -1,8 +1,8 @@
-"""Estimates when waiting jobs will have hosts. Pure.
+"""Estimates of when waiting jobs will get hosts. Pure.
 
-Where: `reconcile.queue_outlook` asks for users who look at a queue. A running job is assumed to last as long as similar
+Where: `reconcile.queue_outlook` shows the estimates to users. A running job is assumed to last as long as similar
 jobs, else for its MaxRuntimeInSeconds; `placement.decide` gives the hosts that become free to queued jobs in order.
-Every estimate names its basis; if there is none, it says that the start is unknown.
+Every estimate names its basis; without a basis, it says that the start is unknown.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from statistics import median
 
 from clary.control.scheduling.placement import Capacity, Holding, Need, Place, decide
 
-MOST_ESTIMATED = 100  # first jobs of the queue; each one is tried again after every earlier end
-_MANY_S = 3.15e9  # a hundred years; a later start counts as unknown
+MOST_ESTIMATED = 100  # number of first jobs of the queue; each is tried anew after every earlier end of a job
+_MANY_S = 3.15e9  # a hundred years, in seconds; a later start counts as unknown
 
 
 class Basis(StrEnum):
     """Basis of an estimate."""
 
-    PAST_JOBS = "past jobs"  # similar jobs have completed for every job ahead
-    MAX_RUNTIME = "MaxRuntimeInSeconds"  # the only known limit of a job ahead: it may end far sooner
+    PAST_JOBS = "past jobs"  # the durations of similar completed jobs are known for every job ahead
+    MAX_RUNTIME = "MaxRuntimeInSeconds"  # for a job ahead only MaxRuntimeInSeconds is known, so it may end far sooner
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lasting:
-    """Estimated duration of a job, or its rest."""
+    """Estimated duration of a job, or the rest of it."""
 
     seconds: float
     basis: Basis
@@ -56,7 +56,7 @@ class StartEstimate:
 
     start_in_s: float | None  # None: unknown
     basis: Basis
-    reason: str  # a sentence
+    reason: str  # sentence on the estimate
 
 
 def lasting(past_s: Sequence[float], *, max_runtime_s: float, elapsed_s: float = 0.0) -> Lasting:
@@ -81,7 +81,7 @@ def estimate_starts(
     Args:
         running: jobs with hosts, stopping jobs included.
         queue: jobs that wait, oldest first; no job overtakes another.
-        capacity: of the machine.
+        capacity: capacity of the machine.
     """
     ends = {job.holding.job_name: (job.left.seconds, job.left.basis, job.holding) for job in running}
     estimates: dict[str, StartEstimate] = {}
@@ -96,7 +96,7 @@ def estimate_starts(
             if isinstance(decision, Place):
                 break
             if not ends:
-                break  # it never fits: it and all jobs behind it are unknown
+                break  # the job never fits: its start and those of all jobs behind it are unknown
             first = min(ends, key=lambda other: (ends[other][0], other))
             ended_at_s, of_first, _ = ends.pop(first)
             now_s = max(now_s, ended_at_s)

@@ -1,6 +1,6 @@
-"""Spot capacity over time, and the jobs that lose their hosts when it falls. Pure but for `load_schedule`.
+"""Spot capacity over time, and the jobs that lose their hosts when the capacity falls. Pure except `load_schedule`.
 
-Where: the reconciler asks on its passes for the number of spot hosts, the jobs to interrupt, and whether a waiting spot
+Where: the reconciler computes on its passes the number of spot hosts, the jobs to interrupt, and whether a waiting spot
 job may start. Without a schedule, capacity is unlimited. docs/spot.md describes the files.
 """
 
@@ -25,11 +25,11 @@ _COMMENT = "#"
 
 @dataclass(frozen=True)
 class SpotSchedule:
-    """Number of spot hosts over time, from the start of the service on; the last value stays.
+    """Number of spot hosts over time, from the start of the service on; the last value remains valid.
 
     Args:
-        starts_s: second of the schedule from which each value holds; the first is 0, and they grow.
-        hosts: the values; neighbouring values differ.
+        starts_s: second of the schedule from which each value is valid; the first is 0, and the seconds increase.
+        hosts: numbers of spot hosts; successive values differ.
         time_scale: seconds of the schedule that pass in one second; 60 plays an hour in a minute.
     """
 
@@ -42,12 +42,12 @@ class SpotSchedule:
         return self.hosts[self._index_at(elapsed_s)]
 
     def next_change_s(self, elapsed_s: float) -> float | None:
-        """Return the real seconds after the start at which the value changes next; None if it stays."""
+        """Return the real seconds after the start at which the value changes next; None without a further change."""
         index = self._index_at(elapsed_s) + 1
         return self._real_s(index) if index < len(self.starts_s) else None
 
     def _index_at(self, elapsed_s: float) -> int:
-        # Compared in real seconds, so that the new value holds at the very moment that `next_change_s` returns.
+        # Compared in real seconds, so that the new value is valid exactly at the time that `next_change_s` returns.
         return max(0, bisect_right(range(len(self.starts_s)), elapsed_s, key=self._real_s) - 1)
 
     def _real_s(self, index: int) -> float:
@@ -60,8 +60,8 @@ class SpotUse:
 
     job_name: str
     num_hosts: int
-    order: float  # time at which the job got its hosts: the largest is the newest
-    is_leaving: bool = False  # ordered to give its hosts back; until then they count as taken
+    order: float  # time at which the job got its hosts; the job with the largest is the newest
+    is_leaving: bool = False  # whether the job was ordered to give its hosts back; until it has, they count as used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ def load_schedule(path: Path, *, time_scale: float = 1.0) -> SpotSchedule:
 
 
 def parse_schedule(text: str, *, source: str, time_scale: float = 1.0) -> SpotSchedule:
-    """Return the schedule that a text describes: lines of `SECONDS HOSTS`, or a JSON trace.
+    """Parse a schedule: lines of `SECONDS HOSTS`, or a JSON trace.
 
     Args:
         text: content of the file; a trace begins with `{`.
@@ -113,10 +113,10 @@ def parse_schedule(text: str, *, source: str, time_scale: float = 1.0) -> SpotSc
 
 
 def choose_reclaimed(running: Sequence[SpotUse], capacity: int) -> Reclaim:
-    """Return the jobs that lose their hosts so that the others fit: the newest ones, and no more than necessary.
+    """Return the jobs that lose their hosts so that the other jobs fit: the newest jobs, and no more than necessary.
 
-    A job that loses one host loses its attempt, so whole jobs are chosen. If an older job frees many hosts, newer
-    ones that were chosen before it are spared, the oldest first.
+    A job that loses one host loses its attempt, so whole jobs are chosen. If an older job frees many hosts, newer jobs
+    that were chosen before it are spared, the oldest first.
 
     Args:
         running: jobs that hold spot capacity. Leaving jobs are not chosen again, and do not count.
@@ -145,10 +145,10 @@ def choose_reclaimed(running: Sequence[SpotUse], capacity: int) -> Reclaim:
 
 
 def why_wait(num_hosts: int, running: Sequence[SpotUse], capacity: int) -> str:
-    """Return the reason why a spot job can not start now, as a sentence for describe; empty if it can.
+    """Return a sentence for describe on why a spot job can not start now; empty if the job can start.
 
     Args:
-        num_hosts: that the job needs.
+        num_hosts: number of hosts that the job needs.
         running: jobs that hold spot capacity; leaving jobs still hold theirs.
         capacity: number of spot hosts.
     """
@@ -186,7 +186,7 @@ def _line_points(text: str, source: str) -> list[tuple[float, int]]:
 
 
 def _trace_points(text: str, source: str) -> list[tuple[float, int]]:
-    """Read the form of public traces: one count each `gap_seconds`, from second 0 on.
+    """Parse the format of public traces: one number of hosts every `gap_seconds`, from second 0 on.
 
     Source: README of github.com/skypilot-org/spot-traces, "Data Description".
     """
@@ -194,7 +194,7 @@ def _trace_points(text: str, source: str) -> list[tuple[float, int]]:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise _error(f"{source}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:  # a number too long to be read, brackets too deep
+    except (ValueError, RecursionError) as error:  # too long a number, too deep nesting
         raise _error(f"{source}: not valid JSON: {str(error)[:200]}") from error
     metadata, data = document.get("metadata"), document.get("data")
     gap_s = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
@@ -216,7 +216,7 @@ def _seconds(word: str, where: str) -> float:
 
 
 def _count(item: Any, where: str) -> int:
-    """Return a number of hosts from a word or a member; 4.0, which some traces contain, is 4."""
+    """Parse a number of hosts from a word or a JSON member; 4.0, which some traces contain, is 4."""
     try:
         value = float(item) if isinstance(item, str) or _is_number(item) else math.nan
     except (ValueError, OverflowError):
@@ -231,7 +231,7 @@ def _is_number(item: Any) -> TypeGuard[int | float]:
 
 
 def _age(use: SpotUse) -> tuple[float, str]:
-    # Jobs with hosts of the same moment are ordered by name, so that every pass chooses the same ones.
+    # Jobs that got hosts at the same time are ordered by name, so that every pass chooses the same jobs.
     return use.order, use.job_name
 
 

@@ -1,4 +1,4 @@
-"""Checks of a batch of samples from any sender. Pure.
+"""Checks of a batch of samples from an untrusted sender. Pure.
 
 Where: the sample gateway checks each batch before it stores it.
 """
@@ -11,11 +11,11 @@ from clary.contract.metric_samples import MAX_COLUMNS, MAX_ROWS, SERIES_NAME, Sa
 
 MOST_BEHIND_MS = 8 * 24 * 3600 * 1000  # agents keep minutes of rows for an unavailable service; clocks may be wrong
 MOST_AHEAD_MS = 24 * 3600 * 1000
-MAX_ROW_NUMBER = 2**53  # every JSON reader holds it exactly; one row a millisecond reaches it in 285,000 years
+MAX_ROW_NUMBER = 2**53  # exact in every JSON parser; at one row per millisecond it lasts 285,000 years
 
 
 def complaint(batch: SampleBatch, *, now_ms: int) -> str:
-    """Return the fault of a batch, with expected and got, or an empty text."""
+    """Return the fault of a batch, with the expected and the actual value, or an empty text."""
     num_rows = len(batch.at_ms)
     if not 0 <= batch.first_row <= MAX_ROW_NUMBER:
         return f"first_row counts from 0 to {MAX_ROW_NUMBER}, got {batch.first_row}"

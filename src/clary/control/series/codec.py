@@ -1,14 +1,15 @@
-"""Packs a table into bytes: each column's bytes grouped by their place in the number, then deflated.
+"""Packs a table into bytes: each column's bytes are grouped by their position in the number, then deflated.
 
-Where: `store.series_blocks` keeps these. The first bytes of neighbouring floats are alike, the last are noise: once
-grouped, zlib compresses the first ones well (about one byte a value on data of hosts; XOR with the last value is no
-better).
+Where: `store.series_blocks` stores the bytes. The first bytes of successive floats are similar, the last bytes are
+noise: once grouped, zlib compresses the first bytes well (to about one byte per value on data of hosts; XOR with the
+previous value is no better).
 
     magic, checksum of all that follows, rows, parts, bytes of the head
     head, deflated: names, one a line; an empty line; times as differences
     for each chunk of columns: its length, then its bytes, deflated
 
-A chunk holds whole columns and at least CHUNK_BYTES, so that one column can be read out of a large block alone.
+A chunk contains whole columns and at least CHUNK_BYTES, so that one column of a large block can be read without the
+others.
 Source: the shuffle filter of HDF5 and Blosc, as an idea.
 """
 
@@ -26,7 +27,7 @@ from clary.base.errors import Fault, StoreError
 from clary.control.series.tables import ROLL_UP_PARTS, ROW_PARTS, SeriesTable
 
 CHUNK_BYTES = 16 * 1024
-LEVEL = 6  # of zlib; 9 costs five times as much for half a percent
+LEVEL = 6  # level of zlib; 9 takes five times as long for half a percent
 MAX_BLOCK_ROWS = 2**20
 MAX_HEAD_BYTES = 64 * 1024 * 1024
 _MAGIC = b"CLS1"
@@ -65,12 +66,12 @@ def pack(table: SeriesTable) -> bytes:
 
 
 def unpack(data: bytes, *, wanted: Callable[[str], bool] | None = None, place: str = "a block") -> SeriesTable:
-    """Return the table that was packed, or only the series that are wanted.
+    """Return the packed table, or only its wanted series.
 
     Args:
         data: as `pack` returns it; its checksum is verified.
-        wanted: whether to read the series of a name; None reads all.
-        place: of the block, for the error's text.
+        wanted: returns whether to read the series of a name; None reads all series.
+        place: name of the block in the error's text.
     Raises: SeriesDamaged naming `place`.
     """
     try:
@@ -161,7 +162,7 @@ def _apart(columns: Sequence[array[float]], num_rows: int) -> bytes | bytearray:
             for start in starts
             for place in range(_FLOAT_BYTES)
         )
-    moved = bytearray(len(raw))  # few rows of many columns: move each byte of a row in all columns at once
+    moved = bytearray(len(raw))  # few rows of many columns: copies a byte of a row for all columns at once
     for row in range(num_rows):
         for place in range(_FLOAT_BYTES):
             moved[place * num_rows + row :: column_bytes] = raw[row * _FLOAT_BYTES + place :: column_bytes]
@@ -169,7 +170,7 @@ def _apart(columns: Sequence[array[float]], num_rows: int) -> bytes | bytearray:
 
 
 def _together(raw: bytes, num_rows: int, is_wanted: Sequence[bool]) -> list[array[float] | None]:
-    """Return the columns that `_apart` was given, with None for unwanted columns."""
+    """Return the columns from which `_apart` made these bytes, with None for unwanted columns."""
     column_bytes = num_rows * _FLOAT_BYTES
     if len(raw) != column_bytes * len(is_wanted):
         raise ValueError(f"a piece has {len(raw)} bytes, expected {len(is_wanted)} columns of {column_bytes}")

@@ -49,8 +49,8 @@ def text_of(families: Iterable[Family]) -> str:
 def exposed_name(series: str) -> tuple[str, dict[str, str]]:
     """Return the name and the labels of a series, without job and host.
 
-    `rank-3/cpu_percent` is `clary_rank_cpu_percent{rank="3"}`. Unknown scopes share one name, so that a program
-    cannot send a series under the name of another metric.
+    `rank-3/cpu_percent` is `clary_rank_cpu_percent{rank="3"}`. Series of unknown scopes share one name, so that a
+    program cannot send a series under the name of another metric.
     """
     scope, _, quantity = series.partition("/")
     match = _SCOPE.fullmatch(scope)

@@ -1,6 +1,7 @@
-"""Queries of series: the blocks that answer them, and the resulting points. Pure.
+"""Queries of series: the choice of blocks that answer a query, and the resulting points. Pure.
 
-Where: CloudWatch's operations, `clary metrics` and the console ask; `store.series_blocks` reads the chosen blocks.
+Where: CloudWatch's operations, `clary metrics` and the console send queries; `store.series_blocks` reads the chosen
+blocks.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from clary.control.series.tables import SeriesTable, between
 ROWS_MS = 0  # the step of unfolded rows
 FINE_MS, COARSE_MS = 10_000, 300_000
 STEPS_MS = (ROWS_MS, FINE_MS, COARSE_MS)
-MAX_POINTS = 100_000  # of one answer, all series together
+MAX_POINTS = 100_000  # points of one answer, all series together
 MAX_PATTERN = 200  # characters
 MAX_WILDCARDS = 12  # of a pattern
 _OWNER = re.compile(r"[a-zA-Z0-9-]{1,63}")
-_MISFIT = 10  # steps at least this many times as long as a roll-up may end within one
+_MISFIT = 10  # a step at least this many times as long as a roll-up may begin or end within a roll-up
 _PATTERN = re.compile(r"[a-z0-9_/*?,-]*")
 
 
@@ -32,11 +33,11 @@ class SeriesQuery:
 
     Attributes:
         job_name: job of the hosts.
-        host: one of them; None is all.
+        host: one of these hosts; None for all.
         names: patterns with `*` and `?`, separated by commas.
         start_ms, end_ms: span of time, its end exclusive, in milliseconds since 1970.
-        step_ms: milliseconds between points, which lie at its multiples.
-        attempt: of this attempt only; None is all.
+        step_ms: milliseconds between points; their times are multiples of it.
+        attempt: only points of this attempt; None for all.
 
     Raises: ContractError for an invalid query.
     """
@@ -82,11 +83,11 @@ class SeriesQuery:
 
     @property
     def level_ms(self) -> int:
-        """The coarsest stored step that is fine enough."""
+        """The coarsest stored step that is fine enough for the query."""
         return max(step for step in STEPS_MS if not step or self._is_fine_enough(step))
 
     def _is_fine_enough(self, step_ms: int) -> bool:
-        """Whether roll-ups of a step are exact for the query's step, or off by at most a tenth of it."""
+        """Whether roll-ups of a step give the query's step exactly, or with bounds off by at most a tenth."""
         return (step_ms <= self.step_ms and not self.step_ms % step_ms) or step_ms * _MISFIT <= self.step_ms
 
     @property
@@ -103,15 +104,15 @@ class BlockFacts:
     attempt: int
     host: str
     step_ms: int
-    is_rolled: bool  # whether the next coarser blocks contain its values, too
-    first_row: int  # number of its first row
+    is_rolled: bool  # whether coarser blocks contain its values, too
+    first_row: int  # number of the block's first row
     start_ms: int
-    end_ms: int  # of its last row
+    end_ms: int  # time of the block's last row
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockChoice:
-    """A block to read, and the end of the part to use: finer blocks hold the rest."""
+    """A block to read, and the end of the part to use; finer blocks contain the later values."""
 
     block: BlockFacts
     until_ms: int
@@ -121,7 +122,7 @@ def choose(blocks: Sequence[BlockFacts], query: SeriesQuery) -> list[BlockChoice
     """Return the blocks that answer a query, each value once.
 
     These are blocks of the query's level, finer blocks that were not rolled up yet, and coarser blocks for the time
-    before the finer ones begin.
+    before the first finer block.
     """
     choices: list[BlockChoice] = []
     for host in sorted({(block.host, block.attempt) for block in blocks}):
@@ -144,7 +145,7 @@ def choose(blocks: Sequence[BlockFacts], query: SeriesQuery) -> list[BlockChoice
 class Point:
     """Aggregate of one series in one step."""
 
-    at_ms: int  # beginning of the step
+    at_ms: int  # start of the step
     least: float
     greatest: float
     mean: float
@@ -152,7 +153,7 @@ class Point:
     last: float
 
     def merged(self, later: Point) -> Point:
-        """Return the aggregate of both."""
+        """Return the aggregate of both points."""
         count = self.count + later.count
         return Point(
             self.at_ms,
@@ -166,7 +167,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """The points of one series of one host, oldest first; steps without values are left out."""
+    """The points of one series of one host, oldest first; steps without values are omitted."""
 
     host: str
     name: str
@@ -178,8 +179,8 @@ class SeriesAnswer:
     """Result of a query."""
 
     series: tuple[Series, ...]
-    num_dropped: int = 0  # rows that the job's agents have dropped in all
-    damaged: tuple[str, ...] = field(default=())  # blocks that could not be read, in words
+    num_dropped: int = 0  # number of rows that the job's agents have dropped
+    damaged: tuple[str, ...] = field(default=())  # sentences on blocks that could not be read
 
 
 class PointGatherer:
@@ -191,15 +192,15 @@ class PointGatherer:
         self._num_points = 0
 
     def add(self, host: str, table: SeriesTable, *, until_ms: int) -> None:
-        """Add the query's part of a table; tables of a host come in the order of their rows.
+        """Add the query's part of a table; tables of a host must be added in the order of their rows.
 
         Args:
-            host: that measured the rows.
+            host: host that measured the rows.
             table: rows or roll-ups, by time.
-            until_ms: rows from here on are left out, in ms since 1970; finer tables hold them.
+            until_ms: rows from this time on, in ms since 1970, are ignored, because finer tables contain them.
         Raises: ContractError if the answer would be too long.
         """
-        # The first step is whole: it includes its values before the start.
+        # The first step is complete: it includes its values before the query's start.
         piece = between(table, self._query.first_ms, min(until_ms, self._query.end_ms))
         roll_ups = fold(piece, self._query.step_ms)
         for name, parts in roll_ups.columns.items():
@@ -226,5 +227,5 @@ class PointGatherer:
 
 
 def natural_key(texts: Iterable[str]) -> list[list[tuple[int, str]]]:
-    """Return a key that sorts algo-2 before algo-10."""
+    """Return a sort key that puts algo-2 before algo-10."""
     return [[(int(digits or 0), word) for digits, word in re.findall(r"([0-9]+)|([^0-9]+)", text)] for text in texts]

@@ -1,9 +1,9 @@
-"""Roll-ups: least, greatest, mean, number and last of the values in a span of time. Pure.
+"""Roll-ups: least, greatest, mean, number and last of the values in a time span. Pure.
 
 Roll-ups of roll-ups equal roll-ups of the values, except for rounding; so rows are folded once, and a span may be
 folded in two halves.
 
-For speed, a column is cut into one list a span, and `min`, `max` and `fsum` process whole lists; only columns with
+For speed, a column is cut into one list per span, and `min`, `max` and `fsum` process whole lists; only columns with
 missing values are processed value by value.
 """
 
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 
 from clary.control.series.tables import ROLL_UP_PARTS, ROW_PARTS, SeriesTable
 
-Span = tuple[int, int]  # of row numbers, the end exclusive
+Span = tuple[int, int]  # range of row numbers, the end exclusive
 Columns = tuple["array[float]", ...]  # one array for each part of a roll-up
 
 
 def fold(table: SeriesTable, step_ms: int) -> SeriesTable:
-    """Return the roll-ups of spans of `step_ms`, which begin at its multiples since 1970; empty spans are left out."""
+    """Return the roll-ups of spans of `step_ms`, which begin at its multiples since 1970; empty spans are omitted."""
     starts, spans = _spans(table.at_ms, step_ms)
     fold_column = _fold_values if table.parts == ROW_PARTS else _fold_roll_ups
     columns = {name: fold_column(parts, spans) for name, parts in table.columns.items()}
@@ -61,7 +61,7 @@ def _fold_values(parts: Columns, spans: Sequence[Span]) -> Columns:
 
 def _fold_roll_ups(parts: Columns, spans: Sequence[Span]) -> Columns:
     least, greatest, mean, count, last = (part.tolist() for part in parts)
-    # A column that a block lacked is NaN in all parts, the number of values included.
+    # A column that a block lacked is NaN in all parts, also in the number of values.
     if not min(count, default=1.0) > 0 or math.isnan(sum(count)):
         return _fold_gapped(parts, spans)
     totals = list(map(math.fsum, _cut(count, spans)))
@@ -76,7 +76,7 @@ def _fold_roll_ups(parts: Columns, spans: Sequence[Span]) -> Columns:
 
 
 def _fold_gapped(parts: Columns, spans: Sequence[Span]) -> Columns:
-    """Fold roll-ups of which some have no values."""
+    """Fold roll-ups, some of which have no values."""
     least, greatest, mean, count, last = parts
     folded = []
     for first, end in spans:
@@ -112,6 +112,6 @@ def _cut(numbers: list[float], spans: Sequence[Span]) -> list[list[float]]:
 
 
 def _is_level(values: array[float]) -> bool:
-    """Whether all values have the same bits, like those of limits and idle counters."""
+    """Whether all values have the same bits, as for limits and idle counters."""
     raw = values.tobytes()
     return raw == raw[: values.itemsize] * len(values)

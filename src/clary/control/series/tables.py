@@ -1,6 +1,6 @@
-"""Numbers of one host over time, column by column: unfolded rows, or roll-ups of them.
+"""Table of one host's numbers over time, by column: unfolded rows, or roll-ups of rows.
 
-Where: the sample gateway makes tables of batches, `codec` turns them into blocks and back, `rollups` folds them.
+Where: the sample gateway makes tables from batches, `codec` converts them to blocks and back, `rollups` folds them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from clary.contract.metric_samples import SampleBatch
 
 ROW_PARTS = ("value",)
-ROLL_UP_PARTS = ("least", "greatest", "mean", "count", "last")  # of the values in a roll-up's span of time
-MOST = 3.4e38  # largest value of a 32-bit float, about
+ROLL_UP_PARTS = ("least", "greatest", "mean", "count", "last")  # computed from the values in a roll-up's time span
+MOST = 3.4e38  # approximate largest value of a 32-bit float
 _MISSING = math.nan
 
 
@@ -26,8 +26,8 @@ class SeriesTable:
     """Columns of equal length.
 
     Attributes:
-        at_ms: milliseconds since 1970, never falling; for a roll-up, the beginning of its span.
-        columns: name of a series -> one array of 32-bit floats a part; NaN for missing values.
+        at_ms: milliseconds since 1970, never decreasing; for a roll-up, the start of its span.
+        columns: name of a series -> one array of 32-bit floats per part; NaN for missing values.
         parts: ROW_PARTS or ROLL_UP_PARTS.
     """
 
@@ -37,12 +37,12 @@ class SeriesTable:
 
     @property
     def num_rows(self) -> int:
-        """The number of moments."""
+        """The number of rows."""
         return len(self.at_ms)
 
 
 def table_of(batch: SampleBatch) -> SeriesTable:
-    """Return a checked batch as a table; values beyond a 32-bit float count as not measured."""
+    """Convert a checked batch to a table; values too large for a 32-bit float count as not measured."""
     return SeriesTable(
         at_ms=array("q", batch.at_ms),
         columns={name: (_stored_column(column),) for name, column in zip(batch.names, batch.columns, strict=True)},
@@ -51,7 +51,7 @@ def table_of(batch: SampleBatch) -> SeriesTable:
 
 def _stored_column(column: Sequence[Any]) -> array[float]:
     try:
-        # `min` and `max` skip NaN, or return it; then the comparison is false.
+        # `min` and `max` may skip NaN or return it; if they return it, the comparison is false.
         if min(column) >= -MOST and max(column) <= MOST:
             return array("f", column)
     except (TypeError, ValueError):  # a value is missing, or the column is empty
@@ -72,7 +72,7 @@ def between(table: SeriesTable, start_ms: int, end_ms: int) -> SeriesTable:
     """Return the rows from `start_ms` (inclusive) to `end_ms` (exclusive).
 
     Args:
-        table: by time.
+        table: rows in order of time.
         start_ms: in ms since 1970.
         end_ms: in ms since 1970.
     """
@@ -87,7 +87,7 @@ def _sliced(table: SeriesTable, first: int, end: int) -> SeriesTable:
 
 
 def joined(tables: Sequence[SeriesTable]) -> SeriesTable:
-    """Return the rows of tables of one kind in order of time, with the columns of all of them."""
+    """Merge tables of one kind: their rows in order of time, with the columns of all tables."""
     parts = tables[0].parts
     at_ms = array("q", b"".join(table.at_ms for table in tables))
     names: dict[str, None] = {}

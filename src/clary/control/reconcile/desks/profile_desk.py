@@ -1,8 +1,9 @@
 """Requests for profiles of jobs' ranks, and the answers.
 
 Where: the agent gateway passes requests to agents and their answers back; `profile_keeping` has complete profiles
-summarised; the page `profile` of a job reads them. The newest `NUM_KEPT` of each job are kept. The database holds the
-request (KeptRequest), a HostProfile a host, and the summary. Traces are files: one may have hundreds of megabytes.
+summarised; the page `profile` of a job reads them. The newest `NUM_KEPT` profiles of each job are kept. The database
+contains the request (KeptRequest), one HostProfile per host, and the summary. Traces are files, because a trace may
+have hundreds of megabytes.
 
 
     <home>/profiles/JOB/NUMBER/rank-R.trace.json.gz    unchanged, from the rank
@@ -38,9 +39,9 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.store.documents.numbered_documents import REQUEST, NumberedDocuments, built
 
 NUM_KEPT = 5
-LEAD_S = 2.5  # from the request to the first step: every host has the request by then
-ANSWER_S = MAX_WAIT_S + MAX_WINDOW_S + 180.0  # for the whole profile; a host without an answer by then is given up
-MAX_RANKS = 4096  # of a host's answer
+LEAD_S = 2.5  # from the request to the first profiled step, so that every host has received the request
+ANSWER_S = MAX_WAIT_S + MAX_WINDOW_S + 180.0  # for the whole profile; a host that has not answered by then is given up
+MAX_RANKS = 4096  # in a host's answer
 BY_CONFIG = "asked for by ProfilerConfig"
 SUMMARY = "summary"
 
@@ -50,8 +51,8 @@ class KeptRequest:
     """One profile of an attempt; `number` grows.
 
     Attributes:
-        number: the attempt's number for a request of ProfilerConfig; else milliseconds since 1970.
-        is_open_ended: whether it waits without a limit for its first step or time.
+        number: the attempt's number for a request by ProfilerConfig; else milliseconds since 1970.
+        is_open_ended: whether the profile waits without a limit for its first step or start time.
     """
 
     number: int
@@ -64,11 +65,11 @@ class KeptRequest:
 
 
 class ProfileDesk:
-    """Asks ranks for profiles and keeps their answers; all methods belong to one event loop.
+    """Requests profiles from ranks and stores their answers; all methods must run in one event loop.
 
     Args:
-        documents: of the kind "profiles".
-        folder: holds one folder a job, for traces.
+        documents: stored documents of the kind "profiles".
+        folder: contains one folder per job, for traces.
     """
 
     def __init__(self, documents: NumberedDocuments, folder: Path, *, clock: Clock) -> None:
@@ -76,19 +77,20 @@ class ProfileDesk:
         self._asking = asyncio.Lock()
         self._folder = folder
         self._clock = clock
-        self._wanted: dict[tuple[str, int], KeptRequest] = {}  # job, attempt -> newest request that agents get
-        self.open: dict[tuple[str, int], KeptRequest] = {}  # job, number -> request whose profile is not summarised yet
-        self._since_s: dict[tuple[str, int], float] = {}  # the same -> time of the request, or of `load`; monotonic
+        self._wanted: dict[tuple[str, int], KeptRequest] = {}  # job, attempt -> newest request for agents
+        self.open: dict[tuple[str, int], KeptRequest] = {}  # job, number -> request without a summary yet
+        self._since_s: dict[tuple[str, int], float] = {}  # job, number -> monotonic time of the request, or of `load`
 
     async def ask(
         self, job: TrainingJob, window: Window, *, reason: str, ranks: tuple[int, ...] = (), waits: bool = False
     ) -> KeptRequest:
         """Request a profile of a job's ranks; each host gets the request in the answer to its next report.
 
-        A repeated request for a profile that is being taken returns the present request.
+        An equal request while a profile is being taken returns the present request.
 
         Args:
-            waits: whether it waits without a limit for its first step or time; else at most `MAX_WAIT_S`.
+            waits: whether the profile waits without a limit for its first step or start time; else at most
+                `MAX_WAIT_S`.
         Raises: WireError while a different profile is being taken; JobNotFound for a job that was deleted.
         """
         async with self._asking:
@@ -133,7 +135,7 @@ class ProfileDesk:
         return request
 
     async def cancel(self, job: TrainingJob) -> KeptRequest | None:
-        """End a job's newest open profile early, keeping its records; return its request, or None without one."""
+        """End a job's newest open profile early, keeping its records; return its request, or None without a profile."""
         present = self._wanted.get((job.name, job.attempt))
         own = self._own_request(job)
         if present is None and own is not None and await self.summary(job.name, own.number) is None:
@@ -146,7 +148,7 @@ class ProfileDesk:
         return ended
 
     def wanted(self, job: TrainingJob, host: str) -> ProfileRequest | None:
-        """Return the attempt's newest request while it is open, or None; a host that has answered gets it again."""
+        """Return the attempt's newest request while it is open, else None; hosts that have answered also get it."""
         request = self._wanted.get((job.name, job.attempt))
         if request is None or (job.name, request.number) not in self.open:
             return None
@@ -156,8 +158,8 @@ class ProfileDesk:
         """Store a host's report on its ranks. Raises: WireError 404 for an unknown profile, 400 for too many ranks.
 
         Args:
-            job: whose current attempt was profiled.
-            host: that reports.
+            job: job whose current attempt was profiled.
+            host: host that reports.
             profile: its complete report so far; replaces its earlier report.
         """
         request = await self._request_for(job, host, profile.number)
@@ -168,16 +170,16 @@ class ProfileDesk:
     async def take_piece(
         self, job: TrainingJob, host: str, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool
     ) -> None:
-        """Keep a part of a trace; a part may be sent again. Raises: WireError.
+        """Store a part of a trace; a part may be sent again. Raises: WireError.
 
         Args:
-            job: whose current attempt was profiled.
-            host: that sends.
+            job: job whose current attempt was profiled.
+            host: host that sends.
             piece: bytes of the compressed trace.
             number: of the profile.
-            rank: whose trace it is.
-            offset: of the piece in the trace, in bytes; bytes behind it are dropped.
-            is_last: whether the trace is complete with it.
+            rank: rank whose trace is sent.
+            offset: offset of the piece in the trace, in bytes; stored bytes from there on are replaced.
+            is_last: whether the piece completes the trace.
         """
         request = await self._request_for(job, host, number)
         if offset + len(piece) > MAX_TRACE_BYTES:
@@ -190,37 +192,37 @@ class ProfileDesk:
         return await self._documents.numbers(job_name)
 
     async def read(self, job_name: str, number: int) -> tuple[KeptRequest, dict[str, HostProfile]] | None:
-        """Return the request of a profile and the answers by host, or None if there is no profile of this number."""
+        """Return the request of a profile and the answers by host, or None if no profile has this number."""
         return await asyncio.to_thread(_built, await self._documents.read(job_name, number))
 
     async def list(self, job_name: str) -> list[tuple[KeptRequest, bool]]:
-        """Return all profile requests of a job, newest first, each with a flag for its summary; reads no answers."""
+        """Return all profile requests of a job, newest first, each with whether it has a summary; reads no answers."""
         found = [(number, await self._documents.names(job_name, number)) for number in await self.numbers(job_name)]
         requests = [(await self.request(job_name, number), SUMMARY in names) for number, names in found]
         return [(request, is_over) for request, is_over in requests if request is not None]
 
     async def request(self, job_name: str, number: int) -> KeptRequest | None:
-        """Return the request of a profile; None if there is no profile of this number."""
+        """Return the request of a profile; None if no profile has this number."""
         return built(KeptRequest, await self._documents.read_one(job_name, number, REQUEST))
 
     async def summary(self, job_name: str, number: int) -> dict[str, Any] | None:
-        """Return the summary of a profile's traces; None before they were read."""
+        """Return the summary of a profile's traces; None before the traces were read."""
         found = await self._documents.read_one(job_name, number, SUMMARY)
         return found if isinstance(found, dict) else None
 
     async def keep_summary(self, job_name: str, number: int, summary: dict[str, Any]) -> None:
-        """Keep the summary of a profile's traces.
+        """Store the summary of a profile's traces.
 
         Args:
             job_name: of a stored job.
             number: of the profile.
-            summary: written by `control.traces`, for the page.
+            summary: document for the page, written by `control.traces`.
         Raises: JobNotFound for a job that was deleted.
         """
         await self._documents.put(job_name, number, {SUMMARY: summary})
 
     async def lay_out(self, job_name: str, number: int) -> Path | None:
-        """Copy a profile's documents beside its traces; return the folder, None without such a profile."""
+        """Copy a profile's documents into the folder of its traces; return the folder, None without such a profile."""
         found = await self._documents.read(job_name, number)
         folder = self.place(job_name, number)
         if REQUEST not in found:
@@ -230,7 +232,7 @@ class ProfileDesk:
         return folder
 
     async def is_ready(self, job: TrainingJob | None, request: KeptRequest) -> bool:
-        """Whether a profile is complete: every host has sent its last report, or is given up."""
+        """Whether a profile is complete: every host has sent its final report, or is given up."""
         if job is None or job.is_terminal or job.attempt != request.attempt:
             return True
         since_s = self._since_s.setdefault((job.name, request.number), self._clock.monotonic())
@@ -243,7 +245,7 @@ class ProfileDesk:
         self._since_s.pop((job_name, number), None)
 
     async def load(self) -> None:
-        """Continue with the profiles without a summary of an earlier service."""
+        """Reopen an earlier service's profiles that have no summary."""
         for name, number, document in await self._documents.read_named(REQUEST, without=SUMMARY):
             request = built(KeptRequest, document)
             if request is not None:
@@ -252,7 +254,7 @@ class ProfileDesk:
                 self._wanted.setdefault((name, request.attempt), request)
 
     async def forget(self, job_name: str) -> None:
-        """Remove the traces of a job that is being deleted; documents go with its row."""
+        """Remove the traces of a job that is being deleted; the database deletes documents with the job's row."""
         await asyncio.to_thread(shutil.rmtree, self._folder / job_name, ignore_errors=True)
         for job, number in [key for key in self.open if key[0] == job_name]:
             self.close_request(job, number)
@@ -273,7 +275,7 @@ class ProfileDesk:
             self.close_request(job_name, number)
 
     async def _request_for(self, job: TrainingJob, host: str, number: int) -> KeptRequest:
-        """Return the request that a host answers; the first answer makes the request of ProfilerConfig."""
+        """Return the request that a host answers; the first answer creates the request by ProfilerConfig."""
         request = await self.request(job.name, number)
         if request is None and number == job.attempt:
             request = self._own_request(job)
@@ -284,7 +286,7 @@ class ProfileDesk:
         return request
 
     def _own_request(self, job: TrainingJob) -> KeptRequest | None:
-        """Return the request of ProfilerConfig from the attempt's beginning, or None if it asks for no window."""
+        """Return the request by ProfilerConfig, valid from the attempt's beginning; None if it names no window."""
         config = ((job.plan or {}).get("config_documents") or {}).get("profilerconfig")
         window = window_of(config)
         if window is None:
@@ -325,7 +327,7 @@ def _built(documents: Mapping[str, Any]) -> tuple[KeptRequest, dict[str, HostPro
 
 
 def _add(piece: bytes, draft: Path, *, offset: int, name: str) -> None:
-    """Write a part of a trace into its draft; a `name` is given with the last part. Raises: WireError for a gap."""
+    """Write a part of a trace into its draft; with `name`, rename the complete draft. Raises: WireError for a gap."""
     draft.parent.mkdir(parents=True, exist_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
         size = os.fstat(file.fileno()).st_size
