@@ -1,4 +1,4 @@
-"""Rules that run beside a job's program, and folders that are mirrored while it runs: the plan and the facts of both.
+"""Plans and facts of rules that run next to a job's program, and of folders that are mirrored while it runs.
 
 Where: the service puts `RulePlan` and `MirrorPlan` into the launch plan; the agent of the first host runs the rules and
 reports `RuleFacts`; `control.jobs.rules.rule_evaluations` derives statuses from them.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from clary.contract.statuses import RuleStatus
 
-MAX_DETAILS_CHARACTERS = 1024  # of StatusDetails
+MAX_DETAILS_CHARACTERS = 1024  # limit of StatusDetails
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,10 @@ class RulePlan:
 class MirrorPlan:
     """A folder whose files are copied to the object store while the program runs, and at its end."""
 
-    what: str  # in words, for example: tensors
-    local_path: str  # as the program sees it
+    what: str  # name of the content for messages, for example: tensors
+    local_path: str  # path as the program sees it
     s3_uri: str  # prefix of the files' keys
-    marks_end: bool = False  # whether the end of the program is marked in it, as trials expect
+    marks_end: bool = False  # whether a file in it marks the end of the program, as trials expect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +45,13 @@ class RuleFacts:
 
 
 def host_end(host: str, *, attempt: int, num_hosts: int) -> str:
-    """Return the file, below a mirrored folder, by which one of several hosts marks the end of its program.
+    """Return the file, below a mirrored folder, with which a host of a larger job marks its program's end.
 
-    Readers of a training's tensors count the names: the training has ended when one attempt has `num_hosts` such files.
+    Readers of a training's tensors count these files: the training has ended when one attempt has `num_hosts` of them.
 
     Args:
-        host: its name.
-        attempt: of the job.
-        num_hosts: of the job.
+        host: name of the host.
+        attempt: number of the attempt.
+        num_hosts: number of hosts of the job.
     """
     return f"ended/{host}.try-{attempt}.of-{num_hosts}"

@@ -1,8 +1,7 @@
 """The launch plan: all data that agents need to run one attempt of one job.
 
-Where: the service builds it (`control.reconcile.planning`), an engine starts one agent per host from it, each agent
-fetches it as its assignment; `clary plan JOB` prints it. Secrets live in `Credentials` only, so that printing can
-leave them out.
+Where: the service builds the plan (`control.reconcile.planning`), an engine starts one agent per host from it, and each
+agent fetches it as its assignment; `clary plan JOB` prints it without its secrets.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Credentials:
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """An AWS-compatible endpoint and the key that opens it."""
+    """An AWS-compatible endpoint and its key pair."""
 
     url: str
     region: str
@@ -58,7 +57,7 @@ class Channel:
     s3_data_type: str = "S3Prefix"  # S3Prefix, ManifestFile, AugmentedManifestFile
     s3_data_distribution: str = "FullyReplicated"  # FullyReplicated, ShardedByS3Key
     file_system_id: str | None = None  # for file system sources: FileSystemId of the request
-    file_system_path: str | None = None  # folder of this machine that the service's settings name for it
+    file_system_path: str | None = None  # folder of this machine that the service's settings assign to the id
     file_system_folder: str = ""  # path below that folder: DirectoryPath; untrusted users may have put links there
     file_system_access: str = "ro"  # ro, rw
     input_mode: InputMode = InputMode.FILE
@@ -71,7 +70,7 @@ class Channel:
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Where results go."""
+    """The destinations of results."""
 
     s3_output_path: str  # as the request gave it
     model_uri: str  # s3://.../<job>/output/model.tar.gz, or .../output/model/ without compression
@@ -81,10 +80,10 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """Shape of one host's network link; None: as fast as the machine allows."""
+    """Shape of one host's network link; a rate of None: as fast as the machine allows."""
 
     rate_mbit_s: float | None = None
-    delay_ms: float = 0.0  # one way
+    delay_ms: float = 0.0  # in one direction
     loss_percent: float = 0.0
 
 
@@ -105,12 +104,12 @@ class HostPlan:
 
     name: str  # algo-1
     index: int  # 0 for algo-1; not the node rank: launchers sort by name, algo-10 before algo-2
-    address: str  # its address on the job's network; 127.0.0.1 without isolation
+    address: str  # address on the job's network; 127.0.0.1 without isolation
     instance_type: str
     instance_group: str
     processes_per_host: int
     resources: Resources
-    disk_bytes: int | None = None  # size of its own file system for the files that it writes; None: the machine's disk
+    disk_bytes: int | None = None  # size of a file system for the files that the host writes; None: the machine's disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +120,14 @@ class NetworkPlan:
     prefix_length: int = 24
     anchor_pid: int | None = None  # process that holds the network namespaces; None without isolation
     namespace_paths: Mapping[str, str] = field(default_factory=dict)  # host name -> file for setns(CLONE_NEWNET)
-    user_namespace_path: str | None = None  # file for setns(CLONE_NEWUSER) before that; None if root made them
-    relayed_names: Mapping[str, str] = field(default_factory=dict)  # name -> address, in addition to the hosts
-    mapped_users: MappedUsers | None = None  # of programs, if root made the network; None if their user made it
+    user_namespace_path: str | None = None  # for setns(CLONE_NEWUSER) before CLONE_NEWNET; None if root made them
+    relayed_names: Mapping[str, str] = field(default_factory=dict)  # name -> address of names other than hosts
+    mapped_users: MappedUsers | None = None  # of programs if root made the network; None if a user made it
     master_port: int = 7777  # 7777 if hosts have their own network, a free port if they share one
 
     @property
     def jax_port(self) -> int:
-        """The port of jax's coordinator on the first host; a program may use torch's store at the same time."""
+        """The port of jax's coordinator on the first host, other than the master port, which torch's store may use."""
         return self.master_port + 1
 
 
@@ -138,13 +137,13 @@ class Environment:
 
     name: str
     python: str  # path of the interpreter
-    image: str  # as in the request
-    variables: Mapping[str, str] = field(default_factory=dict)  # variables that make it more like the image
+    image: str  # image as in the request
+    variables: Mapping[str, str] = field(default_factory=dict)  # make the environment more like the image
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricDefinition:
-    """A metric that agents look for in log lines: group 1 of `regex` is its value."""
+    """A metric that agents search for in log lines: group 1 of `regex` is its value."""
 
     name: str
     regex: str
@@ -163,8 +162,8 @@ class LogRules:
 
     ansi: AnsiCodes = AnsiCodes.KEEP
     max_lines_per_s: int = 0  # long-term rate, for all processes of the host together; 0: no bound
-    max_bytes_per_s: int = 0  # the same for the lines' text in UTF-8
-    spool_max_bytes: int = 0  # of lines on the host's disk that the service has not taken yet; 0: no bound
+    max_bytes_per_s: int = 0  # long-term rate of the lines' text in UTF-8; 0: no bound
+    spool_max_bytes: int = 0  # bytes of lines on the host's disk that the service has not stored yet; 0: no bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +185,7 @@ class LaunchPlan:
     channels: tuple[Channel, ...]
     output: Output
     object_store: Endpoint  # for the agents' direct requests to S3
-    job_endpoint: Endpoint  # AWS as the program sees it: this service, with the job's own key
+    job_endpoint: Endpoint  # the program's endpoint for AWS: this service, with the job's own key
     service_url: str  # address for the agents' reports
     agent_token: str = field(repr=False)  # bearer token of this attempt's agents
     work_folder: str = ""  # folder of this attempt on the host's machine
@@ -195,32 +194,32 @@ class LaunchPlan:
     shares_hosts: bool = False  # whether the pool's hosts may serve other attempts before or after this one
     has_standby: bool = True  # whether an interpreter waits on the pool's hosts between jobs
     series: str = ""  # tuning job whose trials follow each other on the hosts: a similar next job is certain
-    pool_folder: str = ""  # for the pool's network, agents, and data that its hosts keep from job to job
+    pool_folder: str = ""  # folder of the pool's network, its agents, and data that its hosts keep from job to job
     cache_folder: str = ""  # environments, requirements and objects kept between jobs on the host's machine
-    channel_cache_bytes: int = 0  # bound on the objects of channels and code that are kept there; 0: none is kept
+    channel_cache_bytes: int = 0  # bound on the cached objects of channels and code; 0: no object is kept
     config_documents: Mapping[str, Any] = field(default_factory=dict)  # debughookconfig, profilerconfig, ...
     rules: tuple[RulePlan, ...] = ()  # rules over saved tensors; the first host runs them beside the program
-    mirrors: tuple[MirrorPlan, ...] = ()  # folders that reach the object store while the program runs
+    mirrors: tuple[MirrorPlan, ...] = ()  # folders that are copied to the object store while the program runs
     checkpoint_local_path: str | None = None  # the program's folder of checkpoints, if the request has CheckpointConfig
     checkpoint_s3_uri: str | None = None  # prefix from which the folder is restored, and to which it is mirrored
-    checkpoint_interval_s: float = 5.0  # interval of looks at the folder
-    checkpoint_flush_s: float = 600.0  # for the last set after the program's normal end
+    checkpoint_interval_s: float = 5.0  # polling interval of the checkpoint folder
+    checkpoint_flush_s: float = 600.0  # longest time for the last set after the program's normal end
     metric_definitions: tuple[MetricDefinition, ...] = ()
     log_rules: LogRules = field(default_factory=LogRules)
     proxy_url: str | None = None  # the only route from hosts to the internet, for HTTPS; None: no route
-    hang_timeout_s: float = 0.0  # how long a program may stand still; 0: no limit
+    hang_timeout_s: float = 0.0  # longest standstill of a program; 0: no limit
     metrics_interval_s: float = 0.0  # interval of a host's measurements; 0: no measurements
-    restart_hung: bool = False  # whether a program that stands still for longer is ended; else it is only reported
+    restart_hung: bool = False  # whether to end a program after a longer standstill, and not only report it
     health_checks: bool = False  # whether hosts check themselves and their links
     network_checked_for: str = ""  # previous job on these hosts, if their links were ok; links are not checked again
     health_action: HealthAction = HealthAction.WARN  # consequence of a sick host before the program starts
     stop_grace_s: float = 120.0  # from SIGTERM to SIGKILL
     notice_grace_s: float = 0.0  # from the engine's SIGTERM to its SIGKILL; 0: the engine does not signal agents
-    engine_signals_all: bool = False  # whether its SIGTERM goes to every process of a host, also to programs
+    engine_signals_all: bool = False  # whether the engine's SIGTERM goes to every process of a host, also to programs
     network_isolation: bool = False  # EnableNetworkIsolation
     shows_whole_machine: bool = False  # whether programs see every folder of the machine
     visible_folders: tuple[str, ...] = ()  # further folders of the machine that programs see
-    warnings: tuple[str, ...] = ()  # shown in the first log lines of algo-1 and in describe
+    warnings: tuple[str, ...] = ()  # shown in the first log lines of algo-1 and by `clary describe`
 
     def host(self, name: str) -> HostPlan:
         """Return the host called `name`. Raises: KeyError if the job has no such host."""

@@ -1,6 +1,6 @@
-"""Format of log lines in the spool of a host: blocks in files that are named after their first line's number.
+"""Format of log lines in the spool of a host: blocks in segment files, each named by the number of its first line.
 
-Where: the agent's `log_segment` writes and reads them; the service reads the files of a lost host's agent
+Where: the agent's `log_segment` writes and reads the files; the service reads the files of a lost host's agent
 (`control.reconcile.log_salvage`). A block is a header (time in ms, rank or -1, size of the text in bytes) and the text
 in UTF-8.
 """
@@ -26,9 +26,9 @@ def pack_block(text: bytes, *, at_ms: int, rank: int | None) -> bytes:
     """Return the bytes of a block.
 
     Args:
-        text: in UTF-8.
-        at_ms: in ms since 1970.
-        rank: of the printing process; None for lines of no rank.
+        text: text of the block, in UTF-8.
+        at_ms: milliseconds since 1970.
+        rank: rank of the printing process; None for lines without a rank.
     """
     return _HEADER.pack(at_ms, _NO_RANK if rank is None else rank, len(text)) + text
 

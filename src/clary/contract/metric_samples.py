@@ -1,10 +1,10 @@
 """Numbers over time that a host measures: rows by moment, columns by name of a series.
 
-Where: `POST /clary/v1/agents/{job}/{attempt}/{host}/samples` carries a SampleBatch and is answered by a SampleReceipt.
-Rows are numbered from 0 over the life of one host in one attempt, so that no row is stored twice.
+Where: `POST /clary/v1/agents/{job}/{attempt}/{host}/samples` carries a SampleBatch; the answer is a SampleReceipt. Rows
+are numbered from 0 over the life of one host in one attempt, so that no row is stored twice.
 
 A series is named SCOPE/QUANTITY; the quantity ends with its unit: `host/cpu_percent`, `rank-3/memory_bytes`,
-`gpu-0/power_w`. Percent of processors: one processor is 100. Bytes per second end with `_bytes_s`.
+`gpu-0/power_w`. In percent of processors, one processor is 100. Bytes per second end with `_bytes_s`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-MAX_ROWS = 1_200  # of a batch: two minutes at 100 ms
+MAX_ROWS = 1_200  # rows of a batch: two minutes at an interval of 100 ms
 MAX_COLUMNS = 1_024
 SERIES_NAME = re.compile(r"[a-z][a-z0-9-]{0,40}/[a-z][a-z0-9_]{0,60}")
 
@@ -26,7 +26,7 @@ class SampleBatch:
         at_ms: milliseconds since 1970 by the host's clock, one for each row, in ascending order.
         names: of the series, one for each column.
         columns: values by column, then row; None for a missing measurement.
-        num_dropped: rows before `first_row` that the agent has given up, over the host's life.
+        num_dropped: number of rows before `first_row` that the agent has dropped, over the host's life.
     """
 
     first_row: int
@@ -40,4 +40,4 @@ class SampleBatch:
 class SampleReceipt:
     """Acknowledgement of the rows that the service has stored."""
 
-    next_row: int  # rows below this number are stored, or never needed
+    next_row: int  # rows below this number are stored or not needed

@@ -1,7 +1,7 @@
 """The `/opt/ml` tree of a host.
 
-Where: agents build it, programs read and write it. With namespaces the program sees the tree at `/opt/ml`; without
-namespaces, at the folder where the agent built it. One `MlTree` stands for each view.
+Where: agents build the tree, programs read and write it. With namespaces the program sees the tree at `/opt/ml`;
+without namespaces, at the folder in which the agent built it. Each `MlTree` represents one of these views.
 Source: SageMaker developer guide, "How Amazon SageMaker provides training information".
 """
 
@@ -60,7 +60,7 @@ class MlTree:
 
     @property
     def failure(self) -> Path:
-        """File in which a program says why it failed."""
+        """File into which a program writes why it failed."""
         return self.output / "failure"
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-MAX_IMAGE_BYTES = 256 * 1024  # of a picture that is kept
+MAX_IMAGE_BYTES = 256 * 1024  # size of a picture that is kept
 MAX_IMAGE_SIDE = 8_192  # pixels
 MAX_IMAGE_PIXELS = 4 * 1024 * 1024  # 16 MiB in a browser
 
@@ -26,7 +26,7 @@ _GIF_EXTENSION, _GIF_FRAME = 0x21, b","
 _JPEG_LENGTH = struct.Struct(">H")
 _JPEG_FRAME = struct.Struct(">HBHH")  # length, bits of a sample, height, width
 _JPEG_FIRST_FRAME, _JPEG_LAST_FRAME = 0xC0, 0xCF
-_JPEG_NO_FRAMES = (0xC4, 0xC8, 0xCC)  # markers of tables and extensions within the range of frame markers
+_JPEG_NO_FRAMES = (0xC4, 0xC8, 0xCC)  # markers of tables and extensions that lie within the range of frame markers
 _JPEG_ALONE = (0x01, *range(0xD0, 0xD8))  # markers without a length
 _JPEG_SCAN, _JPEG_END = 0xDA, 0xD9
 
@@ -41,7 +41,7 @@ class PictureFacts:
 
 
 def picture_facts(data: bytes) -> PictureFacts | None:
-    """Return type and size of a picture, or None if it is no PNG, JPEG or GIF, or too large to keep or show."""
+    """Return type and size of a picture, or None if it is not a PNG, JPEG or GIF, or is too large to keep or show."""
     if len(data) > MAX_IMAGE_BYTES:
         return None
     facts = _png(data) or _gif(data) or _jpeg(data)
@@ -58,7 +58,7 @@ def _png(data: bytes) -> PictureFacts | None:
 
 
 def _gif(data: bytes) -> PictureFacts | None:
-    """Read the screen's size, and that of the first frame: browsers enlarge the screen to the frame's size."""
+    """Read the sizes of the screen and of the first frame: browsers enlarge the screen to the frame's size."""
     if not data.startswith(_GIF_STARTS) or len(data) < len(_GIF_STARTS[0]) + _GIF_SIZE.size:
         return None
     width, height = _GIF_SIZE.unpack_from(data, len(_GIF_STARTS[0]))

@@ -1,8 +1,8 @@
-"""Marks of a rehearsal, and the places where its programs record their samples, steps and printed lines.
+"""Variables that mark a rehearsal, and the files in which its programs record samples, steps and printed lines.
 
-Where: `clary rehearse` sets the variables in the Environment of the requests it makes; the service injects faults only
-into jobs with the first; in the program `compat.clary_rehearsal` looks for it. The second names the hosts that get a
-disk of their own, and its size in bytes: `2147483648 algo-1 algo-2`.
+Where: `clary rehearse` sets the variables in the Environment of its requests. The service injects faults only into jobs
+with the first variable, which `compat.clary_rehearsal` checks in the program. The second variable names the size in
+bytes of a host's own disk, and the hosts that get one: `2147483648 algo-1 algo-2`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 REHEARSAL_VARIABLE = "CLARY_REHEARSAL"
 DISKS_VARIABLE = "CLARY_REHEARSAL_DISKS"
-DISK_FOLDER = "disk"  # of a host's own disk, below the host's folder
+DISK_FOLDER = "disk"  # mount point of a host's own disk, below the host's folder
 RECORDS_PARTS = (".clary", "rehearsal")  # folder below /opt/ml
 RECORD_SUFFIX = ".jsonl"
-RECORD_PREFIX = "rehearsal-"  # of the files kept beside a host's logs
+RECORD_PREFIX = "rehearsal-"  # name of the files that are kept next to a host's logs
 
 
 def is_rehearsal(request: Mapping[str, Any]) -> bool:
-    """Whether a CreateTrainingJob request is that of a twin or a rehearsal."""
+    """Whether a CreateTrainingJob request belongs to a twin or a rehearsal."""
     return bool((request.get("Environment") or {}).get(REHEARSAL_VARIABLE))
 
 
@@ -29,7 +29,7 @@ def disks_value(hosts: Sequence[str], size_bytes: int) -> str:
 
 
 def disk_bytes(request: Mapping[str, Any], host: str) -> int | None:
-    """Return the size of the own disk of a host of a twin or a rehearsal; None for the machine's disk."""
+    """Return the size of a host's own disk in a twin or a rehearsal; None if the host uses the machine's disk."""
     if not is_rehearsal(request):
         return None
     size, *hosts = str(request["Environment"].get(DISKS_VARIABLE) or "0").split() or ["0"]

@@ -1,13 +1,13 @@
 """AWS Signature Version 4: canonical requests, signing, presigned URLs and signed chunks.
 
 Where: the wire verifies clients with it, the S3 front verifies and signs again, agents and the CLI sign with it.
-Nothing here reads a clock or finds a key: callers pass both. Strings are as on the wire: a path and a query keep their
-percent-encoding.
+This module reads no clock and looks up no key: callers pass both. Strings are in the form in which they are sent: a
+path and a query keep their percent-encoding.
 Source: AWS General Reference, "Signature Version 4 signing process"; Amazon S3 API reference, "Authenticating
 requests".
 
-[Note: path] S3 signs the path as it is on the wire. Every other service normalises the path (`.`, `..`, `//`) and
-percent-encodes it once more, so that `%20` is signed as `%2520`.
+[Note: path] S3 signs the path in the form in which it is sent. Every other service normalises the path (`.`, `..`,
+`//`) and percent-encodes it once more, so that `%20` is signed as `%2520`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _CANONICAL_TEXT = re.compile(r"(?:[A-Za-z0-9_.~-]|%[0-9A-F]{2})*")
 
 @dataclass(frozen=True)
 class SigningRequest:
-    """Signed parts of a request besides its payload: `raw_path` and `query` as on the wire."""
+    """Signed parts of a request besides its payload; `raw_path` and `query` in the form in which they are sent."""
 
     method: str
     raw_path: str
@@ -97,7 +97,7 @@ class PresignedAuthorization:
 
 
 def parse_authorization(header: str) -> Authorization:
-    """Read an Authorization header.
+    """Parse an Authorization header.
 
     Raises: ContractError naming the part that is missing or malformed; the header itself is never repeated.
     """
@@ -108,7 +108,7 @@ def parse_authorization(header: str) -> Authorization:
 
 
 def parse_presigned(query: str) -> PresignedAuthorization | None:
-    """Read the query of a presigned URL; None if it carries no X-Amz-Signature.
+    """Parse the query of a presigned URL; return None if it carries no X-Amz-Signature.
 
     Raises: ContractError naming the parameter that is missing or malformed.
     """
@@ -146,7 +146,7 @@ def parse_presigned(query: str) -> PresignedAuthorization | None:
 
 
 def parse_date(amz_date: str) -> datetime:
-    """Read a SigV4 time (`YYYYMMDDTHHMMSSZ`) as an aware datetime.
+    """Parse a SigV4 time (`YYYYMMDDTHHMMSSZ`) to an aware datetime.
 
     Raises: ContractError for any other text.
     """
@@ -185,8 +185,8 @@ def canonical_request(
 
     Args:
         signed_headers: lower-case names in the order of the Authorization header.
-        payload_hash: hexadecimal SHA-256 of the body, or one of S3's words for bodies that are not hashed.
-        service: name in the credential scope; `s3` signs the path as it is ([Note: path]).
+        payload_hash: hexadecimal SHA-256 of the body, or one of S3's constants for bodies that are not hashed.
+        service: name in the credential scope; `s3` signs the path unchanged ([Note: path]).
         normalize: decode and encode path and query again, for clients that send another form than the canonical form
             that they sign (a raw `*` or `+`, lower-case percent-encoding).
     """
@@ -194,7 +194,7 @@ def canonical_request(
     if service == "s3":
         path = _once_encoded(path, safe=PATH_SAFE) if normalize else path
     else:
-        # For other services an encoded slash is part of a name and divides nothing.
+        # For other services an encoded slash is part of a name and not a separator.
         path = "/".join(_once_encoded(part) for part in path.split("/")) if normalize else path
         path = _twice_encoded(path)
     values: dict[str, str] = {}
@@ -202,13 +202,13 @@ def canonical_request(
         lowered = name.lower()
         if lowered not in signed_headers:
             continue
-        # Sequential spaces count as one, several headers of a name as one with commas. Other kinds of white space stay:
-        # verifiers do not treat them as spaces either.
+        # Sequential spaces count as one space; several headers with the same name count as one header with commas.
+        # Other white space stays: verifiers do not treat it as spaces either.
         trimmed = _SPACES.sub(" ", value.strip(" \t"))
         values[lowered] = f"{values[lowered]},{trimmed}" if lowered in values else trimmed
     query = request.query
     if normalize and service != "s3":
-        query = query.replace("+", "%20")  # forms decode it to a space, as the service will
+        query = query.replace("+", "%20")  # decoded to a space as in forms, as the service does
     lines = [request.method.upper(), path, canonical_query(query, normalize=normalize)]
     lines.extend(f"{name}:{values.get(name, '')}" for name in signed_headers)
     lines.append("")
@@ -244,12 +244,12 @@ def string_to_sign(canonical: str, *, amz_date: str, scope: str) -> str:
 
 
 def signing_key(secret_access_key: str, *, date: str, region: str, service: str) -> bytes:
-    """Return the key of one day, region and service (32 bytes), from the cache if it is there.
+    """Return the key of one day, region and service (32 bytes), from the cache if possible.
 
     Args:
-        date: YYYYMMDD, of the request.
-        region: as us-east-1.
-        service: as s3.
+        date: date of the request, YYYYMMDD.
+        region: such as us-east-1.
+        service: such as s3.
     """
     return _KEYS.get(secret_access_key, date, region, service)
 
@@ -280,7 +280,8 @@ def sign(
         headers: headers of the request; must hold `host`. x-amz-date and x-amz-content-sha256 in it are replaced.
         payload_hash: hexadecimal SHA-256 of the body, or UNSIGNED_PAYLOAD and its kin for S3.
         now: aware time of the request.
-        signed_header_names: names to sign besides the two added ones; None signs every header that proxies keep.
+        signed_header_names: names to sign besides the two added headers; None signs every header that proxies do not
+            change.
     Raises: ContractError if `host` is missing, which every signature must cover.
     """
     amz_date = now.astimezone(timezone.utc).strftime(DATE_FORMAT)
@@ -318,7 +319,7 @@ def presign_url(
     service: str = "s3",
     headers: HeaderPairs = (),
 ) -> str:
-    """Return `url` with a query by which any holder may make this one request until it expires.
+    """Return `url` with a query with which any holder may make this one request until the query expires.
 
     Args:
         url: absolute URL, path and query percent-encoded.
@@ -379,7 +380,7 @@ class _KeyCache:
         self._lock = Lock()
 
     def get(self, secret_access_key: str, date: str, region: str, service: str) -> bytes:
-        # NUL occurs in none of the parts, so that two lists of parts never hash alike.
+        # NUL occurs in no part, so that different lists of parts never have the same hash.
         parts = f"{secret_access_key}\0{date}\0{region}\0{service}".encode("utf-8", "surrogateescape")
         name = hashlib.sha256(parts).digest()
         key = self._keys.get(name)
@@ -403,7 +404,7 @@ def _derive_key(secret_access_key: str, *parts: str) -> bytes:
 
 
 def _authorization(credential: str, headers: str, signature_text: str) -> Authorization:
-    # An access key may hold slashes, the scope's four parts may not.
+    # An access key may contain slashes; the scope's four parts may not.
     parts = credential.rsplit("/", 4)
     if len(parts) != 5 or not all(parts):
         raise _malformed("Credential must be <access key>/<date>/<region>/<service>/aws4_request")

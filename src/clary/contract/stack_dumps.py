@@ -1,7 +1,8 @@
 """State of a host's processes at one moment: their stacks, their waits, their connections.
 
-Where: the service asks for it in the answer to a report (`ReportReceipt.dump`), the agent sends it with
-`POST /clary/v1/agents/{job}/{attempt}/{host}/dumps`; an agent whose program makes no progress sends a dump unasked.
+Where: the service requests a dump in the answer to a report (`ReportReceipt.dump_number`), and the agent sends it with
+`POST /clary/v1/agents/{job}/{attempt}/{host}/dumps`. An agent whose program makes no progress sends a dump without a
+request.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ MAX_SOCKETS = 256  # of a process
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """One call on a stack; of the program (`file` ends with .py) or of native code."""
+    """One call on a stack, in Python (`file` ends with .py) or in native code."""
 
     function: str
-    file: str  # as short as it stays clear: `torch/distributed/distributed_c10d.py`, `libc.so.6`
-    line: int  # 0 where it is not known
+    file: str  # shortened but unambiguous: `torch/distributed/distributed_c10d.py`, `libc.so.6`
+    line: int  # 0 if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadStack:
     """One thread, its calls from the innermost outwards."""
 
-    thread: int  # as the kernel numbers it inside the host
+    thread: int  # thread id inside the host
     name: str
     is_main: bool
     frames: tuple[Frame, ...]
@@ -41,22 +42,22 @@ class SocketState:
     local: str  # `10.0.0.1:7777`
     peer: str
     state: str  # `ESTABLISHED`
-    unsent_bytes: int  # written by the program and not acknowledged by the other side
-    unread_bytes: int  # arrived and not read by the program
-    num_retransmits: int  # of the oldest segment that the peer has not acknowledged
+    unsent_bytes: int  # written by the program and not acknowledged by the peer
+    unread_bytes: int  # received and not read by the program
+    num_retransmits: int  # retransmissions of the oldest segment that the peer has not acknowledged
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveCall:
-    """One operation that a rank has asked its group for; see `collective_records`.
+    """One collective operation that a rank has called in a group; see `collective_records`.
 
     Attributes:
-        number: of the operation in its group, from 1.
-        count: elements that this rank brings, or of its share where ranks have shares.
-        peer: of a send or receive, in the group; -1 for none or any.
+        number: number of the operation in its group, from 1.
+        count: number of elements of this rank's input, or of its share if ranks have shares.
+        peer: rank in the group of the peer of a send or receive; -1 without a peer, or for any peer.
         state: `entered`, `under way`, `waited for`, `finished` or `failed`.
-        age_s: since it was asked for.
-        took_s: until its end was seen; None before.
+        age_s: seconds since the call.
+        took_s: seconds from the call to the observed end; None before the end.
     """
 
     number: int
@@ -79,9 +80,9 @@ class CollectiveGroup:
     """A group of ranks, and the last calls that one rank made on it.
 
     Attributes:
-        kind: of its backend; `DDP` for gradients.
-        ranks: as `rank_lists` writes them; empty where they are not known.
-        is_point_to_point: whether calls are sends and receives, which are numbered by each rank for itself.
+        kind: kind of backend; `DDP` for gradients.
+        ranks: ranks in the form of `rank_lists`; empty if unknown.
+        is_point_to_point: whether calls are sends and receives, which each rank numbers by itself.
         calls: the newest first; empty for a group that was made and never used.
     """
 
@@ -105,22 +106,22 @@ class LeftCalls:
 class ProcessDump:
     """One process of a host's program."""
 
-    pid: int  # as the machine numbers it
+    pid: int  # process id on the machine
     parent: int
-    rank: int | None  # None for a process that is no rank: a wrapper, a worker of a data loader
+    rank: int | None  # None for a process that is not a rank: a wrapper, a worker of a data loader
     command: str
     state: str  # letter of proc(5): R, S, D, T, Z...
     wait_channel: str  # function of the kernel in which its main thread sleeps; empty if awake or unknown
     cpu_s: float
     num_waits: int  # waits that its main thread began while it was watched
-    cpu_used_s: float  # while it was watched, with all processes below it
-    bytes_moved: int  # read and written while it was watched, files and connections, with all processes below it
+    cpu_used_s: float  # processor time while it was watched, including all of its descendants
+    bytes_moved: int  # read and written while it was watched, files and connections, including all descendants
     threads: tuple[ThreadStack, ...]
     sockets: tuple[SocketState, ...]
     error: str = ""  # reason why the stacks are missing
     runnable_s: float = 0.0  # time that its busiest thread, or a descendant's, ran or waited for a processor
     collectives: tuple[CollectiveGroup, ...] = ()  # empty without records
-    num_groups_left_out: int = 0  # groups that found no room in the record
+    num_groups_left_out: int = 0  # groups for which the record had no slot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +129,10 @@ class HostDump:
     """One host's processes at one moment.
 
     Attributes:
-        number: of the request that it answers; 0 for a dump that the agent took by itself.
-        reason: why it was taken.
-        addresses: of the host, so that connections can be matched to hosts.
-        num_left_out: processes beyond MAX_PROCESSES.
+        number: number of the request that the dump answers; 0 for a dump that the agent took by itself.
+        reason: why the dump was taken.
+        addresses: addresses of the host, so that connections can be matched to hosts.
+        num_left_out: number of processes beyond MAX_PROCESSES.
         watched_s: how long processes were watched before their stacks were read.
         left: last calls of ranks whose processes have ended.
     """

@@ -9,7 +9,7 @@ from clary.base.string_enum import StrEnum
 
 
 class TrainingJobStatus(StrEnum):
-    """Where a job stands; Completed, Failed and Stopped are terminal and absorb every later event."""
+    """Status of a job; Completed, Failed and Stopped are terminal and no later event changes them."""
 
     IN_PROGRESS = "InProgress"
     STOPPING = "Stopping"
@@ -29,10 +29,10 @@ class WarmPoolStatus(StrEnum):
     Source: WarmPoolStatus in the AWS API reference.
     """
 
-    IN_USE = "InUse"  # the job runs on them
+    IN_USE = "InUse"  # the job runs on the hosts
     AVAILABLE = "Available"  # the job has ended; its hosts wait for a matching job
-    REUSED = "Reused"  # a matching job has taken them
-    TERMINATED = "Terminated"  # the hosts were given back
+    REUSED = "Reused"  # a matching job uses the hosts
+    TERMINATED = "Terminated"  # the hosts were released
 
 
 class RuleStatus(StrEnum):
@@ -46,18 +46,18 @@ class RuleStatus(StrEnum):
     ISSUES_FOUND = "IssuesFound"
     ERROR = "Error"  # the evaluation failed; the job is not affected
     STOPPING = "Stopping"
-    STOPPED = "Stopped"  # the evaluation was ended before it had seen all data
+    STOPPED = "Stopped"  # the evaluation was ended before it had read all data
 
 
 class SecondaryStatus(StrEnum):
-    """The finer status that clients print while they wait."""
+    """The more detailed status that clients print while they wait."""
 
     PENDING = "Pending"  # waits for hosts
     STARTING = "Starting"  # hosts are being prepared
     DOWNLOADING = "Downloading"  # code, environment and File channels are fetched
     TRAINING = "Training"  # the program runs
-    INTERRUPTED = "Interrupted"  # hosts were taken away; the job waits for new ones
-    RESTARTING = "Restarting"  # the attempt failed through no fault of the job, which is tried again
+    INTERRUPTED = "Interrupted"  # capacity was reclaimed; the job waits for new hosts
+    RESTARTING = "Restarting"  # the attempt failed without a fault of the job; another attempt follows
     UPLOADING = "Uploading"  # model and output are written to S3
     STOPPING = "Stopping"  # programs were signalled to stop
     COMPLETED = "Completed"  # terminal

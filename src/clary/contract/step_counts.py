@@ -1,13 +1,13 @@
 """Step counts of the debugger at each checkpoint, from which a later attempt continues to count.
 
-Where: a hook (`train.debugger.capture.step_counting`) writes one file a process into the folder that `FOLDER_VARIABLE`
-names, a row for each step that begins; `agent.checkpoints.step_counts` reads it when it takes a set of checkpoints, and
-the manifest of the set keeps the row that was the last when its newest file was written. A restore writes the counts of
-the restored sets into `RESTORED_FILE` of the same folder. The folder of checkpoints holds no file of counts, because
-scripts list it.
+Where: a hook (`train.debugger.capture.step_counting`) writes one file per process into the folder that
+`FOLDER_VARIABLE` names, with a row for each step that begins. `agent.checkpoints.step_counts` reads it when a
+checkpoint set is taken; the set's manifest holds the row that was the last when the newest file of the set was written.
+A restore writes the counts of the restored sets into `RESTORED_FILE` of the same folder. The folder of checkpoints
+holds no file of counts, because scripts list it.
 
     0      magic, worker, start of the process, its counts before the first row
-    128    row 1, row 2, ...; row N + NUM_ROWS takes the place of row N
+    128 row 1, row 2, ...; row N + NUM_ROWS overwrites row N
 
 A row has its number at both ends; they differ while the row is being written. Times are nanoseconds since
 1970.
@@ -21,13 +21,13 @@ from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 FOLDER = (".clary", "step-counts")  # below a host's /opt/ml
-FOLDER_VARIABLE = "CLARY_STEP_COUNTS_FOLDER"  # set where a job has checkpoints
-ENDING = ".counts"  # of a file's name, WORKER-PROCESS.counts
+FOLDER_VARIABLE = "CLARY_STEP_COUNTS_FOLDER"  # set if a job has checkpoints
+ENDING = ".counts"  # suffix of a file's name, WORKER-PROCESS.counts
 RESTORED_FILE = "restored.json"  # a RestoredCounts; absent if no counts are known
 
-NUM_ROWS = 4096  # of a process: 40 s at a hundred steps a second; checkpoints are read every 5 s
+NUM_ROWS = 4096  # rows of a process: 40 s at a hundred steps per second; checkpoints are read every 5 s
 HEADER_BYTES = 128
-MAX_COUNT = 1 << 53  # numbers of JSON are exact up to here
+MAX_COUNT = 1 << 53  # JSON numbers are exact up to this
 _MAGIC = b"CLARYSC1"
 _HEADER = struct.Struct("<8s6q")
 _ROW = struct.Struct("<7q")
@@ -38,7 +38,7 @@ _MAX_WORKER = 1 << 31
 
 @dataclass(frozen=True)
 class StepCounts:
-    """Numbers of the last steps that had begun, -1 before the first. Steps without a phase count in `total` alone."""
+    """Numbers of the last begun steps; -1 before the first step. Steps without a phase count in `total` alone."""
 
     total: int = -1
     train: int = -1
@@ -56,12 +56,12 @@ class StepCounts:
 class RestoredCounts:
     """Step counts of the sets from which a host was restored."""
 
-    own: StepCounts | None = None  # of the host's own set: for hosts that train independently
-    first: StepCounts | None = None  # of the host with the lowest number: for hosts that train together
+    own: StepCounts | None = None  # counts of the host's own set, for hosts that train independently
+    first: StepCounts | None = None  # counts of the host with the lowest number, for hosts that train together
 
 
 class CountsHeader(NamedTuple):
-    """Identity of a process, its start, and the counts before it."""
+    """Identity of a process, its start time, and the counts before its first step."""
 
     worker: int
     began_ns: int
@@ -71,13 +71,13 @@ class CountsHeader(NamedTuple):
 class CountsRow(NamedTuple):
     """A step that has begun."""
 
-    number: int  # of the row, from 1
+    number: int  # number of the row, from 1
     at_ns: int
     counts: StepCounts
 
 
 def pack_header(header: CountsHeader) -> bytes:
-    """Return the start of a file."""
+    """Return the bytes of a file's header."""
     packed = _HEADER.pack(_MAGIC, header.worker, header.began_ns, *astuple(header.before))
     return packed.ljust(HEADER_BYTES, b"\0")
 
@@ -99,10 +99,10 @@ def offset_of(number: int) -> int:
 
 
 def pack_row(number: int, at_ns: int, counts: Sequence[int]) -> bytes:
-    """Return the bytes of a row; the number stands at both ends, so that a torn row shows.
+    """Return the bytes of a row; the number is at both ends, so that a torn row is detected.
 
     Args:
-        number: of the row, from 1.
+        number: number of the row, from 1.
         at_ns: when the step began, in ns since 1970.
         counts: total, train, evaluate, predict.
     """
@@ -110,7 +110,7 @@ def pack_row(number: int, at_ns: int, counts: Sequence[int]) -> bytes:
 
 
 def read_rows(data: bytes) -> list[CountsRow]:
-    """Return the whole rows of bytes that begin with a row, by number; torn, empty and impossible ones are left out."""
+    """Parse rows from bytes that begin with a row; return them by number, without torn, empty and impossible rows."""
     rows = []
     for number, at_ns, *values, again in _ROW.iter_unpack(data[: len(data) // ROW_BYTES * ROW_BYTES]):
         counts = StepCounts(*values)
@@ -123,7 +123,7 @@ def counts_at(header: CountsHeader, rows: Sequence[CountsRow], at_ns: int) -> St
     """Return the counts of a process at a moment, or its oldest known counts if its rows begin later.
 
     Args:
-        rows: of the file, by number.
+        rows: rows of the file, by number.
     """
     earlier = [row for row in rows if row.at_ns <= at_ns]
     if earlier:

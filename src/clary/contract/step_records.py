@@ -1,12 +1,13 @@
-"""Time of each training step by its use, which a rank records for the agent of its host.
+"""Times of each training step's parts, which a rank records for the agent of its host.
 
-Where: `train.steps` writes one file a process into the folder that CLARY_STEPS_FOLDER names;
-`agent.metrics.step_source` reads it while it grows and makes series of it. A file is a header and a ring of rows:
+Where: `train.steps` writes one file per process into the folder that CLARY_STEPS_FOLDER names;
+`agent.metrics.step_source` reads the file while it is written and turns it into series. A file is a header and a ring
+buffer of rows:
 
     0      magic, rank, process
-    64     row of step 1, row of step 2, ...; step N + NUM_ROWS takes the place of step N
+    64 row of step 1, row of step 2, ...; step N + NUM_ROWS overwrites step N
 
-A row bears its number at both ends, so that a reader recognises a row that is being written. All times are seconds.
+A row has its number at both ends, so that a reader recognises a row that is being written. All times are seconds.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import NamedTuple
 FOLDER = (".clary", "steps")  # below a host's /opt/ml
 FOLDER_VARIABLE = "CLARY_STEPS_FOLDER"
 SWITCH_VARIABLE = "CLARY_STEPS"  # 0: nothing is recorded
-ENDING = ".steps"  # of a file's name, RANK-PROCESS.steps
+ENDING = ".steps"  # suffix of a file's name, RANK-PROCESS.steps
 
-NUM_ROWS = 512  # of a process: enough for a thousand steps a second at two reads a second
+NUM_ROWS = 512  # rows of a process: enough for a thousand steps per second at two reads per second
 HEADER_BYTES = 64
 _MAGIC = b"CLARYST1"
 _HEADER = struct.Struct("<8sqq")
@@ -31,15 +32,15 @@ _MAX_RANK = 1 << 31
 
 
 class StepRow(NamedTuple):
-    """One step of one rank. `step_s` less its parts is time outside of all of them.
+    """One step of one rank. `step_s` minus all parts is the time outside of the parts.
 
     Attributes:
-        number: of the step, from 1.
+        number: number of the step, from 1.
         ended_s: seconds since 1970.
-        step_s: from the end of the step before to the end of this one.
+        step_s: from the end of the previous step to the end of this step.
         data_wait_s: waiting for batches of a DataLoader.
         forward_s: from a batch to its backward pass.
-        backward_s: in backward passes, less their communication.
+        backward_s: in backward passes, without their communication.
         communication_s: blocked in collectives, in any part of the step.
         optimizer_s: in the optimizer's step.
     """
@@ -58,7 +59,7 @@ PARTS = ("data_wait_s", "forward_s", "backward_s", "communication_s", "optimizer
 
 
 def pack_header(rank: int, process: int) -> bytes:
-    """Return the start of a file."""
+    """Return the bytes of a file's header."""
     return _HEADER.pack(_MAGIC, rank, process).ljust(HEADER_BYTES, b"\0")
 
 
@@ -81,7 +82,7 @@ def pack_row(row: StepRow) -> bytes:
 
 
 def read_rows(data: bytes) -> list[StepRow]:
-    """Return the whole rows of bytes that begin with a row, without torn, empty and impossible rows."""
+    """Parse rows from bytes that begin with a row; return them without torn, empty and impossible rows."""
     rows = []
     for number, *values, again in _ROW.iter_unpack(data[: len(data) // ROW_BYTES * ROW_BYTES]):
         if number == again > 0 and all(map(math.isfinite, values)) and min(values) >= 0:

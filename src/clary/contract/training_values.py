@@ -1,8 +1,8 @@
 """Numbers and pictures that a program writes into files about its own training, and its progress.
 
-Where: `POST /clary/v1/agents/{job}/{attempt}/{host}/training` carries a TrainingBatch and is answered by a
-TrainingReceipt. Findings are numbered from 0 over the life of one host in one attempt, so that no finding is stored
-twice. A program itself may report its progress to STATUS_PATH (`control.server.training_routes`).
+Where: `POST /clary/v1/agents/{job}/{attempt}/{host}/training` carries a TrainingBatch; the answer is a TrainingReceipt.
+Findings are numbered from 0 over the life of one host in one attempt, so that no finding is stored twice. A program may
+also report its progress itself to STATUS_PATH (`control.server.training_routes`).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Finding:
     """One value, with its step and its time.
 
     Attributes:
-        kind: of the finding.
-        name: of the metric, or tag.
+        kind: kind of the finding.
+        name: name of the metric, or tag.
         at_ms: milliseconds since 1970, as the program wrote them.
-        step: of the training; None if the program gave no step.
-        value: of a scalar; None unless it is a finite number.
-        data: of a histogram or an image.
-        file: path of the file that holds it, below the host's `/opt/ml`.
-        offset: of the record in the file, in bytes.
-        size_bytes: of an image as the program wrote it.
+        step: step of the training; None if the program gave no step.
+        value: value of a scalar; None if it is not a finite number.
+        data: data of a histogram or an image.
+        file: path of the file with the finding, below the host's `/opt/ml`.
+        offset: offset of the record in the file, in bytes.
+        size_bytes: size of an image as the program wrote it.
     """
 
     kind: FindingKind = FindingKind.SCALAR
@@ -63,7 +63,7 @@ class TrainingProgress:
     """Progress of a program.
 
     Attributes:
-        done: of `total`, in `unit`; of the whole training where that is known.
+        done: finished part of `total`, in `unit`; of the whole training if that is known.
         total: None if unknown.
         unit: steps, epochs or percent.
         source: kubeflow, trainer_state or log.
@@ -71,7 +71,7 @@ class TrainingProgress:
         eta_s: seconds until the end; None until a rate is known.
         epoch: number of the current epoch, from 1; None if unknown.
         max_epoch: number of epochs in all.
-        step_in_epoch: steps of the current epoch that are done.
+        step_in_epoch: number of finished steps of the current epoch.
         steps_per_epoch: number of steps of an epoch.
     """
 
@@ -98,25 +98,25 @@ class TrainingBatch:
 
     first: int  # number of the first finding
     findings: tuple[Finding, ...] = ()
-    progress: TrainingProgress | None = None  # None without news
-    num_dropped: int = 0  # findings dropped so far, over the host's life
+    progress: TrainingProgress | None = None  # None without new progress
+    num_dropped: int = 0  # number of findings dropped over the host's life
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingReceipt:
     """Acknowledgement of the findings that the service has stored."""
 
-    next: int  # findings with lower numbers are stored, or refused for good
+    next: int  # findings with lower numbers are stored or finally refused
 
 
 def status_token(agent_token: str, *, job: str, attempt: int, host: str) -> str:
     """Return the token of STATUS_PATH for a host's program; the agents' token cannot be derived from it.
 
     Args:
-        agent_token: of the attempt; the key of the HMAC.
-        job: its name.
-        attempt: of the job.
-        host: its name.
+        agent_token: agents' token of the attempt; the key of the HMAC.
+        job: name of the job.
+        attempt: number of the attempt.
+        host: name of the host.
     """
     text = f"training status:{job}:{attempt}:{host}"
     return hmac.new(agent_token.encode(), text.encode(), hashlib.sha256).hexdigest()

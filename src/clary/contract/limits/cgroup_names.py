@@ -1,7 +1,7 @@
 """Names of the cgroups of hosts.
 
-Where: the agent creates the cgroup, the engine looks for it when an attempt is released, so both need the same name.
-Pure.
+Where: the agent creates the cgroup, and the engine searches for it when an attempt is released, so both need the same
+name. Pure.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ _DIGEST_CHARACTERS = 6
 def host_cgroup_name(job_name: str, attempt: int, *, host: str, work_folder: str) -> str:
     """Return `<job>-<attempt>-<host>-<digest>`.
 
-    The digest is of `work_folder`, which lies in the service's own state folder: two services on one machine may run
-    jobs of the same name at the same time.
+    The digest is computed from `work_folder`, which is in the service's own state folder, because two services on one
+    machine may run jobs of the same name at the same time.
 
     Args:
         job_name: letters, digits and hyphens.
         attempt: from 1.
         host: algo-1.
-        work_folder: the attempt's folder, spelled as in the launch plan.
+        work_folder: the attempt's folder, exactly as in the launch plan.
     """
     digest = hashlib.sha256(work_folder.encode(errors="surrogateescape")).hexdigest()[:_DIGEST_CHARACTERS]
     return f"{job_name}-{attempt}-{host}-{digest}"
 
 
 def next_cgroup_name(host_cgroup: str) -> str:
-    """Return the name of the cgroup of a standby host, while the host before it still runs a program.
+    """Return the name of a standby host's cgroup for use while the previous host still runs a program.
 
     Args:
-        host_cgroup: of a pool's host.
+        host_cgroup: cgroup name of a pool's host.
     """
     return f"{host_cgroup}-next"
 
 
 def rules_cgroup_name(host_cgroup: str) -> str:
-    """Return the name of the cgroup of the rules beside a host's program."""
+    """Return the name of the cgroup of the rules that run next to a host's program."""
     return f"{host_cgroup}-rules"

@@ -1,4 +1,4 @@
-"""Names of the mechanisms that enforce hosts' memory limits: the agent tests which one works, the service shows it."""
+"""Mechanisms that enforce hosts' memory limits: the agent tests which mechanism works, and the service shows it."""
 
 from __future__ import annotations
 

@@ -23,15 +23,15 @@ class PooledConnection:
 
     http: http.client.HTTPConnection
     is_reused: bool = False
-    socket: socket.socket | None = None  # of the request under way; `http` forgets it while an answer is still read
+    socket: socket.socket | None = None  # of the current request; `http` drops it while an answer is still read
     is_broken_off: bool = False
 
     def connect(self) -> None:
-        """Connect unless it is connected. Raises: OSError, also if it was broken off meanwhile."""
+        """Connect if not yet connected. Raises: OSError, also after a call of `break_off`."""
         if self.http.sock is None:
             self.http.connect()
         self.socket = self.http.sock
-        if self.is_broken_off:  # checked after the socket is set; `break_off` sets the flag before it reads the socket
+        if self.is_broken_off:  # after the socket is set: `break_off` sets the flag before it reads the socket
             raise ConnectionAbortedError("broken off")
 
     def break_off(self) -> None:
@@ -73,7 +73,7 @@ class ConnectionPool:
         return name if is_implied else f"{name}:{self._port}"
 
     def take(self, *, fresh: bool = False) -> PooledConnection:
-        """Return a connection: a new one if `fresh`, else the idle one used last, if any; it connects when it is used.
+        """Return the idle connection used last, or a new one if `fresh` or none is idle; it connects at its first use.
 
         Raises: ConnectionAbortedError after `close`.
         """
@@ -85,7 +85,7 @@ class ConnectionPool:
             return connection
 
     def give_back(self, connection: PooledConnection) -> None:
-        """Keep a connection whose answer was read to the end."""
+        """Keep a connection for reuse after its answer was read to the end."""
         connection.is_reused = True
         with self._lock:
             self._taken.discard(connection)
@@ -101,7 +101,7 @@ class ConnectionPool:
         connection.http.close()
 
     def drop_idle(self) -> None:
-        """Close the idle connections: one of them was found dead, so the others are suspect."""
+        """Close the idle connections: one of them was dead, so the others are suspect."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:

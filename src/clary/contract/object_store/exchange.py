@@ -1,10 +1,10 @@
 """One signed S3 request and its answer, retried with back-off.
 
-Where: all modules of this package send through `Exchange`.
+Where: all modules of this package send their requests through `Exchange`.
 
-What is retried: connections that cannot be made or that break, timeouts, answers 408, 425, 429 and 5xx, and the few 4xx
-codes that ask for a retry. Every other refusal, such as 403 and 404, is not retried, because the same request gets the
-same answer.
+A request is retried after a connection that cannot be made or that breaks, a timeout, an answer 408, 425, 429 or 5xx,
+and the few 4xx codes that request a retry. Every other refusal, such as 403 and 404, is not retried, because the same
+request gets the same answer.
 Source: Amazon S3 API reference, "Error responses".
 """
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_S = 0.5  # five attempts then span 4 to 8 seconds, enough for a restart of the store
 MAX_PAUSE_S = 10.0
-_NUM_THREADS = 8  # for ranges and parts of all transfers together
-_MAX_ANSWER_BYTES = 64 << 20  # of an XML answer; a page of a listing has about 1 MB
+_NUM_THREADS = 8  # threads for ranges and parts of all transfers together
+_MAX_ANSWER_BYTES = 64 << 20  # limit of an XML answer; a page of a listing has about 1 MB
 _MAX_ERROR_BYTES = 64 << 10
 _RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 507, 509})
 _RETRIED_CODES = frozenset(
@@ -46,7 +46,7 @@ _RETRIED_CODES = frozenset(
         "InternalError",
         "OperationAborted",
         "ServiceUnavailable",
-        "BadDigest",  # damaged on its way
+        "BadDigest",  # the body was damaged in transit
         "XAmzContentSHA256Mismatch",
     }
 )
@@ -116,7 +116,7 @@ class S3Response:
     def readinto(self, buffer: memoryview) -> int:
         """Fill `buffer` from the body and return the number of bytes, 0 at its end.
 
-        A body that is too short may only end early, without an error: callers count bytes.
+        A body that is too short may end early without an error, so callers count bytes.
         Raises: Trouble for a broken connection.
         """
         try:
@@ -125,7 +125,7 @@ class S3Response:
             raise Trouble(f"the connection broke within the answer: {_words(error)}") from error
 
     def read_all(self, *, max_bytes: int = _MAX_ANSWER_BYTES) -> bytes:
-        """Return the whole body. Raises: Trouble if it breaks off or has more than `max_bytes`."""
+        """Return the whole body. Raises: Trouble if the connection breaks or the body has more than `max_bytes`."""
         try:
             data = self._response.read(max_bytes + 1)
         except _CONNECTION_ERRORS as error:
@@ -174,7 +174,7 @@ class Exchange:
 
     @property
     def attempts(self) -> int:
-        """Number of tries of a request in all."""
+        """Number of attempts of a request, including the first."""
         return self._attempts
 
     @property
@@ -183,13 +183,13 @@ class Exchange:
         return self._is_closed.is_set()
 
     def close(self) -> None:
-        """Break off all requests, close all connections and end all threads."""
+        """Abort all requests, close all connections and end all threads."""
         with self._lock:
             self._is_closed.set()
             executor, self._executor = self._executor, None
         self._pool.close()
         if executor is not None:
-            executor.shutdown(wait=True)  # submitted actions fail at their next request
+            executor.shutdown(wait=True)  # submitted actions then fail at their next request
 
     def submit(self, action: Callable[[], T], request: S3Request) -> Future[T]:
         """Run `action`, which sends `request`, in one of the threads shared by all transfers.
@@ -206,7 +206,7 @@ class Exchange:
     def send(self, request: S3Request) -> tuple[Mapping[str, str], bytes]:
         """Send a request and return headers and body of its answer.
 
-        Raises: ObjectStoreError if it was refused, or not answered in all attempts.
+        Raises: ObjectStoreError if the store refused the request, or answered no attempt.
         """
 
         def attempt() -> tuple[Mapping[str, str], bytes]:
@@ -228,7 +228,7 @@ class Exchange:
             except _CONNECTION_ERRORS as error:
                 self._pool.discard(connection)
                 if connection.is_reused and isinstance(error, _DEAD_CONNECTION_ERRORS):
-                    # The store closed the idle connection, which is no failure of this request.
+                    # The store closed the idle connection; this does not count as a failure of the request.
                     self._pool.drop_idle()
                     connection = self._take(fresh=True)
                     continue
@@ -249,7 +249,7 @@ class Exchange:
         """Run `action` until it ends without Trouble, at most `attempts` times.
 
         Args:
-            request: what the action sends, for the error.
+            request: the request that the action sends, for the error.
         Raises: ObjectStoreError with bucket, key, status and attempts in its details.
         """
         for number in range(1, self._attempts + 1):
@@ -316,8 +316,8 @@ def _exchange_once(
     try:
         connection.http.request(request.method, url, body=request.body, headers=headers)
     except (BrokenPipeError, ConnectionResetError) as error:
-        # A store that refuses a request by its headers closes the connection during the body; its answer can still be
-        # read.
+        # A store that refuses a request by its headers closes the connection during the body; the store's answer can
+        # still be read.
         try:
             return connection.http.getresponse()
         except _CONNECTION_ERRORS:
@@ -338,11 +338,11 @@ def error_facts(body: bytes) -> tuple[str, str]:
 
 
 def store_error(request: S3Request, trouble: Trouble, *, attempts: int) -> ObjectStoreError:
-    """Return the error of a request that failed finally.
+    """Return the error of a request that failed in its last attempt.
 
     Args:
-        trouble: of the last attempt; it decides on fault, hint and `retryable`.
-        attempts: number of attempts made; for the text and the details.
+        trouble: failure of the last attempt; it decides on fault, hint and `retryable`.
+        attempts: number of attempts made, for the text and the details.
     """
     if isinstance(trouble, BrokenOff):
         hint = "Nothing more is done."
@@ -380,7 +380,7 @@ def _refusal(request: S3Request, answer: S3Response) -> Trouble:
     said = f" {code}" if code else ""
     said += f" ({message})" if message else ""
     is_retryable = answer.status in _RETRIED_STATUSES or code in _RETRIED_CODES
-    # Not an answer of S3, but of an HTTP server that could not parse the request: bytes were damaged on their way.
+    # Not an answer of S3, but of an HTTP server that could not parse the request: bytes were damaged in transit.
     is_unread = answer.status == HTTPStatus.BAD_REQUEST and not code and "x-amz-request-id" not in answer.headers
     is_retryable = is_retryable or is_unread
     reason = f"S3 answered {answer.status}{said or ' ' + _phrase(answer.status)}"

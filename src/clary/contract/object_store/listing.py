@@ -19,8 +19,8 @@ class ObjectInfo:
 
     key: str
     size_bytes: int
-    etag: str  # with its quotes, as S3 gives it
-    metadata: Mapping[str, str] = field(default_factory=dict)  # of `head`; lower-case names, without x-amz-meta-
+    etag: str  # ETag with its quotes, as S3 returns it
+    metadata: Mapping[str, str] = field(default_factory=dict)  # set by `head`; lower-case names, without x-amz-meta-
 
 
 @dataclass
@@ -74,7 +74,7 @@ def _page(body: bytes) -> _Page:
                 texts[name] = element.text or ""
     except (ET.ParseError, ValueError, KeyError) as error:
         raise Trouble(f"the listing cannot be read: {error}") from error
-    # A store that does not know encoding-type=url does not repeat it in its answer.
+    # A store that does not support encoding-type=url does not repeat the parameter in its answer.
     decode = unquote_plus if texts.get("EncodingType") == "url" else str
     is_truncated = texts.get("IsTruncated") == "true"
     token = texts.get("NextContinuationToken", "") if is_truncated else ""

@@ -1,7 +1,7 @@
 """Downloads from the store: streams that survive broken connections, parallel ranges into a file.
 
-A file appears under its name only when it is whole: it is written under a temporary name beside it and renamed. No
-fsync: after a crash of the machine the job starts again from the store.
+A file appears under its name only when it is whole: it is written under a temporary name in the same folder and
+renamed. No fsync is needed: after a crash of the machine the job starts again from the store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from clary.base.disk_space import disk_errors_named, require_space
 from clary.contract.object_store.exchange import BrokenOff, Exchange, S3Request, S3Response, Trouble, store_error
 
-RANGE_BYTES = 16 << 20  # of one ranged GET
+RANGE_BYTES = 16 << 20  # size of one ranged GET
 PARALLEL_ABOVE_BYTES = 32 << 20
 PART_SUFFIX = ".clary-part"
 _CHUNK_BYTES = 1 << 20
@@ -44,8 +44,8 @@ class ObjectReader(io.RawIOBase):
         self._key = key
         self._position = 0
         self._response: S3Response | None = None
-        self._etag = etag or None  # of the version that is read; by default, of the first answer
-        self.size_bytes: int | None = None  # known after the first answer
+        self._etag = etag or None  # ETag of the version to read; by default that of the first answer
+        self.size_bytes: int | None = None  # size, known after the first answer
         self._num_troubles = 0
         exchange.retrying(self._open, self._request())
 
@@ -132,9 +132,9 @@ class _Version:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[int]:
-    """Yield a descriptor of a temporary file that becomes `path` at a clean end and vanishes otherwise."""
+    """Yield a descriptor of a temporary file that becomes `path` at the block's clean end, and else is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of fixed length: `path.name` may already be as long as a name can be.
+    # The temporary name has a fixed length, because `path.name` may already have the greatest length of a name.
     temporary = path.with_name(f".{secrets.token_hex(8)}{PART_SUFFIX}")
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
@@ -152,7 +152,7 @@ def download_whole(exchange: Exchange, request: S3Request, path: Path, *, size_b
     """Fetch an object with one GET at a time; each attempt starts again from the first byte.
 
     Args:
-        etag: of the only version to accept; empty accepts the present version.
+        etag: ETag of the only version to accept; empty accepts the present version.
     Raises: ObjectStoreError; AgentError for a full disk.
     """
     require_space(path.parent, needed_bytes=size_bytes)
@@ -165,7 +165,7 @@ def download_whole(exchange: Exchange, request: S3Request, path: Path, *, size_b
                 _require_version(response, etag)
                 crc32 = _copy(response, descriptor, start=0, size_bytes=size_bytes)
                 expected = response.headers.get("x-amz-checksum-crc32", "")
-            # A sum with a dash is computed over the sums of parts, which a plain GET cannot check.
+            # A checksum with a dash is computed over the checksums of parts, and cannot be checked by a plain GET.
             if expected and "-" not in expected and base64.b64decode(expected) != crc32.to_bytes(4, "big"):
                 raise Trouble("the content does not match its CRC32: it was damaged on its way")
 
@@ -177,9 +177,9 @@ def download_ranges(exchange: Exchange, request: S3Request, path: Path, *, size_
 
     Args:
         request: a GET of the whole object; the function adds ranges to it.
-        path: of the file, which appears when it is whole.
-        size_bytes: of that version.
-        etag: with its quotes.
+        path: path of the file, which appears when it is whole.
+        size_bytes: size of that version.
+        etag: ETag with its quotes.
     Raises: ObjectStoreError; AgentError for a full disk.
     """
     require_space(path.parent, needed_bytes=size_bytes)

@@ -1,6 +1,6 @@
 """The S3 client of agents and programs, `ObjectStore`.
 
-Where: channels read and artifacts write with it, with the plan's own endpoint and key; trials read with it in
+Where: agents use it with the plan's own endpoint and key to fetch channels and write artifacts; trials use it in
 programs that have no boto3.
 """
 
@@ -38,11 +38,11 @@ class ObjectStore:
 
     Args:
         endpoint: URL, region and key; the URL's path, if any, is kept in front of buckets.
-        timeout_s: of connecting and of each pause within an answer, in seconds.
-        attempts: tries of each request in all.
+        timeout_s: timeout in seconds for connecting and for each pause within an answer.
+        attempts: number of attempts of each request, including the first.
         clock: gives the time for signatures of requests.
         sleep: waits between attempts, by default until `close` at most; tests pass their own.
-        session_token: of a temporary key.
+        session_token: session token of a temporary key.
         authorities: a file of certificates to trust instead of this machine's.
     Raises: every method raises ObjectStoreError when the store refused (fault USER) or did not answer (fault
         INFRASTRUCTURE, retryable); `details` hold bucket, key, status, code and attempts.
@@ -79,7 +79,7 @@ class ObjectStore:
         self.close()
 
     def close(self) -> None:
-        """Break off transfers under way, which then raise, and end threads and connections; from any thread."""
+        """Abort transfers in progress, which then raise, and end threads and connections. Call it from any thread."""
         self._exchange.close()
 
     def list_objects(self, bucket: str, prefix: str) -> Iterator[ObjectInfo]:
@@ -91,7 +91,7 @@ class ObjectStore:
         """Return the objects and folders directly at `prefix`, without their contents.
 
         Args:
-            after: only keys behind this key.
+            after: list only keys that sort after this key.
         """
         query = {"prefix": prefix, "delimiter": "/"} | ({"start-after": after} if after else {})
         found = Listing()
@@ -124,8 +124,8 @@ class ObjectStore:
         """Return an object's content; an object of more than `max_bytes` is an error.
 
         Args:
-            bucket: its name.
-            key: of the object.
+            bucket: name of the bucket.
+            key: key of the object.
             max_bytes: largest accepted size; a larger object raises at once.
         """
         request = S3Request(method="GET", bucket=bucket, key=key)
@@ -140,9 +140,9 @@ class ObjectStore:
         """Return `length` bytes of an object from `start` on, fewer if the object ends before.
 
         Args:
-            bucket: its name.
-            key: of the object.
-            start: first byte, from 0; a start behind the end is refused with status 416.
+            bucket: name of the bucket.
+            key: key of the object.
+            start: first byte, from 0; the store refuses a start beyond the end with status 416.
             length: 1 or more.
         """
         return reading.read_range(self._exchange, S3Request(method="GET", bucket=bucket, key=key), start, length)
@@ -154,8 +154,8 @@ class ObjectStore:
 
         Args:
             size_bytes: size that the object must have, for example from a listing; None accepts any size.
-            etag: of the only version to accept, with its quotes; it needs a size. Another version is refused with
-                status 412.
+            etag: ETag of the only version to accept, with its quotes; requires `size_bytes`. Another version is refused
+                with status 412.
         Raises: AgentError (fault USER) for a full disk, naming path, bytes needed and bytes free.
         """
         request = S3Request(method="GET", bucket=bucket, key=key)
@@ -189,7 +189,7 @@ class ObjectStore:
         """Open an object as a stream that continues after a broken connection; close it after use.
 
         Args:
-            etag: of the only version to read, with its quotes; empty reads the present version.
+            etag: ETag of the only version to read, with its quotes; empty reads the present version.
         """
         reader = reading.ObjectReader(self._exchange, bucket=bucket, key=key, etag=etag)
         return cast("BinaryIO", io.BufferedReader(reader, _READ_BUFFER_BYTES))
@@ -198,20 +198,20 @@ class ObjectStore:
         """Store `body` as an object with one request.
 
         Args:
-            bucket: its name.
-            key: of the object.
+            bucket: name of the bucket.
+            key: key of the object.
             body: sent again as a whole when a connection breaks.
             metadata: text by name, without `x-amz-meta-`; None for no metadata.
         """
         writing.put_object(self._exchange, bucket, key, body=body, headers=_metadata_headers(metadata or {}))
 
     def upload_file(self, bucket: str, key: str, path: Path) -> int:
-        """Store a file as an object, by parallel parts above 16 MiB; returns its size.
+        """Store a file as an object, by parallel parts above 16 MiB; return its size.
 
         Args:
-            bucket: its name.
-            key: of the object.
-            path: of the file, which must not change meanwhile.
+            bucket: name of the bucket.
+            key: key of the object.
+            path: path of the file, which must not change meanwhile.
         Raises: OSError if the file cannot be read.
         """
         with path.open("rb") as file:
@@ -223,9 +223,9 @@ class ObjectStore:
         """Store the content of `reader` as an object and return the size; errors of `reader` abort the upload.
 
         Args:
-            bucket: its name.
-            key: of the object.
-            reader: read to its end, and not closed.
+            bucket: name of the bucket.
+            key: key of the object.
+            reader: stream that is read to its end and not closed.
             metadata: text by name, without `x-amz-meta-`; None for no metadata.
         """
         with self.open_writer(bucket, key, metadata=metadata) as writer:
@@ -237,8 +237,8 @@ class ObjectStore:
         """Open a stream that becomes an object when it is closed; use it as a context, which aborts on an error.
 
         Args:
-            bucket: its name.
-            key: of the object.
+            bucket: name of the bucket.
+            key: key of the object.
             metadata: text by name, without `x-amz-meta-`; None for no metadata.
         """
         headers = _metadata_headers(metadata or {})
@@ -248,18 +248,18 @@ class ObjectStore:
         """Copy an object within a bucket, in the store itself and with its metadata; on AWS for objects up to 5 GB.
 
         Args:
-            bucket: of both objects.
-            source_key: of the existing object.
-            key: of the copy; an object there is replaced.
+            bucket: name of the bucket of both objects.
+            source_key: key of the existing object.
+            key: key of the copy; an object under this key is replaced.
         """
         self._copy(bucket, source_key, key, headers={})
 
     def replace_metadata(self, bucket: str, key: str, metadata: Mapping[str, str]) -> None:
-        """Give an object other metadata, by a copy onto itself; on AWS for objects up to 5 GB.
+        """Replace an object's metadata by copying the object onto itself; on AWS for objects up to 5 GB.
 
         Args:
-            bucket: its name.
-            key: of the object.
+            bucket: name of the bucket.
+            key: key of the object.
             metadata: replaces all metadata of the object.
         """
         self._copy(bucket, key, key, headers={"x-amz-metadata-directive": "REPLACE", **_metadata_headers(metadata)})
@@ -287,7 +287,7 @@ class ObjectStore:
     def _facts(self, request: S3Request) -> ObjectInfo:
         facts = self.head(request.bucket, request.key)
         if facts is None:
-            self._exchange.send(request)  # its error names the missing bucket or key, unlike an answer to HEAD
+            self._exchange.send(request)  # the error of a GET names the missing bucket or key, unlike an answer to HEAD
             raise AssertionError("an object that HEAD does not find cannot be read")
         return facts
 

@@ -1,8 +1,8 @@
-"""Time for signing requests: this machine's clock, corrected by the store's time when the store refuses it.
+"""Time for signing requests: this machine's clock, corrected by the store's time after a refused signature.
 
-Where: `exchange` signs by it. A store refuses signatures whose time differs from its own by a quarter of an hour: a
-host with a wrong clock, or whose clock is set while a job runs, could store nothing. AWS's own clients learn the time
-in the same way.
+Where: `exchange` signs with this time. A store refuses signatures whose time differs from its own by 15 minutes: a host
+whose clock is wrong, or is set while a job runs, could not store objects. AWS's own clients learn the time in the same
+way.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from http import HTTPStatus
 
 from clary.base.clock import Clock
 
-# Smaller differences come from whole seconds in HTTP dates and slow requests, and cause no refusal.
+# Smaller differences arise from whole seconds in HTTP dates and from slow requests, and cause no refusal.
 _LEAST = timedelta(minutes=1)
-# An answer to HEAD has no body, hence no code.
+# An answer to HEAD has no body, and so no error code.
 _CODES = frozenset({"RequestTimeTooSkewed", "AccessDenied", ""})
 
 
@@ -23,12 +23,12 @@ class StoreTime:
     """Current time of one store; safe for many threads at once.
 
     Args:
-        clock: of this machine.
+        clock: clock of this machine.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ahead = timedelta(0)  # lead of this machine's clock
+        self._ahead = timedelta(0)  # seconds by which this machine's clock is ahead of the store's
 
     def now(self) -> datetime:
         """Return the time for a signature."""
@@ -38,9 +38,9 @@ class StoreTime:
         """Learn the time from a refusal; return whether the same request may pass with a new signature.
 
         Args:
-            status: of the answer.
-            code: of the error; empty where the answer has none.
-            date: the header `Date` of the answer.
+            status: status of the answer.
+            code: error code; empty if the answer has none.
+            date: header `Date` of the answer.
         """
         if status != HTTPStatus.FORBIDDEN or code not in _CODES or date is None:
             return False

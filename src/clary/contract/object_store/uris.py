@@ -1,4 +1,4 @@
-"""`s3://bucket/key` as bucket and key."""
+"""Parses `s3://bucket/key` into bucket and key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clary.contract.settings.named_places import S3_SCHEME, bucket_problem
 
 @dataclass(frozen=True)
 class S3Uri:
-    """An object or a prefix; `str()` gives the URI back."""
+    """An object or a prefix; `str()` returns its URI."""
 
     bucket: str
     key: str  # empty for the whole bucket
@@ -24,7 +24,7 @@ class S3Uri:
 
 
 def parse_s3_uri(uri: str) -> S3Uri:
-    """Read `s3://bucket`, `s3://bucket/` or `s3://bucket/key`; the key is kept as it is, byte for byte.
+    """Parse `s3://bucket`, `s3://bucket/` or `s3://bucket/key`; the key stays unchanged, byte for byte.
 
     Raises: AgentError (fault USER) for any other text.
     """

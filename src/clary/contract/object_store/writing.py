@@ -1,8 +1,8 @@
 """Uploads to the store: one PUT for small objects, multipart for large objects and streams.
 
-Every body carries its CRC32, so a store refuses a body that was damaged on its way (the signed SHA-256 alone is not
-enough: SeaweedFS 4.48 checks the signature over it, but not the body against it). A multipart upload that cannot be
-completed is aborted, which frees its parts; no object appears under the key before completion.
+Every body carries its CRC32, so a store refuses a body that was damaged in transit (the signed SHA-256 alone is not
+enough: SeaweedFS 4.48 checks the signature over the SHA-256, but not the body against the SHA-256). A multipart upload
+that cannot be completed is aborted, which frees its parts; no object appears under the key before completion.
 Source: Amazon S3 API reference, "Uploading and copying objects using multipart upload".
 """
 
@@ -27,8 +27,8 @@ from clary.contract.object_store.exchange import Exchange, S3Request, Trouble, e
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing since Python 3.11
 
-PART_BYTES = 16 << 20  # S3 takes 5 MiB to 5 GiB
-_PARTS_A_SIZE = 1000  # after this number of parts their size doubles: 10,000 parts then hold more than S3's 5 TiB
+PART_BYTES = 16 << 20  # S3 accepts parts of 5 MiB to 5 GiB
+_PARTS_A_SIZE = 1000  # number of parts after which the part size doubles: 10,000 parts then hold over S3's 5 TiB
 _MAX_PENDING_PARTS = 4  # parts in flight, each in memory
 _MD5_HEX_LENGTH = 32
 _CRC32_HEADER = "x-amz-checksum-crc32"
@@ -37,7 +37,7 @@ _CRC32_HEADER = "x-amz-checksum-crc32"
 @dataclass(frozen=True)
 class _Part:
     etag: str
-    crc32: str  # base64, as S3 writes it
+    crc32: str  # in base64, as S3 returns it
 
 
 class ObjectWriter:
@@ -57,7 +57,7 @@ class ObjectWriter:
         self._exchange = exchange
         self._bucket = bucket
         self._key = key
-        self._headers = headers  # of the object: its metadata
+        self._headers = headers  # headers of the object, with its metadata
         self._buffer = bytearray()
         self._upload_id = ""
         self._pending: deque[Future[_Part]] = deque()
@@ -65,7 +65,7 @@ class ObjectWriter:
         self._num_parts = 0
         self._is_over = False
         self.size_bytes = 0  # bytes written so far
-        self.etag = ""  # of the object, set by close
+        self.etag = ""  # ETag of the object, set by `close`
 
     def __enter__(self) -> Self:
         return self
@@ -116,14 +116,14 @@ class ObjectWriter:
             part.cancel()
         for part in self._pending:
             if not part.cancelled():
-                part.exception()  # waits: a part that arrives after the abort would stay behind
+                part.exception()  # wait: a part that arrives after the abort would remain in the store
         self._pending.clear()
         if self._upload_id:
             request = self._request("DELETE", {"uploadId": self._upload_id})
             try:
                 self._exchange.send(request)
             except ObjectStoreError:
-                return  # the first error matters more; stores remove abandoned uploads after a time
+                return  # the first error is raised instead; stores remove abandoned uploads after a time
 
     def _part_bytes(self) -> int:
         return PART_BYTES << (self._num_parts // _PARTS_A_SIZE)
@@ -187,7 +187,7 @@ class ObjectWriter:
         return self._exchange.retrying(attempt, request)
 
     def _stands_already(self) -> bool:
-        """Whether the key holds exactly the bytes of these parts."""
+        """Whether the object at the key already consists of exactly these parts."""
         with self._exchange.once(S3Request(method="HEAD", bucket=self._bucket, key=self._key)) as response:
             etag, size = response.headers.get("etag", ""), response.content_length
         return bool(self._expected_etag()) and etag == self._expected_etag() and size == self.size_bytes
@@ -222,8 +222,8 @@ def put_object(
     """Store an object with one PUT and return its ETag.
 
     Args:
-        body: of any size that the store accepts in one request.
-        headers: in addition to the checksum's; None for no others.
+        body: content of any size that the store accepts in one request.
+        headers: headers in addition to the checksum headers; None for no others.
     Raises: ObjectStoreError.
     """
     all_headers = {**(headers or {}), **checksum_headers(body)}
@@ -233,7 +233,7 @@ def put_object(
 
 
 def checksum_headers(body: bytes | memoryview) -> dict[str, str]:
-    """Return the headers by which a store checks that it got this body."""
+    """Return the headers by which a store checks that it has received this body."""
     crc32 = base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
     return {_CRC32_HEADER: crc32, "x-amz-sdk-checksum-algorithm": "CRC32"}
 

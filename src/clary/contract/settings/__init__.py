@@ -1,1 +1,1 @@
-"""Settings of users: hyperparameters, entry points, distributions, named places, options of pip and MPI."""
+"""Settings of users: hyperparameters, entry points, distributions, S3 addresses and folders, pip and MPI options."""

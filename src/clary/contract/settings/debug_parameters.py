@@ -1,7 +1,7 @@
-"""Parameters that a hook and its collections may have in DebugHookConfig: one list for service and program.
+"""Parameters that DebugHookConfig may have for a hook and its collections: one list for service and program.
 
 Where: `control.jobs.rules.debug_request` refuses a request with other parameters; `train.debugger.configuration` reads
-them in a job.
+the parameters in a job.
 Source: smdebug docs/api.md, "Hook" and "Collection".
 """
 
@@ -19,7 +19,7 @@ OF_HOOKS = _OF_BOTH | {"save_all", "include_workers", "dry_run", "export_tensorb
 
 
 def parameter_problem(parameters: Mapping[str, str], known: frozenset[str]) -> str:
-    """Return the fault of the first parameter that a hook would refuse, or an empty text."""
+    """Return why a hook would refuse one of the parameters, the first such, or an empty text."""
     for name, value in parameters.items():
         if name not in known:
             return f"has {name!r}; it may have {', '.join(sorted(known))}"

@@ -1,7 +1,7 @@
 """Built-in rules over tensors, and the parameters that RuleParameters may have for each.
 
-Where: the service warns of other parameters when a job is created; `train.debugger.rules` evaluates them beside the
-program, and a test holds this list against it.
+Where: the service warns of other parameters when a job is created; `train.debugger.rules` evaluates the rules next to
+the program, and a test compares this list with that package.
 Source: AWS's "List of Debugger built-in rules".
 """
 
@@ -54,8 +54,8 @@ def rule_problem(rule: str, parameters: Mapping[str, str]) -> str:
     """Return why the evaluation of a built-in rule will end in Error, or an empty text.
 
     Args:
-        rule: rule_to_invoke of RuleParameters; empty if they have none.
-        parameters: of the rule itself.
+        rule: rule_to_invoke of RuleParameters; empty without rule_to_invoke.
+        parameters: parameters of the rule itself.
     """
     if not rule:
         return "RuleParameters have no rule_to_invoke, which names the rule"

@@ -1,9 +1,9 @@
-"""Launcher that a job asks for, with its refusals and warnings.
+"""The launcher that a job requests, with refusals and warnings.
 
-Where: pure; the service refuses and warns at submit, plans processes per host; agents choose the launcher.
-`distribution=` of the SDK reaches the service as hyperparameters only; keys that the SDK does not know (`pytorchx`, a
-misspelt `smdistributed_dataparallel`) are dropped by it and do not reach the service, which can warn only of
-their effect: several hosts without any distribution.
+Where: the service refuses and warns when a job is created, and plans the processes per host; agents choose the
+launcher. Pure. `distribution=` of the SDK reaches the service only as hyperparameters. The SDK drops unknown keys
+(`pytorchx`, a misspelt `smdistributed_dataparallel`), so that the service can warn only of the effect: several hosts
+without any distribution.
 Source: sagemaker-pytorch-training 3.0.0 `training.train` (order of choice), sagemaker-training 5.1.4 `runner`,
 `environment`; SDK 2.257.7 `fw_utils` and `training_compiler.config` for refusals.
 """
@@ -53,7 +53,7 @@ XLA_REFUSAL = (
     "exists nowhere else; use {'torch_distributed': {'enabled': True}}"
 )
 
-# Keys in guides that no SDK knows, and the correct form of each.
+# Keys in guides that no SDK supports, and the correct form of each key.
 MEANT_BY_GUIDES = (
     "'smdistributed_dataparallel' is {'smdistributed': {'dataparallel': {'enabled': True}}}, "
     "'smdistributed_modelparallel' is {'smdistributed': {'modelparallel': {'enabled': True, 'parameters': {...}}}, "
@@ -64,8 +64,8 @@ MEANT_BY_GUIDES = (
 class ServerStyle(StrEnum):
     """How the images of a framework start parameter servers."""
 
-    TENSORFLOW = "tensorflow"  # a server and a worker on every host, unless it is the only one
-    MXNET = "mxnet"  # the same, with a scheduler
+    TENSORFLOW = "tensorflow"  # a server and a worker on every host, except with a single host
+    MXNET = "mxnet"  # as TENSORFLOW, with a scheduler
     NONE = "none"  # every host runs the program alone: PyTorch
 
 
@@ -74,7 +74,7 @@ class DistributionKind(StrEnum):
 
     PLAIN = "plain"  # the program once on every host, without ranks
     TORCH_DISTRIBUTED = "torch_distributed"  # torchrun
-    PYTORCHDDP_OR_SMDDP = "pytorchddp_or_smddp"  # the requests of both are identical
+    PYTORCHDDP_OR_SMDDP = "pytorchddp_or_smddp"  # requests for PyTorch DDP and SMDDP are identical
     MPI = "mpi"
     MODELPARALLEL = "modelparallel"  # mpi with mp_parameters: SMP v1
     XLA = "xla"
@@ -104,9 +104,9 @@ class Distribution:
     """Distribution of a job, by its hyperparameters."""
 
     kind: DistributionKind
-    processes_per_host: int | None = None  # as requested; None: one for each GPU
+    processes_per_host: int | None = None  # number as requested; None: one process for each GPU
     custom_mpi_options: str = ""
-    instance_groups: tuple[str, ...] | None = None  # groups that take part; None: all
+    instance_groups: tuple[str, ...] | None = None  # instance groups that take part; None: all groups
     mp_parameters: Mapping[str, Any] | None = field(default=None)
 
     @property
@@ -116,7 +116,7 @@ class Distribution:
 
     @property
     def has_ranks(self) -> bool:
-        """Whether a host runs one process for each GPU, or the requested number; otherwise one process."""
+        """Whether a host runs one process for each GPU, or the requested number of processes; otherwise it runs one."""
         return self.kind not in _ONE_PROCESS_A_HOST
 
     def includes(self, instance_group: str) -> bool:
@@ -148,12 +148,12 @@ def refusals(
     has_command: bool = False,
     instance_groups: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
-    """Return one sentence for each reason not to accept a job; a job without a reason can be launched.
+    """Return a sentence for each reason to refuse a job; a job without such a reason can be launched.
 
     Args:
         hyperparameters: as the request gave them.
         has_command: whether ContainerEntrypoint names the program; hyperparameters then choose no launcher.
-        instance_groups: names of the job's groups; None: unknown, and not checked.
+        instance_groups: names of the job's groups; None: unknown and not checked.
     """
     reasons = list(hps.unusable(hyperparameters))
     if has_command:
@@ -184,7 +184,7 @@ def refusals(
 
 
 def server_style(image: str) -> ServerStyle:
-    """Return how images of a name start parameter servers: as TensorFlow's images do if the name holds no framework."""
+    """Return how images with a name start parameter servers; names without a framework count as TensorFlow."""
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     if "mxnet" in name:
         return ServerStyle.MXNET
@@ -200,14 +200,14 @@ def warnings(
     has_command: bool = False,
     instance_types: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return warnings on settings with an effect that a user may not expect; for the first log lines and for describe.
+    """Return warnings, for the log and `describe`, on settings with an effect that a user may not expect.
 
     Args:
-        hyperparameters: of the request, as text.
-        num_hosts: of the job.
-        image: its URI, which names TensorFlow or PyTorch.
-        has_command: whether the container has a command of its own: then distribution does not apply.
-        instance_types: of the request; types with EFA are warned about.
+        hyperparameters: hyperparameters of the request, as text.
+        num_hosts: number of hosts of the job.
+        image: URI of the image, which may name TensorFlow or PyTorch.
+        has_command: whether the container has a command of its own, to which distribution does not apply.
+        instance_types: instance types of the request; a type with EFA causes a warning.
     """
     found = _model_warnings(hyperparameters, image)
     if has_command:

@@ -1,7 +1,7 @@
 """Entry points that `sagemaker_program` may name: a Python script, a Python package or a command.
 
-Where: the service checks the name at submit, agents check the file after they unpacked the code, launchers turn it
-into a command line.
+Where: the service checks the name when a job is created, agents check the file after unpacking the code, and launchers
+turn it into a command line.
 Source: sagemaker-training 5.1.4, `_entry_point_type.get`.
 """
 
@@ -13,7 +13,7 @@ from clary.base.string_enum import StrEnum
 
 
 class EntryKind(StrEnum):
-    """Kind of start of an entry point."""
+    """Way in which an entry point is started."""
 
     SCRIPT = "script"  # python train.py
     PACKAGE = "package"  # python -m train; the code folder holds setup.py
@@ -34,7 +34,7 @@ class EntryPoint:
 
 
 def entry_kind(name: str, *, has_setup: bool) -> EntryKind:
-    """Return how `name` is started; `has_setup`: whether setup.py lies at the top of the code folder."""
+    """Return how `name` is started; `has_setup` tells whether the code folder has a setup.py at its top."""
     if name.endswith(".sh"):
         return EntryKind.COMMAND
     if has_setup:

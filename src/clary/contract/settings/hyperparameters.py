@@ -1,8 +1,8 @@
 r"""Hyperparameters: two dialects of values, the platform's keys, and the command line that scripts parse.
 
 Where: the service reads the platform's keys when it validates a request and draws a plan; agents turn the user's keys
-into SM_HP_* variables and arguments of the program. The strings themselves are passed on unchanged: only copies are
-parsed here.
+into SM_HP_* variables and arguments of the program. The strings themselves are passed on unchanged: this module parses
+only copies.
 
 Two dialects share one rule, "JSON if it parses, else the string itself": framework estimators of SDK v2 encode each
 value as JSON (`"\"abc\""`, `"true"`), generic estimators and SDK v3 send `str(value)` (`"abc"`, `"True"`).
@@ -23,13 +23,13 @@ REGION = "sagemaker_region"
 JOB_NAME = "sagemaker_job_name"
 LOG_LEVEL = "sagemaker_container_log_level"
 MP_PARAMETERS = "mp_parameters"
-CUDA_ON_CPU = "sagemaker_clary_cuda_on_cpu"  # Clary's own; its prefix makes toolkits hide it from the program
-CUDA_ON_CPU_VARIABLE = "CLARY_CUDA_ON_CPU"  # variable of a program that `clary.compat.clary_cuda_on_cpu` reads
+CUDA_ON_CPU = "sagemaker_clary_cuda_on_cpu"  # Clary's own key; its prefix makes toolkits hide it from the program
+CUDA_ON_CPU_VARIABLE = "CLARY_CUDA_ON_CPU"  # program variable that `clary.compat.clary_cuda_on_cpu` reads
 MIXED_PRECISION = "sagemaker_amp"  # Clary's own: training runs under autocast without a change of the script
 HOST_SHARE = "sagemaker_clary_host_share"  # Clary's own: fraction of each host that the job gets
 COMPILER_ENABLED = "sagemaker_training_compiler_enabled"  # compiler_config of SDK v2
 COMPILER_DEBUG_MODE = "sagemaker_training_compiler_debug_mode"
-# Variables of a program that `clary.train.compilation` reads.
+# Variables in a program's environment that `clary.train.compilation` reads.
 MIXED_PRECISION_VARIABLE = "CLARY_AMP"
 COMPILE_VARIABLE = "CLARY_COMPILE"
 COMPILE_DEBUG_VARIABLE = "CLARY_COMPILE_DEBUG"  # folder for the output of torch.compile
@@ -37,7 +37,7 @@ COMPILE_DEBUG_VARIABLE = "CLARY_COMPILE_DEBUG"  # folder for the output of torch
 LEAST_HOST_SHARE = 0.01  # the kernel's finest limit of processor time
 
 # Keys that toolkits consume themselves. Every other `sagemaker_*` key is a framework parameter (a launcher's setting),
-# every other key at all is the user's.
+# and every key without this prefix is the user's.
 TOOLKIT_KEYS = frozenset(
     {
         PROGRAM,
@@ -77,13 +77,13 @@ def platform_values(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
 
 
 def framework_parameters(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
-    """Return the platform's hyperparameters that set a launcher up: `sagemaker_*` without the toolkit's own."""
+    """Return the platform's hyperparameters that configure a launcher: `sagemaker_*` without the toolkit's own keys."""
     values = platform_values(hyperparameters)
     return {name: value for name, value in values.items() if name not in TOOLKIT_KEYS}
 
 
 def platform_text(hyperparameters: Mapping[str, str], name: str) -> str | None:
-    """Return one of the platform's values as text in either dialect; None if it is absent, null or empty."""
+    """Return one of the platform's values, in either dialect, as text; None if it is absent, null or empty."""
     if name not in hyperparameters:
         return None
     value = parse_value(hyperparameters[name])
@@ -91,7 +91,7 @@ def platform_text(hyperparameters: Mapping[str, str], name: str) -> str | None:
 
 
 def is_enabled(hyperparameters: Mapping[str, str], name: str) -> bool:
-    """Whether a switch of the platform is on: JSON true, or the `True` that `str()` makes of it."""
+    """Whether a switch of the platform is on: JSON `true`, or `True` as written by `str()`."""
     if name not in hyperparameters:
         return False
     value = parse_value(hyperparameters[name])
@@ -121,7 +121,7 @@ def host_share(hyperparameters: Mapping[str, str]) -> float:
 
 
 def model_parallel_parameters(hyperparameters: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return `mp_parameters` of the model parallel library, or None if they are absent, empty or no JSON object.
+    """Return `mp_parameters` of the model parallel library, or None if they are absent, empty or not a JSON object.
 
     The same key also reaches the program: as `--mp_parameters k=v,k2=v2` and as JSON in SM_HP_MP_PARAMETERS.
     """
@@ -146,9 +146,9 @@ def cli_arguments(hyperparameters: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def unusable(hyperparameters: Mapping[str, str]) -> tuple[str, ...]:
-    """Return one sentence for each hyperparameter that no command line or environment can carry.
+    """Return a sentence for each hyperparameter that a command line or an environment cannot carry.
 
-    Only NUL characters and lone surrogates are unusable; quotes, newlines, spaces and any alphabet are not.
+    Only NUL characters and lone surrogates are unusable; quotes, newlines, spaces and all alphabets are usable.
     """
     problems = []
     for name, text in hyperparameters.items():

@@ -1,15 +1,15 @@
-"""`custom_mpi_options`: options of mpirun that Clary applies, and options that it refuses by name.
+"""`custom_mpi_options`: the mpirun options that Clary applies, and the options that it refuses with a message.
 
-Where: `distribution.refusals` at submit; the mpi launchers apply the parsed options.
-Source: mpirun(1) of Open MPI 4.1; sagemaker-training 5.1.4 splits the string at white space and takes
-`--NCCL_DEBUG X` out of it (`mpi._parse_custom_mpi_options`).
+Where: `distribution.refusals` checks the options when a job is created; the mpi launchers apply the parsed options.
+Source: mpirun(1) of Open MPI 4.1; sagemaker-training 5.1.4 splits the string at white space and removes `--NCCL_DEBUG
+X` (`mpi._parse_custom_mpi_options`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Options without a value that may be handed to mpirun as they are.
+# Options without a value that may be passed to mpirun unchanged.
 _FLAGS = frozenset(
     {
         "verbose",
@@ -30,7 +30,7 @@ _FLAGS = frozenset(
         "leave-session-attached",
     }
 )
-# Options with one value that may be handed to mpirun as they are.
+# Options with one value that may be passed to mpirun unchanged.
 _VALUED = frozenset({"bind-to", "map-by", "rank-by", "report-state-on-timeout", "timeout"})
 _MCA = frozenset({"mca", "gmca", "omca", "pmca", "prtemca"})
 # Options with one value that would override the platform, with the reason for the refusal.
@@ -67,7 +67,7 @@ class MpiOptions:
 
 
 def parse_mpi_options(text: str) -> MpiOptions:
-    """Read `custom_mpi_options`; unknown, malformed and refused options are listed in `problems`. Never raises."""
+    """Parse `custom_mpi_options`; unknown, malformed and refused options are listed in `problems`. Never raises."""
     words = text.split()
     variables: dict[str, str | None] = {}
     mca: list[tuple[str, str, str]] = []

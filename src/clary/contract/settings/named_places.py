@@ -1,7 +1,8 @@
-"""Places that a request names and agents use: S3 addresses, the source of the code, the folder of checkpoints.
+"""Checks of S3 addresses, the code's source and the checkpoint folder, which a request names and agents use.
 
 Where: the service checks a request by these rules on arrival; agents check plans by the same rules before they open
-files. Each rule returns the problem, or None. Pure, but for `real_folder_problem`, which follows links of the machine.
+files. Each rule returns the problem, or None. All are pure except `real_folder_problem`, which follows links of the
+machine.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ FILE_SCHEME = "file://"
 # Wider than S3's own rule, which the store applies: any other character could change the meaning of a URL.
 _BUCKET = re.compile(r"[A-Za-z0-9._-]+")
 _DOTS = frozenset({".", ".."})
-# The first process of a host works with these while it builds the host and starts programs; nothing may cover them.
+# The first process of a host uses these folders while it builds the host and starts programs; no LocalPath may cover
+# them.
 _OF_THE_KERNEL = tuple(PurePosixPath("/", name) for name in ("proc", "sys", "dev", "run"))
 _SHARED_MEMORY = PurePosixPath("/dev/shm")  # noqa: S108 - an ordinary folder, once it is mounted
-# A folder in the place of one of these leaves a host without programs, users or settings.
+# A LocalPath at one of these paths would leave a host without programs, users or settings.
 _SYSTEM = frozenset(
     PurePosixPath(path)
     for path in (
@@ -38,14 +40,14 @@ _CHECKPOINTS_EXAMPLE, _MIRRORED_EXAMPLE = "/opt/ml/checkpoints", "/opt/ml/output
 
 
 def bucket_problem(bucket: str) -> str | None:
-    """Return why a text cannot be a bucket of a URI."""
+    """Return why a text cannot be a bucket name in a URI."""
     if bucket in _DOTS or not _BUCKET.fullmatch(bucket):
         return "it names no bucket"
     return None
 
 
 def s3_uri_problem(uri: str) -> str | None:
-    """Return why nothing can be stored at an address, or below it."""
+    """Return why no object can be stored at an address, or below it."""
     if not uri.startswith(S3_SCHEME):
         return "it does not start with s3://"
     bucket, _, key = uri.removeprefix(S3_SCHEME).partition("/")
@@ -57,7 +59,7 @@ def s3_uri_problem(uri: str) -> str | None:
 def code_source_problem(source: str) -> str | None:
     """Return why an address cannot be the source of a job's code.
 
-    An agent may read more than the job: of the machine's paths only the job's own are allowed.
+    An agent may read more files than the job, so only the job's own paths of the machine are allowed.
     """
     if source.startswith(S3_SCHEME):
         problem = s3_uri_problem(source)
@@ -72,7 +74,7 @@ def code_source_problem(source: str) -> str | None:
 
 
 def local_folder(local_path: str) -> PurePosixPath:
-    """Return a LocalPath without detours."""
+    """Return a LocalPath in normalised form."""
     return PurePosixPath("/" * local_path.startswith("/") + posixpath.normpath(local_path).lstrip("/"))
 
 
@@ -82,9 +84,8 @@ def local_folder_problem(member: str, local_path: str, *, is_mirrored: bool = Fa
     It must be absolute and must not cover folders that the host itself works with.
 
     Args:
-        member: of the request, as "CheckpointConfig.LocalPath".
-        is_mirrored: whether the whole folder is stored as it is, so that it must hold no input and no files of the
-            system.
+        member: name of the request's member, such as "CheckpointConfig.LocalPath".
+        is_mirrored: whether the whole folder is stored, so that it must contain no input and no files of the system.
     """
     example = _MIRRORED_EXAMPLE if is_mirrored else _CHECKPOINTS_EXAMPLE
     path = local_folder(local_path)
@@ -108,8 +109,8 @@ def local_folder_problem(member: str, local_path: str, *, is_mirrored: bool = Fa
 def real_folder_problem(member: str, local_path: str, *, is_mirrored: bool = False) -> str | None:
     """Return the problem of a folder's path with links of this machine followed, or None.
 
-    For example, /var/run is /run. Paths below /opt/ml are the host's own, whatever the machine has there.
-    The rules are those of `local_folder_problem`; links lead to the same places inside of hosts.
+    For example, /var/run leads to /run. Paths below /opt/ml belong to the host, also if the machine has an /opt/ml. The
+    rules are those of `local_folder_problem`; the machine's links lead to the same paths inside hosts.
 
     Args: as `local_folder_problem`.
     """

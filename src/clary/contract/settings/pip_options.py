@@ -1,7 +1,7 @@
 """pip's configuration of a machine: its files, then its variables.
 
-Where: the agent translates it into uv's options when it installs requirements; the service lets hosts reach the indexes
-in it. Standard library only.
+Where: the agent translates it into uv's options when it installs requirements; the service lets hosts reach the package
+indexes that it names. Standard library only.
 Source: pip documentation, "Configuration".
 """
 
@@ -16,11 +16,11 @@ _OPTIONS = ("index-url", "extra-index-url", "find-links", "trusted-host", "no-in
 
 
 def pip_options(machine: Mapping[str, str], prefix: str | None) -> dict[str, str]:
-    """Read pip's options from its files, later files over earlier ones, then from its variables.
+    """Read pip's options from its files, where later files override earlier files, then from its variables.
 
     Args:
         machine: variables of the process that would run pip: HOME, PIP_*.
-        prefix: root of a Python environment, which may have a pip.conf of its own; None for none.
+        prefix: root of a Python environment, which may have a pip.conf of its own; None without an environment.
     """
     home = Path(machine.get("HOME", "/"))
     config_home = Path(machine.get("XDG_CONFIG_HOME", home / ".config"))
@@ -40,7 +40,7 @@ def pip_options(machine: Mapping[str, str], prefix: str | None) -> dict[str, str
         try:
             parser.read_string(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, configparser.Error):
-            continue  # absent, or not in pip's format: pip itself reports that
+            continue  # absent, or not in pip's format, which pip itself reports
         for section in _SECTIONS:
             if parser.has_section(section):
                 options |= {name: parser.get(section, name) for name in _OPTIONS if parser.has_option(section, name)}

@@ -1,7 +1,7 @@
 """Hyperparameters with the platform's prefix that no launcher reads, and the names that were probably meant.
 
-Where: the service warns of them when a job is created. Every `sagemaker_*` key is hidden from the program's arguments,
-so that a misspelt one has no effect and no error.
+Where: the service warns of these keys when a job is created. Every `sagemaker_*` key is hidden from the program's
+arguments, so that a misspelt key has no effect and causes no error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LAUNCHER_KEYS = frozenset(
         HOST_SHARE,
     }
 )
-# SDKs send them by themselves; no launcher needs them.
+# SDKs send these keys by themselves; no launcher needs them.
 SENT_BY_SDKS = frozenset(
     {
         "sagemaker_instance_type",
@@ -51,18 +51,18 @@ SENT_BY_SDKS = frozenset(
     }
 )
 KNOWN_KEYS = LAUNCHER_KEYS | TOOLKIT_KEYS
-# Switches of the launchers; the first one that is on chooses.
+# Switches of the launchers; the first switch that is on determines the launcher.
 LAUNCHERS = tuple(name for name, _ in distribution.LAUNCH_ORDER)
 SWITCHES = (*LAUNCHERS, COMPILER_ENABLED, COMPILER_DEBUG_MODE, MIXED_PRECISION, CUDA_ON_CPU)
 NEARNESS = 0.8  # cutoff of difflib: one or two letters of a name may differ
 
 
 def warnings(hyperparameters: Mapping[str, str], *, has_command: bool) -> tuple[str, ...]:
-    """Return a sentence on each key of the platform that is not read, and on each switch without its effect.
+    """Return a sentence on each key of the platform that no launcher reads, and on each switch without its effect.
 
     Args:
         hyperparameters: as the request gave them.
-        has_command: whether ContainerEntrypoint names the program: then only keys that nearly equal a known one are
+        has_command: whether ContainerEntrypoint names the program: then only keys that are similar to a known key are
             reported, because the program may read keys of its own from hyperparameters.json.
     """
     found = []
