@@ -1,7 +1,7 @@
 """Admission of requests if hosts are whole nodes.
 
-Where: replaces `admission` for engines slurm and boxes. One host is one node; `engines.cluster.node_kinds` chooses
-the kind of node that serves an instance type. The engine's queue decides which job comes first.
+Where: takes the place of `admission` with engines slurm and boxes. One host is one node; `engines.cluster.node_kinds`
+chooses the kind of node that serves an instance type. The engine's queue decides which job comes first.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from clary.control.scheduling.machine import Machine
 from clary.control.scheduling.placement import Capacity, HostMapping, HostShare, InstanceGroup, map_hosts
 from clary.control.settings import Settings
 
-NODE_RESERVE = 0.05  # of a node's memory, for its system and the agent
+NODE_RESERVE = 0.05  # share of a node's memory left to its system and the agent
 
 
 class NodeAdmission(Admission):
     """Admits requests by the kinds of nodes.
 
     Args:
-        settings: of the service.
-        kinds: returns the kinds of nodes as they are now.
+        settings: settings of the service.
+        kinds: returns the present kinds of nodes.
         engine_name: slurm or boxes, for refusals.
         hub: knows the jobs.
         resolve_image: returns the environment that replaces an image.
-        market: of spot capacity.
-        clock: for waits.
+        market: the spot market.
+        clock: measures waits.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class NodeAdmission(Admission):
         return "" if kind is None else kind.name
 
     def mapping(self, job: JobRequest) -> HostMapping:
-        """Return the job's hosts, each with a whole node.
+        """Return the job's hosts, each on a whole node.
 
         Raises: WireError(ResourceLimitExceeded) if the engine has fewer nodes.
         """

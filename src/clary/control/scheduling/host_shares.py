@@ -26,6 +26,7 @@ def share_shape(shape: InstanceShape, share: float) -> SharedShape:
     """Return the GPUs of a fraction of a host: whole GPUs if that is at least one GPU, else a part of one GPU.
 
     Args:
+        shape: shape of the type.
         share: above 0 and up to 1.
     """
     units = shape.num_gpus * share
@@ -40,6 +41,7 @@ def note_of(shape: InstanceShape, share: float) -> str:
     """Return a sentence for users on the size of a fraction of one type; empty for a whole host.
 
     Args:
+        shape: shape of the whole type.
         share: above 0 and up to 1.
     """
     if share == WHOLE:
