@@ -1,8 +1,8 @@
 """Files that make unmodified clients talk to this service: a SageMaker configuration, and the variables to export.
 
 Where: the service writes the files when it starts; `clary env` prints the variables.
-The SDKs build their STS clients with a fixed https address. Naming a bucket in the SageMaker configuration spares
-those calls; scripts that call STS themselves (`get_execution_role`) need `--tls`.
+The SDKs build their STS clients with a fixed https address. A bucket in the SageMaker configuration makes these calls
+unnecessary; scripts that call STS themselves (`get_execution_role`) need `--tls`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CA_FILE = "ca.pem"
 
 def sagemaker_config(settings: Settings) -> str:
     """Return the YAML that both SDKs read: default bucket, execution role, telemetry off."""
-    # JSON text is YAML text: a bucket called 123 stays text, and nothing in a name can end the line.
+    # JSON text is valid YAML: a bucket called 123 stays text, and no character in a name can end the line.
     role = json.dumps(f"arn:aws:iam::{settings.account_id}:role/{settings.role_name}")
     return f"""SchemaVersion: '1.0'
 SageMaker:
@@ -42,10 +42,10 @@ def client_variables(
     """Return the environment variables that a client needs, and no others.
 
     Args:
-        settings: of the service.
-        url: where the service answers.
+        settings: settings of the service.
+        url: URL of the service.
         credentials: key pair of the caller.
-        client_folder: where the service wrote the generated files.
+        client_folder: folder of the files that the service has generated.
     """
     return {
         "AWS_ENDPOINT_URL": url,
@@ -53,19 +53,19 @@ def client_variables(
         "AWS_SECRET_ACCESS_KEY": credentials.secret_access_key,
         "AWS_DEFAULT_REGION": settings.region,
         "AWS_REGION": settings.region,
-        # Without it the SDKs ask a cloud metadata address for keys when they find no keys.
+        # Without this variable, SDKs that find no keys request keys from a cloud metadata address.
         "AWS_EC2_METADATA_DISABLED": "true",
         "SAGEMAKER_USER_CONFIG_OVERRIDE": str(client_folder / SAGEMAKER_CONFIG),
     }
 
 
 def tls_variables(tls_folder: Path, *, proxy_url: str, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the further variables by which clients find the service at AWS's own https addresses.
+    """Return the additional variables with which clients reach the service at AWS's own https addresses.
 
     Args:
-        tls_folder: holds the private authority.
-        proxy_url: of the service's proxy.
-        environ: of the caller, whose exceptions from proxies stay.
+        tls_folder: folder of the private certificate authority.
+        proxy_url: URL of the service's proxy.
+        environ: environment of the caller, whose proxy exceptions are kept.
     """
     present = [item for item in environ.get("no_proxy", environ.get("NO_PROXY", "")).split(",") if item]
     no_proxy = ",".join(dict.fromkeys((*present, "localhost", "127.0.0.1", "::1")))
@@ -80,5 +80,5 @@ def tls_variables(tls_folder: Path, *, proxy_url: str, environ: Mapping[str, str
     }
 
 
-# Variables that would make clients look elsewhere than at the service.
+# Variables that would direct clients to other endpoints than the service.
 UNSET_VARIABLES = ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE")

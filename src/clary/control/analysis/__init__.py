@@ -1,1 +1,1 @@
-"""Analyses of stored jobs: their fates, and the use of their time. Pure."""
+"""Analyses of stored jobs: their failures, and the use of their time. Pure."""

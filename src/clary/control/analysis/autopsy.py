@@ -1,7 +1,7 @@
-"""Cause that holds a job up, read from its hosts' dumps: waiting ranks, awaited ranks, odd ranks. Pure.
+"""Finds the cause of a blocked job from its hosts' dumps: waiting ranks, awaited ranks, odd ranks. Pure.
 
-Where: the page `dump` of a job calls it. Ranks are grouped by the calls of Python on their main threads; the words on a
-rank name the evidence, so that a reader can judge it.
+Where: the page `dump` of a job calls it. Ranks are grouped by the Python calls on their main threads; the text on a
+rank names the evidence, so that a reader can judge it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clary.control.analysis.rank_doings import (
 )
 
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
-_FEW_RETRANSMITS = 2  # a healthy link may have one
+_FEW_RETRANSMITS = 2  # a healthy link may have one retransmission
 _ORDER = "the order of collectives"
 
 
@@ -34,7 +34,7 @@ class Weight(StrEnum):
     """Strength of a suspicion."""
 
     SUSPECT = "suspect"  # the rank does nothing while others wait for it
-    WAITED_FOR = "waited for"  # the rank is at work: an evaluation, a checkpoint, a compiler
+    WAITED_FOR = "waited for"  # the rank does other work: an evaluation, a checkpoint, a compilation
     NOTE = "note"
 
 
@@ -49,18 +49,18 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Ranks whose main threads stand at the same place."""
+    """Ranks whose main threads are at the same position in the code."""
 
     members: tuple[Member, ...]
     doing: Doing
-    operation: str  # of the collective that they wait in; empty for none
-    frames: tuple[Frame, ...]  # of the first member, innermost first
-    is_odd: bool  # whether only other ranks wait, or these wait in another operation than most
+    operation: str  # operation in which they wait; empty if they do not wait in one
+    frames: tuple[Frame, ...]  # calls of the first member, innermost first
+    is_odd: bool  # whether only other ranks wait, or these ranks wait in another operation than most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suspicion:
-    """Rank, host, link or order of collectives that may hold the job up, with the evidence."""
+    """Rank, host, link or order of collectives that may block the job, with the evidence."""
 
     who: str
     why: str
@@ -73,16 +73,16 @@ class Autopsy:
 
     suspicions: tuple[Suspicion, ...]  # empty if no rank stands out
     groups: tuple[Group, ...]  # the largest first
-    collectives: tuple[GroupCalls, ...] = ()  # groups of ranks with the last operation of each, where that is recorded
+    collectives: tuple[GroupCalls, ...] = ()  # groups of ranks with each rank's last operation, if recorded
 
 
 def examine(dumps: Mapping[str, HostDump], *, hosts: Sequence[str], num_ranks: int, is_final: bool = True) -> Autopsy:
-    """Group the ranks and name the suspects.
+    """Group the ranks and return the suspects.
 
     Args:
         dumps: by host, of the hosts that have answered.
         hosts: all hosts of the job.
-        num_ranks: of the job; 0 where that is not known.
+        num_ranks: number of ranks of the job; 0 if unknown.
         is_final: whether hosts without an answer had enough time for one.
     """
     counted = count_collectives(dumps, num_ranks=num_ranks)
@@ -119,10 +119,10 @@ def _groups(dumps: Mapping[str, HostDump], counted: Counted) -> tuple[Group, ...
 
 
 def _odd_places(places: Sequence[tuple[Doing, str, int]]) -> list[bool]:
-    """Return for each place (its activity, operation and number of ranks) whether it stands out.
+    """Return for each position (given by activity, operation and number of ranks) whether it stands out.
 
-    If only some ranks wait, the other ranks stand out; if all wait, the ranks in another operation than most do. Ranks
-    of a pipeline send or receive by their place in it, so that there no operation stands out.
+    If only some ranks wait, the other ranks stand out; if all ranks wait, those in another operation than most stand
+    out. Ranks of a pipeline send or receive depending on their stage, so that no send or receive stands out.
     """
     waiting = [doing in (Doing.WAITS_FOR_RANKS, Doing.WAITS_FOR_GPU) for doing, _, _ in places]
     if not any(waiting) or not all(waiting):
@@ -171,7 +171,7 @@ def _cut_links(dumps: Mapping[str, HostDump]) -> list[Suspicion]:
     for host, dump in dumps.items():
         for address in dump.addresses:
             owners.setdefault(address, set()).add(host)
-    # Hosts that are plain processes share the machine's addresses, which identify no host.
+    # Hosts without isolation share the machine's addresses, which then identify no host.
     names = {address: next(iter(hosts)) for address, hosts in owners.items() if len(hosts) == 1}
     found: dict[tuple[str, str], SocketState] = {}
     for host, dump in dumps.items():
@@ -196,10 +196,10 @@ def _cut_links(dumps: Mapping[str, HostDump]) -> list[Suspicion]:
 
 
 def _odd_ranks(groups: Sequence[Group], dumps: Mapping[str, HostDump], counted: Counted) -> Iterable[Suspicion]:
-    """Yield a suspicion for each rank that is elsewhere than the waiting ranks, or called another collective than most.
+    """Yield a suspicion for each rank that does not wait with the others, or called another collective than most.
 
-    Suspects the order of collectives where all ranks wait in different ones and no rank is odd, or where ranks wait for
-    each other. Yields nothing while at least half of the waiting ranks make progress.
+    Suspects the order of collectives if all ranks wait in different collectives and no rank is odd, or if ranks wait
+    for each other. Yields nothing while at least half of the waiting ranks make progress.
     """
     processes = {(host, process.pid): process for host, process in _ranks(dumps)}
     waiting = [group for group in groups if group.doing in (Doing.WAITS_FOR_RANKS, Doing.WAITS_FOR_GPU)]
@@ -236,7 +236,7 @@ def _odd_ranks(groups: Sequence[Group], dumps: Mapping[str, HostDump], counted: 
 
 
 def _judge(process: ProcessDump, group: Group, dump: HostDump) -> tuple[Weight, str]:
-    """Return how suspicious an awaited rank is, and its activity in words."""
+    """Return the weight of the suspicion against an awaited rank, and the rank's activity in words."""
     place = place_of(process)
     if group.doing is Doing.UNKNOWN:
         return Weight.SUSPECT, f"{group.doing.value} ({process.error})"
@@ -268,7 +268,7 @@ def _place_of_group(group: Group, processes: Mapping[tuple[str, int], ProcessDum
 
 
 def _workers(process: ProcessDump, dump: HostDump) -> str:
-    """Return a sentence on the places of a rank's data loading workers."""
+    """Return a sentence on the code positions of a rank's data loading workers."""
     children = [child for child in dump.processes if child.parent == process.pid and main_thread(child).frames]
     places = sorted({place_of(child) for child in children})
     if not children:

@@ -24,23 +24,23 @@ SECONDS_PER_HOUR = 3600
 class JobPrice:
     """Cost of all hosts of a job together."""
 
-    usd_per_hour: float | None  # on demand; None when a type has no price
-    spot_fraction: float  # price of spot capacity over that on demand, above 0, at most 1
-    source: str = ""  # where the figures come from, in words
+    usd_per_hour: float | None  # price on demand; None if a type has no price
+    spot_fraction: float  # price of spot capacity divided by the price on demand, above 0, at most 1
+    source: str = ""  # source of the prices, in words
     notes: tuple[str, ...] = ()  # sentences on missing prices
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:
-    """Time and money of a job; times are those of one host, as in the API, money is for all hosts."""
+    """Time and money of a job; times are those of one host, as in the API, and money is for all hosts."""
 
     training_s: int  # at least 1 once a host has begun to download
     billable_s: int
     is_spot: bool
     spot_fraction: float
     savings_percent: float
-    on_demand_usd: float | None  # for `training_s`; None when a type has no price
-    spot_usd: float | None  # the same at the price of spot capacity, whether or not the job was a spot job
+    on_demand_usd: float | None  # price of `training_s` on demand; None if a type has no price
+    spot_usd: float | None  # price of `training_s` on spot capacity, also for a job that was no spot job
     source: str
     notes: tuple[str, ...]
 
@@ -50,8 +50,8 @@ def bill(job: TrainingJob, price: JobPrice, *, now: datetime) -> Bill | None:
 
     Args:
         job: its transitions show the training time.
-        price: of all its hosts.
-        now: end of the time while the job runs.
+        price: price of all hosts of the job.
+        now: end of the counted time of a running job.
     """
     trained = training_time(job, now=now)
     if trained is None:
@@ -74,11 +74,11 @@ def bill(job: TrainingJob, price: JobPrice, *, now: datetime) -> Bill | None:
 
 
 def training_time(job: TrainingJob, *, now: datetime) -> timedelta | None:
-    """Return the time from entering Downloading to leaving Uploading, or to the attempt's end, over all attempts.
+    """Return the sum over all attempts of the time from entering Downloading to leaving Uploading, or to the end.
 
     Args:
         job: the record.
-        now: how far the time of a job that has not ended is counted.
+        now: end of the counted time of a job that has not ended.
     Returns: None while no attempt has begun to download.
     """
     stretches = list(_stretches(job, now))
@@ -91,7 +91,7 @@ def whole_seconds(time: timedelta) -> int:
 
 
 def billable_seconds(training_s: int, fraction: float) -> int:
-    """Return the seconds to pay for when `training_s` cost `fraction` of their price; at least one."""
+    """Return the billable seconds if `training_s` costs `fraction` of its price; at least one."""
     return max(1, round(training_s * fraction))
 
 

@@ -1,7 +1,7 @@
-"""Advice on the commonest failures, in a sentence. Pure.
+"""One sentence of advice on each of the most common failures. Pure.
 
-Where: `clary describe --why` and the console show it below the cause. A hint is given only if the words alone prove the
-cause.
+Where: `clary describe --why` and the console show it below the cause. A hint is given only if the failure's text alone
+proves the cause.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from clary.control.jobs.verdicts import Verdict
 
-# Packages whose name differs from that of their module.
+# Packages whose name differs from the name of their module.
 _PACKAGES = {
     "PIL": "pillow",
     "bs4": "beautifulsoup4",
@@ -34,7 +34,7 @@ CATEGORIES = {
 
 
 def category(verdict: str) -> str:
-    """Return a verdict in everyday words; `unknown` for jobs that failed before there were verdicts."""
+    """Return a verdict as a category; `unknown` for jobs from releases without verdicts."""
     return CATEGORIES[Verdict(verdict)] if verdict else "unknown"
 
 
@@ -42,7 +42,7 @@ def hint(words: str, *, channels: Sequence[str] = ()) -> str:
     """Return advice on a failure, or an empty text if nothing is certain.
 
     Args:
-        words: text of the failure and the program's lines before it, with newlines between.
+        words: the failure's text and the program's previous lines, separated by newlines.
         channels: names of the job's input channels.
     """
     for pattern, advise in _HINTS:

@@ -1,6 +1,7 @@
 """One OpenTelemetry trace of an ended job: the job, its attempts, the phases of each host. Pure.
 
-Where: `reconcile.trace_exporter` sends it. The spans below a host's attempt are the stretches that the ledger adds up.
+Where: `reconcile.trace_exporter` sends the trace. The spans below a host's attempt are the stretches that the ledger
+adds up.
 Source: OTLP/HTTP with JSON, the protobuf JSON mapping of ExportTraceServiceRequest: identifiers in hex, 64-bit numbers
 as text. Identifiers are digests of the job, so that a trace that is sent twice is the same trace.
 """
@@ -18,7 +19,7 @@ from clary.control.analysis.time_parts import attempts_of_rows, cut_time
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 
-MAX_SPANS = 5000  # of one trace; collectors refuse bodies of some megabytes
+MAX_SPANS = 5000  # spans of one trace; collectors refuse bodies of some megabytes
 INTERNAL = 1  # SpanKind
 OK, ERROR = 1, 2  # StatusCode
 MAX_TEXT = 1024  # characters of a reason
@@ -30,8 +31,8 @@ def trace_request(jobs: Sequence[TrainingJob], *, region: str) -> dict[str, Any]
     """Return the body of one export.
 
     Args:
-        jobs: that have ended.
-        region: of the service.
+        jobs: jobs that have ended.
+        region: region of the service.
     """
     resource = {"service.name": "clary", "service.version": __version__, "cloud.region": region}
     scope = {"name": "clary.jobs", "version": __version__}
@@ -44,7 +45,7 @@ def trace_request(jobs: Sequence[TrainingJob], *, region: str) -> dict[str, Any]
 
 
 def spans_of(job: TrainingJob) -> list[dict[str, Any]]:
-    """Return the spans of a job: itself, its attempts, and stretches of its hosts, MAX_SPANS in all."""
+    """Return the spans of a job, of its attempts, and of its hosts' stretches, at most MAX_SPANS in all."""
     trace_id = _digest(job.arn, job.created_at.isoformat(), length=16)
     lanes = cut_time(job, now=job.modified_at)
     last = [stretches[-1].end for stretches in lanes.values() if stretches]

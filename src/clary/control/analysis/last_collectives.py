@@ -1,7 +1,7 @@
-"""Ranks that are behind in a collective or called another one than their peers, by the ranks' records. Pure.
+"""Finds ranks that are behind in a collective or called another collective than their peers, from their records. Pure.
 
-Where: `autopsy` adds it to the evidence of stacks. Operations of a group are numbered by each of its ranks for itself,
-so that equal numbers are one operation. A rank without a record is never said to be behind; sends and receives are
+Where: `autopsy` adds the result to the evidence of stacks. Each rank numbers the operations of a group by itself, so
+that equal numbers mean the same operation. A rank without a record is never reported as behind; sends and receives are
 shown and not compared. A group whose numbers do not match is left out: its ranks finished different operations under
 one number.
 """
@@ -19,16 +19,16 @@ _HASH_CHARACTERS = 40  # torch names some groups by a digest of their ranks
 _SHOWN_CHARACTERS = 12
 _FINISHED = "finished"
 _LOOKED_BACK = 16  # operations; records hold fewer
-# Backends whose operations have ended when a wait for them returns; with others they are only queued then.
+# Backends whose operations have ended when a wait for them returns; with other backends they are only queued then.
 _ENDED_WHEN_WAITED_FOR = frozenset({"gloo", "mpi", "smddp"})
-# Operations that ranks may mix in one call: they are spellings of the same operation.
+# Operations that ranks may mix in one call: they are different names of the same operation.
 _FAMILIES = {
     "all_gather_into_tensor": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
     "all_to_all_single": "all_to_all",
     "all_gather_into_tensor_coalesced": "all_gather_coalesced",
 }
-# Operations to which all ranks bring the same number of elements.
+# Operations to which all ranks contribute the same number of elements.
 _EQUAL_COUNTS = frozenset({"all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"})
 
 
@@ -38,8 +38,8 @@ class RankCall:
 
     Attributes:
         rank: None if unknown.
-        pid: 0 of a process that has ended.
-        call: that it waits in, else its newest; None if it has entered none.
+        pid: process id; 0 for a process that has ended.
+        call: the operation in which the rank waits, else its newest; None if it has not entered an operation.
         is_behind: whether other ranks of the group have entered more operations.
         differs: whether most other ranks have another operation under that number.
     """
@@ -54,7 +54,7 @@ class RankCall:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCalls:
-    """One group of ranks with the last operation of each; `ranks` is empty where they are not known."""
+    """One group of ranks with the last operation of each; `ranks` is empty if unknown."""
 
     name: str
     kind: str
@@ -82,7 +82,7 @@ class Counted:
 
     Attributes:
         crossing: how ranks wait for each other in different groups; empty if they do not.
-        about: of a rank, whether it has entered the operation in which others wait, in words.
+        about: rank -> sentence on whether it has entered the operation in which other ranks wait.
         cleared: waiting ranks that no other rank waits for, while other ranks are waited for.
     """
 
@@ -101,16 +101,16 @@ class _Rank(NamedTuple):
     rank: int | None
     pid: int
     groups: Mapping[_Key, CollectiveGroup]
-    is_whole: bool  # whether all its groups are recorded
+    is_whole: bool  # whether all groups of the rank are recorded
 
 
 class _Table:
-    """One group as its known ranks see it.
+    """One group, combined from the records of its known ranks.
 
     Attributes:
-        entered: rank -> the highest number that it has entered, of ranks with a record.
+        entered: rank -> the highest number that it has entered, for ranks with a record.
         calls: rank -> number -> operation.
-        held: rank -> the operation that it waits in.
+        held: rank -> the operation in which it waits.
     """
 
     def __init__(self, key: _Key, ranks: Sequence[_Rank], num_ranks: int) -> None:
@@ -146,9 +146,9 @@ class _Table:
     def signatures(self, number: int) -> dict[tuple[str, str, int], list[int]]:
         """Return rank lists by their call under a number, the most common call first."""
         calls = self.at(number)
-        # Each spelling of an operation counts elements in its own way.
+        # Elements are counted differently under each name of an operation.
         names = {call.operation for call in calls.values()}
-        has_types = all(call.dtype for call in calls.values())  # else the tensors of some rank were not recorded
+        has_types = all(call.dtype for call in calls.values())  # otherwise the tensors of some rank were not recorded
         has_counts = has_types and len(names) == 1 and names <= _EQUAL_COUNTS
         found: dict[tuple[str, str, int], list[int]] = {}
         for rank, call in sorted(calls.items()):
@@ -158,16 +158,16 @@ class _Table:
         return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[1])))
 
     def has_ended_well(self, number: int) -> bool:
-        """Whether an operation has ended on all ranks that record it: then its differences held no rank up.
+        """Whether an operation has ended on all ranks that record it: then its differences blocked no rank.
 
-        Known only of backends whose operations have ended when a wait for them returns.
+        Known only for backends whose operations have ended when a wait for them returns.
         """
         return self.key[1] in _ENDED_WHEN_WAITED_FOR and all(
             call.state == _FINISHED for call in self.at(number).values()
         )
 
     def _fits(self) -> bool:
-        """Whether the numbers of ranks mean the same operations, as far as all have left them behind."""
+        """Whether equal numbers mean the same operations on all ranks, judged by operations that have finished."""
         for number in range(max(1, self.floor - _LOOKED_BACK), self.floor):
             ended = [call for call in self.at(number).values() if call.state == _FINISHED]
             if len({_family(call.operation) for call in ended}) > 1:
@@ -179,15 +179,15 @@ def count_collectives(dumps: Mapping[str, HostDump], *, num_ranks: int) -> Count
     """Compare the records of the ranks.
 
     Args:
-        dumps: by host.
-        num_ranks: of the job; 0 where that is not known.
+        dumps: dumps by host.
+        num_ranks: number of ranks of the job; 0 if unknown.
     """
     ranks = list(_ranks(dumps))
     keys = dict.fromkeys(key for one in ranks for key in one.groups)
     tables = [_Table(key, ranks, num_ranks) for key in keys]
     compared = [table for table in tables if table.is_compared]
     disagreements = {table.key: found for table in compared if (found := _disagreement(table)) is not None}
-    # Groups with disagreements come first, then those with the most waiting ranks.
+    # Groups with disagreements come first, then groups with the most waiting ranks.
     tables.sort(key=lambda table: (table.key not in disagreements, -len(table.held)))
     crossing = _crossing(compared)
     return Counted(
@@ -216,7 +216,7 @@ def rank_words(ranks: Sequence[int]) -> str:
 
 
 def _ranks(dumps: Mapping[str, HostDump]) -> Iterator[_Rank]:
-    """Yield the processes with records; of ended processes, the ranks that no living process has."""
+    """Yield the processes with records, and ended processes whose rank no living process has."""
     living = {process.rank for dump in dumps.values() for process in dump.processes}
     for host, dump in dumps.items():
         for process in dump.processes:
@@ -254,11 +254,11 @@ def _disagreement(table: _Table) -> Disagreement | None:
     return None
 
 
-_Edge = tuple[int, _Table, list[int]]  # a rank, the group that it waits in, the ranks that have not arrived
+_Edge = tuple[int, _Table, list[int]]  # a rank, the group in which it waits, the ranks that have not entered it
 
 
 def _waits(tables: Iterable[_Table]) -> dict[int, tuple[_Table, list[int]]]:
-    """Return for each rank that waits in a recorded group the ranks that have not arrived."""
+    """Return for each rank that waits in a recorded group the ranks that have not entered the operation."""
     return {
         rank: (table, behind)
         for table in tables
@@ -268,7 +268,7 @@ def _waits(tables: Iterable[_Table]) -> dict[int, tuple[_Table, list[int]]]:
 
 
 def _crossing(tables: Sequence[_Table]) -> list[_Edge]:
-    """Return a ring of ranks each of which waits for the next, which itself waits in another group."""
+    """Return a cycle of ranks in which each rank waits for the next, and the next waits in another group."""
     waits = _waits(tables)
     for start in sorted(waits):
         came_from: dict[int, int] = {}
@@ -299,7 +299,7 @@ def _crossing_words(crossing: Iterable[_Edge]) -> str:
 def _about(tables: Sequence[_Table], ranks: Iterable[_Rank]) -> dict[int, str]:
     """Return for each rank, in words, whether it has entered the operation in which others wait."""
     found: dict[int, str] = {}
-    # The group with the most waiting ranks comes last: its words replace earlier ones.
+    # The group with the most waiting ranks comes last: its sentences replace earlier sentences.
     for table in sorted(tables, key=lambda table: len(table.held)):
         for rank, entered in table.entered.items():
             held = sorted(call.number for other, call in table.held.items() if other != rank)
@@ -322,7 +322,7 @@ def _about(tables: Sequence[_Table], ranks: Iterable[_Rank]) -> dict[int, str]:
 def _cleared(tables: Sequence[_Table], disagreements: Iterable[Disagreement], crossing: set[int]) -> frozenset[int]:
     waits = _waits(tables)
     waited_for = {other for _, behind in waits.values() for other in behind}
-    # A rank with another operation does not explain waits, and is not cleared if no operation has a majority.
+    # A rank with a different operation does not explain waits, and is not cleared if no operation has a majority.
     if not waited_for or any(not found.odd for found in disagreements):
         return frozenset()
     odd = {rank for found in disagreements for rank in found.odd}

@@ -1,6 +1,6 @@
-"""Time of a job: every second of every host, added up by its use. Pure.
+"""Sums the time of a job: every second of every host, by use. Pure.
 
-Where: `clary describe` and its page ask for it; `time_parts` does the cutting, `billing` the money.
+Where: `clary describe` and the job's page call it; `time_parts` cuts the time into parts, `billing` computes the money.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ class HostTime:
     """One host's time, in seconds; parts without time are left out."""
 
     name: str
-    seconds: Mapping[str, float]  # by value of TimePart
+    seconds: Mapping[str, float]  # value of TimePart -> seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """A job's time from its creation to its end, or to the moment it was asked for."""
+    """A job's time from its creation to its end, or to the moment of the request."""
 
     until: datetime
-    wall_s: float  # of the job; each host's parts add up to it
+    wall_s: float  # wall time of the job, to which each host's parts add up
     hosts: tuple[HostTime, ...]
-    seconds: Mapping[str, float]  # of all hosts together, in the order of TimePart
-    goodput: float  # productive time over all time of all hosts, 0 to 1
-    num_attempts: int  # that were begun
-    num_reclaimed: int  # of those, ended because their capacity was taken back
-    num_restarted: int  # of those, ended by a failure that was retried
+    seconds: Mapping[str, float]  # sums over all hosts, in the order of TimePart
+    goodput: float  # productive time divided by the time of all hosts, 0 to 1
+    num_attempts: int  # number of attempts that have begun
+    num_reclaimed: int  # attempts that ended because their capacity was reclaimed
+    num_restarted: int  # attempts that ended by a failure and were followed by another attempt
 
 
 def ledger(job: TrainingJob, *, now: datetime) -> Ledger:
@@ -40,7 +40,7 @@ def ledger(job: TrainingJob, *, now: datetime) -> Ledger:
 
     Args:
         job: the record.
-        now: where the time of a job that has not ended is cut off.
+        now: end of the counted time of a job that has not ended.
     """
     of_hosts = cut_time(job, now=now)
     wall = max(

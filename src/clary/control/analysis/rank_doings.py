@@ -1,6 +1,6 @@
 """Activity of one rank, read from its stack, its state and its counters while watched. Pure.
 
-Where: `autopsy`, which compares ranks.
+Where: `autopsy` calls it and compares ranks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _COLLECTIVE_FILES = (
     "horovod/",
 )
 _COLLECTIVE_CODE = ("c10d::", "gloo::")  # in names of native functions
-# Calls that return only when a GPU has done its earlier work: waits, copies to the host (`.item()`), frees of memory,
-# and any call while the GPU's queue is full, as it soon is when a collective hangs.
+# Calls that return only after a GPU has done its earlier work: waits, copies to the host (`.item()`), frees of memory,
+# and any call while the GPU's queue is full, which soon happens when a collective hangs.
 _GPU_CODE = (
     "StreamSynchronize",
     "EventSynchronize",
@@ -35,17 +35,17 @@ _GPU_CODE = (
     "cuLaunch",
 )
 _GPU_LIBRARIES = ("libcudart", "libcuda.so", "libamdhip64")
-# In names of the NVIDIA driver's functions in the kernel, where a process waits for a driver in trouble.
+# Parts of names of the NVIDIA driver's kernel functions, in which a process waits for a driver in trouble.
 _GPU_WAITS = ("nvidia_", "uvm_", "os_acquire_", "rm_ioctl", "_nv")
-_ENGINE_CODE = "torch::autograd::"  # in native functions of a thread that computes a backward pass
+_ENGINE_CODE = "torch::autograd::"  # in names of native functions of a thread that computes a backward pass
 _ENGINE_RESTS = "ReadyQueue::pop"  # in such a thread while it has no work
 _THREAD_STARTER = "_bootstrap"  # outermost call of threads that Python has started
-_BETWEEN = ("threading.py", "selectors.py", "socket.py", "queue.py")  # innermost files of waits in the libraries above
+_BETWEEN = ("threading.py", "selectors.py", "socket.py", "queue.py")  # innermost files of waits
 _BACKWARD = "_engine_run_backward"  # torch/autograd/graph.py; its callees are native
 _WRAPPERS = frozenset({"wrapper", "inner", "_wrap", "wait", "synchronize"})  # functions that only call another
 _LOADER_FILES = ("torch/utils/data/",)
 _LOADER_WAITS = ("torch/utils/data/", "multiprocessing/connection.py", "multiprocessing/queues.py", *_BETWEEN)
-# In names of the kernel's functions: pipes and FIFOs, pages of files, network file systems, FUSE.
+# Parts of names of kernel functions: pipes and FIFOs, pages of files, network file systems, FUSE.
 _FILE_WAITS = (
     "pipe_read",
     "wait_for_partner",
@@ -58,10 +58,10 @@ _FILE_WAITS = (
     "jbd2",
 )
 _UNINTERRUPTIBLE = "D"
-FEW_WAITS = 3  # of a main thread while it is watched: a blocked one wakes now and then to check
-_SOME_CPU = 0.2  # of the time in which it was watched
-_MOSTLY = 0.6  # of it: a thread that only wakes now and then waits less for its processor, even on a crowded machine
-_SOME_BYTES = 64 * 1024  # while it was watched
+FEW_WAITS = 3  # waits of a main thread while it is watched: a blocked thread wakes occasionally to check
+_SOME_CPU = 0.2  # share of the time in which it was watched
+_MOSTLY = 0.6  # share of that time; a mostly blocked thread waits less for a processor, even on a busy machine
+_SOME_BYTES = 64 * 1024  # bytes moved while it was watched
 _HELD_S = 0.5  # records are read before stacks: a rank that has just entered may have left by then
 
 
@@ -109,18 +109,18 @@ def doing_of(process: ProcessDump) -> Doing:
         return Doing.WAITS_FOR_RANKS
     if any(map(_waits_for_gpu, _native(frames))) or process.wait_channel.startswith(_GPU_WAITS):
         return Doing.WAITS_FOR_GPU
-    # A loader that works in the process itself has calls of the user's data set innermost, which are shown instead.
+    # In a loader that works in the process itself, calls of the user's data set are innermost, and are shown instead.
     waits = itertools.takewhile(lambda frame: frame.file.startswith(_LOADER_WAITS), python_calls(frames))
     if any(frame.file.startswith(_LOADER_FILES) for frame in waits):
         return Doing.WAITS_FOR_DATA
     if process.state == _UNINTERRUPTIBLE or any(word in process.wait_channel for word in _FILE_WAITS):
         return Doing.READS
-    # A script's own `wait` on the handle of an operation is native code, which some stacks do not show.
+    # A script's `wait` on an operation's handle is native code, which some stacks do not show.
     return Doing.WAITS_FOR_RANKS if held_call(process) else Doing.OTHER
 
 
 def place_of(process: ProcessDump) -> str:
-    """Return the place of a process in the user's own code: `step (train.py:31)`."""
+    """Return the position of a process in the user's own code: `step (train.py:31)`."""
     frames = python_calls(standing_calls(process))
     script = next((frame.file for frame in frames if frame.function == "<module>"), "")
     frame = next((frame for frame in frames if frame.file == script), frames[0] if frames else None)
@@ -152,7 +152,7 @@ def held_call(process: ProcessDump) -> CollectiveCall | None:
 
 
 def _between(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the calls of Python without wrappers of other calls, from the innermost outwards."""
+    """Return the Python calls without wrappers of other calls, from the innermost outwards."""
     return tuple(frame for frame in python_calls(frames) if frame.file != "torch/distributed/c10d_logger.py")
 
 
@@ -164,7 +164,7 @@ def _waits_in_collective(frames: Sequence[Frame]) -> bool:
 
 
 def _sleeps_in_backward(process: ProcessDump, frames: Sequence[Frame]) -> bool:
-    """Whether a rank's backward pass sleeps: of its work only the reduction of gradients waits for long."""
+    """Whether a rank's backward pass sleeps, which means a wait for the reduction of gradients."""
     return frames[0].function == _BACKWARD and process.state == "S" and process.num_waits < FEW_WAITS
 
 
@@ -175,10 +175,10 @@ def main_thread(process: ProcessDump) -> ThreadStack:
 
 
 def standing_calls(process: ProcessDump) -> tuple[Frame, ...]:
-    """Return the calls that show a process's place: of its main thread, and inside them the calls of its backward pass.
+    """Return the calls that show a process's position: those of its main thread, and inside them its backward pass.
 
-    A backward pass on a GPU is computed by a thread of torch while the main thread sleeps; its nodes and hooks may be
-    Python, such as the recomputation of activation checkpoints.
+    A thread of torch computes a backward pass on a GPU while the main thread sleeps; nodes and hooks of the backward
+    pass may be in Python, such as the recomputation of activation checkpoints.
     """
     frames = main_thread(process).frames
     inner = next(iter(python_calls(frames)), None)
@@ -195,7 +195,7 @@ def _computes_backward(frames: Sequence[Frame]) -> bool:
         return False
     if any(_ENGINE_CODE in frame.function for frame in frames):
         return True
-    # From Python 3.11 on it is called Thread._bootstrap.
+    # From Python 3.11 on the name is Thread._bootstrap.
     outermost = calls[-1].function.rpartition(".")[2] if calls else _THREAD_STARTER
     return len(frames) < MAX_FRAMES and outermost != _THREAD_STARTER
 
@@ -205,12 +205,12 @@ def _waits_for_gpu(frame: Frame) -> bool:
 
 
 def python_calls(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the calls of Python among those of a stack."""
+    """Return the Python calls of a stack."""
     return tuple(filter(_is_python, frames))
 
 
 def _native(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the native calls inside the innermost call of Python."""
+    """Return the native calls inside the innermost Python call."""
     return tuple(itertools.takewhile(lambda frame: not _is_python(frame), frames))
 
 

@@ -1,18 +1,18 @@
-"""The rank that the others wait for, and the reason: compute, input or network. Pure.
+"""Finds the rank that the others wait for, and the reason: compute, input or network. Pure.
 
 Where: `server.pages.stragglers_page` gathers the hosts' measurements (`agent.metrics.step_source`) and calls it.
 
 [Note: who is slow]
-Ranks that train together have steps of one length: a slow rank works longer, and the others wait in collectives for the
-difference. So each rank's own time is compared, its step less its communication. The slowest is a straggler if it works
-a tenth of a step longer than the others, and did so for most of the examined time.
+Ranks that train together have steps of the same length: a slow rank works longer, and the others wait in collectives
+for the difference. So each rank's own time is compared, its step minus its communication. The slowest is a straggler if
+it works a tenth of a step longer than the others, and did so for most of the examined time.
 
     compute   its passes, optimizer or other work takes longer, or its host is refused processor time
     input     most of the difference is waiting for batches
     network   all work equally long and much of each step is communication, which is slow at one host: its round trips
               take far longer than those of the others, or much of its traffic gets lost
 
-Uniform slowness accuses no rank, and neither does communication that is merely long.
+No rank is accused if all ranks are equally slow, or if communication is long but not slow at one host.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-LEAST_SHARE = 0.1  # of a step, by which a straggler works longer than the others
+LEAST_SHARE = 0.1  # share of a step by which a straggler works longer than the others
 CLEAR_SHARE = 0.2
 MOST_STEPS_APART = 1.5  # largest ratio of a rank's mean step to the median of the others
-LEAST_MOMENTS = 3  # that at least two ranks were measured at
-LEAST_VOTES, CLEAR_VOTES = 2 / 3, 0.9  # of the moments, at which a straggler was slow by half of LEAST_SHARE
-REFUSED_PERCENT = 20.0  # of a processor, more than the others' hosts are refused
-LEAST_COMMUNICATION = 0.2  # of a step, for the network to matter
+LEAST_MOMENTS = 3  # moments at which at least two ranks were measured
+LEAST_VOTES, CLEAR_VOTES = 2 / 3, 0.9  # share of the moments at which a straggler was slow by half of LEAST_SHARE
+REFUSED_PERCENT = 20.0  # percent of a processor that a host is refused beyond the others' hosts
+LEAST_COMMUNICATION = 0.2  # share of a step from which on the network matters
 RTT_FACTOR, CLEAR_RTT_FACTOR = 4.0, 10.0
 RTT_EXCESS_MS = 2.0  # hosts of one job are a fraction of a millisecond apart
 PAIR_RTT_MS = 10.0  # for jobs of two hosts, where no third host allows a comparison
-RESENT_PERCENT, RESENT_FACTOR = 1.0, 5.0  # of segments; a fraction of a percent is sent again on any busy link
+RESENT_PERCENT, RESENT_FACTOR = 1.0, 5.0  # share of segments; any busy link resends a fraction of a percent
 SHORT_S = 0.1  # shorter spans are shown in milliseconds
 _MS_PER_S = 1000
 
@@ -54,12 +54,12 @@ class StragglerKind(StrEnum):
     INPUT = "input"
     NETWORK = "network"
     NOBODY = "nobody"
-    UNKNOWN = "unknown"  # too little is known
+    UNKNOWN = "unknown"  # too few measurements
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Mean seconds of a rank's steps that ended about one moment."""
+    """Mean seconds of a rank's steps that ended around one moment."""
 
     step_s: float
     data_wait_s: float = 0.0
@@ -70,7 +70,7 @@ class StepTimes:
 
     @property
     def own_s(self) -> float:
-        """Seconds of the rank's own time: the step less its communication."""
+        """Seconds of the rank's own time: the step minus its communication."""
         return max(0.0, self.step_s - self.communication_s)
 
     @property
@@ -85,7 +85,7 @@ class RankSteps:
     """Step times of one rank over a stretch of time.
 
     Attributes:
-        moments: milliseconds since 1970 -> times; the same moments in all ranks, where they were measured.
+        moments: milliseconds since 1970 -> times; all measured ranks have the same moments.
     """
 
     rank: int
@@ -93,13 +93,13 @@ class RankSteps:
     moments: Mapping[int, StepTimes]
 
     def usual(self) -> StepTimes:
-        """Return the medians of the moments, so that occasional checkpoints do not count."""
+        """Return the medians over the moments, which ignore occasional checkpoints."""
         times = list(self.moments.values())
         medians = {name: statistics.median(getattr(item, name) for item in times) for name in ("step_s", *PARTS)}
         return StepTimes(**medians)
 
     def mean_step_s(self) -> float:
-        """Return the mean of the moments, which counts occasional waits."""
+        """Return the mean over the moments, which includes occasional waits."""
         return statistics.fmean(item.step_s for item in self.moments.values())
 
 
@@ -107,9 +107,9 @@ class RankSteps:
 class HostFacts:
     """Medians of a host's measurements over the same stretch; None for unmeasured values."""
 
-    refused_percent: float | None = None  # processor time that its limit refused, one processor is 100
-    rtt_ms: float | None = None  # to the nearest other host
-    resent_percent: float | None = None  # of the segments that it sends
+    refused_percent: float | None = None  # processor time that the host's limit refused; one processor is 100
+    rtt_ms: float | None = None  # round trip to the nearest other host
+    resent_percent: float | None = None  # share of the segments that it sends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,15 +129,15 @@ class RankRow:
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerVerdict:
-    """Verdict on a job: the slow host, its slow ranks and the reason, or that nothing slow was found.
+    """Verdict on a job: the slow host, its slow ranks and the reason, or no slow host.
 
     Attributes:
         host: the slow host; empty if none is slow, and if two are equally late.
-        ranks: of that host that are slow; empty for the network.
+        ranks: slow ranks of that host; empty for the network.
         text: the verdict in a sentence.
         evidence: sentences.
         confidence: `high` or `medium`; empty if no rank is slow.
-        lost_s: of each step, that would be saved if it were as fast as the others; 0 for the network.
+        lost_s: seconds of each step that would be saved if the host were as fast as the others; 0 for the network.
     """
 
     kind: StragglerKind
@@ -155,7 +155,7 @@ class StragglerVerdict:
 
 
 def rows_of(ranks: Sequence[RankSteps]) -> list[RankRow]:
-    """Return a line for each rank that was measured."""
+    """Return a row for each rank that was measured."""
     rows = []
     for item in sorted(ranks, key=lambda item: item.rank):
         if item.moments:
@@ -166,11 +166,11 @@ def rows_of(ranks: Sequence[RankSteps]) -> list[RankRow]:
 
 
 def judge(ranks: Sequence[RankSteps], hosts: Mapping[str, HostFacts], *, has_gpus: bool = False) -> StragglerVerdict:
-    """Return the slow host, its slow ranks and the reason, or that nothing slow was found.
+    """Return the verdict: the slow host, its slow ranks and the reason, or no slow host.
 
     Args:
-        ranks: all ranks of a job; those without steps are left out.
-        hosts: measurements of their hosts.
+        ranks: all ranks of a job; ranks without steps are left out.
+        hosts: measurements of the ranks' hosts.
         has_gpus: whether ranks compute on GPUs; then a rank's own times do not show its waits for others.
     """
     ranks = [item for item in ranks if len(item.moments) >= LEAST_MOMENTS]
@@ -304,7 +304,7 @@ def _votes(slow: RankSteps, others: Sequence[RankSteps]) -> float:
 
 
 def _more_refused(host: str, others: Collection[str], hosts: Mapping[str, HostFacts]) -> str | None:
-    """Return the sentence that a host is refused far more processor time than others; None if it is not."""
+    """Return a sentence if a host is refused far more processor time than others, else None."""
     its = hosts.get(host, HostFacts()).refused_percent
     if its is None:
         return None
@@ -316,7 +316,7 @@ def _more_refused(host: str, others: Collection[str], hosts: Mapping[str, HostFa
 
 
 def _spans(*seconds: float) -> tuple[str, ...]:
-    """Return spans of time in words, all in the unit that the longest needs."""
+    """Return spans of time as texts, all in the unit of the longest span."""
     if max(seconds) < SHORT_S:
         return tuple(f"{one * _MS_PER_S:.1f} ms" for one in seconds)
     return tuple(f"{one:.3f} s" for one in seconds)

@@ -2,8 +2,8 @@
 
 Where: the ledger adds the stretches up. Rows of SecondaryStatusTransitions show the state of the job as a whole; facts
 of each host (timings of its preparation, its connections to the master port, ends of its processes, its newest
-checkpoint) say how it spent such a row. Time that the facts do not explain stays with the row: a stretch is never
-computed from two clocks, and never negative.
+checkpoint) tell how the host spent the time of a row. Time that the facts do not explain is counted as the row's
+status: a stretch is never computed from two clocks, and is never negative.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from clary.control.jobs.training_job import EndCause, StatusTransition, Training
 class TimePart(StrEnum):
     """Use of a host's time; docs/spot.md maps the names to those of ML goodput measurement."""
 
-    QUEUED = "queued"  # no host: the job waits for capacity, at first or again
+    QUEUED = "queued"  # no host: the job waits for capacity, for its first or a later attempt
     STARTING = "starting"  # hosts and processes are being started
-    DOWNLOADING = "downloading"  # code and channels
-    RESTORING = "restoring"  # checkpoints, where nothing was downloaded at the same time
-    INSTALLING = "installing"  # the environment, where nothing was downloaded or restored at the same time
-    RENDEZVOUS = "rendezvous"  # the program ran, and not all of its ranks had found each other
+    DOWNLOADING = "downloading"  # code and channels are fetched
+    RESTORING = "restoring"  # checkpoints are restored, without a download at the same time
+    INSTALLING = "installing"  # the environment is installed, without a download or restore at the same time
+    RENDEZVOUS = "rendezvous"  # the program ran, and not all of its ranks had connected
     PRODUCTIVE = "productive"  # the program ran, and its work was kept
     LOST_TO_RESTART = "lost_to_restart"  # the program ran, and the next attempt began from an earlier point
     LOST_TO_FAILURE = "lost_to_failure"  # the program ran, the job failed, and no checkpoint holds its work
     LOST_TO_STOP = "lost_to_stop"  # the program ran, the job was stopped, and no model or checkpoint holds its work
-    STALLED = "stalled"  # a part of the job had failed, and the rest still ran
-    CHECKPOINTING = "checkpointing"  # the program had ended, its last checkpoints were being stored
+    STALLED = "stalled"  # one host or process had failed, and the others still ran
+    CHECKPOINTING = "checkpointing"  # the program had ended, and its last checkpoints were being stored
     STOPPING = "stopping"  # from the order to stop until all processes have ended
-    UPLOADING = "uploading"  # model and output
-    IDLE_WAITING = "idle_waiting"  # the host had done its part, others had not
+    UPLOADING = "uploading"  # model and output are uploaded
+    IDLE_WAITING = "idle_waiting"  # the host had done its part, and other hosts had not
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """One host's time in one part."""
+    """A span of one host's time with one use."""
 
     part: TimePart
     start: datetime
@@ -56,31 +56,31 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Attempt:
-    """Facts of one attempt that the cut needs."""
+    """Facts of one attempt that are needed to cut time."""
 
-    facts: Mapping[str, HostFacts]  # of each host, at its end or now
+    facts: Mapping[str, HostFacts]  # facts of each host, at the attempt's end or now
     ended_at: datetime | None = None  # when the hosts of an attempt that ended early were released
     loss: TimePart | None = None  # use of the time that no checkpoint holds; None: all work is kept
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Piece:
-    """Time in which the job as a whole did one thing."""
+    """A span of time in which the job as a whole had one status."""
 
     status: SecondaryStatus | None  # None: no hosts
     start: datetime
     end: datetime
     attempt: _Attempt
-    is_prepared: bool = False  # of a row Downloading: whether every host came to its end
+    is_prepared: bool = False  # for a row Downloading: whether every host has finished it
 
 
 _ENDINGS = (SecondaryStatus.INTERRUPTED, SecondaryStatus.RESTARTING)
 _BEFORE_PROGRAM = (HostPhase.LAUNCHING, HostPhase.PREPARING, HostPhase.PREPARED)
 _NEVER = datetime.max.replace(tzinfo=UTC)
-# A host that has not connected this long after the last host that has, or after the programs' start, takes part in no
-# rendezvous: not every program uses the master port. Longer than a cold import takes.
+# A host that has not connected this long after the last connected host, or after the programs' start, takes part in no
+# rendezvous: not every program uses the master port. The time is longer than a cold import.
 _PATIENCE = timedelta(minutes=5)
-_LONGEST_S = 1e9  # of a timing: a value above thirty years was not measured
+_LONGEST_S = 1e9  # largest timing: a value above thirty years was not measured
 
 
 def cut_time(job: TrainingJob, *, now: datetime) -> dict[str, tuple[Stretch, ...]]:
@@ -88,7 +88,7 @@ def cut_time(job: TrainingJob, *, now: datetime) -> dict[str, tuple[Stretch, ...
 
     Args:
         job: the record.
-        now: where the last stretch of a job that has not ended ends; never before its last transition (lifted).
+        now: end of the last stretch of a job that has not ended; moved to the job's last transition if it is earlier.
     """
     attempts = _attempts(job)
     pieces = list(_pieces(job, attempts, _end_of(job, now)))
@@ -96,7 +96,7 @@ def cut_time(job: TrainingJob, *, now: datetime) -> dict[str, tuple[Stretch, ...
 
 
 def attempts_of_rows(rows: Sequence[StatusTransition]) -> list[int]:
-    """Return for each row the index of the attempt that it belongs to; by their order, since times may be equal."""
+    """Return for each row the index of its attempt, by the order of rows, since times may be equal."""
     indices: list[int] = []
     for row in rows:
         begins = row.status is SecondaryStatus.STARTING and bool(indices) and rows[len(indices) - 1].status in _ENDINGS
@@ -120,7 +120,7 @@ def _attempts(job: TrainingJob) -> list[_Attempt]:
 
 
 def _loss(job: TrainingJob) -> TimePart | None:
-    """Return the reason why the last attempt's unsaved time is lost; a stopping job may yet store its model."""
+    """Return the reason why the last attempt's unsaved time is lost; a stopping job may still store its model."""
     if job.end_cause is EndCause.FAILURE:
         return TimePart.LOST_TO_FAILURE
     is_stopped = job.is_terminal and job.end_cause is not EndCause.SUCCESS
@@ -128,7 +128,7 @@ def _loss(job: TrainingJob) -> TimePart | None:
 
 
 def _host_names(job: TrainingJob, attempts: list[_Attempt]) -> list[str]:
-    """Return the hosts of the job, or the hosts that it asks for if it never had any."""
+    """Return the names of the job's hosts, or of the hosts that it requests if it never had hosts."""
     names = dict.fromkeys(name for attempt in attempts for name in attempt.facts)
     return list(names) or [f"algo-{index + 1}" for index in range(JobRequest(job.request).num_hosts)]
 
@@ -139,7 +139,7 @@ def _pieces(job: TrainingJob, attempts: list[_Attempt], end: datetime) -> Iterat
     for index, (row, number) in enumerate(zip(job.transitions, attempts_of_rows(job.transitions), strict=True)):
         following = job.transitions[index + 1] if index + 1 < len(job.transitions) else None
         attempt = attempts[min(number, len(attempts) - 1)]
-        # The time before the first row is counted with that row.
+        # The time before the first row is counted as part of that row.
         stop = max(start, min(end, following.started_at)) if following is not None else end
         status: SecondaryStatus | None = row.status
         if row.status is SecondaryStatus.PENDING or (
@@ -170,17 +170,17 @@ def _of_host(name: str, pieces: list[_Piece]) -> Iterator[Stretch]:
                 yield from _running(facts, piece)
             case SecondaryStatus.UPLOADING:
                 yield from _uploading(name, facts, piece)
-            case _:  # the job is ending; a terminal row has no time of its own
+            case _:  # the job is ending; a terminal row has no duration
                 yield from _stopping(facts, piece)
 
 
 def _preparation(facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
-    """Cut the preparation by its timings, all counted from its begin; overlapping steps count once."""
+    """Cut the preparation by its timings, which all count from its begin; overlapping steps count once."""
     timings = {} if facts is None else facts.timings_s
     downloaded = (piece.start + _downloaded(timings), TimePart.DOWNLOADING)
     restored = (piece.start + _restored(timings), TimePart.RESTORING)
     installed = (piece.start + _prepared(timings), TimePart.INSTALLING)
-    if not timings:  # of the host only the order to prepare is known
+    if not timings:  # only the order to prepare is known of the host
         yield from _cut(piece, rest=TimePart.DOWNLOADING)
     elif piece.is_prepared:
         slowest = max(_prepared(other.timings_s) for other in piece.attempt.facts.values())
@@ -219,7 +219,7 @@ def _stopping(facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
 
 
 def _uploading(name: str, facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
-    """Cut the upload: every host but the leader stages its share first, the leader merges them when all have."""
+    """Cut the upload: every host except the leader stages its share, then the leader merges all shares."""
     names = list(piece.attempt.facts)
     took = None if facts is None or "upload" not in facts.timings_s else _took(facts.timings_s, "upload")
     leader = next((other for other in names if piece.attempt.facts[other].uploaded), names[0] if names else name)
@@ -234,7 +234,7 @@ def _uploading(name: str, facts: HostFacts | None, piece: _Piece) -> Iterator[St
 
 
 def _after_program(facts: HostFacts | None, piece: _Piece) -> Iterator[tuple[datetime, TimePart]]:
-    """Yield the ends of storing checkpoints and of waiting for the others, for a host whose program has ended."""
+    """Yield the ends of storing checkpoints and of waiting for other hosts, for a host whose program has ended."""
     done_at = _done_at(facts)
     if done_at is None:
         return
@@ -244,7 +244,7 @@ def _after_program(facts: HostFacts | None, piece: _Piece) -> Iterator[tuple[dat
 
 
 def _cut(piece: _Piece, *marks: tuple[datetime, TimePart], rest: TimePart) -> Iterator[Stretch]:
-    """Yield a piece cut at marks, each the end of its part; marks outside of the piece are moved to its ends."""
+    """Yield a piece cut at marks, each the end of a part; marks outside of the piece are moved to its ends."""
     start = piece.start
     for mark, part in marks:
         stop = min(max(mark, start), piece.end)
@@ -266,7 +266,7 @@ def _joined(stretches: Iterator[Stretch]) -> tuple[Stretch, ...]:
 
 
 def _downloaded(timings: Mapping[str, float]) -> timedelta:
-    """Return when code and channels were there; they are fetched at the same time, after the tree is built."""
+    """Return when code and channels were fetched; they are fetched at the same time, after the tree is built."""
     channels = [_took(timings, part) for part in timings if part.startswith("channel:")]
     return _took(timings, "tree") + max([_took(timings, "code"), *channels])
 
@@ -302,15 +302,16 @@ def _done_at(facts: HostFacts | None) -> datetime | None:
 
 
 def _met_at(facts: HostFacts | None, attempt: _Attempt, *, began_at: datetime, until: datetime) -> datetime | None:
-    """Return when the last host of an attempt had found the others, `_NEVER` while a host is missing.
+    """Return when the last host of an attempt had connected to the others; `_NEVER` while a host is missing.
 
     Args:
-        facts: of the host in question.
-        attempt: with the facts of all.
+        facts: facts of the host in question.
+        attempt: attempt with the facts of all hosts.
         began_at: when the programs were started.
-        until: up to when programs ran that had not failed.
+        until: time until which programs ran without a failure.
 
-    Returns: None if this host seems to take part in no rendezvous: no host connected, or it alone did not in time.
+    Returns: None if this host seems to take part in no rendezvous: no host connected, or this host alone did not
+    connect in time.
     """
     last = _last_to_come(attempt, began_at)
     if last is None or facts is None:
@@ -323,7 +324,7 @@ def _met_at(facts: HostFacts | None, attempt: _Attempt, *, began_at: datetime, u
 
 
 def _last_to_come(attempt: _Attempt, began_at: datetime) -> datetime | None:
-    """Return when the last awaited host arrived, or None if no awaited host did."""
+    """Return when the last awaited host connected, or None if no awaited host did."""
     last = None
     for at in sorted(at for facts in attempt.facts.values() if (at := facts.rendezvous_at) is not None):
         if at - max(began_at, last or began_at) > _PATIENCE:
@@ -341,7 +342,7 @@ def _is_missing(facts: HostFacts) -> bool:
 
 
 def _failure_time(facts: HostFacts) -> datetime | None:
-    """Return when a host or a process of it first failed by itself; None without such a failure."""
+    """Return when a host or one of its processes first failed by itself; None without such a failure."""
     times = [item.ended_at for item in facts.exits if item.exit_code != 0 and not item.is_consequence]
     if facts.phase is HostPhase.LOST:
         times.append(facts.phase_started_at)
@@ -349,7 +350,7 @@ def _failure_time(facts: HostFacts) -> datetime | None:
 
 
 def _committed_at(attempt: _Attempt) -> datetime | None:
-    """Return when an attempt's last set of checkpoints was whole; of hosts that took sets, the last one's counts."""
+    """Return when an attempt's last checkpoint sets were complete: the latest time of the hosts that took sets."""
     return max((at for facts in attempt.facts.values() if (at := _stored_at(facts))), default=None)
 
 

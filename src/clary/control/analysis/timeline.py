@@ -1,6 +1,6 @@
 """Timeline of a job: statuses, the first cause, its consequences. Pure.
 
-Where: the command line asks for it (`clary describe --why`); FailureReason has room for the cause alone.
+Where: `clary describe --why` shows it; FailureReason has room for the cause alone.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from clary.control.jobs.training_job import TrainingJob
 
 STATUS = "status"
 CAUSE = "cause"
-FAILURE = "failure"  # failed by itself, later than the cause
-CASCADE = "cascade"  # failed as a consequence of the cause
+FAILURE = "failure"  # a process that failed by itself, later than the cause
+CASCADE = "cascade"  # a process that failed as a consequence of the cause
 
 
 @dataclass(frozen=True, kw_only=True)

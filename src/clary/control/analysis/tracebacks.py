@@ -1,14 +1,14 @@
 """The end of the last Python traceback in a program's lines. Pure.
 
-Where: `clary describe --why` and the console show it beside the cause, which has room for the exception alone.
+Where: `clary describe --why` and the console show it next to the cause, which has room for the exception alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-MOST_FRAMES = 4  # the innermost, where the error was raised
-MOST_LINES = 40  # of one traceback: messages of some libraries are pages long
+MOST_FRAMES = 4  # innermost frames, in which the error was raised
+MOST_LINES = 40  # limit of one traceback: messages of some libraries are pages long
 _BEGIN = "Traceback (most recent call last):"
 _FRAME = '  File "'
 
@@ -17,7 +17,7 @@ def last_traceback(lines: Sequence[str]) -> list[str]:
     """Return the last frames and the exception, or an empty list if the lines hold no traceback.
 
     Args:
-        lines: of one process, oldest first. A prefix that a launcher puts before each line, such as torchrun's
+        lines: lines of one process, oldest first. A prefix that a launcher puts before each line, such as torchrun's
             `[rank0]: `, is left out.
     """
     begins = [index for index, line in enumerate(lines) if line.rstrip().endswith(_BEGIN)]

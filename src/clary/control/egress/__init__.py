@@ -1,1 +1,1 @@
-"""Traffic that programs may send out of this machine: the owner's entries, the judgement of targets, tunnels."""
+"""Traffic that programs may send out of this machine: the owner's entries, the policy for targets, tunnels."""

@@ -1,7 +1,7 @@
 """Kinds of IP addresses: public ones, forbidden ones, and addresses embedded in others.
 
-Where: `entries` refuses entries by it, `policy` judges every resolved address. Pure; which addresses this machine has
-is `own_addresses`.
+Where: `entries` refuses entries by it, and `policy` checks every resolved address with it. Pure; `own_addresses` finds
+this machine's addresses.
 Source: IANA special-purpose address registries for IPv4 and IPv6; RFC 6052 (NAT64), RFC 5214 (ISATAP), RFC 3056 (6to4);
 documents of the clouds for their metadata services.
 """
@@ -13,8 +13,8 @@ import ipaddress
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# These are never connected to, under any settings: clouds hand out the machine's credentials there, or
-# they name no single machine.
+# No settings allow connections to these networks: clouds serve the machine's credentials there, or the addresses do not
+# identify a single machine.
 NEVER: tuple[Network, ...] = tuple(
     ipaddress.ip_network(text)
     for text in (
@@ -28,14 +28,14 @@ NEVER: tuple[Network, ...] = tuple(
         "::/128",
         "fe80::/10",
         "fec0::/10",
-        "fd00:ec2::/32",  # Amazon: 254 and the Nitro services beside it
+        "fd00:ec2::/32",  # Amazon: fd00:ec2::254 and other Nitro services
         "fd20:ce::254/128",  # Google
         "fd00:c1::a9fe:a9fe/128",  # Oracle
         "ff00::/8",
     )
 )
-# No part of the internet, although `is_global` of some releases of Python is true for them; most are private or name a
-# tunnel.
+# Networks outside of the internet, although `is_global` of some Python releases is true for them; most are private or
+# for tunnels.
 _NOT_INTERNET: tuple[Network, ...] = tuple(
     ipaddress.ip_network(text)
     for text in (
@@ -57,13 +57,13 @@ _NOT_INTERNET: tuple[Network, ...] = tuple(
 )
 _UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_ISATAP = (0x00005EFE, 0x02005EFE)  # third quarter of the address; the fourth is one of IPv4
+_ISATAP = (0x00005EFE, 0x02005EFE)  # third quarter of the address; the fourth quarter is an IPv4 address
 
 
 def plain(text: str) -> Address:
-    """Return the address that a text of `getaddrinfo` spells, without zone; an IPv4 address in IPv6 is unwrapped.
+    """Parse an address from `getaddrinfo`, without its zone; unwrap an IPv4 address in IPv6.
 
-    Raises: ValueError for a text that is no address.
+    Raises: ValueError for a text that is not an address.
     """
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):

@@ -1,6 +1,7 @@
 """Entries of setting `reachable_networks`: services of the owner's own network that programs may reach.
 
-Where: `settings` reads and validates them, `policy` compares targets with them, `outlets` makes listeners of them.
+Where: `settings` parses and validates the entries, `policy` compares targets with them, `outlets` opens listeners for
+them.
 
     10.1.0.0/16           every TCP port of every address of the network
     10.1.0.0/16:5432      one port of each
@@ -23,14 +24,14 @@ EXPECTED = "an entry like 10.1.0.0/16, 192.168.7.20:5432, [fd00::20]:5432, regis
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
-# Unusual spellings that a resolver takes for an address: 127.1, 0x7f000001, 017700000001.
+# Unusual forms that a resolver accepts as an address: 127.1, 0x7f000001, 017700000001.
 _NUMBER_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+(?:/[0-9]{1,3})?)\](?::([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True)
 class Reachable:
-    """One entry: a name or a network, and a port or all of them."""
+    """One entry: a name or a network, with one port or all ports."""
 
     name: str  # empty for a network
     network: Network | None
