@@ -73,7 +73,7 @@ class ConnectionPool:
         return name if is_implied else f"{name}:{self._port}"
 
     def take(self, *, fresh: bool = False) -> PooledConnection:
-        """Return the idle connection used last, or a new one if `fresh` or none is idle; it connects at its first use.
+        """Return the idle connection used last, or a new one if `fresh` or without idle ones; it connects when used.
 
         Raises: ConnectionAbortedError after `close`.
         """
