@@ -1,9 +1,8 @@
-"""The process groups of a mesh, and objects sent between ranks.
+"""The process groups of a mesh, and exchange of objects between ranks.
 
-Where: `runtime.initialize` makes `Groups` once; modules, reducers and checkpoints take the group along their axes from
-it.
+Where: `runtime.initialize` makes `Groups` once; modules, reducers and checkpoints use its groups along their axes.
 
-Objects travel pickled, between ranks of one program that trust each other. Only the source calls `broadcast`; each
+Objects are sent pickled, between ranks of one program, which trust each other. Only the source calls `broadcast`; each
 other member of the group calls `receive`, as scripts written for SMP do.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
 """
@@ -23,17 +22,17 @@ import torch.distributed as dist
 from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.layout.mesh import Along, Mesh
 
-_OBJECT_TAG = 0x0B1  # tag of sends and receives of objects, which distinguishes them from the program's own
+_OBJECT_TAG = 0x0B1  # tag of object messages, which distinguishes them from the program's own messages
 
 
 class Groups:
-    """All groups that one rank is a member of. All ranks make it at the same time, as torch's groups require.
+    """All groups of which one rank is a member. All ranks construct it at the same time, as torch's groups require.
 
     Args:
-        rank: of this process in the world.
-        timeout: of one operation of a group.
-        check: called before any group of the mesh is made, since ranks of different meshes would wait for each other;
-            it may gather objects from the whole world.
+        rank: global rank of this process.
+        timeout: limit of one operation of a group.
+        check: called before the mesh's groups are made, since ranks of different meshes would wait for each other; may
+            gather objects from all ranks.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Groups:
         self.mesh = mesh
         self.rank = rank
         self._timeout_s = timeout.total_seconds()
-        # Objects are bytes in host memory, whatever backend carries tensors.
+        # Objects are bytes in host memory, so this group uses gloo whatever the backend of tensors.
         self._objects = dist.new_group(list(range(mesh.size)), timeout=timeout, backend="gloo")
         if check is not None:
             check(self)
@@ -57,11 +56,11 @@ class Groups:
         return self._made[self.ranks(along)]
 
     def ranks(self, along: Along) -> tuple[int, ...]:
-        """Return the world ranks of this rank's group along these axes, in the order of the group."""
+        """Return the global ranks of this rank's group along these axes, in the order of the group."""
         return self.mesh.group(along, self.rank)
 
     def group_rank(self, along: Along) -> int:
-        """Return this rank's place in its group along these axes."""
+        """Return this rank's index in its group along these axes."""
         return self.ranks(along).index(self.rank)
 
     def size(self, along: Along) -> int:
@@ -69,7 +68,7 @@ class Groups:
         return len(self.ranks(along))
 
     def global_rank(self, along: Along, group_rank: int) -> int:
-        """Return the rank in the world of a member of this rank's group.
+        """Return the global rank of a member of this rank's group.
 
         Raises: ValueError if the group has no such rank.
         """
@@ -82,8 +81,8 @@ class Groups:
         """Send an object to a member of this rank's group, which calls `receive`.
 
         Args:
-            obj: anything that can be pickled.
-            group_rank: of the receiver, in this rank's group along `along`.
+            obj: any object that can be pickled.
+            group_rank: rank of the receiver in this rank's group along `along`.
 
         Raises: ValueError if there is no such member, or it is this rank.
         """
@@ -110,19 +109,19 @@ class Groups:
         return _from_bytes(payload)
 
     def broadcast(self, obj: Any, along: Along) -> None:
-        """Send an object to all other members of this rank's group; each calls `receive` with this rank."""
+        """Send an object to all other members of this rank's group; each of them calls `receive` with this rank."""
         for group_rank, rank in enumerate(self.ranks(along)):
             if rank != self.rank:
                 self.send(obj, group_rank, along)
 
     def allgather(self, obj: Any, along: Along) -> list[Any]:
-        """Return the objects of all members, by their ranks in the group. All call it.
+        """Return the objects of all members, by group rank. All members call it.
 
         Raises: ParallelError naming a member that does not call it.
         """
         ranks = self.ranks(along)
         gathered: list[Any] = [obj if rank == self.rank else None for rank in ranks]
-        for distance in range(1, len(ranks)):  # in every round each rank sends to one rank and receives from one
+        for distance in range(1, len(ranks)):  # in every round each rank sends to one rank and receives from another
             own = ranks.index(self.rank)
             to, source = (own + distance) % len(ranks), (own - distance) % len(ranks)
             try:
@@ -153,7 +152,7 @@ class Groups:
 
 
 def _to_bytes(obj: Any) -> torch.Tensor:
-    """Return an object pickled; tensors are copied by value, from a GPU too."""
+    """Pickle an object; tensors are copied by value, also from a GPU."""
     buffer = io.BytesIO()
     torch.save(obj, buffer, pickle_protocol=pickle.HIGHEST_PROTOCOL)
     return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)

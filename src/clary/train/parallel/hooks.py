@@ -1,4 +1,4 @@
-"""Functions that are called once, at the next event, in the order of `add`, unless they are removed before."""
+"""One-shot hooks: functions that the next event calls in the order of `add`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class Handle:
-    """Removes one hook."""
+    """Handle of one hook."""
 
     def __init__(self, hooks: dict[int, Callable[..., Any]], key: int) -> None:
         self._hooks = hooks
         self._key = key
 
     def remove(self) -> None:
-        """Remove the hook; it is no longer called."""
+        """Remove the hook, so that it is not called."""
         self._hooks.pop(self._key, None)
 
 

@@ -1,7 +1,7 @@
-"""Keys of a configuration: how each is read, which are known, and which are accepted without effect.
+"""Configuration keys: their readers, the known keys, and the keys that are accepted without effect.
 
-Where: `configuration` declares the keys of SMP v1 with these functions, `fsdp.configuration` those of v2. No torch
-here.
+Where: `configuration` declares the keys of SMP v1 with these functions, `fsdp.configuration` those of v2. This module
+does not import torch.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ def key(default: Any, read: Reader, *, effect: bool = True) -> Any:
     """Declare one key as a field of a dataclass.
 
     Args:
-        effect: False for keys that are accepted from scripts but change nothing on torch.
+        effect: False for keys that are accepted from scripts but have no effect.
     """
     return field(default=default, metadata={"read": read, "effect": effect})
 
 
 def read_keys(kind: type, given: Mapping[str, Any], what: str, *, near: Collection[str] = ()) -> dict[str, Any]:
-    """Return the values of a dataclass's keys.
+    """Parse given values into the keys of a dataclass.
 
-    Keys that begin with an underscore are not documented: public scripts give some, which tune the original. Those that
-    are not declared are collected under `undocumented`.
+    Keys that begin with an underscore are not documented: public scripts pass some, which tune the original. Undeclared
+    underscore keys are collected under `undocumented`.
 
     Args:
-        what: the owner of the keys, for errors.
-        near: more names that errors may suggest for a misspelt key.
+        what: the owner of the keys, for error texts.
+        near: further names that errors may suggest for a misspelt key.
 
     Raises: ValueError for an unknown key, or a value of the wrong kind.
     """
@@ -60,7 +60,7 @@ def integer(least: int) -> Reader:
     """Return a reader of whole numbers of at least `least`."""
 
     def read(name: str, value: Any) -> int:
-        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # infinity is not
+        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # False for infinity
         if isinstance(value, bool) or not is_whole or value < least:
             raise ValueError(f"{name} is {value!r}; expected a whole number, {least} or more")
         return int(value)
@@ -69,14 +69,14 @@ def integer(least: int) -> Reader:
 
 
 def switch(name: str, value: Any) -> bool:
-    """Read true and false, as words of JSON or as 0 and 1. Raises: ValueError."""
+    """Parse a boolean: a JSON boolean, or 0 or 1. Raises: ValueError."""
     if not isinstance(value, bool | int) or value not in (0, 1):
         raise ValueError(f"{name} is {value!r}; expected true or false")
     return bool(value)
 
 
 def one_of(*words: str) -> Reader:
-    """Return a reader of one of some words."""
+    """Return a reader that accepts any of the given words."""
 
     def read(name: str, value: Any) -> str:
         if value not in words:
@@ -98,7 +98,7 @@ def number(least: float, most: float) -> Reader:
 
 
 def text(name: str, value: Any) -> str:
-    """Read text. Raises: ValueError."""
+    """Accept text. Raises: ValueError."""
     if not isinstance(value, str):
         raise ValueError(f"{name} is {value!r}; expected text")
     return value

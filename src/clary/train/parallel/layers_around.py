@@ -1,9 +1,9 @@
-"""The wrapped model, as scripts of SMP 1.6 to 1.10 reach it: through the layers that the original put around it.
+"""Wrappers through which scripts of SMP 1.6 to 1.10 reach the model: the original had layers around it.
 
-    model.module.module.transformer           of a DistributedModel
+    model.module.module.transformer           with a DistributedModel
     model.module.module.module.transformer    with fp16
 
-In this library no layer lies between a DistributedModel and its model. Newer scripts take `model.get_module()`.
+In this library no layer lies between a DistributedModel and its model. Newer scripts call `model.get_module()`.
 Source: amazon-sagemaker-examples of 2022, `train_gpt_simple.py` and `train_gptj_smp_tensor_parallel_script.py` under
 `training/distributed_training/pytorch/model_parallel`, as callers.
 """
@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-_DEPTH = 2  # most layers that scripts go through
+_DEPTH = 2  # most layers that scripts unwrap
 
 
 class LayerAround:
-    """Behaves as a model in every way; its `module` is the model, or another layer around it.
+    """Proxy of a model; its `module` is the model, or another proxy.
 
-    It is not registered as a module, so names and states are the model's. A program that unwraps until there is no
-    `module`, as transformers does, reaches the model itself.
+    It is not registered as a module, so names and states are the model's. A program that unwraps `module` until it is
+    missing, as transformers does, reaches the model itself.
     """
 
     __slots__ = ("_depth", "_model")
@@ -63,7 +63,7 @@ class LayerAround:
         return len(self._model)
 
     def __bool__(self) -> bool:
-        return True  # never `__len__`, which a model may lack
+        return True  # without this method Python calls `__len__`, which a model may lack
 
     def __eq__(self, other: object) -> bool:
         return bool(self._model == (other._model if type(other) is LayerAround else other))

@@ -1,7 +1,7 @@
-"""The factor by which losses are multiplied in half precision, so that small gradients do not vanish.
+"""The loss scale: the factor of losses in half precision, so that small gradients do not vanish.
 
 Where: `DistributedOptimizer` with fp16.
-Source: the names of the arguments are those of sagemaker-python-sdk's `smp.DistributedOptimizer`.
+Source: sagemaker-python-sdk's `smp.DistributedOptimizer`, for the names of the arguments.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 @dataclass
 class LossScale:
-    """A scale and the rules of its changes.
+    """A loss scale and the rules of its changes.
 
     Args:
         value: the current scale.
-        is_dynamic: whether it changes.
-        scale_factor: the scale is divided by it when a gradient is not finite, and multiplied after a run of good
-            steps.
-        scale_window: good steps in a run.
+        is_dynamic: whether the scale changes.
+        scale_factor: factor by which the scale falls after steps with gradients that are not finite (bad steps), and
+            rises after a run of good steps.
+        scale_window: number of good steps in a run.
         min_scale: lower limit of the scale.
-        delayed_shift: bad steps before the scale falls.
+        delayed_shift: number of bad steps after which the scale falls.
         consecutive_hysteresis: whether a good step resets the count of bad steps.
     """
 
@@ -33,8 +33,8 @@ class LossScale:
     min_scale: float = 1.0
     delayed_shift: int = 1
     consecutive_hysteresis: bool = False
-    num_good: int = 0  # since the last bad step, or the last rise
-    patience: int = 1  # bad steps left before the scale falls
+    num_good: int = 0  # good steps since the last bad step or rise
+    patience: int = 1  # remaining bad steps until the scale falls
 
     @classmethod
     def make(cls, static: float | None, is_dynamic: bool, arguments: Mapping[str, Any]) -> LossScale:
@@ -43,7 +43,7 @@ class LossScale:
         Args:
             static: the scale if it is not dynamic; None is 1.
             is_dynamic: whether the scale changes.
-            arguments: of a dynamic scale: options by name, and `init_scale`, 2^32 if left out.
+            arguments: options of a dynamic scale by name, and `init_scale`, by default 2^32.
 
         Raises: ValueError for an unknown argument.
         """

@@ -1,6 +1,6 @@
-"""A script's placement of modules: marks on modules, set while they are made or afterwards.
+"""A script's placement of modules on pipeline ranks: marks on modules, set while or after they are made.
 
-Where: `smp.partition` and `smp.set_partition` mark, `DistributedModel` reads when automatic partition is off.
+Where: `smp.partition` and `smp.set_partition` set marks; `DistributedModel` reads them if automatic partition is off.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MARK = "_clary_part"  # attribute of a module
 
 
 def mark(module: torch.nn.Module, index: int) -> None:
-    """Place a module on a pipeline rank; its children too unless they are marked themselves.
+    """Place a module, and its children that have no mark of their own, on a pipeline rank.
 
     Raises: ValueError if `index` is not a whole number of at least 0.
     """
@@ -25,7 +25,7 @@ def mark(module: torch.nn.Module, index: int) -> None:
 
 @contextlib.contextmanager
 def marking(index: int) -> Iterator[None]:
-    """Mark all modules that are made in the block; the innermost context counts.
+    """Mark all modules that are made in the block; the innermost context wins.
 
     Raises: ValueError if `index` is not a whole number of at least 0.
     """
@@ -38,7 +38,7 @@ def marking(index: int) -> Iterator[None]:
 
 
 def marks_of(root: torch.nn.Module) -> dict[str, int]:
-    """Return the pipeline rank of every marked module of a tree, by its path; "" is the root."""
+    """Return the pipeline rank of every marked module of a tree, by path; "" is the root."""
     return {name: module.__dict__[_MARK] for name, module in root.named_modules() if _MARK in module.__dict__}
 
 
@@ -49,7 +49,7 @@ def _checked(part: int) -> int:
 
 
 def _marked(original: Any, part: int) -> Any:
-    """Return a constructor that marks; the outer of two contexts marks first, so the inner one's mark stays."""
+    """Wrap a constructor so that it marks; the outer of two contexts marks first, so the inner context's mark stays."""
 
     @functools.wraps(original)
     def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -60,6 +60,6 @@ def _marked(original: Any, part: int) -> Any:
 
 
 def copy_mark(module: torch.nn.Module, replacement: torch.nn.Module) -> None:
-    """Give a module's replacement the module's mark."""
+    """Copy a module's mark to its replacement."""
     if _MARK in module.__dict__:
         replacement.__dict__[_MARK] = module.__dict__[_MARK]

@@ -1,8 +1,8 @@
-"""Cutting a batch into microbatches, and joining their results.
+"""Cutting of a batch into microbatches, and joining of their results.
 
 Where: `step` cuts its arguments here, calls its function once per microbatch, and joins the results here.
 
-Arguments may be nested in lists, tuples, dicts and sets; so may results, whose containers are kept.
+Tensors may be nested in lists, tuples, dicts and sets, in arguments and in results; results keep their containers.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`, `smp.step`.
 """
 
@@ -21,7 +21,7 @@ SLICE_METHOD = "smp_slice"  # method of objects that cut themselves: smp_slice(n
 
 
 class StepOutput:
-    """A tensor that the step's function returned, over all microbatches: one tensor each, in their order."""
+    """A returned tensor of the step's function: one tensor per microbatch, in order."""
 
     def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
         self.outputs = list(outputs)
@@ -64,8 +64,7 @@ def split_arguments(
 ) -> list[tuple[list[Any], dict[str, Any]]]:
     """Cut the arguments of a function into one list and one dict of keywords for each microbatch.
 
-    Tensors are cut along axis 0, or along the axis in `axes`; scalars, and values other than tensors, go whole to every
-    microbatch.
+    Tensors are cut along axis 0, or along the axis in `axes`; every microbatch gets whole scalars and other values.
 
     Args:
         whole: names of arguments that are not cut.
@@ -132,7 +131,7 @@ def _split(value: Any, num_microbatches: int, axis: int, name: str) -> list[Any]
         ]
     if isinstance(value, list | tuple | set | frozenset):
         cut = [_split(item, num_microbatches, axis, f"{name}[{place}]") for place, item in enumerate(value)]
-        kind: Any = getattr(type(value), "_make", type(value))  # of a named tuple
+        kind: Any = getattr(type(value), "_make", type(value))  # `_make` of a named tuple
         return [kind([pieces[number] for pieces in cut]) for number in range(num_microbatches)]
     return [value] * num_microbatches
 
@@ -151,7 +150,7 @@ def _split_tensor(tensor: torch.Tensor, num_microbatches: int, axis: int, name: 
 
 
 def mapping_like(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return a mapping of the same type; a dataclass (a result of transformers) is made by its fields."""
+    """Return a mapping of the same type; a dataclass (transformers' outputs) is made from its fields."""
     kind: Any = type(like)
     if isinstance(like, defaultdict):
         return kind(like.default_factory, items)

@@ -1,4 +1,4 @@
-"""Refuses mistakes of scripts that would silently train nothing, or the wrong parameters.
+"""Refusal of script mistakes that would silently train nothing, or the wrong parameters.
 
 Where: `DistributedModel`, `DistributedOptimizer` and `step` call the checks, each as soon as it can detect the mistake.
 """
@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from clary.train.parallel.errors import ParallelError
 
 _MOST_REASONS = 3  # most reasons that one error names
-_WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.", "deepspeed.runtime.engine")  # modules of their classes
+_WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.", "deepspeed.runtime.engine")  # modules of wrapper classes
 _is_stepping: ContextVar[bool] = ContextVar("clary_is_stepping", default=False)
 
 NO_BACKWARD = (
@@ -43,7 +43,7 @@ class Passes:
 
 @contextlib.contextmanager
 def stepping() -> Iterator[None]:
-    """Allow optimizers to step the model's parameters in this block, as DistributedOptimizer's inner one does."""
+    """Allow optimizers to step the model's parameters in this block, for DistributedOptimizer's inner optimizer."""
     token = _is_stepping.set(True)
     try:
         yield
@@ -54,12 +54,12 @@ def stepping() -> Iterator[None]:
 class OptimizerWatch:
     """Refuses steps over a model's parameters by optimizers that no DistributedOptimizer wraps.
 
-    Such an optimizer knows nothing of masters, shards and replicas, and holds parameters that lie on other ranks.
+    Such an optimizer ignores masters, shards and replicas, and holds parameters that lie on other ranks.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = weakref.ref(model)
-        self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # of other models
+        self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # optimizers of other models
         self._handle = register_optimizer_step_pre_hook(self._look)
 
     def close(self) -> None:
@@ -81,11 +81,11 @@ class OptimizerWatch:
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-    """Check that an optimizer has only parameters of the model.
+    """Check that an optimizer has parameters of the model alone.
 
-    Parameters of replaced modules would not be trained, and gradients of others would not be averaged.
+    Parameters of replaced modules would not be trained, and gradients of foreign parameters would not be averaged.
 
-    Raises: ValueError with the number of other parameters.
+    Raises: ValueError with the number of foreign parameters.
     """
     own = {id(parameter) for parameter in model.parameters()}
     given = [one for group in optimizer.param_groups for one in group["params"]]
@@ -125,7 +125,7 @@ def refuse_originals(
 
 
 def refuse_other_wrappers(module: torch.nn.Module) -> None:
-    """Refuse a model that contains a module of another library that averages or cuts.
+    """Refuse a model that contains a wrapper of another library that averages gradients or cuts parameters.
 
     Raises: ValueError naming that module.
     """
@@ -164,7 +164,7 @@ def check_tensor_degree(root: torch.nn.Module, degree: int, reasons: Sequence[st
     Args:
         reasons: why modules that the program marked are not distributed.
 
-    Raises: ValueError if it has none.
+        Raises: ValueError if the model has no distributed module.
     """
     if degree == 1 or any(getattr(module, "is_distributed", False) for module in root.modules()):
         return

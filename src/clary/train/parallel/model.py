@@ -1,16 +1,16 @@
-"""A model that lies on many ranks and is used as if it lay on one.
+"""`DistributedModel`: a model spread over ranks that scripts use like a local model.
 
-Where: scripts wrap their model in it once, after `runtime.initialize`; `step` runs steps through it, `optimizer` gets
-this rank's parameters from it.
+Where: scripts wrap their model in it once, after `runtime.initialize`; `step` runs steps through it, and `optimizer`
+gets this rank's parameters from it.
 
 [Note: when] Without a pipeline the constructor places all parameters and makes replicas equal. With a pipeline the
-first step does: its function runs once on the first microbatch to measure modules, rank 0 cuts the model
-(`partition.plan`) and sends the plan to all, modules get doors (`partition.placement`), and parameters of other ranks
-are released.
+first step does so: its function runs once on the first microbatch to measure modules, rank 0 cuts the model
+(`partition.plan`) and sends the plan to all ranks, calls of remote modules are redirected (`partition.placement`), and
+parameters of other ranks are released.
 
 [Note: scale] The gradient of a step is the mean over its microbatches unless `average_grads_across_microbatches` is
-off; the seed of every backward pass is divided by their number. Scripts without a pipeline may call `loss.backward()`
-themselves; then gradients are divided as they arrive.
+off: the initial gradient of every backward pass is divided by their number. Scripts without a pipeline may call
+`loss.backward()` themselves; then gradients are divided as they are computed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from clary.train.parallel.sharded.settings import settings_of
 from clary.train.parallel.step import Microbatch, microbatch
 from clary.train.parallel.tensor.replacement import replace_modules
 
-OFFLOAD_VARIABLE = "CLARY_PARALLEL_OFFLOAD_FOLDER"  # a folder on a disk; without it activations stay in host memory
+OFFLOAD_VARIABLE = "CLARY_PARALLEL_OFFLOAD_FOLDER"  # folder of offloaded activations; host memory if not set
 _MEBIBYTE = 1 << 20
 
 
@@ -76,16 +76,16 @@ class DistributedModel(ReducingModel):
 
     Args:
         module: the whole model, the same on all ranks.
-        trace_device: where the first microbatch is traced: gpu is the rank's device, of any kind; cpu does not move the
-            model.
-        trace_execution_times: cut by measured seconds and not by counted operations.
-        overlapping_allreduce: average gradients in buckets during the backward pass, and not after it.
-        backward_passes_per_step: steps with a backward pass between two reductions of gradients.
+        trace_device: device that traces the first microbatch: gpu is the rank's device, of any kind; cpu leaves the
+            model where it is.
+        trace_execution_times: cut by measured seconds instead of counted operations.
+        overlapping_allreduce: average gradients in buckets during the backward pass instead of after it.
+        backward_passes_per_step: number of backward passes per reduction of gradients.
         average_grads_across_microbatches: see [Note: scale].
-        bucket_cap_mb: MiB of gradients that are averaged together.
+        bucket_cap_mb: size of a bucket of gradients that are averaged together, in MiB.
 
     Other arguments are accepted from scripts and have no effect.
-    Raises: RuntimeError if the program has one already, or `runtime.initialize` was not called.
+    Raises: RuntimeError if the program already has a DistributedModel, or before `runtime.initialize`.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class DistributedModel(ReducingModel):
             bucket_bytes=int(bucket_cap_mb * _MEBIBYTE),
             overlaps=overlapping_allreduce,
         )
-        # Weak: if the root was replaced, perhaps only the script holds the old one.
+        # Weak references: if the root was replaced, only the script may hold the old root.
         self.originals = (weakref.ref(module), weakref.ref(replaced.root))
-        self.translations = replaced.translations  # of states, to the names of the replaced modules and back
+        self.translations = replaced.translations  # translations of states to the names of replaced modules and back
         if now.rank == 0 and replaced.changes:
             print(replaced, flush=True)
         configuration = now.configuration
@@ -140,7 +140,7 @@ class DistributedModel(ReducingModel):
             self.inner.to(self.dtype)
         self._measures_times = trace_execution_times
         self._traces_on_device = trace_device == "gpu"
-        self._stored_owners: dict[str, int] = {}  # owners in an earlier program
+        self._stored_owners: dict[str, int] = {}  # owners of modules in an earlier program
         self._server: Server | None = None
         self._host: Host | None = None
         self._offloader: Offloader | None = None
@@ -177,9 +177,9 @@ class DistributedModel(ReducingModel):
 
         Args:
             tensors: one tensor, or several; usually the loss of a microbatch.
-            grad_tensors: their gradients; None for scalars.
+            grad_tensors: gradients of `tensors`; None for scalars.
 
-        Raises: ParallelError where the model lies on several ranks and no step is running.
+            Raises: ParallelError if the model lies on several ranks and no step is running.
         """
         one = microbatch()
         if one is not None and one.is_traced:
@@ -197,28 +197,27 @@ class DistributedModel(ReducingModel):
         if self._offloader is not None and one is not None:
             self._offloader.expect(one.number)
         with seeded_backward(), torch.autograd.set_multithreading_enabled(False):
-            torch.autograd.backward(outputs, seeds)  # on this thread: it may wait for other ranks
+            torch.autograd.backward(outputs, seeds)  # may wait for other ranks
 
     def get_module(self) -> torch.nn.Module:
-        """Return the model that was wrapped."""
+        """Return the wrapped model."""
         return self.inner
 
     def register_post_partition_hook(self, hook: Callable[..., Any]) -> Handle:
-        """Call `hook(model, optimizer)` once modules are placed; at once if they are."""
+        """Call `hook(model, optimizer)` as soon as modules are placed, or at once if they are."""
         handle = self.partition_hooks.add(hook)
         if self.partitioned:
             self.partition_hooks.call_once(self, self._runtime.optimizer)
         return handle
 
     def register_post_step_hook(self, hook: Callable[..., Any]) -> Handle:
-        """Call `hook(model, optimizer)` once, after the next step; transformers loads its optimizer's state in it."""
+        """Call `hook(model, optimizer)` once, after the next step; transformers' hook loads the optimizer's state."""
         return self.step_hooks.add(hook)
 
     def close(self) -> None:
-        """End streams and offloading, release the parameters; the model cannot be called afterwards.
+        """Close streams, end offloading and release the parameters; the model is unusable afterwards.
 
-        Torch's C++ side holds the hooks, where Python's garbage collector finds no cycle: they would keep the model
-        alive.
+        Torch's C++ code holds the hooks, out of reach of Python's garbage collector: they would keep the model alive.
         """
         for follower in (*self._hook_handles, self._ordered, self._reducer):
             if follower is not None:
@@ -232,7 +231,7 @@ class DistributedModel(ReducingModel):
         self._optimizer_watch.close()
 
     def place_as(self, owners: Mapping[str, int]) -> None:
-        """Have the first step place modules as in an earlier program, without a trace.
+        """Make the first step place modules as in an earlier program, without a trace.
 
         Raises: ValueError if modules are placed differently already, or the earlier program had other modules.
         """
@@ -251,8 +250,8 @@ class DistributedModel(ReducingModel):
 
         Args:
             function: the step's function.
-            args: of its call.
-            kwargs: of its call.
+            args: positional arguments of its call.
+            kwargs: keyword arguments of its call.
 
         Raises: ValueError naming the argument that differs.
         """
@@ -262,10 +261,10 @@ class DistributedModel(ReducingModel):
             tell_own_parts(self.own_parts(), self._runtime)
 
     def run_step(self, body: Callable[..., Any], total: int) -> list[Any]:
-        """Run the step's function for every microbatch; return its results, on all ranks.
+        """Run the step's function for every microbatch; return its results on all ranks.
 
         Args:
-            body: takes the number of a microbatch, and `is_traced`.
+            body: the step's function of a microbatch's number and `is_traced`.
         """
         if not self.partitioned:
             if self._traces_on_device and not any(one.is_meta for one in self.inner.parameters()):
@@ -341,7 +340,7 @@ class DistributedModel(ReducingModel):
             return body(number)
 
     def _run_and_tell(self, body: Callable[..., Any], number: int, total: int) -> tuple[Any, Passes]:
-        """Return the result of a microbatch and the passes that have begun; the server sends them to other ranks."""
+        """Return the result of a microbatch and the passes that have begun, which the server sends to other ranks."""
         return self._run_body(body, number, total), self._goes
 
     def _serve(self, message: Message) -> Message:
@@ -355,7 +354,7 @@ class DistributedModel(ReducingModel):
             return self._host.serve(message)
 
     def _lane(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """Assign tensors that are offloaded in this block to the backward pass of this microbatch."""
+        """Assign tensors that are offloaded in this block to the backward pass of microbatch `number`."""
         return contextlib.nullcontext() if self._offloader is None else self._offloader.lane(number)
 
     def _seed_scale(self, one: Microbatch | None) -> float:

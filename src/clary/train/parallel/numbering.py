@@ -1,14 +1,14 @@
-"""Numbers parameters of an optimizer for scripts that save their own float32 masters.
+"""Numbers of an optimizer's parameters, for scripts that save their own float32 masters.
 
 Where: `DistributedOptimizer` makes a `Numbering` and offers its methods under the names that scripts call.
 
 [Note: what scripts do] A script with its own half-precision optimizer replaces the parameters in the groups by float32
-masters. Its states hold lists of masters. To save them whole, the script gathers the lists over the tensor group and
-joins slices of one parameter. It maps the id of a master to a number, the number to a name, and back on the other rank,
-whose ids differ. So three properties must hold:
+masters. Its states hold lists of masters. To save whole masters, the script gathers the lists over the tensor group and
+joins the slices of each parameter. It maps the id of a master to a number, the number to a name, and back on another
+rank, whose ids differ. So three properties must hold:
 
-    a number    is the place of a parameter across all groups, as in states of torch; it never changes
-    an id       of the parameter or of its master maps to that number; inverted, the number maps to the master
+    a number    is the index of a parameter across all groups, as in states of torch; it never changes
+    an id       of a parameter or of its master maps to the number; inverted, the number maps to the master
     an axis     is found by the id of a master, and is None if no rank has a slice
 Source: amazon-sagemaker-examples of 2022 (Apache-2.0), `gpt-j/fp16/` under
 `training/distributed_training/pytorch/model_parallel`, as callers.
@@ -29,10 +29,10 @@ class Entry:
     """One parameter in the groups of an optimizer.
 
     Args:
-        number: the place across all groups.
-        parameter: the model's.
+        number: index across all groups.
+        parameter: the model's parameter.
         stepped: the tensor that the optimizer updates: the parameter, its master or its shard. None if this rank
-            updates no tensor for it, or if the groups do not show which.
+            updates no tensor for the parameter, or if the groups do not show which tensor.
     """
 
     number: int
@@ -41,7 +41,7 @@ class Entry:
 
 
 class Numbering:
-    """Keeps the parameters that an optimizer was made of, since masters and shards take their places later.
+    """Keeps the parameters with which an optimizer was made, since masters and shards replace them later.
 
     Args:
         optimizer: the inner optimizer, with the model's parameters still in its groups.
@@ -51,32 +51,30 @@ class Numbering:
     def __init__(self, optimizer: torch.optim.Optimizer, model: PlacedModel) -> None:
         self._optimizer = optimizer
         self._model = model
-        self._given: list[
-            list[torch.nn.Parameter]
-        ] = []  # by group; holding them also keeps their ids from being reused
+        self._given: list[list[torch.nn.Parameter]] = []  # parameters by group; kept alive, so that ids are not reused
         self.take_new_groups()
 
     def take_new_groups(self) -> None:
-        """Number the groups added since the last call; call it before masters replace their parameters."""
+        """Number the groups added since the last call. It must run before masters replace their parameters."""
         for group in self._optimizer.param_groups[len(self._given) :]:
             self._given.append(list(group["params"]))
 
     def by_id(self) -> dict[int, int]:
-        """Return numbers by `id`, first of parameters, then of the stepped tensors.
+        """Return numbers by `id`, first of parameters, then of stepped tensors.
 
-        Scripts invert this dictionary, and then the last entry of a number counts: it has to be the master.
+        Scripts invert this dictionary, so the last entry of a number wins: it must be the master.
         """
         entries = self._entries()
         of_parameters = {id(entry.parameter): entry.number for entry in entries}
         return of_parameters | {id(entry.stepped): entry.number for entry in entries if entry.stepped is not None}
 
     def by_name(self) -> dict[str, int]:
-        """Return numbers by the model's names of parameters; a parameter that the optimizer lacks is left out."""
+        """Return numbers by the model's parameter names; parameters that the optimizer lacks are left out."""
         numbers = {id(entry.parameter): entry.number for entry in self._entries()}
         return {name: numbers[id(one)] for name, one in self._model.named_parameters() if id(one) in numbers}
 
     def local(self) -> dict[int, torch.nn.Parameter]:
-        """Return the parameters that lie on this rank, by number: the model's, not masters.
+        """Return the model's parameters (not masters) that lie on this rank, by number.
 
         Raises: RuntimeError before the first step of a pipeline.
         """
@@ -86,7 +84,7 @@ class Numbering:
     def axes(self) -> dict[int, int | None]:
         """Return the dimension along which tensor ranks hold slices, by `id` of the stepped tensor; None for no slice.
 
-        Flat shards are left out, since the parameter has no dimension that corresponds to theirs.
+        Flat shards are left out, since no dimension of the parameter corresponds to the shard's.
         """
         return {
             id(entry.stepped): dimension_of(entry.parameter)
@@ -104,10 +102,10 @@ class Numbering:
 
 
 def _stepped(given: list[torch.nn.Parameter], now: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Return, for each parameter that a group had, the tensor that the group has in its place.
+    """Return, for each original parameter of a group, the tensor that the group now holds in its position.
 
-    Masters and shards take the places of parameters. If a group has lost parameters, since other ranks step them,
-    places no longer match: then only a parameter that is still in the group is returned.
+    Masters and shards replace parameters in position. If the group has lost parameters because other ranks step them,
+    positions no longer match: then the result has the parameters still in the group, and None for others.
     """
     if len(now) == len(given):
         return list(now)

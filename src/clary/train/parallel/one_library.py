@@ -1,7 +1,7 @@
-"""Ensures that a program uses only one of the two libraries: SMP v1 (`smp.init`) or SMP v2 (`tsm.init`).
+"""Check that a program uses only one of two libraries: SMP v1 (`smp.init`) or SMP v2 (`tsm.init`).
 
-Where: both `init` functions call `check` before they wait for other ranks, and `claim` when they are done. Each library
-lays out the ranks by its own keys; used together, layers would match neither layout.
+Where: both `init` functions call `check` before they wait for other ranks, and `claim` at the end. Each library lays
+out ranks by its own keys; if both were used, layers would match neither layout.
 """
 
 from __future__ import annotations

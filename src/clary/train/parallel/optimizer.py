@@ -1,10 +1,10 @@
-"""An optimizer for parameters that lie on many ranks.
+"""`DistributedOptimizer`: an optimizer for parameters that are spread over ranks.
 
-Where: scripts wrap their optimizer after the model; each rank's `step` updates the parameters that lie on it.
+Where: scripts wrap their optimizer after the model; each rank's `step` updates the parameters on that rank.
 
-[Note: fp16] With `fp16` parameters are half, and the inner optimizer works on float32 copies of them (masters). Losses
-are scaled so that small gradients do not vanish; `step` removes the scale from gradients, skips the update if any rank
-has a gradient that is not finite, and adapts the scale. How parameters are stepped is in `steppers`.
+[Note: fp16] With `fp16`, parameters are half precision, and the inner optimizer updates float32 copies of them
+(masters). Losses are scaled so that small gradients do not vanish; `step` divides gradients by the scale, skips the
+update if any rank has a gradient that is not finite, and adapts the scale. `steppers` implements the updates.
 Source: mixed precision training, arXiv 1710.03740.
 """
 
@@ -32,10 +32,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Wraps the optimizer of a program.
 
     Args:
-        optimizer: over the parameters of the wrapped model.
-        static_loss_scale: of fp16; None with `dynamic_loss_scale`.
+        optimizer: optimizer of the wrapped model's parameters.
+        static_loss_scale: loss scale of fp16; None with `dynamic_loss_scale`.
         dynamic_loss_scale: whether the scale adapts.
-        dynamic_loss_args: options of the scale; a dict, or as keywords; see `LossScale`.
+        dynamic_loss_args: options of the scale, as a dict or as keywords; see `LossScale`.
 
     Raises: RuntimeError if there is no DistributedModel yet; ValueError for parameters that are not the model's.
     """
@@ -48,7 +48,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         dynamic_loss_args: dict[str, Any] | None = None,
         **scale_arguments: Any,
     ) -> None:
-        # torch's constructor is not called: parameter groups and state are those of the inner optimizer.
+        # torch's constructor is not called: groups and state are properties that read the inner optimizer.
         now = runtime.current()
         if now.model is None:
             raise RuntimeError("DistributedOptimizer: make the DistributedModel first")
@@ -70,7 +70,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # Attributes that schedulers and scripts read.
 
-    _step_supports_amp_scaling = False  # not the inner optimizer's: torch would set the scale on this one
+    _step_supports_amp_scaling = False  # never the inner optimizer's: torch would set the scale on this object
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -91,11 +91,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def loss_scale(self) -> float:
-        """The factor by which losses are multiplied now; 1 without fp16."""
+        """The current factor of losses; 1 without fp16."""
         return self._scale.value if self._runtime.configuration.fp16 else 1.0
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters of this rank; with fp16, skip if a gradient on any rank is not finite.
+        """Update the parameters of this rank; with fp16, skip the update if a gradient on any rank is not finite.
 
         Args:
             closure: called first, with gradients enabled.
@@ -124,7 +124,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Clear all gradients.
 
         Args:
-            set_grads_to_None: the name that scripts of SMP before 1.10 give `set_to_none`.
+            set_grads_to_None: the name of `set_to_none` in scripts of SMP before 1.10.
         """
         set_to_none = set_to_none if set_grads_to_None is None else set_grads_to_None
         if self.stepper is None:
@@ -135,19 +135,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer."""
         self.optimizer.add_param_group(param_group)
-        self._numbering.take_new_groups()  # before the first step, which may replace parameters with masters
+        self._numbering.take_new_groups()  # now, since the first step may replace parameters by masters
 
     def clip_master_grads(self, max_norm: float) -> float:
-        """Clip gradients to a norm over the whole model; return the earlier norm, -1 on overflow. All ranks call it.
+        """Clip gradients by the norm of the whole model; return the norm before, or -1 on overflow. All ranks call it.
 
-        Shards are clipped in the next step, to the smaller of this norm and `sdp_gradient_clipping`.
+        Shards are clipped in the next step, to the smaller of `max_norm` and `sdp_gradient_clipping`.
         """
         return self.reduce_gradients().clip(max_norm, self.loss_scale)
 
     def reduce_gradients(self) -> Stepper:
-        """Average the remaining gradients, so that they can be clipped, unscaled or stepped on. All ranks call it.
+        """Average gradients that are not averaged yet, before clipping, unscaling or a step. All ranks call it.
 
-        Raises: RuntimeError before the first step of a pipeline; ParallelError where no backward pass has run.
+        Raises: RuntimeError before the first step of a pipeline; ParallelError if no backward pass has run.
         """
         if self.stepper is None:
             raise RuntimeError("modules have no ranks and no gradients yet: call the function with smp.step first")
@@ -156,9 +156,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._runtime.model.check_backward(have_gradients=have_gradients or self.stepper.have_gradients)
         return self.stepper
 
-    # Numbers of parameters, under the names that scripts use.
+    # Numbers of parameters, under the method names that scripts call.
 
-    redefined_params = False  # `virtual_named_parameters` of the model are its own
+    redefined_params = False  # the model's `virtual_named_parameters` are its own parameters
 
     def _param_id_to_index(self) -> dict[int, int]:
         return self._numbering.by_id()
@@ -167,7 +167,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._numbering.local()
 
     def param_name_to_index(self) -> dict[str, int]:
-        """Return the numbers that states have for parameters, by names of the model's `named_parameters`."""
+        """Return the numbers of parameters in states, by names of the model's `named_parameters`."""
         return self._numbering.by_name()
 
     @property
@@ -179,7 +179,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # States.
 
     def local_state_dict(self, gather_if_shard: bool | None = None) -> dict[str, Any]:
-        """Return the state that this rank keeps, marked as partial.
+        """Return this rank's part of the state, marked as partial.
 
         Args:
             gather_if_shard: without effect, since shards are never gathered; if there are shards, True logs a warning.
@@ -190,13 +190,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return {**self._placed().local_state(), **self._scale_state(), IS_PARTIAL: True}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all parameters, gathered from the ranks of one model. All of them call it."""
-        if self.stepper is None:  # no step yet: only options of the groups
+        """Gather the state of all parameters from the ranks of one model. All these ranks call it."""
+        if self.stepper is None:  # before the first step: options of groups alone
             return {**self.optimizer.state_dict(), **self._scale_state()}
         return {**self.stepper.full_state(), **self._scale_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any], gather_if_shard: bool = True) -> None:
-        """Load a local or full state; if modules have no ranks yet, load it once they have.
+        """Load a local or full state, at once or as soon as modules are placed.
 
         Args:
             gather_if_shard: without effect; the state itself records whether it is one rank's shard.
@@ -204,7 +204,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.stepper is None:
             if state_dict.get("state") or set(state_dict) - {"state", "param_groups"}:
                 self._stored = state_dict
-            else:  # only options of groups
+            else:  # options of groups alone
                 self.optimizer.load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
             return
         found = {name: value for name, value in state_dict.items() if name not in (IS_PARTIAL, _SCALE)}
@@ -213,7 +213,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._scale.load(state_dict[_SCALE])
 
     def save_optimizer_backcompat(self, gather_if_shard: bool | None = None) -> dict[str, Any]:
-        """Return `local_state_dict`, by the name that scripts written for SMP before 1.10 call."""
+        """Return `local_state_dict`, for scripts of SMP before 1.10."""
         return self.local_state_dict(gather_if_shard)
 
     def load_optimizer_backcompat(self, state_dict: dict[str, Any], gather_if_shard: bool = True) -> None:
@@ -222,7 +222,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _global_grad_norm(self) -> float | None:
-        """The norm of the last step's gradients, under the name that scripts use; None without shards."""
+        """The norm of the last step's gradients, under the name in scripts; None without shards."""
         return getattr(getattr(self.stepper, "inner", None), "gradient_norm", None)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,9 +1,9 @@
-"""The norm of a model's gradients over all ranks, and gradients scaled to bound it.
+"""The norm of a model's gradients over all ranks, and clipping by this norm.
 
-[Note: counting once] An element of a gradient lies on one rank of the group over which FSDP cuts its unit, or on all of
-them if the unit is not cut; a parameter that is cut over an axis lies in slices on the ranks of that axis, other
-parameters are equal on each of them. So powers are summed apart by (group of the unit, axis of the cut), each sum only
-over the ranks that hold different elements, and then added.
+[Note: counting once] A gradient element lies on one rank of the group over which FSDP shards its unit, or on all ranks
+of the group if the unit is not sharded. A parameter that is cut over an axis lies in slices on the ranks of this axis;
+other parameters are equal on all these ranks. So powers are summed separately for each (group of the unit, axis of the
+cut), over the ranks that hold different elements alone, and the sums are added.
 Source: arXiv 1909.08053 section 3 (norms over a tensor group); torch's `FullyShardedDataParallel.clip_grad_norm_`.
 """
 
@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from clary.train.parallel.fsdp.cuts import Axis, Cut, cut_of
 from clary.train.parallel.fsdp.state import state
 
-_EPSILON = 1e-6  # torch's term, added to the norm in the divisor
+_EPSILON = 1e-6  # added to the norm in the divisor, as torch does
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class _Piece:
     """A part of a gradient on this rank.
 
     Args:
-        group: the ranks over which it is spread; None for no group.
-        cut: of the parameter, None where it is whole.
+        group: group over which it is sharded, or None.
+        cut: cut of the parameter; None if it is whole.
     """
 
     gradient: torch.Tensor
@@ -43,9 +43,9 @@ def clip_gradients(model: nn.Module, max_norm: float, norm_type: float = 2.0) ->
     """Scale gradients in place so that their norm over all ranks is at most `max_norm`. Every rank calls it.
 
     Args:
-        norm_type: the p of the norm; infinity takes the largest element.
+        norm_type: p of the norm; infinity for the largest element.
 
-    Returns: the norm before, a scalar, in the widest dtype among the gradients.
+        Returns: the norm before clipping, a scalar, in the widest dtype among the gradients.
     """
     max_norm, norm_type = float(max_norm), float(norm_type)
     is_largest = math.isinf(norm_type)
@@ -75,7 +75,7 @@ def clip_gradients(model: nn.Module, max_norm: float, norm_type: float = 2.0) ->
 
 
 def axis_group(axis: Axis) -> Any:
-    """Return the group whose ranks hold the slices of a parameter that is cut over an axis, None for degree 1."""
+    """Return the group whose ranks hold the slices of a parameter cut over an axis; None for degree 1."""
     return state.tp_process_group if axis == "tp" else state.ep_process_group
 
 
@@ -89,7 +89,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _units(model: nn.Module) -> Iterator[tuple[Any, Any]]:
-    """Yield the flat parameters' handles, and the groups that they are spread over."""
+    """Yield each flat parameter's handle, and the group over which it is sharded, or None."""
     for unit in FullyShardedDataParallel.fsdp_modules(model):
         if unit._handle is not None:
             yield unit._handle, unit.process_group if unit._handle.uses_sharded_strategy else None
@@ -126,7 +126,7 @@ def _pieces(model: nn.Module) -> Iterator[_Piece]:
 
 
 def _loose(model: nn.Module) -> Iterator[tuple[nn.Parameter, Cut | None]]:
-    """Yield parameters that no unit of FSDP has flattened, each once."""
+    """Yield each parameter that no FSDP unit has flattened, once."""
     seen: set[int] = set()
     for handle, _ in _units(model):
         seen.update(map(id, [handle.flat_param, *(handle.flat_param._params or [])]))
@@ -138,7 +138,7 @@ def _loose(model: nn.Module) -> Iterator[tuple[nn.Parameter, Cut | None]]:
 
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the gradients to be scaled."""
+    """Yield the gradients to scale."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             yield parameter.grad

@@ -9,19 +9,17 @@ from contextlib import contextmanager
 
 
 def get_logger() -> logging.Logger:
-    """Return the logger of the library; it goes where the root logger goes."""
+    """Return the library's logger, whose records propagate to the root logger."""
     return logging.getLogger("torch.sagemaker")
 
 
 @contextmanager
 def timeit(enabled: bool, msg: str, rank: int = 0) -> Iterator[None]:
-    """Log the seconds that its block took, after `msg`, with the rank.
+    """Log `msg`, the duration of a block in seconds, and the rank, also if the block raises.
 
     Args:
         enabled: False logs nothing.
-        rank: for the text; all ranks log.
-
-    A block that raises is logged too.
+        rank: rank to name in the text; all ranks log.
     """
     before = time.monotonic()
     try:

@@ -1,9 +1,9 @@
-"""Detects mistakes of scripts of SMP v2 that would silently train another model than intended.
+"""Detection of mistakes in SMP v2 scripts that would silently train another model than intended.
 
 Where: `training.transform` and `additions` call the checks and install the hooks.
 
 [Note: marks] Marks are attributes of the parameters themselves, since FSDP keeps some parameters and replaces others;
-an optimizer that a script has made too early holds the old ones.
+an optimizer that a script made too early holds the replaced parameters.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from clary.train.parallel.layout.agreement import first_difference
 from clary.train.parallel.mistakes.alike import digest
 from clary.train.parallel.mistakes.taken_names import replace_everywhere
 
-_LEFT = "_clary_left"  # attribute of a parameter that the model no longer has: what replaced it
-_PIECE = "_clary_is_piece"  # of a parameter whose gradient, or slice, lies on other ranks too
-_FROM_RANK0 = "_clary_from_rank0"  # of a model whose first group got rank 0's weights
-_FIRST = "_clary_before_first_forward"  # of a model that has not been called
-_SAMPLE = 16  # elements of each parameter that are compared
+_LEFT = "_clary_left"  # attribute of a parameter that left the model: function that replaced it
+_PIECE = "_clary_is_piece"  # attribute of a parameter of which other ranks hold other pieces
+_FROM_RANK0 = "_clary_from_rank0"  # attribute of a model whose first group got rank 0's weights
+_FIRST = "_clary_before_first_forward"  # attribute of a model before its first call
+_SAMPLE = 16  # number of elements of each parameter to compare
 _BY_NORM = clip_grad.clip_grad_norm_
 
 
 def check_weights(model: nn.Module, group: Any) -> None:
-    """Check that the ranks of a group are about to cut models with equal weights. All of them call it.
+    """Check that the models that the ranks of a group are about to cut have equal weights. All these ranks call it.
 
     Parameters that any rank has on the meta device are skipped: `layers.weights` checks those.
 
@@ -57,7 +57,7 @@ def note_transformed(model: nn.Module, before: Iterable[nn.Parameter], *, from_r
     """Mark the parameters that `transform` has replaced and cut in a model.
 
     Args:
-        before: its parameters until then.
+        before: the model's parameters before `transform`.
         from_rank0: whether the first group got rank 0's weights.
     """
     _note_left(before, model, "tsm.transform")
@@ -73,7 +73,7 @@ def note_transformed(model: nn.Module, before: Iterable[nn.Parameter], *, from_r
 def check_synchronised(model: nn.Module, *, synchronises: bool) -> None:
     """Check that FSDP sends rank 0's weights to the ranks that did not get them from `transform`.
 
-    Raises: ValueError if it does not.
+    Raises: ValueError if FSDP does not send them.
     """
     if vars(model).get(_FROM_RANK0) and not synchronises and state.world_size > state.tp_size:
         raise ValueError(
@@ -95,9 +95,9 @@ def check_replicas(model: nn.Module, group: Any) -> None:
     """Check that torch's DistributedDataParallel would not average different slices as replicas.
 
     Args:
-        group: the ranks over which it would average; None is all.
+        group: the ranks over which DistributedDataParallel would average; None is all ranks.
 
-    Raises: ValueError if it would average them.
+        Raises: ValueError if the group contains ranks with different slices.
     """
     ranks = set(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
     for axis in axes_of(model):
@@ -110,7 +110,7 @@ def check_replicas(model: nn.Module, group: Any) -> None:
 
 
 def refuse_early_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Refuse a step over parameters that have left the model; a hook before steps of all optimizers.
+    """Refuse a step over parameters that have left the model, as a hook before the steps of all optimizers.
 
     Raises: RuntimeError.
     """
@@ -125,7 +125,7 @@ def refuse_early_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs
 
 
 def watch_clipping() -> None:
-    """Have torch's own `clip_grad_norm_` refuse gradients of which this rank has pieces; a second call does nothing."""
+    """Make torch's `clip_grad_norm_` refuse gradients of which this rank has pieces; a second call does nothing."""
     replace_everywhere(_BY_NORM, clip_grad_norm_)
 
 
@@ -151,10 +151,10 @@ def clip_grad_norm_(parameters: torch.Tensor | Iterable[torch.Tensor], *args: An
 
 
 def _check_first_inputs(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Check once that ranks of a tensor group got one batch, and ranks of a context group different parts of one."""
+    """Check once that tensor group ranks got the same batch, and context group ranks different parts of a batch."""
     if not vars(model).pop(_FIRST, False):
         return
-    if any(kind.__name__ == "FSDPModule" for one in model.modules() for kind in type(one).__mro__):  # of fully_shard
+    if any(kind.__name__ == "FSDPModule" for one in model.modules() for kind in type(one).__mro__):  # by `fully_shard`
         raise RuntimeError(
             "fully_shard was given a model that tsm.transform has cut, and takes slices of different ranks for parts "
             "of one parameter: use torch.distributed.fsdp.FullyShardedDataParallel"

@@ -1,4 +1,4 @@
-"""Small functions of groups and modules that scripts call."""
+"""Helper functions on groups and modules, for scripts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def get_global_ranks(process_group: Any = None) -> list[int]:
-    """Return the ranks of a group in the world, in the group's order; None is all ranks."""
+    """Return the global ranks of a group, in the group's order; None is all ranks."""
     return list(dist.get_process_group_ranks(dist.group.WORLD if process_group is None else process_group))
 
 
@@ -18,7 +18,7 @@ def empty_module_params(module: nn.Module, device: torch.device | str, recurse: 
     """Give a module's parameters uninitialised memory on a device; its buffers are not changed.
 
     Args:
-        device: of the new parameters, which are new objects.
+        device: device of the new parameters, which are new objects.
         recurse: whether to replace parameters of all modules below it.
     """
     for part in module.modules() if recurse else [module]:
@@ -32,7 +32,7 @@ def move_buffers_to_device(module: nn.Module, device: torch.device | str, recurs
     """Move a module's buffers to a device; parameters stay where they are.
 
     Args:
-        device: the target; buffers that are there already stay the same objects.
+        device: target device; buffers already on it stay the same objects.
         recurse: whether to move buffers of all modules below it.
     """
     for part in module.modules() if recurse else [module]:

@@ -1,9 +1,9 @@
-"""`offload_wrapper` of torch, served by our engine: kept tensors go to host memory and are loaded ahead of backward.
+"""torch's `offload_wrapper` with our engine: saved tensors move to host memory and are loaded ahead of backward.
 
 Where: `session.init` installs it with `sm_activation_offloading`. Scripts wrap layers in `checkpoint_wrapper` and the
-model in `offload_wrapper`. Every checkpointed layer is a region of its own; at most `activation_loading_horizon`
-regions are loaded ahead. The tensors that the model keeps outside its layers are one more region. On a machine without
-a GPU nothing is copied unless a folder is named: see `memory.offloading`.
+model in `offload_wrapper`. Every checkpointed layer is a region; at most `activation_loading_horizon` regions are
+loaded ahead. The tensors that the model saves outside its layers form one more region. On a machine without a GPU
+nothing is copied unless a folder is named: see `memory.offloading`.
 Source: SageMaker developer guide, "Activation offloading" of the library v2.
 """
 
@@ -22,20 +22,20 @@ from clary.train.parallel.memory.offloading import Offloader
 
 
 class _Depth(threading.local):
-    value = 0  # calls of offload wrappers that this thread is in
+    value = 0  # nesting depth of offload wrapper calls in this thread
 
 
 _depth = _Depth()
-_installed: list[tuple[Any, Any]] = []  # class and its original forward
+_installed: list[tuple[Any, Any]] = []  # (class, its original forward)
 _engine: list[Offloader] = []
 
 
 def install(*, horizon: int, folder: Path | None = None) -> Offloader:
-    """Have every `OffloadWrapper` of this process offload through the engine that is returned.
+    """Make every `OffloadWrapper` of this process use one offloading engine, and return the engine.
 
     Args:
-        horizon: layers that may be loaded before backward needs them; 1 or more.
-        folder: the folder of a file with the activations; None is host memory.
+        horizon: number of layers that may be loaded before backward needs them; 1 or more.
+        folder: folder of a file for the activations; None is host memory.
 
     Raises: ValueError for a horizon below 1.
     """
@@ -49,7 +49,7 @@ def install(*, horizon: int, folder: Path | None = None) -> Offloader:
 
 
 def remove() -> None:
-    """Restore torch's own wrappers; tensors that are offloaded now are lost."""
+    """Restore torch's own wrappers; currently offloaded tensors are lost."""
     while _installed:
         owner, forward = _installed.pop()
         owner.forward = forward
@@ -66,7 +66,7 @@ def _forward(original: Any, offloader: Offloader, *, enters: bool) -> Any:
         _depth.value += enters
         try:
             with offloader.region(tensors):
-                # Torch's own forward of an offload wrapper would copy a second time.
+                # Torch's forward of an offload wrapper would copy the tensors again.
                 return self._checkpoint_wrapped_module(*args, **kwargs) if enters else original(self, *args, **kwargs)
         finally:
             _depth.value -= enters

@@ -1,4 +1,4 @@
-"""`tsm.init`: reads the configuration, makes the groups and puts our additions into FSDP.
+"""`tsm.init`: reads the configuration, makes the groups and patches FSDP with our additions.
 
 Where: scripts call it once on every rank, after `torch.distributed.init_process_group`; see `additions`, `offloading`.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference".
@@ -20,19 +20,19 @@ from clary.train.parallel.fsdp.state import DEFAULTS, state
 
 
 def init(config: Any = None) -> None:
-    """Read the configuration, make the groups and put our additions into FSDP. Every rank calls it.
+    """Read the configuration, make the groups and patch FSDP with our additions. Every rank calls it.
 
     A second call with equal keys does nothing.
 
     Args:
         config: None, a dict, or the path of a JSON file; keys of the job's `mp_parameters` override it.
 
-    State after failure: as before the call.
+    State after failure: unchanged.
     Raises:
         ValueError: a key is unknown, or degrees break a rule, which the error names.
         RuntimeError: torch.distributed is not initialised, `init` was called with other keys, or `smp.init` was called.
     """
-    # saves 439 ms, torch's FSDP above all, of programs that import a name and never call this
+    # saves 439 ms, mostly of torch's FSDP, in programs that import a name but never call `init`
     from clary.train.parallel.fsdp import additions, offloading
 
     is_first = state.configuration is None

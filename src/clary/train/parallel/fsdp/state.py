@@ -1,6 +1,6 @@
 """`tsm.state`: the configuration, ranks and groups of a process.
 
-Where: `session.init` fills it; everything else of the package reads it.
+Where: `session.init` sets it; the other modules of the package read it.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference".
 """
 
@@ -23,19 +23,19 @@ from clary.train.parallel.fsdp.ranker import Ranker
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {one.name: one.default for one in fields(FsdpConfiguration) if "read" in one.metadata}
 )
-_OWN_RANDOMNESS = "model-parallel-rng"  # name of the random state that differs on each tensor rank
+_OWN_RANDOMNESS = "model-parallel-rng"  # name of the random state that differs between tensor ranks
 
 
 class State:
-    """State that scripts read, and may assign before `init`: an assigned key counts unless the job or `init` sets it.
+    """State that scripts read, and may assign before `init`: keys of the job and of `init` override assigned keys.
 
     Keys that are neither assigned nor configured have their defaults. Groups that a program does not need are None:
-    `rep_rank_process_group` and `shard_process_group` with hybrid_shard_degree 0 and no tensor parallelism, those of an
-    axis with degree 1.
+    `rep_rank_process_group` and `shard_process_group` with hybrid_shard_degree 0 and no tensor parallelism, and the
+    group of any axis with degree 1.
     """
 
     configuration: FsdpConfiguration | None = None
-    assigned: Mapping[str, Any] = MappingProxyType({})  # keys that the script had assigned when `init` was called
+    assigned: Mapping[str, Any] = MappingProxyType({})  # keys that the script assigned before `init`
     hybrid_shard_degree: int
     sm_activation_offloading: bool
     activation_loading_horizon: int
@@ -51,8 +51,8 @@ class State:
     cp_process_group: Any = None
     ep_process_group: Any = None
     expert_groups: ExpertGroups | None = None
-    slice_cuts: Mapping[str, Any] = MappingProxyType({})  # by parameter, of models whose sharded states were requested
-    is_transformed = False  # `tsm.transform` has cut a model
+    slice_cuts: Mapping[str, Any] = MappingProxyType({})  # cuts by parameter, of models with sharded states
+    is_transformed = False  # whether `tsm.transform` has cut a model
     removals: Sequence[Callable[[], None]] = ()  # functions that remove `init`'s additions to FSDP
 
     def __getattr__(self, name: str) -> Any:
@@ -99,17 +99,17 @@ class State:
 
     @property
     def tp_rank(self) -> int:
-        """Number of the slice that this rank holds."""
+        """Number of this rank's slice."""
         return self.rank % self.tensor_parallel_degree
 
     @property
     def cp_size(self) -> int:
-        """Number of ranks that see parts of one sequence."""
+        """Number of ranks that hold parts of one sequence."""
         return self.context_parallel_degree
 
     @property
     def cp_rank(self) -> int:
-        """Number of the part that this rank sees."""
+        """Number of this rank's part of a sequence."""
         return self.rank // self.tensor_parallel_degree % self.context_parallel_degree
 
     @property
@@ -119,13 +119,13 @@ class State:
 
     @property
     def ep_rank(self) -> int:
-        """Place of this rank among the ranks that hold different experts."""
+        """Index of this rank among the ranks that hold different experts."""
         return self.rank % self.expert_parallel_degree
 
     def get_rng_state_tracker(self) -> RandomStates:
-        """Return the tracker of random states of regions that draw differently on each rank.
+        """Return the tracker of random states for code that must draw different numbers on each rank.
 
-        It has one state from the start, the default of `fork`: its seed is `random_seed` plus the tensor rank or the
+        It initially has one state, the default of `fork`, whose seed is `random_seed` plus the tensor rank or the
         expert parallel rank.
         """
         if "_random_states" not in vars(self):
@@ -135,7 +135,7 @@ class State:
         return self._random_states
 
     def reset(self) -> None:
-        """Reset everything, assigned keys too, and restore torch's own FSDP. torch.distributed keeps the groups."""
+        """Reset all state, including assigned keys, and restore torch's FSDP. torch.distributed keeps the groups."""
         for remove in self.removals:
             remove()
         vars(self).clear()
@@ -162,7 +162,7 @@ class RandomStates:
 
     @contextmanager
     def fork(self, name: str = _OWN_RANDOMNESS) -> Iterator[None]:
-        """Draw from the named state in this block; the next block continues from where it ended.
+        """Draw random numbers from the named state in this block; the next block continues the same state.
 
         Raises: KeyError if `add` was not called with this name.
         """
@@ -181,7 +181,7 @@ state = State()
 
 
 def is_initialized() -> bool:
-    """Whether `init` has been called."""
+    """Return whether `init` has been called."""
     return state.configuration is not None
 
 

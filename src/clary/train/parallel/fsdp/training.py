@@ -26,24 +26,24 @@ def transform(
     load_state_dict_from_rank0: bool = False,
     cp_comm_type: str = "p2p",
 ) -> nn.Module:
-    """Cut a Hugging Face model by the degrees, in place, and return it on its device and in its dtype.
+    """Cut a Hugging Face model by the configured degrees, in place; return it on its device and in its dtype.
 
-    Models built like Llama, Mistral, Mixtral and GPT-NeoX are supported. Their layers become instances of
-    `TransformerLayer` too, even with degrees of 1. Every rank calls it.
+    Models built like Llama, Mistral, Mixtral and GPT-NeoX are supported. Their layers also become instances of
+    `TransformerLayer`, even with degrees of 1. Every rank calls it.
 
     Args:
         device: ignored if a parameter is on the meta device.
-        config: a MoEConfig, or a dict of its fields: how experts are spread and tokens balanced over them.
-        load_state_dict_from_rank0: rank 0 sends slices of its weights to its tensor group; FSDP with
+        config: a MoEConfig, or a dict of its fields.
+        load_state_dict_from_rank0: whether rank 0 sends slices of its weights to its tensor group; FSDP with
             `sync_module_states=True` sends them to the other groups, whose parameters may be on the meta device until
-            then. If False, each rank cuts its own model: make it from the same seed, or from the same files.
+            then. If False, each rank cuts its own model, which ranks must make from the same seed or the same files.
         cp_comm_type: "p2p" or "all_gather".
 
     Raises:
         RuntimeError: before `tsm.init`.
-        ValueError: cp_comm_type is another; the model is not supported, is cut already, or lacks values that it must
-            have.
-        NotDivisibleError: tensor_parallel_degree does not divide heads or inner channels.
+        ValueError: cp_comm_type has another value; the model is not supported, is cut already, or lacks required
+            values.
+        NotDivisibleError: tensor_parallel_degree does not divide the number of heads or inner channels.
         TypeError: config is not a MoEConfig or a dict of its fields.
     """
     if not is_initialized():
@@ -73,7 +73,7 @@ def transform(
 
 
 def _spread_experts(model: nn.Module, config: Any, *, is_sent: bool) -> None:
-    """Spread a model's experts over their ranks; with one rank, balance tokens if the script gives a config."""
+    """Spread a model's experts over their ranks; with one rank, only balance tokens if the script passes a config."""
     if state.ep_size == 1 and (config is None or not _has_experts(model)):
         return
     moe = read_moe_config(config)
@@ -95,10 +95,9 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     """Scale gradients so that their norm over all ranks is at most `max_norm`, in place. Every rank calls it.
 
     Args:
-        model: the outermost FSDP module, a wrapper around it, such as `offload_wrapper`, or a model that is not
-            sharded.
+        model: the outermost FSDP module, a wrapper of it such as `offload_wrapper`, or a model that is not sharded.
 
-    Returns: the norm before scaling, over the whole model; a scalar.
+    Returns: the norm of the whole model's gradients before scaling, a scalar.
     """
     if state.tp_size > 1 or state.ep_size > 1:
         return clip_gradients(model, max_norm, norm_type)

@@ -1,1 +1,1 @@
-"""Places of ranks, without a framework: the mesh of axes, a rank's place in it, and groups by name."""
+"""Layout of ranks, without a framework: the mesh of axes, a rank's coordinates in it, and named groups."""

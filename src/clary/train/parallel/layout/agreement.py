@@ -1,4 +1,4 @@
-"""Compares values that must be equal on all ranks, and names the first rank that differs. No framework here.
+"""Comparison of values that must be equal on all ranks; imports no framework.
 
 Where: `runtime.initialize` compares keys before ranks wait for each other; `mistakes` compares models and inputs.
 """
@@ -12,14 +12,14 @@ from clary.train.parallel.layout.mesh import Along
 
 
 class Gathers(Protocol):
-    """The method of groups of ranks that gathers objects."""
+    """Protocol of groups that gather objects."""
 
     def allgather(self, obj: Any, along: Along) -> list[Any]:
-        """Return the objects of all members, by their ranks in the group. All call it."""
+        """Return the objects of all members, by group rank. All members call it."""
 
 
 def first_difference(values: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
-    """Return the first rank whose values differ from rank 0's, and the key of the difference; None if all are equal.
+    """Return the first rank whose values differ from rank 0's, and the key that differs; None if all are equal.
 
     Args:
         values: one mapping per rank.

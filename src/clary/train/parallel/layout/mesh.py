@@ -1,21 +1,21 @@
-"""The places of ranks: one mesh of all ranks, and the groups along its axes.
+"""The mesh of all ranks, and the groups along its axes.
 
-Where: made once, from a program's parallel degrees; all code that communicates takes its groups from the mesh. Nothing
-here communicates or knows torch.
+Where: made once, from a program's parallel degrees; all code that communicates gets its groups from the mesh. This
+module neither communicates nor imports torch.
 
-[Note: axes] A rank has one coordinate on every axis. Ranks that differ only on one axis work together on
+[Note: axes] A rank has one coordinate on every axis. Ranks that differ on one axis alone work together on
 
     pp    one model, cut into stages             pipeline
     tp    one layer, cut into slices             tensor
     rdp   the same part of the model, replicated  reduced data
     ep, cp                                        experts, context: reserved, of degree 1
 
-and two unions of axes have names of their own: mp = pp and tp, the ranks that hold one model together; dp = tp, rdp, ep
-and cp, the ranks that hold the same stage. A group along some axes has the ranks that are equal on all other axes.
-Ranks within a group follow their order in the world.
+and two unions of axes have names: mp = pp and tp, the ranks that hold one model together; dp = tp, rdp, ep and cp, the
+ranks that hold the same stage. A group along some axes holds the ranks with equal coordinates on all other axes,
+ordered by global rank.
 
-[Note: placement] A placement is the order of the axes over the world, slowest first. D, P and T stand for rdp, pp and
-tp: with DPT neighbours in the world share a layer, then a model. `cluster` is DPT, `spread` TPD.
+[Note: placement] A placement is the order of the axes, slowest-varying first. D, P and T stand for rdp, pp and tp: with
+DPT, consecutive ranks share a layer, then a model. `cluster` is DPT, `spread` TPD.
 Source: sagemaker-python-sdk `doc/api/training/smd_model_parallel_general.rst`, "Ranking mechanism".
 """
 
@@ -47,7 +47,7 @@ class Axis(Enum):
 
 
 class Along(Enum):
-    """The named groups: the axes along which their ranks differ."""
+    """Names of groups, by the axes along which their ranks differ."""
 
     WORLD = frozenset(Axis)
     MP = frozenset({Axis.PP, Axis.TP})
@@ -61,11 +61,11 @@ class Along(Enum):
 
 @dataclass(frozen=True)
 class Mesh:
-    """All ranks of a program and their places.
+    """All ranks of a program and their coordinates.
 
     Args:
-        order: the axes, slowest over the world first; those of degree 1 may be left out.
-        degrees: of every axis of `order`, in its order.
+        order: the axes, slowest-varying first; axes of degree 1 may be left out.
+        degrees: degree of every axis of `order`, in its order.
     """
 
     order: tuple[Axis, ...]
@@ -81,14 +81,14 @@ class Mesh:
         return math.prod(degree for axis, degree in zip(self.order, self.degrees, strict=True) if axis in along.value)
 
     def coordinate(self, rank: int, axis: Axis) -> int:
-        """Return the place of a rank on an axis; 0 on an axis that the mesh lacks.
+        """Return the coordinate of a rank on an axis; 0 on an axis that the mesh lacks.
 
         Raises: ValueError if there is no such rank.
         """
         return self._coordinates(rank)[self.order.index(axis)] if axis in self.order else 0
 
     def rank_at(self, place: Mapping[Axis, int]) -> int:
-        """Return the rank at a place; axes that `place` does not name count as 0.
+        """Return the rank at some coordinates; axes that `place` does not name count as 0.
 
         Raises: ValueError if a coordinate is outside its axis.
         """
@@ -101,7 +101,7 @@ class Mesh:
         return rank
 
     def group(self, along: Along, rank: int) -> tuple[int, ...]:
-        """Return the ranks of the group of `rank` along these axes, ascending; the group rank is the place in it.
+        """Return the ranks of the group of `rank` along these axes, ascending; the index is the group rank.
 
         Raises: ValueError if there is no such rank.
         """
@@ -109,14 +109,14 @@ class Mesh:
         return next(group for group in self.groups(along) if rank in group)
 
     def group_rank(self, along: Along, rank: int) -> int:
-        """Return the place of `rank` in its group along these axes.
+        """Return the index of `rank` in its group along these axes.
 
         Raises: ValueError if there is no such rank.
         """
         return self.group(along, rank).index(rank)
 
     def groups(self, along: Along) -> tuple[tuple[int, ...], ...]:
-        """Return all groups along these axes, ordered by first rank; together they have each rank of the world once."""
+        """Return all groups along these axes, ordered by first rank; each rank is in exactly one."""
         return self._all_groups[along]
 
     @cached_property
@@ -146,12 +146,13 @@ class Mesh:
 
 
 def make_mesh(size: int, *, pipeline_degree: int = 1, tensor_degree: int = 1, placement: str = "cluster") -> Mesh:
-    """Make the mesh of `size` ranks; each further block of pipeline degree x tensor degree ranks replicates the model.
+    """Make the mesh of `size` ranks; each pipeline degree * tensor degree ranks hold one replica of the model.
 
     Args:
         placement: see [Note: placement].
 
-    Raises: ValueError naming the rule: degrees of at least 1 whose product divides `size`, a known placement.
+    Raises: ValueError naming the broken rule: degrees are at least 1, their product divides `size`, and the placement
+        is known.
     """
     for name, degree in (("pipeline_parallel_degree", pipeline_degree), ("tensor_parallel_degree", tensor_degree)):
         if degree < 1:

@@ -1,4 +1,4 @@
-"""Reads a process's rank, and its time limit for other ranks, from environment variables; imports no framework.
+"""A process's rank, and its timeout for other ranks, from environment variables; imports no framework.
 
 Where: `runtime` of torch and `tf_parallel.session` read them when a program is initialised.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 TIMEOUT_VARIABLE = "CLARY_PARALLEL_TIMEOUT_S"
 _TIMEOUT_S = 1800.0  # the default of torch.distributed
-_PLACES = (  # launchers' names for rank, size, rank on the host, ranks on the host
+_PLACES = (  # variables of launchers: rank, size, local rank, local size
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     (
         "OMPI_COMM_WORLD_RANK",
@@ -23,7 +23,7 @@ _PLACES = (  # launchers' names for rank, size, rank on the host, ranks on the h
 
 @dataclass(frozen=True)
 class Place:
-    """The place of this process, as its launcher set it."""
+    """The ranks and sizes of this process, as its launcher set them."""
 
     rank: int
     size: int
@@ -32,7 +32,7 @@ class Place:
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
-    """Read a process's place from its launcher's variables; without them it is the only rank.
+    """Read a process's place from its launcher's variables; without such variables it is the only rank.
 
     Raises: ValueError naming a variable that is not a number.
     """
@@ -46,7 +46,7 @@ def find_place(environ: Mapping[str, str]) -> Place:
 
 
 def find_timeout_s(environ: Mapping[str, str]) -> float:
-    """Return the seconds that a rank waits for another rank.
+    """Return the timeout of a rank's wait for another rank, in seconds.
 
     Raises: ValueError if CLARY_PARALLEL_TIMEOUT_S is not a positive number.
     """

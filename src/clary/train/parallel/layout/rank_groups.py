@@ -1,4 +1,4 @@
-"""The groups of ranks by the names that scripts give them, for SMP v1 on every framework."""
+"""Names of rank groups in SMP v1 scripts, for every framework."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CommGroup(Enum):
 
 
 class RankType(Enum):
-    """The groups in which ranks are counted."""
+    """The groups in which a rank has an index."""
 
     WORLD_RANK = Along.WORLD
     MP_RANK = Along.MP

@@ -1,10 +1,10 @@
-"""Activation checkpointing: activations are recomputed in backward, not kept.
+"""Activation checkpointing: activations are recomputed in backward instead of kept.
 
 Where: scripts mark modules with `set_activation_checkpointing`, or call `checkpoint` in their own forward. The engine
-sets the ranks of modules with `use_placement`, and the target of kept inputs with `use_offloader`.
+sets the ranks of modules with `use_placement`, and the offloader of kept inputs with `use_offloader`.
 
-Torch's non-reentrant checkpoint recomputes. All tensors among the arguments, nested ones too, are passed to it one by
-one, so that all of them can be offloaded.
+Torch's non-reentrant checkpoint does the recomputation. All tensors among the arguments, also nested tensors, are
+passed to it one by one, so that all can be offloaded.
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174; for the functions, the sources
 named in `segments`.
 """
@@ -38,10 +38,10 @@ class Placement:
 
     Args:
         own_rank: pipeline rank of this process.
-        owner_of: pipeline rank that holds a module; None if unknown.
-        is_manual: whether the script placed modules itself; a bad placement is then an error.
-        run_segment: takes the arguments of this file's `run_segment`, and calls it on the rank that holds the segment.
-            If None, children on other ranks are called one by one, and their owner keeps their activations.
+        owner_of: returns the pipeline rank that holds a module; None if unknown.
+        is_manual: whether the script placed modules itself; if so, a module on several ranks is an error.
+        run_segment: called with the arguments of `run_segment` below; runs it on the rank that holds the segment. If
+            None, children on other ranks are called one by one, and their owner keeps their activations.
     """
 
     own_rank: int
@@ -57,7 +57,7 @@ class _State:
 
 
 class _Depth(threading.local):
-    """The number of nested checkpointed regions of this thread; inner ones keep nothing, so offload nothing."""
+    """The nesting depth of checkpointed regions in this thread; inner regions keep and offload no tensors."""
 
     value = 0
 
@@ -67,12 +67,12 @@ _depth = _Depth()
 
 
 def use_placement(placement: Placement | None) -> None:
-    """Set the placement of modules; None means that this process holds all."""
+    """Set the placement of modules; None means that this process holds all modules."""
     _state.placement = placement
 
 
 def use_offloader(offloader: Offloader | None) -> None:
-    """Set the offloader of inputs of checkpointed modules; None keeps them in place."""
+    """Set the offloader of checkpointed modules' inputs; None does not offload them."""
     _state.offloader = offloader
 
 
@@ -85,16 +85,16 @@ def set_activation_checkpointing(
     """Checkpoint every later call of a module; marking it again replaces the earlier options.
 
     Args:
-        preserve_rng_state: whether dropout draws the same numbers when it is recomputed.
-        pack_args_as_tuple: for a `Sequential` whose children take one tuple; otherwise tuples are unpacked, except for
-            children that take only one argument, as layers of `smp.nn` do.
+        preserve_rng_state: whether dropout draws the same numbers in the recomputation.
+        pack_args_as_tuple: for a `Sequential`: whether its children take one tuple; otherwise tuples are unpacked,
+            except for children with a single parameter, such as layers of `smp.nn`.
         strategy: for a `Sequential`; see `segments`. A `Sequential` whose class overrides forward counts as a plain
             module.
 
     Raises:
         TypeError: `module` is not a module.
-        ValueError: `strategy` or `pack_args_as_tuple` given for another module than a `Sequential`, or no such
-            strategy. On a call of the module: the script itself placed it on several ranks.
+        ValueError: `strategy` or `pack_args_as_tuple` given for a module other than a `Sequential`, or unknown
+            strategy. Raised by a call of the module: the script itself placed the module on several ranks.
     """
     _check_target(module, "set_activation_checkpointing")
     cut([], strategy)
@@ -109,7 +109,7 @@ def set_activation_checkpointing(
         forward: Any = _SequenceForward(module, strategy, preserve_rng_state, pack_args_as_tuple)
     else:
         forward = _ModuleForward(module, module.forward, preserve_rng_state)
-    # An attribute of the instance that `__call__` calls: hooks run once a call, names of parameters stay.
+    # An instance attribute, which `__call__` calls: so hooks run once per call, and parameter names stay.
     module.forward = forward
 
 
@@ -163,12 +163,12 @@ def run_segment(
     preserve_rng_state: bool = True,
     pack_args_as_tuple: bool = False,
 ) -> Any:
-    """Call neighbouring children of a sequence, all on this rank, and recompute them as one in backward.
+    """Call neighbouring children of a sequence, all on this rank, and recompute them together in backward.
 
     Args:
-        segment: the children from `start` to before `stop`; its owner is ignored.
+        segment: the children from `start` up to `stop`, exclusive; its owner is ignored.
         value: argument of the first child.
-        preserve_rng_state: as `set_activation_checkpointing` takes it; so is `pack_args_as_tuple`.
+        preserve_rng_state: as in `set_activation_checkpointing`; so is `pack_args_as_tuple`.
     """
     children = list(sequential)[segment.start : segment.stop]
 
@@ -230,7 +230,7 @@ class _SequenceForward:
 
 
 def _is_sequence(module: nn.Module) -> bool:
-    """Whether a module's forward only calls its children one by one."""
+    """Return whether a module's forward only calls its children one by one."""
     forward = vars(module).get("forward")
     return type(module).forward is nn.Sequential.forward and (forward is None or isinstance(forward, _SequenceForward))
 
@@ -243,7 +243,7 @@ def _call(child: nn.Module, value: Any, pack_args_as_tuple: bool) -> Any:
 
 @functools.cache
 def _takes_one(forward: Callable[..., Any]) -> bool:
-    """Whether a class's `forward` takes only one value, so that a tuple must be passed whole."""
+    """Return whether a class's `forward` takes a single value, so that a tuple must be passed whole."""
     try:
         _, *parameters = inspect.signature(forward).parameters.values()  # without `self`
     except (TypeError, ValueError):  # not a Python function, or a function without parameters
@@ -268,7 +268,7 @@ def _owners(module: nn.Module) -> Owners:
 
 
 def _can_checkpoint(module: nn.Module) -> bool:
-    """Whether a module lies whole on this rank; a module on another rank is called and checkpointed there."""
+    """Return whether a module lies whole on this rank; its own rank checkpoints a module on another rank."""
     owners = _owners(module)
     if owners.is_split:
         _refuse_split(module, owners)

@@ -1,8 +1,8 @@
-"""Parameters that have no memory until it is known which rank owns them.
+"""Parameters without memory until their owning rank is known.
 
 Where: scripts make a model under `delay_param_initialization`; once the engine has placed the modules, it calls
-`materialize` for those on this rank. `recording` explains how initialisation is recorded, and why the values have the
-same bits as without delay.
+`materialize` for the modules on this rank. `recording` explains how initialisation is recorded, and why values are
+bitwise equal to those without delay.
 Source: SageMaker developer guide, "Delayed Parameter Initialization"; sagemaker-python-sdk
 `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`.
 """
@@ -25,18 +25,18 @@ from clary.train.parallel.memory.recording_modes import PretendingMode, Recordin
 
 @dataclass(eq=False)
 class _Model:
-    """A model made under one context: its recording, and the parameters without memory, with their versions."""
+    """A model made in one context: its recording, and its parameters without memory, with their versions."""
 
     recording: Recording
-    waiting: dict[int, tuple[weakref.ref[nn.Parameter], int]] = field(default_factory=dict)  # by the parameter's id
+    waiting: dict[int, tuple[weakref.ref[nn.Parameter], int]] = field(default_factory=dict)  # keys: ids of parameters
 
     def wait_for(self, parameter: nn.Parameter) -> None:
-        """Add a parameter to the ones without memory; its version must not change until it has memory."""
+        """Add a parameter without memory, whose version must not change until it gets memory."""
         key = id(parameter)
         self.waiting[key] = weakref.ref(parameter, lambda _: self._let_go(key)), parameter._version
 
     def _let_go(self, key: int) -> None:
-        """Remove a parameter that was freed, and a model without parameters left."""
+        """Remove a freed parameter, and its model if no waiting parameter is left."""
         self.waiting.pop(key, None)
         if not self.waiting:
             _keep_those_that_wait()
@@ -49,11 +49,11 @@ class _Own(threading.local):
     is_enabled = False
 
 
-_MOST_USES = 2  # references to a leaf's implementation: its object, and the node that would accumulate its gradient
+_MOST_USES = 2  # expected references to a leaf's TensorImpl: its object and its gradient accumulator
 
 _own = _Own()
-_models: list[_Model] = []  # with parameters that wait; finalizers change it at any moment, so loops use a copy
-_models_lock = threading.RLock()  # a finalizer may interrupt its own thread
+_models: list[_Model] = []  # with waiting parameters; finalizers may change it at any time, so loops use a copy
+_models_lock = threading.RLock()  # reentrant: a finalizer may interrupt the thread that holds it
 
 
 def _keep_those_that_wait(*more: _Model) -> None:
@@ -65,8 +65,8 @@ def _keep_those_that_wait(*more: _Model) -> None:
 def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
     """Make parameters in this block without memory, and record their initialisation.
 
-    Contexts may be nested: the innermost says whether parameters are delayed. Initialisation must run in the block.
-    Parameters of values from outside (`torch.from_numpy`) are made at once; so are all buffers.
+    In nested contexts, the innermost one decides whether parameters are delayed. Initialisation must run in the block.
+    Parameters from outside values (`torch.from_numpy`) and all buffers are made at once.
 
     Raises: DelayedInitializationError in the block, if an operation of a constructor cannot be delayed.
     """
@@ -83,7 +83,7 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
 
 
 def is_delayed(tensor: torch.Tensor) -> bool:
-    """Whether a parameter or buffer was made under the context and has no memory yet.
+    """Return whether a parameter or buffer was made in the context and has no memory yet.
 
     Args:
         tensor: of any shape.
@@ -97,18 +97,18 @@ def materialize(
     *,
     only: Callable[[nn.Module], bool] | None = None,
 ) -> list[str]:
-    """Give delayed parameters memory and values; they stay the same objects, so optimizers that hold them remain valid.
+    """Give delayed parameters memory and values; they stay the same objects, so existing optimizers stay valid.
 
-    A parameter that several modules share is made if one of them is chosen. Peak memory is that of the made tensors
-    plus the initialisation of one parameter.
+    A parameter that several modules share is made if any of them is chosen. Peak memory is the memory of all made
+    tensors plus that of the initialisation of one parameter.
 
     Args:
-        device: the target; None is the device that they would have had without delay.
-        only: chooses modules; of each, its own parameters and buffers are made, not those of its children.
+        device: target device; None is each parameter's device without delay.
+        only: returns whether to make a module's own parameters and buffers; its children are decided separately.
 
     Returns: names of the parameters and buffers that were made.
-    Raises: DelayedInitializationError: a parameter has no memory, but was not made under the context, or was changed
-    since. Tensors made before the error stay.
+    Raises: DelayedInitializationError: a parameter without memory was not made in the context, or was changed after it.
+        Tensors made before the error stay.
     """
     made = []
     storages: dict[int, torch.UntypedStorage] = {}
@@ -147,9 +147,9 @@ def _recording_parameters() -> Iterator[None]:
 
 
 class _Patch:
-    """Has `nn.Parameter` make parameters without memory while any thread records.
+    """Patches `nn.Parameter` to make parameters without memory while any thread records.
 
-    They lack memory from the start, since a constructor may initialise a parameter before or after it registers it.
+    Parameters lack memory from the start, since a constructor may initialise a parameter before or after registration.
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class _Patch:
         with self._lock:
             if self._num_inside == 0:
                 original = self._original = nn.Parameter.__new__
-                # A function, not a bound method: `__new__` must be replaced by a function.
+                # `__new__` must be replaced by a function, not by a bound method.
                 nn.Parameter.__new__ = lambda cls, data=None, requires_grad=True: _make(
                     original, cls, data, requires_grad
                 )
@@ -194,7 +194,7 @@ def _model_of(tensor: torch.Tensor) -> _Model | None:
 def _value(
     name: str, tensor: torch.Tensor, device: torch.device | str | None, storages: dict[int, torch.UntypedStorage]
 ) -> torch.Tensor:
-    """Compute a delayed tensor on its device; tensors that share a storage still share it."""
+    """Compute a delayed tensor on its device; tensors with a shared storage keep sharing it."""
     model = _model_of(tensor)
     if model is None:
         raise DelayedInitializationError(
@@ -228,8 +228,8 @@ def _fill(name: str, parameter: nn.Parameter, value: torch.Tensor) -> None:
             f"delayed initialisation: {name} is part of a graph of autograd; it must have its values before the model "
             "is used"
         )
-    # Like `torch.utils.swap_tensors`, but with weak references allowed, as weights of RNNs have them: they refer to
-    # the object, which stays.
+    # Like `torch.utils.swap_tensors`, but allows weak references, as RNN weights have them: they refer to the Python
+    # object, which stays.
     torch._C._swap_tensor_impl(parameter, real)
     if model is not None:
         model.waiting.pop(id(parameter), None)

@@ -1,8 +1,8 @@
-"""The free and taken parts of a file.
+"""The free and allocated parts of a file.
 
-Where: `spill` takes room and gives it back. Pure: it touches no file, and one thread at a time calls it.
+Where: `spill` allocates and frees extents. This module touches no file; one thread at a time calls it.
 
-Room is taken where it first fits, so the file grows only if no free extent is large enough.
+Allocation is first-fit, so the file grows only if no free extent is large enough.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ ALIGNMENT = 4096  # bytes; a page of the page cache, so that no two extents shar
 
 @dataclass(frozen=True, order=True)
 class Extent:
-    """Bytes of a file, from `offset`."""
+    """A range of bytes of a file, from `offset`."""
 
     offset: int
     size: int
 
     @property
     def end(self) -> int:
-        """Offset of the first byte after it."""
+        """Offset of the first byte after the extent."""
         return self.offset + self.size
 
 
 class Extents:
-    """The free and the taken parts of one file."""
+    """The free and allocated parts of one file."""
 
     def __init__(self) -> None:
         self.end = 0  # offset of the file's end, in bytes
@@ -35,11 +35,11 @@ class Extents:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes that are taken, rounded up to pages."""
+        """Number of allocated bytes, rounded up to pages."""
         return self.end - sum(extent.size for extent in self._free)
 
     def take(self, size: int) -> Extent:
-        """Return room for `size` bytes, rounded up to pages; the file may have to grow to `end` for it.
+        """Allocate an extent of `size` bytes, rounded up to pages; the file may have to grow to the extent's `end`.
 
         Raises: ValueError if `size` is below 1.
         """

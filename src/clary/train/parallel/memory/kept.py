@@ -1,4 +1,4 @@
-"""One offloaded tensor: its copy out of its memory, and its return with the same values and layout.
+"""One offloaded tensor: its copy elsewhere, and its return with the same values and layout.
 
 Where: `offloading` makes one for every tensor that a region keeps.
 """
@@ -22,10 +22,10 @@ class OffloadCounts:
     """Counts of the offloading so far, in bytes and in numbers of tensors."""
 
     offloaded_bytes: int = 0
-    staying_bytes: int = 0  # of tensors that are too small, parameters, or of a kind that cannot be offloaded
+    staying_bytes: int = 0  # of tensors not offloaded: too small, parameters, or of an unsupported kind
     num_read: int = 0
-    num_read_late: int = 0  # had not been read when backward needed them
-    num_never_left: int = 0  # were needed before they had been written
+    num_read_late: int = 0  # tensors not yet read when backward needed them
+    num_never_left: int = 0  # tensors needed before they were written
 
 
 @dataclass(frozen=True)
@@ -48,31 +48,31 @@ class Layout:
 
     @property
     def span(self) -> int:
-        """Elements from the first to the last that belong to the tensor."""
+        """Number of memory elements from the tensor's first to its last."""
         return int(1 + sum((length - 1) * step for length, step in zip(self.size, self.stride, strict=True)))
 
     @property
     def own_size(self) -> torch.Size:
-        """The size without repetition: expanded dimensions have length 1."""
+        """The tensor's size with length 1 for expanded dimensions."""
         return torch.Size(1 if step == 0 else length for length, step in zip(self.size, self.stride, strict=True))
 
     @property
     def is_dense(self) -> bool:
-        """Whether the tensor has every element of its span."""
+        """Whether the tensor contains every element of its span."""
         return self.span <= int(self.own_size.numel())
 
     @property
     def num_packed(self) -> int:
-        """Elements that `pack` returns."""
+        """Number of elements that `pack` returns."""
         return self.span if self.is_dense else int(self.own_size.numel())
 
     @property
     def packed_bytes(self) -> int:
-        """The size of those elements in bytes."""
+        """Number of bytes that `pack` returns."""
         return int(self.num_packed * self.dtype.itemsize)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return all elements on one axis, repeated ones once; without a copy if the tensor is dense.
+        """Return all elements on one axis, each repeated element once; a dense tensor is not copied.
 
         Args:
             tensor: of shape `size` and strides `stride`; the result is [`num_packed`].
@@ -82,7 +82,7 @@ class Layout:
         return tensor.as_strided(self.own_size, self.stride).contiguous().reshape(-1)
 
     def unpack(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the tensor that `pack` was given.
+        """Restore the tensor from the result of `pack`.
 
         Args:
             flat: [`num_packed`]; a dense result shares its memory.
@@ -99,7 +99,7 @@ class Kept:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.layout = Layout.of(tensor)
-        # Keeps the address but no memory: no other storage gets the address meanwhile, so it identifies the storage.
+        # Keeps the storage's address reserved but no memory, so the address identifies the storage.
         self.storage = StorageWeakRef(tensor.untyped_storage())
         # Shares the version counter of the tensor and its views, even after they are freed, but not their memory.
         self._counter = tensor.detach()
@@ -107,21 +107,21 @@ class Kept:
         self._version = self._counter._version
 
     def load(self) -> None:
-        """Begin to load the tensor.
+        """Start to load the tensor.
 
-        Raises: NotImplementedError here; subclasses do it.
+        Raises: NotImplementedError, unless a subclass overrides it.
         """
         raise NotImplementedError
 
     def bring(self) -> torch.Tensor:
         """Return the tensor with its values and layout.
 
-        Raises: RuntimeError if the tensor was changed in place since it left.
+        Raises: RuntimeError if the tensor was changed in place after it was offloaded.
         """
         raise NotImplementedError
 
     def _check_unchanged(self) -> None:
-        # Any change is refused, as in autograd: another thread or stream copies, perhaps after the change.
+        # Any change is an error, as in autograd: another thread or stream makes the copy, perhaps after the change.
         if self._counter._version != self._version:
             raise RuntimeError(
                 f"activation offloading: a tensor of shape {tuple(self.layout.size)} that a checkpointed module was "
@@ -131,7 +131,7 @@ class Kept:
 
 
 class SpilledTensor(Kept):
-    """A tensor in a file; in memory too until it has been written.
+    """A tensor in a file, and in memory until it is written.
 
     Raises: SpillError from the constructor, `load` and `bring`: the disk is full, failed or does not answer.
     """
@@ -154,7 +154,7 @@ class SpilledTensor(Kept):
         self._writing.add_done_callback(lambda done: _left(this, done))
 
     def load(self) -> None:
-        """Begin to read the tensor, if only the file has it."""
+        """Start to read the tensor if it is no longer in memory."""
         if self._original is None and self._reading is None:
             self._loaded = torch.empty(
                 self.layout.num_packed, dtype=self.layout.dtype, pin_memory=self._stream is not None
@@ -181,7 +181,7 @@ class SpilledTensor(Kept):
         return self.layout.unpack(flat if self._stream is None else flat.to(self.layout.device, non_blocking=True))
 
     def leave(self) -> None:
-        """Drop the tensor from memory; the file has its copy."""
+        """Release the tensor's memory, once it is written to the file."""
         self._original = None
 
 
@@ -195,7 +195,7 @@ class PinnedCopy(Kept):
         self._loading: tuple[torch.Tensor, Any] | None = None
 
     def load(self) -> None:
-        """Begin to copy the tensor back."""
+        """Start to copy the tensor back."""
         if self._loading is None:
             with torch.cuda.stream(self._stream):
                 self._loading = self._flat.to(self.layout.device, non_blocking=True), self._stream.record_event()
@@ -213,7 +213,7 @@ class PinnedCopy(Kept):
 
 
 def _copy_to_host(flat: torch.Tensor, stream: Any) -> tuple[torch.Tensor, Any]:
-    """Begin to copy from a GPU; return the copy and the event of its completion."""
+    """Start to copy a tensor from a GPU; return the copy and its completion event."""
     stream.wait_stream(torch.cuda.current_stream(flat.device))
     host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
     with torch.cuda.stream(stream):
@@ -229,7 +229,7 @@ def _left(this: weakref.ref[SpilledTensor], writing: Future[None]) -> None:
 
 
 def _finish(work: Future[None], spill: Spill, what: str, *, only_if_done: bool = False) -> None:
-    """Wait for the work, and raise its error."""
+    """Wait for a future, and raise its error."""
     if work.cancelled() or (only_if_done and not work.done()):
         return
     try:

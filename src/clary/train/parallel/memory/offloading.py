@@ -3,15 +3,16 @@
 Where: `checkpointing` opens a region around every checkpointed call. An engine with several microbatches sets the
 current one with `lane`, and announces the next backward pass with `expect`.
 
-[Note: targets] To a file, see `spill`. To host memory: a GPU's tensors are copied into pinned memory on a separate
-stream; without a GPU, tensors are in host memory already, and stay there.
+[Note: targets] File: see `spill`. Host memory: a GPU's tensors are copied into pinned memory on a separate stream;
+without a GPU, tensors are in host memory already, and stay there.
 
-[Note: when it comes back] Backward needs the regions of one microbatch last in, first out. When it needs one, loading
-of the next `horizon` regions begins. Microbatches follow the order of `expect`; one that was not announced precedes the
-announced ones. So at most `horizon` regions are in memory early, besides the one that is being computed.
+[Note: when it comes back] Backward needs the regions of one microbatch last in, first out. When it needs a region,
+loading of the next `horizon` regions starts. Microbatches follow the order of `expect`; a microbatch that was not
+announced precedes the announced ones. So at most `horizon` regions are loaded early, besides the region that is being
+computed.
 
 [Note: bits] A tensor is loaded with its strides, so kernels traverse it in the same order as before. A tensor that was
-changed in place since forward is refused, as autograd refuses tensors that were not offloaded.
+changed in place since forward raises an error, as in autograd without offloading.
 Source: SageMaker developer guide, "Activation Offloading"; for files, Rajbhandari et al., "ZeRO-Infinity", arXiv
 2104.07857.
 """
@@ -39,12 +40,12 @@ _log = logging.getLogger(__name__)
 
 
 class Offloader:
-    """Offloads the tensors that checkpointed regions keep, and loads them again.
+    """Offloads the tensors that checkpointed regions keep, and loads them for backward.
 
     Args:
-        folder: the folder of the file; None is host memory.
+        folder: folder of the file; None offloads to host memory.
         horizon: number of regions that are loaded ahead; `activation_loading_horizon`.
-        max_waiting_bytes: most bytes in memory that are not yet written.
+        max_waiting_bytes: limit of bytes that wait in memory to be written.
 
     Raises: ValueError for a horizon below 1, SpillError if no file can be made.
     """
@@ -58,16 +59,16 @@ class Offloader:
         self.counts = OffloadCounts()
         self._spill = None if folder is None else Spill(folder, max_waiting_bytes=max_waiting_bytes)
         self._streams: dict[torch.device, Any] = {}
-        self._lock = threading.Lock()  # of the three below; a GPU's backward runs on a thread of autograd
-        self._lanes: dict[int, list[_Region]] = {}  # regions in the order of forward
-        self._expected: list[int] = []  # lanes, in the order of backward
+        self._lock = threading.Lock()  # guards the next three; a GPU's backward runs on an autograd thread
+        self._lanes: dict[int, list[_Region]] = {}  # by microbatch, regions in the order of forward
+        self._expected: list[int] = []  # microbatches in the order of backward
         self._by_place: weakref.WeakValueDictionary[Any, Kept] = weakref.WeakValueDictionary()
         self._own = threading.local()
         self._has_told = False
 
     @contextmanager
     def lane(self, number: int) -> Iterator[None]:
-        """Assign regions of this thread to a microbatch; outside of `lane` to microbatch 0."""
+        """Assign this thread's regions to a microbatch within a block; outside of `lane`, to microbatch 0."""
         before = self._lane()
         self._own.lane = number
         try:
@@ -76,7 +77,7 @@ class Offloader:
             self._own.lane = before
 
     def expect(self, number: int) -> None:
-        """Announce the backward pass of this microbatch, after those announced before."""
+        """Announce the backward pass of a microbatch, after those announced earlier."""
         with self._lock:
             if number not in self._expected:
                 self._expected.append(number)
@@ -84,7 +85,7 @@ class Offloader:
 
     @contextmanager
     def region(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Offload the tensors that autograd saves in this block, unless inner hooks take them.
+        """Offload the tensors that autograd saves in this block, unless inner saved-tensor hooks handle them.
 
         Args:
             tensors: arguments of the call in this block; parameters among them are not offloaded.
@@ -127,7 +128,7 @@ class Offloader:
         if not _can_leave(tensor) or tensor.untyped_storage()._cdata in staying:
             self.counts.staying_bytes += tensor.nbytes
             return tensor
-        # Layers that are given the same mask share one copy of it; see `Kept.storage`.
+        # Layers with the same mask share one copy of it; see `Kept.storage`.
         place = (
             tensor.untyped_storage()._cdata,
             tensor.storage_offset(),
@@ -160,7 +161,7 @@ class Offloader:
         with self._lock:
             lane = self._lanes.get(region.lane, [])
             if region in lane:
-                del lane[lane.index(region) :]  # backward has used the later regions already
+                del lane[lane.index(region) :]  # backward has already used the later regions
             if region.lane in self._expected:
                 self._expected.remove(region.lane)
             self._expected.insert(0, region.lane)
@@ -170,7 +171,7 @@ class Offloader:
         return tensor
 
     def _load_ahead(self) -> None:
-        """Begin to load the tensors needed next; see [Note: when it comes back]."""
+        """Start to load the tensors needed next; see [Note: when it comes back]."""
         num_left = self.horizon
         for number in list(self._expected):
             lane = [region for region in self._lanes.get(number, []) if region.is_alive]
@@ -185,7 +186,7 @@ class Offloader:
 
 @dataclass(eq=False)
 class _Region:
-    """The tensors kept by one checkpointed call. Autograd owns them; this holds their order."""
+    """The order of the tensors kept by one checkpointed call; autograd owns the tensors."""
 
     lane: int
     kept: list[weakref.ref[Kept]] = field(default_factory=list)

@@ -1,21 +1,20 @@
-"""Records the initialisation of parameters while a model is made, and replays it later for some of them.
+"""Recording of parameters' initialisation while a model is made, and replay for chosen parameters.
 
-Where: `delayed` records while a model is made, by the modes of `recording_modes`, and replays once the modules of this
-rank are known.
+Where: `delayed` records through the modes of `recording_modes`, and replays once this rank's modules are known.
 
 [Note: recorded operations] While a recording is active, every operation that makes or changes a tensor is recorded:
 operator, arguments, and for random operations the earlier state of the generator. Parameters are made on the meta
 device, and operations that read or write them are only recorded, not computed. All other operations are computed as
-usual, so buffers and other values that a constructor reads are real. Entries name storages, not tensors: views of one
-storage need no entry, since a view is size, stride and offset.
+usual, so buffers and other values that a constructor reads are real. Entries refer to storages, not tensors: creating a
+view needs no entry, since a view is size, stride and offset.
 
-[Note: random numbers] Initialisation draws its random numbers at once, into memory that is then freed, so later code
-draws the same numbers as without delay; the largest parameter bounds the memory. A replay restores the generator's
-recorded state. So each parameter is replayed alone, with the same bits as without delay.
+[Note: random numbers] Initialisation draws its random numbers at once, into memory that is freed afterwards, so later
+code draws the same numbers as without delay; the largest parameter bounds this memory. A replay restores the
+generator's recorded state. So each parameter can be replayed alone, bitwise equal to its value without delay.
 
-[Note: values that are read] If a constructor reads the result of an operation (`item`, `nonzero`), its arguments are
-replayed up to that point and it is computed.
-Source: the idea of recording operators to run them later is that of torchdistX, "Deferred Module Initialization".
+[Note: values that are read] If a constructor reads the result of an operation (`item`, `nonzero`), the operation's
+arguments are replayed up to that point and the operation is computed.
+Source: torchdistX, "Deferred Module Initialization", for the idea of recording operators to run them later.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from clary.train.parallel.errors import ParallelError
 
 
 class DelayedInitializationError(ParallelError):
-    """Delayed initialisation of a parameter cannot give its normal values."""
+    """Delayed initialisation of a parameter cannot produce its values without delay."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A tensor's storage and view of it; replaces the tensor among recorded arguments."""
+    """A storage and a view of it, in place of a tensor among recorded arguments."""
 
     storage: int
     size: tuple[int, ...]
@@ -55,7 +54,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One operation; `made` has its results with storage of their own, by their number among all results."""
+    """One operation; `made` maps the index of a result to the result's new storage."""
 
     operator: Any
     args: tuple[Any, ...]
@@ -68,36 +67,36 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Constant:
-    """A tensor from outside that an operation read, and the version that it had."""
+    """A tensor from outside that an operation read, with its version at that time."""
 
     tensor: torch.Tensor
     version: int
 
 
 class Recording:
-    """The operations of one construction, in order, and the storages that they make and change."""
+    """The operations of one model's construction, in order, and the storages that they make and change."""
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
         self._writers: dict[int, list[int]] = {}  # numbers of entries by storage
         self._constants: dict[int, _Constant] = {}
-        self._known: dict[int, StorageWeakRef] = {}  # keeps each address unique to one storage
-        self._delayed: dict[int, torch.device] = {}  # storages without memory, and the devices that they would be on
-        self._stands_for: dict[int, int] = {}  # the original storage, by the storage of the parameter made of it
+        self._known: dict[int, StorageWeakRef] = {}  # weak references reserve addresses, so that ids stay unique
+        self._delayed: dict[int, torch.device] = {}  # storage without memory -> its device without delay
+        self._stands_for: dict[int, int] = {}  # storage of a delayed parameter -> original storage
         self._meta_of: dict[int, torch.UntypedStorage] = {}
-        self.is_quiet = False  # while internal operations run
+        self.is_quiet = False  # True while internal operations run
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has no memory and this recording can replay it.
+        """Return whether a tensor has no memory and this recording can replay it.
 
         Args:
             tensor: of any shape, on any device.
         """
-        # Not by `tensor.device`: while a recording is active, a delayed tensor reports the device that it would be on.
+        # `tensor.device` is no test: during a recording, a delayed tensor reports its device without delay.
         return is_plain(tensor) and tensor.untyped_storage().device.type == "meta" and self.delays(tensor)
 
     def device(self, tensor: torch.Tensor) -> torch.device:
-        """Return the device that a delayed tensor would be on without delay.
+        """Return a delayed tensor's device without delay.
 
         Args:
             tensor: of any shape; `delays` is true of it.
@@ -105,7 +104,7 @@ class Recording:
         return self._delayed[self._id(tensor)]
 
     def delays(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has no values yet, so that operations on it can only be recorded.
+        """Return whether a tensor has no values yet, so that operations on it can only be recorded.
 
         Args:
             tensor: of any shape; views of a delayed tensor are delayed too.
@@ -113,10 +112,10 @@ class Recording:
         return self._id(tensor) in self._delayed
 
     def delay(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Delay a tensor from now on; return its stand-in, or the tensor if it was not made under this recording.
+        """Delay a tensor from now on; return its stand-in, or the tensor itself if this recording did not make it.
 
         Args:
-            tensor: of any shape; the stand-in has the same, on the meta device.
+            tensor: of any shape; the stand-in has the same shape, on the meta device.
         """
         with self.quietly():
             return self._delay(tensor)
@@ -136,10 +135,10 @@ class Recording:
         return self._place(tensor).in_storage(self._meta_of[storage])
 
     def replay(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Compute a delayed tensor and only its dependencies; another call computes it again.
+        """Compute a delayed tensor and its dependencies alone; another call computes it again.
 
         Args:
-            tensor: of any shape, which the result has too, on the device where the tensor would be.
+            tensor: of any shape; the result has the same shape, on the tensor's device without delay.
 
         Raises: DelayedInitializationError if a tensor from outside has changed since it was read.
         """
@@ -172,7 +171,7 @@ class Recording:
 
         Args:
             generator_states: the states before the operation, if it is random.
-            home: the device that delayed results would be on; None if they are computed.
+            home: device of delayed results without delay; None if results are computed.
         """
         recorded_args, recorded_kwargs = pytree.tree_map_only(torch.Tensor, self._place, (args, kwargs))
         reads = {place.storage for place in _places((recorded_args, recorded_kwargs))}
@@ -195,7 +194,7 @@ class Recording:
         )
 
     def take_constants(self, args: Any, written: list[torch.Tensor]) -> None:
-        """Keep the tensors that an operation reads and no recorded operation made, before it can change them.
+        """Keep tensors that an operation reads and no recorded operation made, before the operation can change them.
 
         Raises: DelayedInitializationError.
         """
@@ -211,7 +210,7 @@ class Recording:
                     )
                 self._constants[storage] = _Constant(tensor, tensor._version)
             if storage in changed and storage in self._constants:
-                # A replay repeats the recorded changes, so the tensor is kept as it was before them.
+                # A replay repeats the recorded changes, so the tensor's earlier value is kept.
                 held = self._constants[storage].tensor
                 if held.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
                     copied = torch.empty(0, dtype=torch.uint8, device=tensor.device)
@@ -220,7 +219,7 @@ class Recording:
 
     @contextmanager
     def quietly(self) -> Iterator[bool]:
-        """Switch off recording and pretended devices in this block."""
+        """Switch off recording and reported devices in this block."""
         before, self.is_quiet = self.is_quiet, True
         try:
             yield before
@@ -249,7 +248,7 @@ class Recording:
         )
 
     def _needed(self, storage: int) -> list[int]:
-        """Return the numbers of the entries that a storage's values depend on, in order."""
+        """Return the indices of the entries on which a storage's values depend, in order."""
         needed: set[int] = set()
         looked_at: dict[int, int] = {}
         open_ends = [(storage, len(self._entries))]
@@ -289,7 +288,7 @@ def written_tensors(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """Return the arguments that an operator changes.
 
     Args:
-        operator: of torch, with a schema.
+        operator: a torch operator with a schema.
         args: positional arguments of its call; lists of tensors may be among them.
         kwargs: keyword arguments of its call.
     """
@@ -306,7 +305,7 @@ def _places(values: Any) -> list[_Place]:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is dense and of torch's own classes; operations on other tensors are not recorded.
+    """Return whether a tensor is dense and of torch's own classes; operations on other tensors are not recorded.
 
     Args:
         tensor: of any shape.
@@ -324,7 +323,7 @@ def generators_of(args: Any, kwargs: Any) -> list[torch.Generator]:
 
 @contextmanager
 def _generators_at(generators: list[torch.Generator], states: tuple[torch.Tensor, ...]) -> Iterator[None]:
-    """Set generators to earlier states in this block, and restore their present states afterwards."""
+    """Set generators to earlier states in this block, and restore their current states afterwards."""
     before = [one.get_state() for one in generators[: len(states)]]
     for generator, state in zip(generators, states, strict=False):
         generator.set_state(state)

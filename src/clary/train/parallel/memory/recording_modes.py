@@ -88,8 +88,8 @@ class RecordingMode(TorchDispatchMode):
         operator(*args, **kwargs)
 
     def _in_scratch(self, tensor: torch.Tensor) -> torch.Tensor:
-        # One block for all draws: malloc would place small blocks that stay between freed large ones, and after some
-        # layers the process would be as large as without delay.
+        # One block for all draws: otherwise malloc places small live blocks between freed large ones, and after some
+        # layers the process is as large as without delay.
         span = 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
         num_bytes = max(span, 1) * tensor.itemsize
         if self._scratch is None or self._scratch.nbytes() < num_bytes:
@@ -98,7 +98,7 @@ class RecordingMode(TorchDispatchMode):
 
 
 class PretendingMode(TorchFunctionMode):
-    """Has delayed tensors report the device that they would be on, as constructors make buffers on it."""
+    """Makes delayed tensors report their device without delay, because constructors make buffers there."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -124,13 +124,13 @@ _ABOUT_PLACE = (
     torch.Tensor.is_cuda.__get__,
     torch.Tensor.is_cpu.__get__,
 )
-_KINDS = (None, "meta", "cuda", "cpu")  # the device type that each of them checks
+_KINDS = (None, "meta", "cuda", "cpu")  # device type that each property checks
 _SET = torch.Tensor.__setitem__
 _READS = (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__)
 
 
 def _set_items(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    """Assign `tensor[index] = value` by recorded operations; torch's own would lose a number on the meta device."""
+    """Assign `tensor[index] = value` by recorded operations; torch's assignment loses a number on the meta device."""
     indices = index if isinstance(index, tuple) else (index,)
     if all(one is None or one is Ellipsis or isinstance(one, int | slice) for one in indices):
         part = tensor[index]

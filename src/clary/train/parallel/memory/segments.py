@@ -1,10 +1,10 @@
-"""Groups the children of a sequence that are recomputed together.
+"""Grouping of a sequence's children that are recomputed together.
 
-Where: `checkpointing` calls it once per call of a sequence. No torch here.
+Where: `checkpointing` calls it once per call of a sequence. This module does not import torch.
 
-[Note: strategies] `each`: every child by itself. `contiguous`: all neighbours on one rank together. `group_N`: N
-neighbours together, fewer where the rank changes or children run out. A group keeps one input instead of many, but its
-recomputation needs the memory of all its children at once.
+[Note: strategies] `each`: every child alone. `contiguous`: all neighbours on one rank together. `group_N`: N neighbours
+together, fewer at a change of rank or at the end. A group keeps one input instead of many, but its recomputation needs
+the memory of all its children at once.
 Source: SageMaker developer guide, "Activation Checkpointing"; sagemaker-python-sdk
 `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`, `smp.set_activation_checkpointing`.
 """
@@ -21,7 +21,7 @@ STRATEGIES = "each, contiguous or group_N (N from 1)"
 
 @dataclass(frozen=True)
 class Owners:
-    """The pipeline ranks that hold a module and all below it; empty if unknown or irrelevant."""
+    """The pipeline ranks that hold a module and its descendants; empty if unknown or irrelevant."""
 
     ranks: frozenset[int] = frozenset()
 
@@ -33,7 +33,7 @@ class Owners:
 
 @dataclass(frozen=True)
 class Segment:
-    """Children `start` up to, not including, `stop`.
+    """Children from `start` up to `stop`, exclusive.
 
     Args:
         owner: rank that holds them; None if unknown, or if several ranks do.
@@ -50,7 +50,7 @@ def cut(owners: Sequence[Owners], strategy: str) -> list[Segment]:
     """Cut a sequence; see [Note: strategies].
 
     Args:
-        owners: of every child, in order.
+        owners: owners of every child, in order.
 
     Raises: ValueError for an unknown strategy.
     """

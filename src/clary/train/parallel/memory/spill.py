@@ -3,12 +3,12 @@
 Where: `offloading` puts tensors here.
 
 [Note: one file without a name] All tensors of a process share one file. Its name is removed once it is open, so the
-file goes with the process, however that ends. The calling thread reserves room for a tensor: a full disk raises there,
-and not in a background thread.
+kernel frees the file when the process ends. The calling thread reserves room for a tensor, so a full disk raises an
+error there and not in a background thread.
 
-[Note: threads] One thread writes and one reads, so that reads for backward do not queue behind writes of forward. A
-tensor stays in memory until it is written; the bytes that wait are bounded, and a caller that would exceed the bound
-waits. A tensor that is needed before it is written is not written at all.
+[Note: threads] One thread writes and another reads, so that reads for backward do not queue behind writes of forward. A
+tensor stays in memory until it is written; the number of unwritten bytes is bounded, and a caller that would exceed the
+bound waits. If a tensor is needed before its write starts, the write is cancelled.
 
 Writes go through the page cache, so the kernel may keep them in unused memory.
 """
@@ -28,8 +28,8 @@ from typing import Any
 from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.memory.extents import Extent, Extents
 
-WAIT_LIMIT_S = 300.0  # for one write or read; a disk that takes longer counts as failed
-PIECE_BYTES = 64 << 20  # most bytes of one system call, so that a thread can end between two calls
+WAIT_LIMIT_S = 300.0  # timeout of one write or read
+PIECE_BYTES = 64 << 20  # most bytes of one system call, so that a thread can stop between calls
 
 
 class SpillError(ParallelError):
@@ -37,11 +37,11 @@ class SpillError(ParallelError):
 
 
 class Spill:
-    """One file, its room and its two threads.
+    """One file, its free and allocated extents, and its two threads.
 
     Args:
         folder: the folder of the file, on the disk to use.
-        max_waiting_bytes: most bytes in memory that are not yet written.
+        max_waiting_bytes: limit of unwritten bytes in memory.
 
     Raises: SpillError if no file can be made in the folder.
     """
@@ -56,15 +56,15 @@ class Spill:
             raise SpillError(f"activation offloading: no file can be made in {folder}: {error.strerror}") from error
         self.max_waiting_bytes = max_waiting_bytes
         self._extents = Extents()
-        self._length = 0  # length of the file, all of it allocated on the disk
-        self._given_back: deque[Extent] = deque()  # finalizers append, in any thread and under any lock
+        self._length = 0  # bytes allocated on the disk
+        self._given_back: deque[Extent] = deque()  # finalizers append to it in any thread, under any lock
         self._waiting_bytes = 0
         self._has_room = threading.Condition()
         self._writer = ThreadPoolExecutor(1, "clary-spill-write")
         self._reader = ThreadPoolExecutor(1, "clary-spill-read")
 
     def reserve(self, size: int) -> Extent:
-        """Take room in the file for `size` bytes.
+        """Allocate an extent of the file for `size` bytes.
 
         Raises: SpillError if the disk is full.
         """
@@ -86,7 +86,7 @@ class Spill:
         return extent
 
     def give_back(self, extent: Extent) -> None:
-        """Free room; any thread may call, a finalizer too."""
+        """Free an extent; thread-safe, also in finalizers."""
         self._given_back.append(extent)
 
     def write(
@@ -95,7 +95,7 @@ class Spill:
         """Write memory into the file; wait while `max_waiting_bytes` would be exceeded.
 
         Args:
-            owner: of the memory, kept alive until it is written.
+            owner: owner of the memory, kept alive until the write ends.
             ready: waits until the memory holds the data to write.
 
         Raises: SpillError if the disk does not keep up within the limit.
@@ -111,16 +111,16 @@ class Spill:
                 )
             self._waiting_bytes += size
         done = self._writer.submit(self._write, extent, address, size, owner, ready)
-        done.add_done_callback(lambda _: self._wrote(size))  # called for a cancelled write too
+        done.add_done_callback(lambda _: self._wrote(size))  # also called for a cancelled write
         return done
 
     def read(self, extent: Extent, address: int, size: int, *, owner: Any) -> Future[None]:
         """Read from the file into memory, whose owner is kept alive until the read ends.
 
         Args:
-            extent: place in the file.
-            address: of the memory.
-            size: bytes to read, at most those of the extent.
+            extent: extent to read.
+            address: address of the memory.
+            size: bytes to read, at most the extent's size.
 
         Returns: a future; its `result` raises SpillError if the file cannot be read.
         """

@@ -1,1 +1,1 @@
-"""Detects mistakes of scripts that arguments alone do not show: by comparing ranks, or at a later call."""
+"""Detection of script mistakes that arguments alone do not show: by comparing ranks, or at a later call."""

@@ -1,4 +1,4 @@
-"""Compares once the models and inputs of steps that must be equal on all ranks.
+"""One-time checks that models and step inputs are equal on all ranks.
 
 Where: `DistributedModel` and its first step call the checks; `fsdp.mistakes` compares by `digest` too. Ranks that
 differ would wait for each other, or train another model than intended. Keys are compared by `layout.agreement`.
@@ -54,8 +54,8 @@ def check_inputs(
 
     Args:
         function: the step's function.
-        arguments: of the step's call, by place.
-        keywords: of the step's call, by name.
+        arguments: positional arguments of the step's call.
+        keywords: keyword arguments of the step's call.
 
     Raises: ValueError naming the argument that differs within a tensor group.
     """
@@ -66,7 +66,7 @@ def check_inputs(
     named = argument_names(function, arguments, set())
     own: dict[str, str] = {}
     for name, value in [*zip(named, arguments, strict=True), *keywords.items()]:
-        own[name] = own.get(name, "") + digest(value)  # values of `*args` share its name
+        own[name] = own.get(name, "") + digest(value)  # values of `*args` share one name
     if shares_batch and (found := first_difference(runtime.groups.allgather(own, Along.TP))) is not None:
         raise ValueError(
             f"smp.step: {found[1]} of tensor rank {found[0]} is another than that of tensor rank 0, and with "
@@ -89,11 +89,11 @@ def check_inputs(
 def tell_own_parts(parts: Mapping[str, torch.nn.Parameter], runtime: Runtime) -> None:
     """Log the first of a program's own parameters in distributed modules that differs between tensor ranks.
 
-    All ranks call it, before the first step with `prescaled_batch`. Differences are not refused, since the program may
+    All ranks call it, before the first step with `prescaled_batch`. Differences are no error, since the program may
     have cut the parameter itself ([Note: a program's own parts] of `tensor.module`).
 
     Args:
-        parts: by name; the same names on all ranks of a tensor group.
+        parts: parameters by name; the same names on all ranks of a tensor group.
     """
     if not parts:
         return

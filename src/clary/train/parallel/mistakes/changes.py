@@ -1,7 +1,7 @@
-"""Detects changes of a model's parameters that a script makes after `DistributedModel` has wrapped it.
+"""Detection of changes to a model's parameters that a script makes after `DistributedModel` has wrapped the model.
 
-Where: `DistributedModel` checks before each pass. It would not average gradients of parameters that it does not know,
-and replicas would diverge.
+Where: `DistributedModel` checks before each pass. It does not average gradients of unknown parameters, so replicas
+would diverge.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from clary.train.parallel.errors import ParallelError
 
 
 class Watched:
-    """The parameters of a model as they were when modules got their ranks.
+    """The parameters of a model at the time when modules got their ranks.
 
     Args:
         model: the whole wrapped model, on every rank.
@@ -20,13 +20,13 @@ class Watched:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._known = {id(one): one for one in model.parameters()}  # kept alive, so that no id is reused
+        self._known = {id(one): one for one in model.parameters()}  # keeps parameters alive, so that no id is reused
         self._trained = {key for key, one in self._known.items() if one.requires_grad}
 
     def newly_trained(self) -> list[str]:
         """Return the names of parameters that were frozen at the last call and now require gradients.
 
-        Raises: ParallelError for parameters that the model did not have at first.
+        Raises: ParallelError for parameters that the model did not have when modules got their ranks.
         """
         found: list[str] = []
         strange: list[str] = []
@@ -44,12 +44,12 @@ class Watched:
 
 
 def refuse_newly_trained(names: list[str], why: str) -> None:
-    """Refuse newly trained parameters where gradients cannot be tracked anew.
+    """Refuse newly trained parameters if gradients cannot be tracked anew.
 
     Args:
-        why: the reason, which begins with the part that cannot track them.
+        why: reason for the error text, which begins with the component that cannot track them.
 
-    Raises: ParallelError naming the first, if there are any.
+    Raises: ParallelError naming the first name, if there are names.
     """
     if names:
         raise ParallelError(

@@ -3,7 +3,7 @@
 Where: `DistributedModel` installs them. Scripts and transformers' Trainer call torch's own functions, which see only
 this rank's gradients: each rank of a pipeline or tensor group would scale its part by a different norm, shards would be
 ignored, and with fp16 the norm would include the loss scale. Here the norm is the whole model's, and gradients are
-averaged over replicas first. Where none of this applies, and for other parameters, torch's own functions run.
+averaged over replicas first. If none of this applies, and for other parameters, torch's own functions run.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Clip as torch does, by the norm over all ranks; for parameters of a DistributedModel all ranks call it.
 
-    Args: torch's.
+    Args: as torch's.
     Returns: the norm before clipping, a scalar.
-    Raises: ParallelError for another norm than 2, or if shards are given only in part, as they are clipped together;
+    Raises: ParallelError for another norm than 2, or for only some of the shards, which are clipped together;
     RuntimeError if the norm is not finite and `error_if_nonfinite` is set.
     """
     given = _listed(parameters)
@@ -52,7 +52,7 @@ def clip_grad_norm_(
         )
     optimizer = _optimizer_of(now, "clip_grad_norm_")
     norm = optimizer.reduce_gradients().clip(float(max_norm), optimizer.loss_scale, among={id(one) for one in given})
-    if norm < 0:  # a gradient is not finite; the optimizer will skip the step
+    if norm < 0:  # a gradient is not finite: the optimizer will skip the step
         norm = math.inf
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"clip_grad_norm_: the norm of the gradients is {norm}, and error_if_nonfinite is set")
@@ -65,7 +65,7 @@ def clip_grad_value_(
 ) -> None:
     """Clip averaged gradients as torch does; for parameters of a DistributedModel all ranks call it.
 
-    Args: torch's.
+    Args: as torch's.
     Raises: ParallelError if this rank's gradients are scaled or are shards.
     """
     given = _listed(parameters)
@@ -92,7 +92,7 @@ def _listed(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Ten
 
 
 def _concerned(given: list[torch.Tensor]) -> Runtime | None:
-    """Return the runtime if this rank's gradients of the parameters are incomplete, None if torch clips correctly."""
+    """Return the runtime if this rank's gradients of the parameters are incomplete; None if torch clips correctly."""
     if not runtime.is_initialized() or (now := runtime.current()).model is None:
         return None
     keys, optimizer = now.configuration, now.optimizer

@@ -1,8 +1,8 @@
-"""Refuses `state_dict` of the wrapped model itself, which holds only this rank's part, or shards.
+"""Refusal of `state_dict` on the wrapped model itself, which holds this rank's part or shards alone.
 
-Where: `DistributedModel` calls `refuse_states` once other ranks hold parameters of its modules. The memory of those
-parameters has been freed here, so `model.get_module().state_dict()`, or a library's `save_pretrained` of it, would
-write zeros in place of weights.
+Where: `DistributedModel` calls `refuse_states` once other ranks hold parameters of its modules. This rank has freed the
+memory of those parameters, so `model.get_module().state_dict()`, or a library's `save_pretrained`, would write zeros in
+place of weights.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _is_ours: ContextVar[bool] = ContextVar("clary_reads_parts", default=False)
 
 
 def refuse_states(modules: Iterable[torch.nn.Module]) -> list[Any]:
-    """Have modules that do not hold their own parameters refuse `state_dict`; return handles that undo it."""
+    """Make modules without memory of their own parameters refuse `state_dict`; return handles that undo it."""
     return [one.register_state_dict_pre_hook(_refuse) for one in modules]
 
 
 def state_of_parts(module: torch.nn.Module, **options: Any) -> dict[str, Any]:
-    """Return a partial model's state under all its names, for a caller that knows where each part lies.
+    """Return a partial model's state under all its names, for internal callers.
 
     Args:
-        options: of torch's `state_dict`.
+        options: arguments of torch's `state_dict`.
     """
     token = _is_ours.set(True)
     try:

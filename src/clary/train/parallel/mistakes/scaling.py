@@ -1,8 +1,8 @@
-"""Refuses torch's own GradScaler over a DistributedOptimizer if ranks could disagree on overflow.
+"""Refusal of torch's GradScaler for a DistributedOptimizer if ranks could disagree on overflow.
 
-Where: `DistributedModel` installs it. torch's scaler checks only this rank's gradients: with parts or slices of a model
-on several ranks, one rank may skip a step that the others make; shards and float32 copies do not have the gradients of
-parameters.
+Where: `DistributedModel` installs it. torch's scaler checks this rank's gradients alone: with parts or slices of a
+model on several ranks, one rank may skip a step that the others take; and with shards or float32 copies, it does not
+see their gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _METHODS = ("unscale_", "step")
 
 
 def install() -> None:
-    """Have torch's scaler refuse; a second call does nothing."""
+    """Make torch's scaler refuse such optimizers; a second call does nothing."""
     for name in _METHODS:
         method = getattr(torch.amp.GradScaler, name)
         if not hasattr(method, AGREES):

@@ -1,7 +1,7 @@
-"""Replaces functions of torch under every name that modules have for them.
+"""Replacement of torch functions under every name in every module.
 
 Where: `clipping` and `fsdp.mistakes` call it. Otherwise a script that imports a function by name before it makes a
-model would keep torch's own.
+model would keep torch's function.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_OWN = "clary."  # modules whose names are not replaced
+_OWN = "clary."  # prefix of modules in which names are not replaced
 
 
 def replace_everywhere(original: Callable[..., Any], other: Callable[..., Any]) -> None:

@@ -1,4 +1,5 @@
 """Optimizers with the arguments of apex's fused optimizers, computed in loops over lists of tensors (foreach).
 
-Where: `smp.optimizers`; `steppers` gives them norms over the ranks that hold the other parts of a model, see `norms`.
+Where: `smp.optimizers`; `steppers` replaces their norms by norms over all ranks that hold parts of a model, see
+`norms`.
 """

@@ -1,11 +1,11 @@
-"""LAMB: Adam whose step of every parameter is as long as the parameter, times the learning rate.
+"""LAMB: Adam with the step of every parameter scaled to the norm of the parameter times the learning rate.
 
     g = gradient / max(1, norm of all gradients / max_grad_norm)
     m, v = moving means of g and of g * g, without bias if `bias_correction`
     u = m / (sqrt(v) + eps) + weight_decay * p           (`adam_w_mode`; else weight_decay * p is added to g)
-    p -= lr * |p| / |u| * u                              (|p| / |u| is 1 where either is 0, or nothing decays)
+    p -= lr * |p| / |u| * u                              (|p| / |u| is 1 if either is 0, or without weight decay)
 
-Source: arXiv 1904.00962, algorithm 2; apex's documentation of `FusedLAMB` for arguments and what they change.
+Source: arXiv 1904.00962, algorithm 2; apex's documentation of `FusedLAMB` for the arguments and their effects.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from clary.train.parallel.optimizers.steps import NormedOptimizer
 
 
 class FusedLAMB(NormedOptimizer):
-    """LAMB under apex's arguments.
+    """LAMB with apex's arguments.
 
     Args:
         bias_correction: divide moving means by the sum of their weights.
-        weight_decay: parameters of a group with 0 are stepped as by Adam, unless `use_nvlamb`.
-        adam_w_mode: decay weights, and not gradients.
-        grad_averaging: give new gradients the weight 1 - beta1 in the moving mean; 1 without it.
+        weight_decay: a group with 0 takes Adam's steps, unless `use_nvlamb` is set.
+        adam_w_mode: add the decay to the update instead of the gradient.
+        grad_averaging: weight new gradients by 1 - beta1 in the moving mean; if False, by 1.
         set_grad_none: whether `zero_grad` sets gradients to None.
-        max_grad_norm: gradients of the whole model are scaled down to it; 0 leaves them.
+        max_grad_norm: largest norm of the whole model's gradients, which are scaled down to it; 0 does not scale.
         use_nvlamb: scale the step of every parameter, including parameters without weight decay.
 
     Raises: ValueError for amsgrad, which LAMB lacks, and for numbers out of range.
@@ -113,7 +113,7 @@ class FusedLAMB(NormedOptimizer):
     def _ratios(
         self, parameters: list[torch.nn.Parameter], values: list[torch.Tensor], updates: list[torch.Tensor]
     ) -> torch.Tensor:
-        """Return the norm of every parameter divided by that of its update, 1 where either is 0."""
+        """Return the norm of every parameter divided by the norm of its update; 1 if either is 0."""
         device = parameters[0].device
         both = torch.cat([squares_of(values, device), squares_of(updates, device)])
         both = self.norms.of_parameters([*parameters, *parameters], both).sqrt()

@@ -1,6 +1,6 @@
 """Norms of whole models and of whole parameters, for optimizers.
 
-Where: optimizers that scale by norms call it; the base class adds up only this rank's squares.
+Where: optimizers that scale by norms call it; `Norms` sums the squares of this rank alone.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from collections.abc import Sequence
 
 import torch
 
-_FEW_BYTES = 4  # narrower dtypes are converted to float32
+_FEW_BYTES = 4  # bytes; narrower dtypes are converted to float32
 
 
 class Norms:
-    """Norms if this rank holds all parameters whole. Otherwise `steppers` replaces them with `NormsOverRanks`."""
+    """Norms for a rank that holds all parameters whole. Otherwise `steppers` uses `NormsOverRanks` instead."""
 
     def of_model(self, parameters: Sequence[torch.Tensor], squares: torch.Tensor) -> torch.Tensor:
         """Return the square of the norm over the whole model, a scalar.
 
         Args:
-            parameters: of this rank.
-            squares: [parameters], of the norms of their gradients.
+            parameters: this rank's parameters.
+            squares: [parameters], squared norms of their gradients.
         """
         return squares.sum()
 
     def of_parameters(
         self, parameters: Sequence[torch.Tensor], found: torch.Tensor, *, are_largest: bool = False
     ) -> torch.Tensor:
-        """Return the values of whole parameters, from the values found in this rank's slices.
+        """Return the values of whole parameters, from the values of this rank's slices.
 
         Args:
-            parameters: of this rank, whole or slices.
-            found: [parameters], squares of norms; largest elements if `are_largest`.
-            are_largest: whether slices join to their maximum rather than their sum.
+            parameters: this rank's parameters, whole or slices.
+            found: [parameters], squared norms, or largest elements if `are_largest`.
+            are_largest: whether values of slices are combined by their maximum instead of their sum.
         """
         return found
 
@@ -45,5 +45,5 @@ def squares_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.T
 
 
 def widened(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors of at least 32 bits; wide enough ones are returned themselves, not copied."""
+    """Convert tensors to at least 32 bits; wide enough tensors are not copied."""
     return [tensor.float() if tensor.dtype.itemsize < _FEW_BYTES else tensor for tensor in tensors]

@@ -1,12 +1,12 @@
-"""NovoGrad: momentum of gradients that are divided by a moving norm of the whole gradient of each parameter.
+"""NovoGrad: momentum of gradients, where each parameter's gradient is divided by a moving mean of its norm.
 
-    n = moving norm of the gradient of the parameter, a number
+    n = moving norm of the parameter's gradient, a number
     m = beta1 * m + (1 - beta1) * g;  p -= lr * (m / (n + eps) + weight_decay * p)
     with `reg_inside_moment`:  m = beta1 * m + (1 - beta1) * (g / (n + eps) + weight_decay * p);  p -= lr * m
 
-Both m and n are without bias if `bias_correction`. The moving norm is the root of the moving mean of squares for
-norm_type 2, the moving mean of largest elements for 0.
-Source: arXiv 1905.11286; apex's documentation of `FusedNovoGrad` for arguments and what they change.
+Both m and n are without bias if `bias_correction`. For norm_type 2 the moving norm is the root of the moving mean of
+squared norms; for 0 it is the moving mean of largest elements.
+Source: arXiv 1905.11286; apex's documentation of `FusedNovoGrad` for the arguments and their effects.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import torch
 from clary.train.parallel.optimizers.norms import squares_of, widened
 from clary.train.parallel.optimizers.steps import NormedOptimizer
 
-_LARGEST = 0  # norm_type: apex's name of the norm of the largest element
+_LARGEST = 0  # apex's norm_type for the largest element
 _EUCLIDEAN = 2
 
 
 class FusedNovoGrad(NormedOptimizer):
-    """NovoGrad under apex's arguments.
+    """NovoGrad with apex's arguments.
 
     Args:
         bias_correction: divide moving means by the sum of their weights.
-        reg_inside_moment: decay before the momentum, and not after it.
-        grad_averaging: give new gradients the weight 1 - beta1 in the momentum; 1 without it.
+        reg_inside_moment: add weight decay before the momentum instead of after it.
+        grad_averaging: weight new gradients by 1 - beta1 in the momentum; if False, by 1.
         norm_type: 2, or 0 for the largest element.
-        init_zero: the moving norm begins at 0, and not at the first gradient's norm.
+        init_zero: the moving norm begins at 0 instead of the first gradient's norm.
         set_grad_none: whether `zero_grad` sets gradients to None.
 
     Raises: ValueError for amsgrad, which NovoGrad lacks, for another norm, and for numbers out of range.

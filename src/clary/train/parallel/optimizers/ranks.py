@@ -1,6 +1,6 @@
-"""Norms of whole models and parameters where other ranks hold parts of them.
+"""Norms of whole models and parameters that are spread over ranks.
 
-Where: `steppers` replaces an optimizer's `norms` with these once modules are placed.
+Where: `steppers` replaces an optimizer's `norms` by `NormsOverRanks` once modules are placed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from clary.train.parallel.runtime import Runtime
 
 
 class NormsOverRanks(Norms):
-    """Norms over the ranks that hold one model. All of them step at the same time.
+    """Norms over the ranks that hold one model. All these ranks step at the same time.
 
     Args:
-        is_slice: whether a stepped parameter is a slice, of which other tensor ranks hold the rest.
-        groups: the groups of ranks over which squares are summed.
+        is_slice: whether a stepped parameter is a slice, whose other slices lie on other tensor ranks.
+        groups: groups of ranks over which squares are summed.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class NormsOverRanks(Norms):
         self._num_tensor_ranks = runtime.groups.size(Along.TP)
 
     def of_model(self, parameters: Sequence[torch.Tensor], squares: torch.Tensor) -> torch.Tensor:
-        """See `Norms`; parameters held by every tensor rank count once.
+        """Return the square of the norm; parameters held by every tensor rank count once.
 
         Args: as `Norms.of_model`: squares [parameters]. All ranks of the groups call it.
         """
@@ -47,7 +47,7 @@ class NormsOverRanks(Norms):
     def of_parameters(
         self, parameters: Sequence[torch.Tensor], found: torch.Tensor, *, are_largest: bool = False
     ) -> torch.Tensor:
-        """See `Norms`; tensor ranks have gradients of the same parameters.
+        """Return the values of whole parameters; tensor ranks have gradients of the same parameters.
 
         Args: as `Norms.of_parameters`: values [parameters]. All ranks of a tensor group call it.
         """

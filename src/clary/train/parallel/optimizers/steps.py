@@ -1,4 +1,4 @@
-"""Base of the optimizers here: closures, dropped gradients, state in at least 32 bits.
+"""Base class of this package's optimizers: closures, clearing of gradients, state in at least 32 bits.
 
 Where: base of `FusedLAMB` and `FusedNovoGrad`.
 """
@@ -15,7 +15,7 @@ from clary.train.parallel.optimizers.norms import Norms, widened
 
 
 class NormedOptimizer(torch.optim.Optimizer):
-    """An optimizer that uses norms of whole parameters, of which this rank may hold a part.
+    """An optimizer that uses norms of whole parameters, of which this rank may hold slices.
 
     Args:
         set_grad_none: whether `zero_grad` sets gradients to None.
@@ -43,10 +43,10 @@ class NormedOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def _step_groups(self, trained: list[list[torch.nn.Parameter]]) -> None:
-        """Update the given parameters of each group, which have gradients."""
+        """Update the given parameters of each group, all of which have gradients."""
 
     def _state_of(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
-        """Return a state tensor of a parameter, in at least 32 bits; made of zeros at the first call."""
+        """Return a state tensor of a parameter, in at least 32 bits; the first call creates it with zeros."""
         state = self.state[parameter]
         if name not in state:
             (wide,) = widened([parameter])

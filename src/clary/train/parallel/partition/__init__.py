@@ -1,4 +1,4 @@
-"""Places the parts of a model on pipeline ranks.
+"""Placement of a model's parts on pipeline ranks.
 
 plan    the decision, a pure function of the modules' costs
 """

@@ -1,6 +1,6 @@
-"""Decides the pipeline rank of every part of a model, once and equal on all ranks.
+"""Decision of the pipeline rank of every module, once and equal on all ranks.
 
-Where: `DistributedModel` calls it at its first step, on all ranks.
+Where: `DistributedModel` calls it in its first step, on all ranks.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def decide(
     """Return the part of every module that has state, the same on all ranks; rank 0 prints it.
 
     Args:
-        run: calls the model once, for a trace; only on the first ranks of pipelines.
+        run: calls the model once for a trace, on the first ranks of pipelines alone.
 
-    Raises: ValueError for a pipeline rank that would have no module, a mark beyond the last part, or shared parameters
-        that are marked for different ranks.
+    Raises: ValueError for a pipeline rank without a module, a mark beyond the last rank, or a parameter shared by
+        modules that are marked for different ranks.
     """
     configuration = runtime.configuration
     if not configuration.auto_partition:
@@ -65,7 +65,7 @@ def decide(
             error = ParallelError(
                 "loss.backward() in a step whose model lies on several ranks: call model.backward(loss)"
             )
-        if runtime.rank == 0:  # the other ranks wait for it
+        if runtime.rank == 0:  # the other ranks wait for its plan or its error
             runtime.groups.broadcast(f"{type(error).__name__}: {error}", Along.WORLD)
         raise error
     found = runtime.groups.receive(0, Along.WORLD)

@@ -1,10 +1,10 @@
-"""Gives every module a rank: first modules with parameters, by a plan, then all modules around them.
+"""Assignment of a rank to every module: first to modules with parameters, by a plan, then to all modules around them.
 
-Where: `DistributedModel` calls it with the plan, on every rank; `install` then makes the ranks call each other.
+Where: `DistributedModel` calls it with the plan, on every rank; `install` then redirects calls between ranks.
 
 A module without parameters of its own runs with its children if all of them lie on one rank, else on the rank of its
 parent; a leaf without parameters (an activation, a dropout) runs on the rank of its parent. The root runs on the first
-rank, which has the step's function, unless all its modules lie on another rank.
+rank, which runs the step's function, unless all its modules lie on another rank.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _RUN = re.compile(r"(.*)\[(\d+):(\d+)\]")  # name of a run of children of a Sequ
 
 @dataclass(frozen=True)
 class Placed:
-    """A module's place in the tree, without the module.
+    """A module's path and role in the tree, without the module.
 
     Args:
         name: its path, "" for the root.
         has_state: whether the plan places it: it has parameters of its own, or is a leaf with buffers.
-        within: the module above it that must lie on one rank with all its children.
+        within: path of the ancestor that must lie on one rank with all its descendants.
     """
 
     name: str
@@ -59,7 +59,7 @@ def owners_of(modules: Sequence[Placed], part_of: Mapping[str, int]) -> dict[str
 
     Args:
         modules: parents before children.
-        part_of: the part of every module that has state; parts of other modules are ignored.
+        part_of: pipeline rank of every module that has state; entries of other modules are ignored.
 
     Raises: KeyError if a module with state has no part.
     """
@@ -84,7 +84,7 @@ def owners_of(modules: Sequence[Placed], part_of: Mapping[str, int]) -> dict[str
 
 
 def install(root: torch.nn.Module, owners: Mapping[str, int], rank: int, host: Host) -> None:
-    """Send calls of modules to the ranks that hold them; a run of children of a Sequential is one request.
+    """Redirect calls of modules to the ranks that hold them; a run of a Sequential's children is one request.
 
     Args:
         root: the whole model, made on every rank.
@@ -108,7 +108,7 @@ def finder(root: torch.nn.Module) -> Callable[[str], Callable[..., Any]]:
         if (match := _RUN.fullmatch(name)) is None:
             return inner_call(modules[name])
         sequence, start, stop = modules[match[1]], int(match[2]), int(match[3])
-        children = list(sequence._modules.values())[start:stop]  # `children()` leaves out repeated modules
+        children = list(sequence._modules.values())[start:stop]  # `children()` skips repeated modules
 
         def run(value: Any, checkpointing: dict[str, Any] | None = None) -> Any:
             if checkpointing is not None:
@@ -125,7 +125,7 @@ def finder(root: torch.nn.Module) -> Callable[[str], Callable[..., Any]]:
 def checkpointing_placement(
     root: torch.nn.Module, owners: Mapping[str, int], rank: int, host: Host, *, is_manual: bool
 ) -> Placement:
-    """Return the placement for activation checkpointing: a rank's modules are recomputed on it.
+    """Return the placement for activation checkpointing: modules are recomputed on their own rank.
 
     Args:
         root: the whole model, made on every rank.
@@ -148,7 +148,7 @@ def checkpointing_placement(
 
 
 def release_others(root: torch.nn.Module, owners: Mapping[str, int], rank: int) -> None:
-    """Free the memory of parameters that other ranks hold; their shapes stay.
+    """Free the memory of parameters that other ranks hold, but keep their shapes.
 
     Args:
         root: the whole model, made on every rank.

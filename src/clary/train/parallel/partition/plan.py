@@ -1,15 +1,15 @@
-"""Plans a partition: cuts the model into as many parts as pipeline ranks, with a reason.
+"""Partition of a model into as many parts as pipeline ranks, with a reason.
 
-Where: rank 0 plans from the costs of a trace, and sends the plan to the others; partial checkpoints store it.
+Where: rank 0 plans from the costs of a trace, and sends the plan to the other ranks; partial checkpoints store it.
 
 Modules are ordered as the forward pass reaches them. Only modules with their own cost count: leaves, and modules with
-parameters of their own. A part is a contiguous run of modules, so a microbatch passes from part to part once each way.
-The plan first finds the least possible cost of the costliest part. Then, among all cuts whose parts cost at most that
-plus a slack, it takes the cuts highest in the tree of modules, because there the fewest bytes pass from rank to rank.
-Modules that share parameters are placed together, at the place of the first of them.
+parameters of their own. A part is a contiguous run of modules, so a microbatch passes from part to part once in each
+direction. The plan first computes the least possible cost of the costliest part. Then, among all cuts whose parts cost
+at most that plus a slack, it chooses the cuts highest in the tree of modules, because there the fewest bytes pass
+between ranks. Modules that share parameters are placed together, with the first of them.
 
-A module's cost is its share of all memory and of all time, weighed by `memory_weight`, as the original documents it.
-Source: SageMaker developer guide, "model parallel core features: automated model splitting". The method is our own.
+A module's cost is its share of all memory and of all time, weighted by `memory_weight`, as the original documents.
+Source: SageMaker developer guide, "model parallel core features: automated model splitting". The method is ours.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SLACK = 0.03  # the costliest part may exceed the optimum by this factor, so tha
 
 @dataclass(frozen=True)
 class ModuleCost:
-    """The cost of one module by itself, without its children.
+    """The cost of one module alone, without its children.
 
     Args:
         name: its path from the root, with dots.
-        seconds: of its forward pass, or any measure of work.
-        memory_bytes: of parameters and of tensors kept for the backward pass.
+        seconds: duration of its forward pass, or any measure of work.
+        memory_bytes: bytes of parameters and of tensors kept for the backward pass.
         shared: keys of parameters that other modules hold too.
     """
 
@@ -43,8 +43,8 @@ class Plan:
     """A decision.
 
     Args:
-        part_of: by name of a module, the pipeline rank that it goes to.
-        costs: by rank, its share of the whole model; the shares add up to 1.
+        part_of: pipeline rank of each module, by name.
+        costs: each rank's share of the whole model's cost; the shares add up to 1.
         reason: one sentence.
     """
 
@@ -61,7 +61,7 @@ def plan_partition(modules: Sequence[ModuleCost], num_parts: int, *, memory_weig
     """Cut a model.
 
     Args:
-        memory_weight: 0 weighs only time, 1 only memory.
+        memory_weight: 0 counts time alone, 1 memory alone.
 
     Raises: ValueError if there are no parts or no modules, or a name occurs twice.
     """
@@ -96,7 +96,7 @@ def plan_partition(modules: Sequence[ModuleCost], num_parts: int, *, memory_weig
 
 
 def placed_by_hand(names: Sequence[str], placed: Mapping[str, int], default: int) -> dict[str, int]:
-    """Return the part of every module with automatic partition off: its innermost placed ancestor decides.
+    """Return the part of every module without automatic partition: its innermost placed ancestor decides.
 
     Args:
         names: paths with dots.
@@ -111,7 +111,7 @@ def placed_by_hand(names: Sequence[str], placed: Mapping[str, int], default: int
 
 
 def _leads(modules: Sequence[ModuleCost]) -> list[int]:
-    """Return for every module the first module that shares parameters with it, directly or through others."""
+    """Return, for every module, the first module that shares parameters with it, directly or transitively."""
     lead = list(range(len(modules)))
     holder: dict[int, int] = {}
 
@@ -128,7 +128,7 @@ def _leads(modules: Sequence[ModuleCost]) -> list[int]:
 
 
 def _costs(modules: Sequence[ModuleCost], memory_weight: float) -> list[float]:
-    """Return every module's share of the model; if no memory or no time is measured, only the other counts."""
+    """Return every module's cost share; if memory or time is not measured, the other measure alone counts."""
     memory, seconds = sum(one.memory_bytes for one in modules), sum(one.seconds for one in modules)
     if not memory and not seconds:
         return [1 / len(modules)] * len(modules)
@@ -149,7 +149,7 @@ def _least_bottleneck(weights: Sequence[float], num_parts: int) -> float:
 
 
 def _highest_cuts(weights: Sequence[float], names: Sequence[str], num_parts: int, limit: float) -> list[int]:
-    """Return the first units of parts, each at most `limit` heavy, with the cuts as high in the tree as possible.
+    """Return the first units of parts of weight at most `limit`, with cuts as high in the tree as possible.
 
     All parts are used if there are enough units, since an idle rank saves no time.
     """
@@ -157,7 +157,7 @@ def _highest_cuts(weights: Sequence[float], names: Sequence[str], num_parts: int
     num_units, used = len(weights), min(num_parts, len(weights))
     depths = [0, *(_depth_of_cut(one, other) for one, other in itertools.pairwise(names))]
     tolerance = limit * 1e-9
-    # best[part][end]: (sum of the depths of cuts, where the last part begins), for the first `end` units.
+    # best[part][end]: (sum of depths of cuts, first unit of the last part), for the first `end` units.
     best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
     for _ in range(used):
         found: dict[int, tuple[int, int]] = {}

@@ -1,9 +1,10 @@
 """The costs of a model's modules, measured in one forward pass.
 
-Where: the first step runs its function once on the first microbatch for it; `plan` uses the costs.
+Where: the first step runs its function once on the first microbatch for the trace; `plan` uses the costs.
 
-By default it counts work, which is equal in every run: floating-point operations of matrix products and convolutions,
-and the bytes of modules' outputs, at a fixed number of operations per byte. With times, it measures seconds.
+By default a trace counts work, which is equal in every run: floating-point operations of matrix products and
+convolutions, and the bytes of modules' outputs, at a fixed number of operations per byte. With `measures_times`, it
+measures seconds.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from clary.train.parallel.partition.plan import ModuleCost
 from clary.train.parallel.pipeline.messages import take_tensors
 
-_OPERATIONS_A_BYTE = 4.0  # operations that a processor computes while it moves a byte; about ten on most
+_OPERATIONS_A_BYTE = 4.0  # operations that count as much as moving one byte; most processors do about ten
 
 
 @dataclass
 class _Sum:
-    """The cost of one module so far, without its children."""
+    """The running sum of one module's cost, without its children."""
 
     work: float = 0.0
     output_bytes: int = 0
@@ -35,18 +36,18 @@ class _Sum:
 class _Trace:
     clock: Callable[[], float]
     sums: dict[str, _Sum] = field(default_factory=dict)  # in the order of first calls
-    stack: list[tuple[str, float, float]] = field(default_factory=list)  # name, start, time spent in children
+    stack: list[tuple[str, float, float]] = field(default_factory=list)  # name, start, time in children
 
 
 def trace_costs(root: torch.nn.Module, run: Callable[[], object], *, measures_times: bool = False) -> list[ModuleCost]:
-    """Run a model once and return its modules' costs, in the order in which they were called first.
+    """Run a model once and return its modules' costs, in the order of their first calls.
 
     Modules that were not called come last. Buffers (running statistics) and random states are restored afterwards;
     gradients are not computed.
 
     Args:
-        run: calls the model; its errors are passed on.
-        measures_times: count seconds and not operations.
+        run: calls the model; its errors are propagated.
+        measures_times: measure seconds instead of counting operations.
     """
     names = {module: name for name, module in root.named_modules()}
     counter = FlopCounterMode(display=False)
@@ -80,7 +81,7 @@ def trace_costs(root: torch.nn.Module, run: Callable[[], object], *, measures_ti
 
 
 def costs_by_size(root: torch.nn.Module) -> list[ModuleCost]:
-    """Return modules' costs by their parameters only, in the order of the tree: for models that are not run."""
+    """Return modules' costs by their parameters alone, in the order of the tree, for models that are not run."""
     return _costs(root, {})
 
 
@@ -122,7 +123,7 @@ def _sum_of(name: str, sums: dict[str, _Sum], *, is_whole: bool) -> _Sum:
 
 
 def _number(root: torch.nn.Module, parameter: torch.Tensor) -> int:
-    """Return a parameter's place among all, which is the same on every rank."""
+    """Return a parameter's index among all parameters, which is the same on every rank."""
     return next(place for place, one in enumerate(root.parameters()) if one is parameter)
 
 

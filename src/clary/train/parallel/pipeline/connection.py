@@ -1,6 +1,6 @@
-"""Connects the ranks that together hold one model, and opens the server over their streams.
+"""Connection of the ranks that together hold one model, and start of the server over their streams.
 
-Where: `DistributedModel` calls it once, when it places its modules, on all ranks at the same time.
+Where: `DistributedModel` calls it once on all ranks, when it places its modules.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from clary.train.parallel.pipeline.links import Links
 from clary.train.parallel.pipeline.server import Neighbours, Serve, Server
 from clary.train.parallel.runtime import Runtime
 
-_numbers = itertools.count()  # of servers that this process has opened; the same on all ranks
+_numbers = itertools.count()  # numbers of this process's servers, equal on all ranks
 
 
 def open_server(runtime: Runtime, serve: Serve) -> Server:
-    """Return the server of this rank.
+    """Connect the ranks and return this rank's server.
 
-    Ranks of a tensor group follow its first rank; with `deterministic_server` all ranks that hold the same stage follow
-    the first of them.
+    Ranks of a tensor group follow the group's first rank; with `deterministic_server`, all ranks that hold the same
+    stage follow the first of them.
     Raises: BootstrapError if ranks do not connect or cannot be reached.
     """
     configuration, mesh, rank = runtime.configuration, runtime.mesh, runtime.rank
@@ -63,7 +63,7 @@ def open_server(runtime: Runtime, serve: Serve) -> Server:
 
 
 def _agree_on_hand_over(runtime: Runtime, linked: Along) -> HandOver | None:
-    """Decide with the ranks of the links which tensors stay in the memory of GPUs."""
+    """Agree with the linked ranks on the tensors that stay in GPU memory."""
     host = host_identity(CollectiveSettings.from_environment(os.environ), runtime.rank)
     seat = own_seat(runtime.device, host)
     return agree(

@@ -1,22 +1,22 @@
-"""Activations and gradients on their way between the ranks of a pipeline.
+"""Exchange of activations and gradients between the ranks of a pipeline.
 
-Where: `executor` sends results and receives inputs of its schedule's actions here.
+Where: `executor` sends the results and receives the inputs of its schedule's actions through it.
 
-[Note: no deadlock] A send never waits: it is posted, and its tensor held until the send is known to be complete. A
-receive is posted a few receives early, so that a neighbour that is ahead finds it, and waited for when its action
-begins. So a rank waits only for the actions that its next action needs, and a simulation has shown that those will run.
+[Note: no deadlock] A send never blocks: it is posted, and its tensor held until the send is known to be complete. A
+receive is posted a few receives early, so that a faster neighbour finds it, and waited for when its action begins. So a
+rank waits only for the actions that its next action needs, and a simulation has shown that these actions run.
 
-[Note: sends that have gone] No backend reports without waiting whether a send is complete. The schedule shows it: if a
-rank made a tensor after it took an earlier send, the arrival of that tensor proves that send complete. Only then this
-rank waits for the send, which returns at once, and releases its tensor; the step waits for the remaining sends at its
-end.
+[Note: sends that have gone] No backend can report completion of a send without blocking. The schedule implies it: if
+the receiver of a send made a tensor after it received the send, the arrival of that tensor proves that the send is
+complete. Only then does this rank wait for the send, which returns at once, and release its tensor; the step waits for
+the remaining sends at its end.
 
-[Note: shapes] Dtypes and shapes of a link are sent once, ahead of its first tensors. Gradients have the shapes of their
+[Note: shapes] Dtypes and shapes of a link are sent once, before its first tensors. Gradients have the shapes of their
 activations.
 
-[Note: host memory] Tensors travel in host memory, matched by tag, as gloo, smddp and MPI do; a GPU's tensors are
-copied. Where ranks agreed to lend each other memory of their GPUs (`hand_over`), a record travels in place of a tensor.
-NCCL matches by order alone, and two ranks that send to each other at once would wait for each other.
+[Note: host memory] Tensors are sent from host memory and matched by tag, as gloo, smddp and MPI support; a GPU's
+tensors are copied. If ranks agreed to lend each other GPU memory (`hand_over`), a record is sent in place of a tensor.
+NCCL is not used, as it matches by order alone: two ranks that send to each other at the same time would deadlock.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule, needs
 
 Tensors = tuple[torch.Tensor, ...]
 
-MAX_TENSORS = 16  # between two stages
-_HEAD_BYTES = 4096  # of the record that describes shapes
-_RECORD_BYTES = 2048  # of the record of a lent tensor
-# Tags of pipelines lie above those that scripts and `groups` use.
+MAX_TENSORS = 16  # most tensors between two stages
+_HEAD_BYTES = 4096  # size of the record that describes shapes
+_RECORD_BYTES = 2048  # size of the record of a lent tensor
+# Tags of pipelines are higher than the tags of scripts and of `groups`.
 _FIRST_HEAD_TAG, _FIRST_TENSOR_TAG = 1 << 16, 1 << 17
 _END_TAG, _NEVER_TAG = (1 << 16) - 1, (1 << 16) - 2
 _FAILURE_KEY = "clary-pipeline-failure"
@@ -51,14 +51,14 @@ _CLOSING_LIMIT = timedelta(milliseconds=1)
 
 @dataclass(frozen=True)
 class Transfer:
-    """A transfer: the result of one action that an action of a neighbouring stage needs."""
+    """The result of one action that an action of a neighbouring stage needs."""
 
     source: Action
     sink: Action
 
     @property
     def is_activation(self) -> bool:
-        """Whether it goes from one forward to the next."""
+        """Whether it goes from one forward action to the next."""
         return self.source.kind is Kind.FORWARD
 
     def __str__(self) -> str:
@@ -84,18 +84,18 @@ class _Shape:
 @dataclass
 class _Send:
     work: Any
-    tensor: torch.Tensor  # autograd may free it before it has been sent
+    tensor: torch.Tensor  # held: autograd may free it before it is sent
     transfer: Transfer
 
 
 class Exchange:
-    """Sends and receives of one rank.
+    """The sends and receives of one rank.
 
     Args:
         group: the ranks of the schedule, in its order; see [Note: host memory].
-        device: the target of received tensors.
-        timeout_s: of one wait.
-        hand_over: which tensors are lent to which rank in the memory of GPUs; None lends none.
+        device: device of received tensors.
+        timeout_s: timeout of one wait.
+        hand_over: decides which tensors are lent in GPU memory; None lends no tensors.
     """
 
     def __init__(
@@ -117,16 +117,16 @@ class Exchange:
         self._rank_of = schedule.rank_of()
         self._place = {action: place for actions in schedule.ranks for place, action in enumerate(actions)}
         self._shapes: dict[tuple[int, int], list[_Shape]] = {}  # shapes of activations, by the stages of a link
-        self._kept: dict[Transfer, Tensors] = {}  # between two stages of this rank
+        self._kept: dict[Transfer, Tensors] = {}  # tensors between two stages of this rank
         self._posted: dict[Transfer, list[tuple[Any, torch.Tensor]]] = {}
-        self._sends: dict[int, list[_Send]] = {}  # by rank
+        self._sends: dict[int, list[_Send]] = {}  # sends by receiver
 
     def forget_shapes(self) -> None:
-        """Send shapes again in the next step. All ranks call it between the same steps."""
+        """Make the next step send shapes again. All ranks call it between the same steps."""
         self._shapes.clear()
 
     def is_local(self, transfer: Transfer) -> bool:
-        """Whether both stages are this rank's."""
+        """Return whether both stages lie on this rank."""
         return self._rank_of[transfer.source.stage] == self._rank_of[transfer.sink.stage]
 
     def send(self, transfer: Transfer, tensors: Sequence[torch.Tensor]) -> None:
@@ -157,7 +157,7 @@ class Exchange:
     def receive(self, transfer: Transfer) -> Tensors:
         """Wait for the tensors that an action needs; activations require a gradient if the sender's do.
 
-        Raises: RankLost if the sender has ended, or does not send in time.
+        Raises: RankLost if the sender has ended, or does not send within the timeout.
         """
         if self.is_local(transfer):
             return self._kept.pop(transfer)
@@ -179,7 +179,7 @@ class Exchange:
     def finish(self) -> None:
         """Wait until all sends are complete.
 
-        Raises: RankLost if a receiver has ended, or does not receive in time.
+        Raises: RankLost if a receiver has ended, or does not receive within the timeout.
         """
         for sends in self._sends.values():
             for one in sends:
@@ -190,12 +190,12 @@ class Exchange:
         """Wait until all ranks have called it and all sends are complete; return the losses on all ranks.
 
         Args:
-            losses: [microbatches], float64, on rank `home`; None on all others.
+            losses: [microbatches], float64, on rank `home`; None on all other ranks.
             home: the rank of the pipeline that has the losses.
 
-        Raises: RankLost if a rank has ended, or does not call it in time.
+        Raises: RankLost if a rank has ended, or does not call it within the timeout.
         """
-        # Receives are waited for first: gloo fails a receive when the peer ends, but a send only at its timeout.
+        # Wait for receives first: if the peer ends, gloo fails a receive at once, but a send only at its timeout.
         word = torch.zeros(1)
         sends = []
         if losses is None:
@@ -216,19 +216,19 @@ class Exchange:
         return losses
 
     def tell_failure(self, words: str) -> str:
-        """Write this rank's failure into the group's store; returns the failure of the first rank that failed."""
+        """Write this rank's failure to the group's store; return the failure of the first rank that failed."""
         # The store may have ended with its rank; older torch does not expose it.
         with contextlib.suppress(RuntimeError, AttributeError):
             return str(self._group.get_group_store().compare_set(_FAILURE_KEY, "", words).decode())
         return words
 
     def close(self) -> None:
-        """End the group, so that ranks that wait for this rank fail at once. It cannot send afterwards."""
+        """Close the group, so that ranks that wait for this rank fail at once. It cannot send afterwards."""
         self._kept.clear()
         if len(self._members) == 1:
             return
         if dist.get_backend(self._group) == "gloo":
-            # It has no abort across ranks; but a receive that times out closes its connection, which peers notice.
+            # gloo has no abort across ranks, but a receive that times out closes its connection, which peers notice.
             for rank, member in enumerate(self._members):
                 if rank != self.rank:
                     with contextlib.suppress(RuntimeError):
@@ -272,7 +272,7 @@ class Exchange:
         told = json.loads(head.numpy().tobytes())
         return [_Shape(getattr(torch, name.removeprefix("torch.")), tuple(sizes), wants) for name, sizes, wants in told]
 
-    # Lent memory of GPUs.
+    # Lent GPU memory.
 
     def _ready_to_go(self, transfer: Transfer, tensor: torch.Tensor) -> torch.Tensor:
         hand_over, rank = self._hand_over, self._rank_of[transfer.sink.stage]
@@ -297,7 +297,7 @@ class Exchange:
         rank = self._rank_of[transfer.source.stage]
         return self._hand_over is not None and self._hand_over.is_lent_by(rank, shape.num_bytes)
 
-    # torch.distributed, and messages of its failures.
+    # Calls of torch.distributed, and texts of its failures.
 
     def _tag(self, transfer: Transfer, number: int) -> int:
         link = 2 * transfer.source.stage + transfer.is_activation
@@ -316,7 +316,7 @@ class Exchange:
             return dist.irecv(tensor, self._members[rank], group=self._group, tag=tag), tensor
 
     def _release_sends(self, transfer: Transfer) -> None:
-        """Release the sends that this arrival proves complete; see [Note: sends that have gone]."""
+        """Release the sends that the arrival of `transfer` proves complete; see [Note: sends that have gone]."""
         rank, place = self._rank_of[transfer.source.stage], self._place[transfer.source]
         held = []
         for one in self._sends.get(rank, []):

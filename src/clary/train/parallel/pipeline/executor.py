@@ -1,4 +1,4 @@
-"""Runs a schedule: every rank goes through its own list of actions.
+"""Execution of a schedule: every rank runs its own list of actions.
 
     schedule = one_f_one_b(num_stages=2, num_microbatches=4)
     stages = {stage: parts[stage] for stage in schedule.stages_of(rank)}
@@ -6,8 +6,8 @@
     losses = pipeline.step(inputs, targets)     # gradients are in the parameters
     optimizer.step()
 
-Where: above `schedule` (the order of actions), `stage` (their computation) and `exchange` (transfers between stages). A
-list is simulated before it runs; a step that fails anywhere fails on all ranks.
+Where: uses `schedule` (the order of actions), `stage` (their computation) and `exchange` (transfers between stages). A
+schedule is simulated before it runs; a step that fails on any rank fails on all ranks.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from clary.train.parallel.pipeline.record import ActionRun, Run
 from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule, simulate
 from clary.train.parallel.pipeline.stage import Stage
 
-DEFAULT_TIMEOUT_S = 300.0  # of one wait for another rank, which may be compiling its kernels
-NUM_RECEIVES_AHEAD = 2  # receives posted ahead of their actions; each holds a buffer of its tensors
+DEFAULT_TIMEOUT_S = 300.0  # timeout of one wait for another rank, which may be compiling kernels
+NUM_RECEIVES_AHEAD = 2  # receives posted ahead of their actions; each holds a buffer for its tensors
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -40,25 +40,26 @@ LossFunction = Callable[[Any, Any], torch.Tensor]
 class Pipeline:
     """The stages of one rank, and the schedule that it runs with the other ranks of its group.
 
-    All ranks make it and call `step` in the same way. After an error the group is closed and the pipeline is unusable:
-    start the program again, from a checkpoint.
+    All ranks construct it and call `step` at the same time. After an error the group is closed and the pipeline is
+    unusable: start the program again, from a checkpoint.
 
     Args:
-        stages: by index, the modules of the stages that the schedule gives this rank; see `Stage`. Each takes the
-            outputs of the stage before.
-        schedule: for as many ranks as the group has, in its order.
-        group: carries tensors in host memory and matches them by tag, as gloo and smddp do.
+        stages: modules of this rank's stages in the schedule, by stage index; see `Stage`. Each takes the outputs of
+            the stage before.
+        schedule: schedule for the group's ranks, in the group's order.
+        group: process group that sends tensors from host memory and matches them by tag, such as gloo and smddp.
         loss_fn: called with the last stage's outputs and the microbatch's targets; returns a mean over the microbatch,
             of one element.
-        device: of the stages; of one kind on all ranks. Tensors between GPUs of one host stay in GPU memory where
+        device: device of the stages; of one kind on all ranks. Tensors between GPUs of one host stay in GPU memory if
             possible; see `hand_over`.
-        timeout_s: of every wait for another rank.
-        ends_together: whether a step ends when all ranks have done their lists. Then all ranks get the losses, and the
-            loss of a rank in its last actions is noticed at once. Otherwise each rank returns when its list is done,
-            only the rank of the last stage has the losses, and such a loss is noticed in the next step.
+        timeout_s: timeout of every wait for another rank.
+        ends_together: whether a step ends when all ranks have finished their lists. If so, all ranks get the losses,
+            and a rank that is lost in its last actions is noticed at once. Otherwise each rank returns when its list is
+            finished, the rank of the last stage alone gets the losses, and such a lost rank is noticed in the next
+            step.
 
     Raises:
-        ScheduleError: the schedule would not end; no rank has sent anything.
+        ScheduleError: the schedule would deadlock; no rank has sent anything yet.
         ValueError: stages or ranks do not match the schedule.
     """
 
@@ -99,22 +100,23 @@ class Pipeline:
         self._made = self._find_made()
         self._home = schedule.rank_of()[schedule.num_stages - 1]
         self._failure = ""
-        self._began_at_s = 0.0  # of the last step, since the epoch
+        self._began_at_s = 0.0  # start of the last step, since the epoch
         self.last_run: tuple[ActionRun, ...] = ()
 
     def step(self, inputs: Any = None, targets: Any = None) -> torch.Tensor | None:
-        """Run all microbatches forwards and backwards; gradients of their mean add up in the parameters' `grad`.
+        """Run forward and backward of all microbatches; add the gradients of their mean loss to the parameters' `grad`.
 
         Args:
             inputs: on the rank of the first stage, its input: a tensor or a tuple. Their axis 0 is cut into
                 microbatches of equal length.
-            targets: on the rank of the last stage, for `loss_fn`: a tensor or a tuple, cut likewise, or None.
+            targets: on the rank of the last stage, for `loss_fn`: a tensor or a tuple, cut in the same way, or None.
         Returns: the losses of all microbatches, shape [microbatches], float64; None on the other ranks if
             `ends_together` is off.
         Raises:
             ParallelError: an action failed here; the text names rank, stage, microbatch and action.
-            RankLost: another rank has ended, or does not send in time; the text names the rank and the transfer.
-            ValueError: microbatches do not divide the batch.
+            RankLost: another rank has ended, or does not send within the timeout; the text names the rank and the
+                transfer.
+            ValueError: the number of microbatches does not divide the batch.
         """
         if self._failure:
             raise ParallelError(f"this pipeline has failed before: {self._failure}")
@@ -134,9 +136,9 @@ class Pipeline:
         return losses
 
     def gather_last_run(self) -> Run:
-        """Return the last step of all ranks, in times since the first rank began. All ranks call it.
+        """Return the run of the last step on all ranks, with times since the first rank began. All ranks call it.
 
-        Times of different hosts differ by the error of their clocks.
+        Times of different hosts differ by the offset of their clocks.
         """
         own = (self._began_at_s, self.last_run)
         gathered: list[Any] = [None] * len(self.schedule.ranks)
@@ -189,7 +191,7 @@ class Pipeline:
         self._inputs, self._targets, self._losses = [], [], []
 
     def _perform(self, action: Action, received: Tensors | None) -> Tensors:
-        """Run an action and return its tensors for the neighbouring stage, if there is one."""
+        """Run an action and return its tensors for the neighbouring stage, if any."""
         stage, microbatch = self._stages[action.stage], action.microbatch
         try:
             if action.kind is Kind.FORWARD:
@@ -225,7 +227,7 @@ class Pipeline:
         return torch.full_like(self._losses[microbatch], 1 / self.schedule.num_microbatches)
 
     def _find_made(self) -> dict[Action, Transfer]:
-        """Return the transfer of each action of this rank whose result another stage needs."""
+        """Return the transfers of this rank's actions whose results another stage needs, by action."""
         transfers = (transfer_to(action, self.schedule) for actions in self.schedule.ranks for action in actions)
         return {one.source: one for one in transfers if one is not None and one.source.stage in self._stages}
 
@@ -252,7 +254,7 @@ class Pipeline:
 
 
 def _agree(group: dist.ProcessGroup, device: torch.device) -> HandOver | None:
-    """Decide with the other ranks which tensors stay in the memory of GPUs."""
+    """Agree with the other ranks on the tensors that stay in GPU memory."""
     if device.type != "cuda":
         return None
     rank = dist.get_rank(group)

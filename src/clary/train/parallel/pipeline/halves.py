@@ -1,21 +1,20 @@
-"""A backward pass in two halves: the gradient of the input first, the gradients of the weights later, in idle time.
+"""Backward passes in two halves: the gradient of the input first, the gradients of the weights later, in idle time.
 
 Where: `stage` runs these for the actions I and W of a schedule.
 
-[Note: halves] A graph of autograd is walked from the outputs to its leaves. A node that leads to an input of the stage
-is on the spine. A joint is a node of the spine with an edge to nodes that lead only to weights: the node of a matrix
-product, say, whose one edge leads to the layer before and whose other edge leads to the weight. The first half runs
-autograd for the inputs only, so that the engine leaves out every product for a weight, and keeps the gradient that each
-joint receives. The second half begins at each joint with that gradient and runs to its weights. No node of the spine is
-computed twice.
+[Note: halves] The autograd graph is walked from the outputs to its leaves. A node that leads to an input of the stage
+is on the *spine*. A *joint* is a spine node with an edge to nodes that lead to weights alone: for example, the node of
+a matrix product, which has one edge to the layer before and one edge to the weight. The first half runs autograd for
+the inputs alone, so that the engine skips the products for weights, and keeps the gradient that each joint receives.
+The second half starts at each joint with this gradient and runs to its weights. No spine node is computed twice.
 
-A weight that several joints lead to would be counted twice if the halves ran at each of them, for one joint may lead to
-the other; its gradient is computed whole in the first half. So are gradients behind a joint that is a function written
-in Python, since it computes all its gradients at once and may communicate meanwhile.
+If several joints lead to one weight, second halves at each of them could count its gradient twice, since one joint may
+lead to the other; so the first half computes such a gradient as a whole. It also computes the gradients behind a joint
+that is a function written in Python, since such a function computes all its gradients at once and may communicate.
 
-A hook on a hidden tensor that is the output of a joint runs in both halves; a module checkpointed without reentry is
-recomputed for each of its joints. If that matters, use a schedule with whole backwards.
-Source: the idea is that of torch.distributed.pipelining's public notes on zero-bubble schedules.
+A hook on a tensor that is the output of a joint runs in both halves; a module with non-reentrant checkpointing is
+recomputed for each of its joints. If that matters, use a schedule with whole backward passes.
+Source: torch.distributed.pipelining's public notes on zero-bubble schedules, for the idea.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 Node = Any
-REENTRANT = "CheckpointFunctionBackward"  # node that calls autograd itself, which only a whole backward allows
+REENTRANT = "CheckpointFunctionBackward"  # node that calls autograd itself, possible in a whole backward pass only
 
 
 @dataclass
@@ -37,9 +36,9 @@ class WeightHalf:
     """The second half of a backward pass: the gradients of weights.
 
     Args:
-        parts: of every joint, and of outputs that do not lead to an input: the nodes where autograd begins, their
-            gradients, and the weights that it computes gradients for.
-        whole: the weights whose gradients the first half has computed.
+        parts: for every joint, and for outputs that do not lead to an input: the nodes at which autograd starts, their
+            gradients, and the weights whose gradients it computes.
+        whole: weights whose gradients the first half has computed.
     """
 
     parts: list[tuple[list[Any], list[torch.Tensor], list[torch.Tensor]]] = field(default_factory=list)
@@ -58,10 +57,10 @@ def backward_input(
     """Run the first half: add the gradients of `inputs` to their `grad`.
 
     Args:
-        outputs: that require a gradient; any shapes.
-        gradients: of the outputs, of their shapes.
+        outputs: tensors of any shapes that require a gradient.
+        gradients: gradients of the outputs, of the same shapes.
         inputs: leaves that require a gradient.
-    Returns: the second half, which keeps the graph; None if the graph cannot be halved, and nothing was computed.
+    Returns: the second half, which keeps the graph; None if the graph cannot be split, and no gradient was computed.
     """
     graph = _Graph(outputs, inputs)
     if graph.is_indivisible:
@@ -85,7 +84,7 @@ def backward_input(
         half.parts.append(
             ([output for output, _ in apart], [one for _, one in apart], [node.variable for node in graph.apart])
         )
-    for joint, weights in graph.weights_of.items():  # the last layer's first, as autograd would
+    for joint, weights in graph.weights_of.items():  # last layer first, as autograd does
         given = [(place, one) for place, one in enumerate(caught.get(joint, ())) if one is not None]
         if given:
             edges = [GradientEdge(joint, place) for place, _ in given]
@@ -96,9 +95,9 @@ def backward_input(
 class _Graph:
     """Spine, joints and weights of a backward pass; see [Note: halves].
 
-    spine: nodes that lead to an input. weights_of: by joint, the leaves that only it leads to. apart: the leaves that
-        only outputs off the spine lead to. whole: the leaves whose gradients the first half computes. is_indivisible:
-        whether the graph has a node that must run as part of a whole backward.
+    spine: nodes that lead to an input. weights_of: for each joint, the leaves to which no other joint leads. apart:
+    leaves to which only outputs off the spine lead. whole: leaves whose gradients the first half computes.
+    is_indivisible: whether the graph has a node that must run in a whole backward pass.
     """
 
     def __init__(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
@@ -107,8 +106,8 @@ class _Graph:
         order = _walk(roots)
         self.is_indivisible = any(node.name() == REENTRANT for node in order)
         self.spine: set[Node] = set()
-        leaves: dict[Node, frozenset[Node]] = {}  # of nodes off the spine: the weights that they lead to
-        behind: dict[Node, frozenset[Node]] = {}  # of joints: the weights that lie behind them off the spine
+        leaves: dict[Node, frozenset[Node]] = {}  # node off the spine -> weights to which it leads
+        behind: dict[Node, frozenset[Node]] = {}  # joint -> weights behind it off the spine
         for node in order:
             children = _children(node)
             if node in ends or any(child in self.spine for child in children):
@@ -150,7 +149,7 @@ def _children(node: Node) -> list[Node]:
 
 
 def _walk(roots: Sequence[Node]) -> list[Node]:
-    """Return all nodes reachable from the roots, each after the nodes it leads to."""
+    """Return all nodes reachable from the roots, each after the nodes to which it leads."""
     order: dict[Node, None] = {}
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]

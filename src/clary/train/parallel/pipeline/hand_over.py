@@ -1,11 +1,10 @@
-"""The path of tensors between two ranks of a pipeline: in the memory of GPUs, or in host memory.
+"""The path of tensors between two ranks of a pipeline: through GPU memory or host memory.
 
-Where: `connection` (the module server) and `executor` (schedules) agree with all their ranks once, at their start.
-`choose_way` is pure; `agree` tests each chosen way with a small tensor first.
+Where: `connection` (the module server) and `executor` (schedules) call `agree` once at their start. `choose_way` is
+pure; `agree` tests each path between GPUs with a small tensor first.
 
-[Note: why not NCCL] NCCL matches by order alone, so two ranks that send to each other at once would wait for each
-other, and it refuses two ranks on one GPU. Lent memory (`lending`) has neither limit, and its copies use NVLink if
-available.
+[Note: why not NCCL] NCCL matches by order alone, so two ranks that send to each other at the same time would deadlock,
+and it refuses two ranks on one GPU. Lent memory (`lending`) has neither limit, and its copies use NVLink if available.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ import torch
 from clary.base.string_enum import StrEnum
 
 VARIABLE = "CLARY_PIPELINE_HAND_OVER"  # "host": never lend memory of this rank's GPU
-LEAST_BYTES = 1 << 18  # smallest lent tensor: opening a loan costs more than copying fewer bytes. Not measured yet
+LEAST_BYTES = 1 << 18  # smallest lent tensor: below, a copy should be cheaper than a loan. Not measured yet
 _PROBE_LENGTH = 64
 
 _LOG = logging.getLogger(__name__)
 
-Gather = Callable[[Any], Sequence[Any]]  # returns the values of all ranks, by rank
+Gather = Callable[[Any], Sequence[Any]]  # gathers a value from every rank, by rank
 
 
 class Way(StrEnum):
-    """The memory through which tensors travel."""
+    """The memory through which tensors are sent."""
 
     HOST = "host memory"
     DEVICE = "GPU memory"
@@ -38,13 +37,13 @@ class Way(StrEnum):
 
 @dataclass(frozen=True)
 class Seat:
-    """The place where a rank computes, and its ability to lend memory.
+    """A rank's host and GPU, and its ability to lend memory.
 
     Args:
-        host: equal only for ranks that can share memory.
-        gpu: the name of its GPU, equal for all processes of the machine; "" without one.
-        visible: the names of all GPUs that its process sees.
-        refusal: why memory of its GPU cannot be lent; "" if it can.
+        host: name of the host, equal for ranks that can share memory alone.
+        gpu: name of its GPU, equal in all processes of the machine; "" without a GPU.
+        visible: names of all GPUs that its process sees.
+        refusal: reason why its GPU's memory cannot be lent; "" if it can.
     """
 
     host: str
@@ -55,19 +54,19 @@ class Seat:
 
 @dataclass(frozen=True)
 class Decision:
-    """The way from one rank to another, and why."""
+    """The way from one rank to another, and the reason."""
 
     way: Way
     reason: str
 
 
 class Lender(Protocol):
-    """Lends memory of this rank's GPU to other processes of the host, and borrows theirs; see `lending.CudaLender`."""
+    """Lends this rank's GPU memory to processes of the host, and borrows theirs; see `lending.CudaLender`."""
 
     device: torch.device
 
     def lend(self, tensor: torch.Tensor) -> bytes:
-        """Return a record of a tensor's present values. One process borrows them, once.
+        """Return a record of a tensor's current values, which one process may borrow once.
 
         Args:
             tensor: of any shape and strides; it may change after the call.
@@ -91,11 +90,11 @@ class HandOver:
     source: Mapping[int, Decision]
 
     def is_lent_to(self, rank: int, num_bytes: int) -> bool:
-        """Whether a tensor of this size goes to a rank in the memory of GPUs."""
+        """Return whether a tensor of this size is lent to a rank in GPU memory."""
         return num_bytes >= LEAST_BYTES and self.to[rank].way is Way.DEVICE
 
     def is_lent_by(self, rank: int, num_bytes: int) -> bool:
-        """Whether a tensor of this size comes from a rank in the memory of GPUs."""
+        """Return whether a rank lends a tensor of this size in GPU memory."""
         return num_bytes >= LEAST_BYTES and self.source[rank].way is Way.DEVICE
 
 
@@ -114,7 +113,7 @@ def choose_way(sender: Seat, receiver: Seat) -> Decision:
 
 
 def refusal_of(environ: Mapping[str, str], allocator: str) -> str:
-    """Return the reason why a rank does not lend memory of its GPU, "" if it does. Pure.
+    """Return the reason why a rank does not lend its GPU memory, "" if it does. Pure.
 
     Raises: ValueError for an unknown value of the variable.
     """
@@ -129,12 +128,12 @@ def refusal_of(environ: Mapping[str, str], allocator: str) -> str:
 
 
 def agree(rank: int, own: Seat, make_lender: Callable[[], Lender], gather: Gather) -> HandOver | None:
-    """Decide all ways with all ranks, and test those between GPUs. All ranks call it at the same time.
+    """Agree on all ways with all ranks, and test the ways between GPUs. All ranks call it at the same time.
 
     Args:
-        rank: this rank, as `gather` counts.
+        rank: this rank's index in the results of `gather`.
         make_lender: called if this rank takes part in a way between GPUs.
-    Returns: None if no tensor of this rank travels in the memory of GPUs.
+        Returns: this rank's ways; None if no tensor of this rank is sent through GPU memory.
     """
     seats = list(gather(own))
     others = [one for one in range(len(seats)) if one != rank]
@@ -159,7 +158,7 @@ def _lends(sender: Seat, receiver: Seat) -> bool:
 
 
 def _try_to_lend(lender: Lender | None, rank: int) -> bytes | str:
-    """Lend a small tensor on trial; return its record, or the reason why it could not be lent."""
+    """Lend a small test tensor; return its record, or the reason of the failure."""
     assert lender is not None
     try:
         return lender.lend(torch.full((_PROBE_LENGTH,), float(rank), device=lender.device))
@@ -168,7 +167,7 @@ def _try_to_lend(lender: Lender | None, rank: int) -> bytes | str:
 
 
 def _try_to_borrow(lender: Lender | None, lent: bytes | str, rank: int) -> str:
-    """Borrow a rank's trial tensor; return the reason of a failure, or ""."""
+    """Borrow a rank's test tensor; return the reason of a failure, or ""."""
     assert lender is not None
     if isinstance(lent, str):
         return lent

@@ -1,13 +1,14 @@
-"""Lends memory of a GPU to other processes of the host, by CUDA's handles.
+"""Lending of GPU memory to other processes of the host, by CUDA IPC handles.
 
-Where: `hand_over` decides whether it is used, `links` and `exchange` send the record of `lend` in place of the values.
+Where: `hand_over` decides whether it is used, `links` and `exchange` send the record that `lend` returns in place of
+the values.
 
-[Note: whose memory] `lend` copies the tensor on the GPU, so the sender may change it at once. torch counts the users of
-the copy, and frees it when there are none. The receiver copies it on a separate stream and waits for that, so it waits
-for the sender's computation, but not for its own; then it drops the lent copy.
+[Note: whose memory] `lend` copies the tensor on the GPU, so the sender may change the original at once. torch counts
+the users of the copy, and frees it after the last one. The receiver copies the lent tensor on a separate stream and
+waits for this copy: so it waits for the sender's computation, but not for its own. Then it releases the lent tensor.
 
 Source: `torch.multiprocessing.reductions`, and the note "CUDA IPC" in torch/csrc/CudaIPCTypes.h.
-No GPU has run this so far; docs/numbers/gpu.md.
+Not run on a GPU so far; see docs/numbers/gpu.md.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _PLACE_OF_DEVICE = 6  # index among the arguments of `rebuild_cuda_tensor`
 
 
 class CudaLender:
-    """Lends memory of one GPU, and borrows that of all GPUs that this process sees.
+    """Lends memory of one GPU, and borrows memory of all GPUs that this process sees.
 
     Args:
-        device: of this rank.
-        names: of the GPUs that this process sees, in its order; equal for all processes of the machine.
+        device: device of this rank.
+        names: names of the GPUs that this process sees, in its order; equal in all processes of the machine.
     """
 
     def __init__(self, device: torch.device, names: Sequence[str]) -> None:
@@ -36,7 +37,7 @@ class CudaLender:
         self._stream = torch.cuda.Stream(device)
 
     def lend(self, tensor: torch.Tensor) -> bytes:
-        """Return a record of a tensor's present values, as the caller's stream computes them.
+        """Return a record of a tensor's current values, as of the caller's stream.
 
         Args:
             tensor: of any shape and strides; it may change after the call.
@@ -72,6 +73,6 @@ def arrived(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     Args:
         tensor: of any shape, in host memory or borrowed.
     """
-    if tensor.is_cuda:  # made on another stream, whose next tensors must not reuse its memory too early
+    if tensor.is_cuda:  # made on another stream, which must not reuse its memory too early
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
     return tensor.to(device)

@@ -1,9 +1,9 @@
 """Streams between the ranks that together hold one model, with an inbox of received messages.
 
-Where: each process makes one at partition; `server` sends on it and takes messages from its inbox.
+Where: each process makes a `Links` at partition; `server` sends through it and takes messages from its inbox.
 
-One thread per peer reads whole messages all the time, so two ranks that send to each other at once never block; the end
-of a peer's stream shows at once that its process has ended.
+One thread per peer reads messages continuously, so two ranks that send to each other at the same time never block; the
+end of a peer's stream shows at once that its process has ended.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Links:
     """Sends messages to peers, and queues received ones.
 
     Args:
-        streams: connected and blocking, by peer; they belong to the links.
-        timeout_s: for a peer to take a message.
-        hand_over: which tensors are lent to which peer in the memory of GPUs; None lends none.
+        streams: connected, blocking sockets by peer, which this object owns.
+        timeout_s: time for a peer to read a message.
+        hand_over: decides which tensors are lent in GPU memory; None lends no tensors.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Links:
             threading.Thread(target=self._read, args=(peer, stream), name=f"clary-link-{peer}", daemon=True).start()
 
     def send(self, peer: int, message: Message) -> None:
-        """Send a message; returns once the kernel has it, so tensors may change afterwards.
+        """Send a message; return once the kernel has copied it, so that tensors may change afterwards.
 
         Raises: PeerLost if the peer has ended, or does not read.
         """
@@ -69,21 +69,21 @@ class Links:
             raise PeerLost(peer, f"sending {message.subject.value} failed: {error.strerror or error}") from error
 
     def receive(self, timeout_s: float) -> tuple[int, Message]:
-        """Return the next message of any peer, and the peer.
+        """Return the next message from any peer, and the peer.
 
-        Raises: PeerLost; TimeoutError if no message came.
+        Raises: PeerLost; TimeoutError if no message arrives.
         """
         try:
             peer, found = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
         except queue.Empty:
             raise TimeoutError(f"no message within {timeout_s:g} s") from None
         if isinstance(found, PeerLost):
-            self._inbox.put((peer, found))  # the peer stays lost
+            self._inbox.put((peer, found))  # queued again: the next calls must fail too
             raise found
         return peer, found
 
     def close(self) -> None:
-        """End all streams; peers notice."""
+        """Close all streams, which peers notice."""
         self._is_closed = True
         for stream in self._streams.values():
             with contextlib.suppress(OSError):
@@ -105,7 +105,7 @@ class Links:
         def fill(buffer: Any) -> None:
             view = memoryview(buffer)
             while view:
-                # All at once: each partial read would take the interpreter from the computing thread.
+                # One call for all bytes: each partial read would take the GIL from the computing thread.
                 count = stream.recv_into(view, len(view), socket.MSG_WAITALL)
                 if not count:
                     raise EOFError
@@ -131,7 +131,7 @@ class Links:
 
 
 def _send_all(stream: socket.socket, buffers: Sequence[Any]) -> None:
-    """Send buffers in order, most often in one call, so that the peer wakes once."""
+    """Send buffers in order, usually in one call, so that the peer wakes once."""
     left = deque(memoryview(buffer) for buffer in buffers)
     while left:
         count = stream.sendmsg(list(itertools.islice(left, _MOST_BUFFERS)))

@@ -2,11 +2,11 @@
 
 Where: `links` sends and receives messages; `server` makes them and acts on them.
 
-Tensors are taken out of nested arguments and results (lists, tuples, named tuples, dicts, dataclasses such as
-transformers' outputs) and put back at the other end; all other values are pickled. Peers are authenticated (`links`),
-and run the same program, so their pickles are trusted.
+Tensors are extracted from nested arguments and results (lists, tuples, named tuples, dicts, dataclasses such as
+transformers' outputs) and inserted again by the receiver; all other values are pickled. Peers are authenticated
+(`links`), and run the same program, so their pickles are trusted.
 
-A tensor of a GPU may be lent instead (`hand_over`): then the head has a record of it, and no bytes of it follow.
+A GPU tensor may be lent instead (`hand_over`): then the head contains a record, and no bytes of the tensor follow.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Subject(Enum):
 
     FORWARD = "forward"  # a request: run a module
     BACKWARD = "backward"  # a request: run the backward pass of an earlier FORWARD
-    OUTPUT = "output"  # the answer to either
-    FAILED = "failed"  # the answer to either if it failed; body is text
-    TURN = "turn"  # the leader of a tensor group names the next action to the others
+    OUTPUT = "output"  # the response to FORWARD or BACKWARD
+    FAILED = "failed"  # the response to a failed FORWARD or BACKWARD; body is text
+    TURN = "turn"  # from the leader of a tensor group: the next action of its ranks
     STEP_END = "step end"  # the step's results, from the first stage
     ABORT = "abort"  # the step failed; body is text
 
 
-# Subjects whose tensors go to the receiver's device; other ranks get the step's results in host memory.
+# Subjects whose tensors are moved to the receiver's device; a step's results stay in host memory.
 _ON_DEVICE = (Subject.FORWARD, Subject.BACKWARD, Subject.OUTPUT)
 
 
@@ -55,7 +55,7 @@ class CallId:
     Args:
         caller: pipeline rank that makes the call.
         microbatch: number of the caller's microbatch.
-        number: of the caller's calls for this microbatch in this step, from 0.
+        number: index of the call among the caller's calls for this microbatch in this step, from 0.
     """
 
     caller: int
@@ -79,14 +79,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Slot:
-    """Replaces a tensor in a structure from which tensors were taken."""
+    """Placeholder of a tensor in a structure whose tensors were extracted."""
 
     place: int
 
 
 @dataclass(frozen=True)
 class Loan:
-    """Replaces a tensor in a head if its values stay in the memory of a GPU; see `lending`."""
+    """Placeholder in a head for a tensor whose values stay in GPU memory; see `lending`."""
 
     record: bytes
 
@@ -109,7 +109,7 @@ def put_tensors(value: Any, tensors: Sequence[Any]) -> Any:
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return nested containers of the same kinds with every leaf changed."""
+    """Copy nested containers, with every leaf changed."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_leaves(item, change) for item in value))
     if isinstance(value, list | tuple | set | frozenset):
@@ -124,7 +124,7 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 class _Head(pickle.Pickler):
-    """Logs once that tensors in other objects, such as transformers' caches, arrive without graphs."""
+    """Pickler that logs once if tensors in other objects, such as transformers' caches, lose their graphs."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and obj.requires_grad:
@@ -140,10 +140,10 @@ def _say_that_gradients_stop() -> None:
 
 
 def encode(message: Message, lend: Callable[[torch.Tensor], bytes | None] | None = None) -> list[Any]:
-    """Return a message as buffers to send in order; they keep the tensors alive.
+    """Encode a message as buffers to send in order, which keep the tensors alive.
 
     Args:
-        lend: returns the record of a tensor that is lent to the receiver, None for a tensor that is not lent.
+        lend: returns the record of a tensor if it is lent to the receiver, else None.
     """
     ready: list[torch.Tensor] = []
     kinds: list[Any] = []
@@ -163,7 +163,7 @@ def encode(message: Message, lend: Callable[[torch.Tensor], bytes | None] | None
 
 
 def decode(head: bytes, read: Callable[[Any], None], borrow: Callable[[bytes], torch.Tensor] | None = None) -> Message:
-    """Make a message from its head; `read` fills a writable buffer with the bytes that follow.
+    """Decode a message from its head; `read` fills a writable buffer with the bytes that follow.
 
     Tensors are in host memory, except lent tensors, which `borrow` returns.
 

@@ -1,7 +1,7 @@
 """torch's modes of a thread: whether it records gradients, and the dtype in which it computes.
 
-Where: torch keeps modes per thread; a worker takes over the modes of the thread that starts it, a rank that serves a
-request the modes of the requesting rank.
+Where: torch keeps modes per thread; a worker enters the modes of the thread that starts it, and a rank that serves a
+request enters the modes of the requesting rank.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _DEVICE_TYPES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Modes:
-    """The modes of a thread that can be entered again on another one.
+    """The modes of a thread, which another thread can enter.
 
     Args:
-        autocast: by device type, the dtype of operations that autocast changes; no entry where it is off.
+        autocast: dtype of autocast by device type; no entry if autocast is off.
         gpu: index of the current GPU; None without a GPU.
     """
 
@@ -40,7 +40,7 @@ class Modes:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Compute in these modes in this block."""
+        """Enter these modes within a block."""
         with contextlib.ExitStack() as stack:
             if self.gpu is not None:
                 stack.enter_context(torch.cuda.device(self.gpu))

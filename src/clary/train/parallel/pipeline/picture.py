@@ -1,12 +1,12 @@
-"""Draws a run of a pipeline: as SVG for a browser, as text for a terminal.
+"""Drawings of a pipeline run: as SVG for a browser, as text for a terminal.
 
-Where: `record` has the real or simulated runs; these are pure functions from runs to text.
+Where: `record` provides real or simulated runs; the functions here are pure.
 
     Path("run.svg").write_text(svg(pipeline.gather_last_run()))
     print(text(simulated_run(schedule, simulate(schedule, seconds_of), seconds_of)))
 
-Rows are ranks and time goes to the right. A box is an action: its colour shows the kind, its number the microbatch;
-later stages of a rank are paler. Beside each row stands the rank's idle share of the time.
+Rows are ranks and time runs to the right. A box is an action: its colour shows the kind, its number the microbatch;
+later stages of a rank are paler. The label of each row shows the rank's share of idle time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ LEGEND = {
 # Lengths are in pixels.
 _LEFT, _RIGHT, _TOP, _ROW, _BOX = 64, 88, 44, 30, 24
 _FONT = 11
-_DIGIT = 7  # wide
+_DIGIT = 7  # width of a digit
 _LEGEND_STEP = 190
-_AXIS = 26  # below the rows: ticks and their times
+_AXIS = 26  # height of ticks and their times below the rows
 _TICKS = 10  # approximate number of ticks on the axis
 _PALEST = 0.45  # opacity of a rank's last stage
 _FILL = {Kind.FORWARD: "-", Kind.BACKWARD: "=", Kind.INPUT: "~", Kind.WEIGHT: "."}
@@ -39,7 +39,7 @@ def svg(run: Run, *, width: int = 1200) -> str:
     """Return a picture of a run as one SVG document.
 
     Args:
-        width: of the time axis, in pixels.
+        width: width of the time axis, in pixels.
     """
     scale = width / run.length_s if run.length_s else 0.0
     bottom = _TOP + _ROW * len(run.ranks)
@@ -68,7 +68,7 @@ def text(run: Run, *, width: int = 120) -> str:
     """Return a picture of a run as lines of text: `F3---` is the forward of microbatch 3, spaces are idle.
 
     Args:
-        width: of the time axis, in characters; actions too short for their names are cut.
+        width: width of the time axis, in characters; names of short actions are truncated.
     """
     scale = width / run.length_s if run.length_s else 0.0
     lines = [f"{run.name}: {_seconds(run.length_s)}"]
@@ -84,7 +84,7 @@ def text(run: Run, *, width: int = 120) -> str:
 
 
 def _axis(length_s: float, scale: float, top: int) -> list[str]:
-    """Return ticks at round times, and their times."""
+    """Return an SVG axis with ticks and labels at round times."""
     if not length_s:
         return []
     rough_s = length_s / _TICKS

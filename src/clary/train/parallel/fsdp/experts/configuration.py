@@ -1,4 +1,4 @@
-"""The scripts' configuration of a mixture of experts: `MoEConfig`. No torch here."""
+"""`MoEConfig`, a script's configuration of a mixture of experts. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ BALANCINGS = ("sinkhorn", "balanced", "aux_loss", "none")
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """How experts are spread and tokens balanced over them. Evaluation routes as the model itself does.
+    """Configuration of spread experts and of load balancing. Evaluation uses the model's own routing.
 
     Args:
         smp_moe: False keeps the model's own layers; invalid with expert_parallel_degree above 1.
         random_seed: seed of `global_token_shuffle`; each rank adds its expert parallel rank.
-        moe_load_balancing: "none" is the model's own routing, with nothing added to its loss. "aux_loss" adds a loss to
-            it that is lowest if all experts get the same share. "sinkhorn" chooses experts by scores that are scaled
-            until all experts are in equal demand; "balanced" gives no expert more than its share, rounded up. The
-            weights of the chosen experts come from the router's scores in each case. See `routing`.
+        moe_load_balancing: "none" is the model's own routing without an added loss. "aux_loss" adds a loss that is
+            lowest if all experts get the same share of tokens. "sinkhorn" chooses experts by scores that are scaled
+            until all experts are in equal demand; "balanced" gives no expert more than its share of tokens, rounded up.
+            In each case the chosen experts' weights come from the router's scores. See `routing`.
         global_token_shuffle: whether tokens are mixed over the ranks of a group before they are routed, so that
             balancing sees the batches of many ranks; the result keeps the order of tokens.
         moe_all_to_all_dispatcher: whether a token is sent to the ranks of its experts alone; False sends all tokens to
             all ranks of the group.
-        moe_aux_loss_coeff: factor of the loss of "aux_loss"; 0 leaves it out.
-        moe_z_loss_coeff: factor of a loss that keeps the router's scores small; unused with "none"; 0 leaves it out.
+        moe_aux_loss_coeff: factor of the loss of "aux_loss"; 0 adds no such loss.
+        moe_z_loss_coeff: factor of a loss that keeps the router's scores small; unused with "none"; 0 adds no such
+            loss.
         use_cpu_initialization: without effect: weights are initialised where the model lies.
 
     Raises: ValueError for an unknown balancing, or a negative coefficient.
@@ -52,7 +53,7 @@ class MoEConfig:
 
 
 def read_moe_config(given: Any) -> MoEConfig:
-    """Return `config` of `tsm.transform`, a MoEConfig, a dict of its fields, or None for the defaults, as a MoEConfig.
+    """Convert `config` of `tsm.transform`, a MoEConfig, a dict of its fields, or None for defaults, to a MoEConfig.
 
     Raises: TypeError for another type or an unknown field; ValueError as `MoEConfig`.
     """

@@ -1,12 +1,12 @@
-"""Sends tokens to the ranks of their experts and the results back, with gradients both ways.
+"""Sending of tokens to the ranks of their experts and of results back, with gradients in both directions.
 
 Shapes: T tokens of this rank, K experts per token, D channels, R rows that this rank computes: a row is a token for one
-expert. Ranks may have different numbers of tokens, and a rank none.
+expert. Ranks may have different numbers of tokens, also 0.
 
 [Note: same steps] The graph has the same nodes on every rank, even for empty shares: backward communicates, and would
 wait for a rank that left a node out.
 
-All ranks of a group call it in the same order. The process group's own timeout bounds every wait.
+All ranks of a group call these functions in the same order. The process group's own timeout bounds every wait.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from clary.train.parallel.fsdp.experts.routing import Routes
 from clary.train.parallel.tensor import collectives
 from clary.train.parallel.tensor.collectives import TensorGroup
 
-Compute = Callable[[torch.Tensor, list[int]], torch.Tensor]  # rows in the order of this rank's experts, their counts
+Compute = Callable[[torch.Tensor, list[int]], torch.Tensor]  # rows by expert, rows per expert -> outputs
 
 
 def mix_by_exchange(
     hidden: torch.Tensor, routes: Routes, compute: Compute, group: TensorGroup, num_experts: int
 ) -> torch.Tensor:
-    """Return the weighted sum of each token's experts, [T, D]; a token goes only to its experts' ranks.
+    """Return the weighted sum of each token's experts, [T, D]; a token is sent to its experts' ranks alone.
 
     Args:
         hidden: [T, D].
         routes: experts and weights of the tokens, each [T, K].
-        compute: maps rows [R, D], in the order of this rank's experts, and their number per expert to outputs [R, D].
-        num_experts: E, of all ranks together; the size of the group divides it.
+        compute: maps rows [R, D], ordered by this rank's experts, and the number of rows per expert to outputs [R, D].
+        num_experts: E, over all ranks; a multiple of the group's size.
     """
     num_choices = routes.experts.shape[1]
     expert_of_row = routes.experts.flatten()
@@ -54,7 +54,7 @@ def mix_by_exchange(
 def mix_by_gathering(
     hidden: torch.Tensor, routes: Routes, compute: Compute, group: TensorGroup, num_experts: int
 ) -> torch.Tensor:
-    """Return the weighted sum of each token's experts, [T, D]; all tokens go to all ranks of the group.
+    """Return the weighted sum of each token's experts, [T, D]; all tokens are sent to all ranks of the group.
 
     Args: as `mix_by_exchange`.
     """
@@ -67,7 +67,7 @@ def mix_by_gathering(
     num_own = num_experts // group.size
     own_expert = all_experts.flatten() - group.rank * num_own
     is_elsewhere = (own_expert < 0) | (own_expert >= num_own)
-    own_expert = own_expert.masked_fill(is_elsewhere, num_own)  # behind all others
+    own_expert = own_expert.masked_fill(is_elsewhere, num_own)  # sorts after this rank's experts
     counts = torch.bincount(own_expert, minlength=num_own + 1).tolist()[:num_own]
     order = own_expert.argsort(stable=True)[: sum(counts)]
     outputs = compute(all_hidden.index_select(0, order // num_choices), counts)
@@ -77,11 +77,11 @@ def mix_by_gathering(
 
 
 def shuffle(rows: torch.Tensor, group: TensorGroup, seed: int) -> tuple[torch.Tensor, Callable[[Any], torch.Tensor]]:
-    """Return rows mixed from all ranks, and a function that sends results back to the places of their rows.
+    """Return rows mixed from all ranks, and a function that sends results back to the original ranks and order.
 
     Args:
-        rows: [n, ...], of this rank; ranks may have different n.
-        seed: of this rank; the same seed and number of rows give the same order, so recomputation repeats it.
+        rows: [n, ...], this rank's rows; ranks may have different n.
+        seed: this rank's seed; the same seed and n give the same order, so recomputation repeats the order.
     """
     order = torch.randperm(rows.shape[0], generator=torch.Generator().manual_seed(seed)).to(rows.device)
     sends = [rows.shape[0] // group.size + (to < rows.shape[0] % group.size) for to in range(group.size)]
@@ -92,11 +92,11 @@ def shuffle(rows: torch.Tensor, group: TensorGroup, seed: int) -> tuple[torch.Te
 
 
 def exchange_rows(rows: torch.Tensor, sends: list[int], receives: list[int], group: TensorGroup) -> torch.Tensor:
-    """Send rows to the ranks of the group and return those for this rank, in rank order; shares may be empty.
+    """Send rows to the ranks of the group and return the rows received, in rank order; shares may be empty.
 
     Args:
         rows: [sum of `sends`, ...]; the result is [sum of `receives`, ...].
-        sends: number of rows, from the first on, for each rank; `receives`: number from each.
+        sends: number of consecutive rows for each rank; `receives`: number of rows from each rank.
     """
     if group.size == 1:
         return rows
@@ -132,6 +132,6 @@ def _exchange_counts(sent: torch.Tensor, group: TensorGroup) -> torch.Tensor:
 
 
 def _expert_of_received(received: torch.Tensor) -> torch.Tensor:
-    """Return the number of this rank's expert for each row; rows are ordered by rank and then by expert."""
+    """Return the local expert number of each received row; rows are ordered by rank, then by expert."""
     experts = torch.arange(received.shape[1], device=received.device).repeat(received.shape[0])
     return experts.repeat_interleave(received.flatten())

@@ -1,11 +1,11 @@
-"""The ranks over which experts are spread, and those over which FSDP cuts each expert.
+"""The ranks over which experts are spread, and the ranks over which FSDP shards each expert.
 
     rank                  0 1 2 3 4 5 6 7     expert_degree 2, shard_degree 4
     expert parallel rank  0 1 0 1 0 1 0 1     consecutive ranks hold different experts and exchange tokens
     cut over              0+2 1+3 4+6 5+7     ranks of one block of shard_degree with equal expert parallel rank
     replicas              0+4 1+5 2+6 3+7     ranks that hold the same shard of the same experts
 
-Other parameters are cut over whole blocks of shard_degree: experts are cut into fewer parts, of fewer parameters.
+Other parameters are sharded over whole blocks of shard_degree; experts have fewer shards, of fewer parameters.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from clary.train.parallel.tensor.collectives import TensorGroup
 
 @dataclass(frozen=True)
 class ExpertRanks:
-    """The layout of `size` ranks. Pure.
+    """The layout of `size` ranks, without communication.
 
     Args:
-        expert_degree: ranks over which the experts of a layer are spread.
-        shard_degree: hybrid_shard_degree: ranks over which other parameters are cut; 0 is all.
+        expert_degree: number of ranks over which the experts of a layer are spread.
+        shard_degree: hybrid_shard_degree: number of ranks over which other parameters are sharded; 0 is all ranks.
 
-    Raises: ValueError if the degrees do not divide each other as they must.
+    Raises: ValueError naming a division rule that the degrees break.
     """
 
     size: int
@@ -43,19 +43,19 @@ class ExpertRanks:
 
     @property
     def num_shards(self) -> int:
-        """Parts into which FSDP cuts the experts of a rank."""
+        """Number of shards into which FSDP cuts the experts of a rank."""
         return max((self.shard_degree or self.size) // self.expert_degree, 1)
 
     def ep_groups(self) -> list[list[int]]:
-        """Return the ranks that hold different experts, by group."""
+        """Return the groups of ranks that hold different experts."""
         return [list(range(first, first + self.expert_degree)) for first in range(0, self.size, self.expert_degree)]
 
     def same_groups(self) -> list[list[int]]:
-        """Return the ranks that hold the same experts: gradients of experts are averaged over them."""
+        """Return the groups of ranks that hold the same experts, over which experts' gradients are averaged."""
         return [list(range(first, self.size, self.expert_degree)) for first in range(self.expert_degree)]
 
     def shard_groups(self) -> list[list[int]]:
-        """Return the ranks that together hold the same experts once."""
+        """Return the groups of ranks that together hold the same experts once."""
         return [
             ranks[first : first + self.num_shards]
             for ranks in self.same_groups()
@@ -63,7 +63,7 @@ class ExpertRanks:
         ]
 
     def replica_groups(self) -> list[list[int]]:
-        """Return the ranks that hold the same shard of the same experts."""
+        """Return the groups of ranks that hold the same shard of the same experts."""
         return [ranks[first :: self.num_shards] for ranks in self.same_groups() for first in range(self.num_shards)]
 
 
@@ -74,7 +74,7 @@ class ExpertGroups:
     Args:
         ep: the group of ranks that hold different experts.
         same: the group of ranks that hold the same experts; `shard` and `replicas` are its parts.
-        num_shards: ranks in `shard`.
+        num_shards: number of ranks in `shard`.
         shard_degree: the configured hybrid_shard_degree.
     """
 

@@ -1,12 +1,12 @@
-"""Layers that run in the place of a model's mixture of experts.
+"""Layers that replace a model's mixture of experts.
 
-Where: `spreading` gives a module of the model one of these classes: a subclass of ours and of the module's own, so
-wrapping policies by either name match, and names of parameters stay.
+Where: `spreading` changes a module's class to a subclass of one of these classes and of the module's own class: so
+wrapping policies match by either class, and names of parameters stay.
 
 [Note: gradients] A rank's experts see the tokens of all ranks of its group, so their gradients are sums over these
 ranks' losses, and FSDP averages them over the ranks that hold the same experts. The result is the mean over all ranks
-times the size of the group. So the gradients of experts' parameters are divided by that size; the gradients of their
-inputs are not.
+times the size of the group. So gradients of experts' parameters are divided by that size; gradients of experts' inputs
+are not.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from clary.train.parallel.tensor.collectives import TensorGroup, scale_gradient
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """How the experts of a layer are spread.
+    """The distribution of a layer's experts over ranks.
 
     Args:
-        num_experts: of the layer, over all ranks.
-        top_k: experts that a token goes to.
-        returns_logits: whether the layer returns the router's logits too, as before transformers 5.
+        num_experts: number of the layer's experts, over all ranks.
+        top_k: number of experts per token.
+        returns_logits: whether the layer also returns the router's logits, as in transformers before 5.
     """
 
     group: TensorGroup
@@ -44,21 +44,21 @@ class Spread:
 
     @property
     def own(self) -> range:
-        """The experts of this rank."""
+        """The numbers of this rank's experts."""
         num_own = self.num_experts // self.group.size
         return range(self.group.rank * num_own, (self.group.rank + 1) * num_own)
 
     @property
     def seed(self) -> int:
-        """The seed of random choices that differ between the ranks of the group."""
+        """Seed of random choices, different on each rank of the group."""
         return self.config.random_seed + self.group.rank
 
 
 class MoELayer(nn.Module):
     """A router, `gate`, and the experts of this rank, `experts`; made by `spread_experts`.
 
-    `added_loss_scale` is the factor of a script's loss before backward, which scales the losses of balancing likewise:
-        1 / the number of batches whose gradients it accumulates.
+    `added_loss_scale` scales the balancing losses by the same factor as the script scales its loss: 1 / the number of
+    batches whose gradients it accumulates.
     """
 
     added_loss_scale: float = 1.0
@@ -67,7 +67,7 @@ class MoELayer(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> Any:
         """Return the weighted sum of each token's experts, [..., D], like `hidden_states`.
 
-        Returns: only the sum; with routers of transformers before 5 a tuple of the sum and the logits, [tokens,
+        Returns: the sum alone; with routers of transformers before 5, a tuple of the sum and the logits, [tokens,
             experts].
         """
         spread = self._clary_spread
@@ -102,7 +102,7 @@ class MoELayer(nn.Module):
 
 
 class OwnExperts(nn.Module):
-    """The experts of this rank, called with their rows; see [Note: gradients]. It has only experts' parameters."""
+    """The experts of this rank, called with their rows; see [Note: gradients]. Holds no other parameters."""
 
     _clary_spread: Spread
 
@@ -110,7 +110,7 @@ class OwnExperts(nn.Module):
         """Return the output of each row's expert, like `rows`.
 
         Args:
-            rows: [R, D], by expert; `counts`: number of rows of each expert, in order; 0 is allowed.
+            rows: [R, D], ordered by expert; `counts`: number of rows of each expert, 0 allowed.
         """
         size = self._clary_spread.group.size
         parts = scale_gradient(rows, float(size)).split(counts)
@@ -126,7 +126,7 @@ class FusedExperts(OwnExperts):
     def _outputs(self, parts: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         act = cast("nn.Module", self.act_fn)
         outputs = []
-        # One unbind for all experts: indexing would make a gradient of the parameter's whole size for each expert.
+        # One unbind for all experts: indexing would allocate a gradient of the whole parameter for each expert.
         weights = zip(
             cast("torch.Tensor", self.gate_up_proj).unbind(), cast("torch.Tensor", self.down_proj).unbind(), strict=True
         )
@@ -137,7 +137,7 @@ class FusedExperts(OwnExperts):
 
 
 class ListedExperts(OwnExperts):
-    """Experts that are modules, each under its number in the whole layer, so that states name it as the model does."""
+    """Experts that are modules, under their numbers in the whole layer, so that states use the model's names."""
 
     def _outputs(self, parts: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         return [expert(part) for expert, part in zip(self.children(), parts, strict=True)]
@@ -145,16 +145,16 @@ class ListedExperts(OwnExperts):
 
 @contextmanager
 def drawing_apart(module: nn.Module) -> Iterator[None]:
-    """Make random values drawn for a module of experts, or a part of one, differ between the ranks of its group.
+    """Make random values drawn for experts, within a block, differ between the ranks of their group.
 
-    Where: delayed initialisation enters it for every module whose parameters are not drawn whole and then cut. For
-    modules other than experts it changes nothing; after it all ranks draw as if it had not run.
+    Where: delayed initialisation uses it for every module whose parameters are not drawn whole and then cut. It has no
+    effect on other modules. After the block all ranks continue with the same random state.
     """
     spread = getattr(module, "_clary_spread", None)
     if spread is None or isinstance(module, MoELayer):
         yield
         return
-    first = int(torch.randint(2**31, ()))  # the same on all ranks, another for each module
+    first = int(torch.randint(2**31, ()))  # the same on all ranks, but different for each module
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=list(devices)):
         torch.manual_seed(first + spread.seed)

@@ -1,16 +1,16 @@
-"""Routing: chooses the experts of each token, and their weights.
+"""Routing: the choice of each token's experts and of the experts' weights.
 
-Shapes: T tokens of this rank, E experts of the layer, K experts a token goes to.
+Shapes: T tokens of this rank, E experts of the layer, K experts per token.
 
-[Note: weights] A token's weights are the softmax of the router's logits, taken at its K experts and scaled to the sum
-1, as Mixtral has it. Balancing changes the choice of experts, not how they are weighed.
+[Note: weights] A token's weights are the softmax of the router's logits at its K experts, scaled to the sum 1, as in
+Mixtral. Balancing changes the choice of experts, not the formula of weights.
 
-[Note: added losses] Added losses reach the router as gradients: backward adds a loss's gradient to that of the logits,
-as if the loss had been added to that of this rank. Each is the mean over this rank's tokens, and averaging gradients
-over ranks makes it the mean over all tokens. A script that multiplies its loss by a factor (1 / the number of
-accumulated batches) sets `MoELayer.added_loss_scale` to it.
+[Note: added losses] Added losses reach the router as gradients: backward adds a loss's gradient to the logits'
+gradient, as if the loss were part of this rank's loss. Each added loss is the mean over this rank's tokens, and
+averaging gradients over ranks makes it the mean over all tokens. A script that multiplies its loss by a factor (1 / the
+number of accumulated batches) sets `MoELayer.added_loss_scale` to this factor.
 
-Source: arXiv 2101.03961 section 2.2 (the loss of even shares); arXiv 2202.08906 section 3 (z loss); arXiv 2202.01169
+Source: arXiv 2101.03961 section 2.2 (loss for even shares); arXiv 2202.08906 section 3 (z loss); arXiv 2202.01169
 appendix B (choice by Sinkhorn's scaling); arXiv 2103.16716 (even shares by assignment).
 """
 
@@ -24,15 +24,15 @@ import torch
 
 from clary.train.parallel.fsdp.experts.configuration import MoEConfig
 
-_SINKHORN_ROUNDS = 30  # scores of a batch change by less than 1e-4 after that many
-_PROPOSAL_ROUNDS = 200  # in practice some tens suffice; tokens left after these exceed the share
+_SINKHORN_ROUNDS = 30  # after as many rounds, a batch's scores change by less than 1e-4
+_PROPOSAL_ROUNDS = 200  # in practice some tens suffice; remaining tokens exceed the share
 
 
 @dataclass(frozen=True, eq=False)
 class Routes:
     """Args:
-    experts: [T, K], int64, the experts of each token, different ones.
-    weights: [T, K], of each expert's output.
+    experts: [T, K], int64, K different experts of each token.
+    weights: [T, K], weight of each expert's output.
     """
 
     experts: torch.Tensor
@@ -43,8 +43,8 @@ def route(logits: torch.Tensor, top_k: int, config: MoEConfig, *, scale: float =
     """Return the routes of tokens in training, balanced by `config`; evaluation uses `best_routes`.
 
     Args:
-        logits: of the router, [T, E].
-        scale: of added losses.
+        logits: the router's logits, [T, E].
+        scale: factor of added losses.
     """
     if config.moe_load_balancing == "none":
         return best_routes(logits, top_k)
@@ -67,11 +67,11 @@ def best_routes(logits: torch.Tensor, top_k: int) -> Routes:
 
 
 def even_share_loss(logits: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-    """Return E times the sum over experts of share of tokens x mean probability: 1 for even shares, at most E.
+    """Return E * sum over experts of (share of tokens * mean probability): 1 for even shares, at most E.
 
     Args:
         logits: [T, E]; gradients flow only through the probabilities.
-        experts: [T, K], chosen for each token.
+        experts: [T, K], experts chosen for each token.
     """
     num_tokens, num_experts = logits.shape
     shares = torch.bincount(experts.flatten(), minlength=num_experts) / max(experts.numel(), 1)
@@ -91,8 +91,8 @@ def z_loss(logits: torch.Tensor) -> torch.Tensor:
 def sinkhorn_scores(logits: torch.Tensor) -> torch.Tensor:
     """Return logits [T, E], shifted so that all experts are in equal demand.
 
-    exp(logits) is scaled by rows and columns, in turn, until each row sums up to 1 and each column to T / E; a token's
-    row orders its experts. The scale of a row does not change that order and is left out.
+    Rows and columns of exp(logits) are scaled in turn, until each row sums to 1 and each column to T / E; a token's row
+    orders its experts. A row's scale does not change this order and is left out of the result.
     """
     scores = logits.float()
     num_tokens, num_experts = scores.shape
@@ -109,9 +109,9 @@ def sinkhorn_scores(logits: torch.Tensor) -> torch.Tensor:
 def even_choice(logits: torch.Tensor, top_k: int) -> torch.Tensor:
     """Return K experts for each token, [T, K], so that no expert has more than T K / E of them, rounded up.
 
-    Tokens ask their best experts; an expert with too many requests keeps the tokens with the highest probability for
-    it, and the other tokens ask their next best. In the end no token and expert would both prefer each other. A token
-    that fewer than K experts accept also goes to the best of those that refused it.
+    Tokens propose to their best experts; an expert with too many proposals keeps the tokens with the highest
+    probability for it, and the refused tokens propose to their next best experts. The result is a stable matching. A
+    token that fewer than K experts accept is also assigned to the best of the experts that refused it.
     """
     num_tokens, num_experts = logits.shape
     share = -(-num_tokens * top_k // num_experts)
@@ -126,12 +126,12 @@ def even_choice(logits: torch.Tensor, top_k: int) -> torch.Tensor:
         if not refused.any():
             break
         is_open &= ~refused
-    # Experts that refused come after all others, the better ones first.
+    # Experts that refused a token rank after all other experts, the better ones first.
     return torch.where(is_open, scores + 1.0, scores).topk(top_k, dim=1).indices
 
 
 class _AddLoss(torch.autograd.Function):
-    """Returns its first argument; in backward the second gets `factor` as its gradient."""
+    """Returns its first argument; in backward its second argument gets `factor` as gradient."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, loss: torch.Tensor, factor: float) -> torch.Tensor:

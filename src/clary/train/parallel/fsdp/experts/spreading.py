@@ -1,4 +1,4 @@
-"""Divides the experts of a model over ranks: each rank keeps its own experts of every layer that has experts.
+"""Distribution of a model's experts over ranks: each rank keeps its own experts of every layer with experts.
 
 [Note: structure] A mixture of experts is a module whose children with parameters are `gate` and `experts`, as in
 transformers' Mixtral and in models written like it. `gate` is a linear layer, or a module that returns logits, weights
@@ -29,16 +29,16 @@ def spread_experts(
 ) -> nn.Module:
     """Keep this rank's experts of every layer, in place, and return the model; see [Note: structure].
 
-    Experts are kept in the order of the group's ranks: the first rank has the first ones. Every rank of the group calls
-    it. With a group of one rank all experts stay, and tokens are balanced by `config`.
+    Experts are kept in the order of the group's ranks: the first rank has the first experts. Every rank of the group
+    calls it. With a group of one rank all experts stay, and tokens are balanced by `config`.
 
     Args:
         from_first_rank: the group's first rank sends the experts; other ranks' experts may be on the meta device, and
-            are in memory afterwards. Without it each rank keeps a part of its own experts: all ranks must have made the
-            model from the same seed, or from the same files.
+            are in memory afterwards. If False, each rank keeps a part of its own model's experts: all ranks must have
+            made the model from the same seed, or from the same files.
 
     Raises: ValueError if the model has no layer of experts, a layer of another structure, or a number of experts that
-    the group does not divide; then nothing is changed.
+        the group does not divide; the model is unchanged then.
     """
     blocks = [(name, module) for name, module in model.named_modules() if _looks_like_block(module)]
     if not blocks:
@@ -54,7 +54,7 @@ def spread_experts(
 
 
 def is_of_experts(module: nn.Module) -> bool:
-    """Whether all parameters of a module are of experts on this rank; False for a module without parameters."""
+    """Return whether all parameters of a module are experts' parameters; False without parameters."""
     found = False
     for part in module.modules():
         if isinstance(part, OwnExperts):

@@ -1,7 +1,7 @@
-"""States of experts that are modules, each whole on one rank under its number in the layer.
+"""States of experts that are modules, each of which lies whole on one rank under its number in the layer.
 
-Where: `full_state` calls these functions around FSDP's own; experts in fused parameters need neither, as they are
-slices (`cuts`) of the same name on every rank.
+Where: `full_state` calls these functions around FSDP's methods. Experts in fused parameters need none of these
+functions, as they are slices (`cuts`) of the same name on every rank.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ Entries = dict[str, Any]
 
 
 def add_experts_of_others(model: nn.Module, own: Entries) -> Entries:
-    """Return a state with the experts of all ranks of the group, from the state that FSDP gave on this rank.
+    """Add the experts of all ranks of the group to the state that FSDP returned on this rank.
 
-    Every rank of the group calls it; each gets one tensor at a time from every other. If a rank's state lacks its
-    experts, as on all but the first rank of FSDP's group with `rank0_only`, those of all ranks of the group must.
+    Every rank of the group calls it; tensors are gathered one at a time. If a rank's state lacks its experts, as on all
+    ranks but the first of FSDP's group with `rank0_only`, the states of all ranks of the group must lack theirs.
 
     Args:
-        own: by full names without those of wrappers; values are tensors, or dicts of such, as an optimizer has them.
+        own: state by full parameter names without wrapper names; values are tensors, or dicts of tensors as in an
+            optimizer's state.
     """
     state = dict(own)
     for prefix, spread in _listed(model):
@@ -39,7 +40,7 @@ def add_experts_of_others(model: nn.Module, own: Entries) -> Entries:
 
 
 def drop_experts_of_others(model: nn.Module, whole: Mapping[str, Any]) -> Entries:
-    """Return a whole state without the experts that lie on other ranks."""
+    """Remove the experts that lie on other ranks from a copy of a whole state."""
     state = dict(whole)
     for prefix, spread in _listed(model):
         for number in set(range(spread.num_experts)) - set(spread.own):
@@ -49,7 +50,7 @@ def drop_experts_of_others(model: nn.Module, whole: Mapping[str, Any]) -> Entrie
 
 
 def _listed(model: nn.Module) -> Iterator[tuple[str, Spread]]:
-    """Yield prefixes of the names of listed experts, and their spread, in the order of the model's modules."""
+    """Yield the name prefix and the spread of each list of experts, in the order of the model's modules."""
     for name, module in model.named_modules():
         if isinstance(module, ListedExperts):
             prefix = clean_name(f"{name}.").removeprefix(".")
@@ -57,7 +58,7 @@ def _listed(model: nn.Module) -> Iterator[tuple[str, Spread]]:
 
 
 def _of_all(value: Any, group: TensorGroup) -> list[Any]:
-    """Return all ranks' values for `value`, by rank; values other than tensors are assumed equal."""
+    """Gather all ranks' values for `value`, by rank; values other than tensors are assumed equal."""
     if isinstance(value, Mapping):
         parts = {key: _of_all(one, group) for key, one in value.items()}
         return [{key: part[rank] for key, part in parts.items()} for rank in range(group.size)]

@@ -1,10 +1,11 @@
-"""Makes FSDP cut experts over the ranks that hold the same ones, under any wrapping policy of a script.
+"""Changes to FSDP's arguments so that experts are sharded over the ranks that hold the same experts.
 
-Where: the constructor that `additions` puts into FSDP calls `expert_wrapping` with its arguments, before other code of
+Where: the patched constructor of FSDP (`additions`) calls `expert_wrapping` with its arguments, before other code of
 `tsm` changes them.
 
-Experts become units of their own, since a flat parameter lies on one group, and experts lie on another group than the
-modules around them. Every policy is made to select experts; without a policy they are wrapped before their parent.
+Experts become units of their own, since a flat parameter is sharded over one group, and experts have another group than
+the modules around them. Any wrapping policy is extended to select experts; without a policy, experts are wrapped before
+their parent.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ _NOT_HYBRID = {
 
 
 def expert_wrapping(arguments: dict[str, Any], groups: ExpertGroups) -> bool:
-    """Change the arguments of one call of FSDP's constructor so that experts are cut over their own groups.
+    """Change the arguments of FSDP's constructor so that experts are sharded over their own groups.
 
     Args:
-        arguments: by name, as bound to the constructor's signature; "module" among them. Changed in place.
+        arguments: arguments by name, as bound to the constructor's signature, including "module"; changed in place.
 
-    Returns: whether the module is of experts: then its groups and strategy are set, and callers must not change them.
+    Returns: whether the module consists of experts: then the function has set its group and strategy, which callers
+        must not change.
     """
     module = arguments["module"]
     if is_of_experts(module):
@@ -68,7 +70,7 @@ def _use_groups_of_experts(arguments: dict[str, Any], groups: ExpertGroups) -> N
 
 
 def _bare_experts(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield parent and name of the experts below a module that are in no unit of FSDP yet."""
+    """Yield (parent, name) of the experts below a module that no FSDP unit contains yet."""
     for name, child in module.named_children():
         if isinstance(child, FullyShardedDataParallel):
             continue
@@ -79,7 +81,7 @@ def _bare_experts(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 class _WithExperts(_Policy):
-    """A policy that also selects experts; their units have the policy's arguments for FSDP, or else the root's."""
+    """A policy that also selects experts; their units use the FSDP arguments of the policy, or else of the root."""
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy
@@ -99,7 +101,7 @@ class _WithExperts(_Policy):
 
 def _with_experts(policy: Callable[..., bool]) -> Callable[..., bool]:
     def decide(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
-        below = module.modules() if recurse else (module,)  # with `recurse` FSDP asks whether to descend into a module
+        below = module.modules() if recurse else (module,)  # `recurse`: FSDP asks whether to descend into the module
         if any(isinstance(one, OwnExperts) for one in below):
             return True
         return bool(policy(module=module, recurse=recurse, nonwrapped_numel=nonwrapped_numel))

@@ -1,1 +1,1 @@
-"""Decoder layers of Hugging Face models cut over the ranks of a tensor group, in place."""
+"""In-place cutting of Hugging Face decoder layers over the ranks of a tensor group."""

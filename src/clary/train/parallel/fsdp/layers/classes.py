@@ -1,7 +1,7 @@
-"""Classes that scripts name in wrapping policies; models get them in addition to their own class.
+"""Classes that scripts name in wrapping policies; modules become instances of them and of their own class.
 
-[Note: two classes] A policy may name `TransformerLayer` or the model's own decoder layer; both must match. So a layer's
-class becomes a subclass of both, and keeps its own name, by which models look up classes.
+[Note: two classes] A policy may name `TransformerLayer` or the model's own decoder layer class; both must match. So a
+layer's class becomes a subclass of both, and keeps its name, by which models look up classes.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference"; public training scripts name the
 classes.
 """
@@ -15,19 +15,19 @@ from torch import nn
 
 
 class TransformerLayer(nn.Module):
-    """A decoder layer of a model that `transform` knows."""
+    """A decoder layer of a model that `transform` supports."""
 
 
 class TransformerLMHead(nn.Module):
-    """A model that `transform` knows."""
+    """A model that `transform` supports."""
 
 
-# The original's layers wrap Transformer Engine's; here both names mean one layer.
+# In the original, layers wrap Transformer Engine's layers; here both names mean one class.
 TETransformerLayer = TransformerLayer
 
 
 def become(module: nn.Module, role: type[nn.Module]) -> None:
-    """Make a module an instance of `role`, whose methods come first, and of its own class, unless it is one."""
+    """Make a module an instance of `role` and of its own class; methods of `role` take precedence."""
     if not isinstance(module, role):
         own: Any = type(module)
         wanted: Any = role

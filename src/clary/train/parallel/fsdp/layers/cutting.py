@@ -1,6 +1,6 @@
-"""Cuts a model's layers over a tensor group, in place; its own forward functions stay.
+"""In-place cutting of a model's layers over a tensor group; the model keeps its forward functions.
 
-Where: `transform` calls it. All checks come before the first change.
+Where: `transform` calls it. All checks precede the first change.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from clary.train.parallel.tensor.parts import (
     VocabularyHead,
 )
 
-# Sizes that attention stores in transformers before 4.48; later versions read them off the tensors.
+# Sizes that attention modules store in transformers before 4.48; later versions derive them from tensors.
 _SIZES = ("num_heads", "num_attention_heads", "num_key_value_heads", "hidden_size")
 
 
 def name_classes(model: nn.Module) -> None:
-    """Make supported layers also a `TransformerLayer`, and a model that has any also a `TransformerLMHead`."""
+    """Make supported layers also instances of `TransformerLayer`, and their model of `TransformerLMHead`."""
     layers = find_structure(model).layers
     for layer in layers:
         become(layer.module, TransformerLayer)
@@ -42,22 +42,23 @@ def name_classes(model: nn.Module) -> None:
 def cut_layers(model: nn.Module, group: TensorGroup, *, from_rank0: bool, is_first_group: bool) -> None:
     """Cut attention, MLPs, embedding and head of a model. Every rank of the group calls it.
 
-    A vocabulary that the group does not divide stays whole, and so do unknown parts outside of layers.
+    A vocabulary that the group does not divide stays whole, as do unknown parts outside of layers.
 
     Args:
-        from_rank0: the ranks of the first group get slices of rank 0's weights; else each rank cuts its own.
+        from_rank0: whether the ranks of the first group get slices of rank 0's weights; else each rank cuts its own
+            weights.
         is_first_group: whether this group is the first.
 
-    State after failure: as before if the model does not fit, undefined if a rank is lost.
+    State after failure: unchanged if the model is not supported, undefined if a rank is lost.
     Raises:
         ValueError: the model has no supported layer, or is cut already; a layer has unknown parts or numbers of heads,
-            or a `pretraining_tp` other than 1; a parameter to cut is tied to one that stays whole; rank 0 has no values
-            to send; or ranks of a group differ in whether their parameters have values.
-        NotDivisibleError: the size of the group does not divide heads or channels.
+            or a `pretraining_tp` other than 1; a parameter to cut is tied to a parameter that stays whole; rank 0 has
+            no values to send; or ranks of a group differ in whether their parameters have values.
+        NotDivisibleError: the size of the group does not divide the number of heads or channels.
     """
     structure = find_structure(model)
     _check(model, structure, group)
-    layout = Layout(group, is_split=False, is_prescaled=True)  # ranks of a group share a batch and its hidden states
+    layout = Layout(group, is_split=False, is_prescaled=True)  # ranks of a group have the same batch and hidden states
     places = list(_places(structure, group))
     cut_weights(model, places, group, from_rank0=from_rank0, is_first_group=is_first_group)
     for layer in structure.layers:

@@ -1,4 +1,4 @@
-"""Llama's attention as a module that scripts put in the place of the model's own, before `transform`.
+"""Llama's attention as a module with which scripts replace the model's own attention before `transform`.
 
 Source: SageMaker developer guide, "FlashAttention" of SMP v2; the calls are those of transformers' decoder layers.
 """
@@ -52,12 +52,12 @@ class LlamaFlashAttention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **others: Any,
     ) -> tuple[Any, ...]:
-        """Return hidden states [b, s, c], then None for each other result that the model's decoder layer unpacks.
+        """Return hidden states [b, s, c], then None for each further result that the decoder layer unpacks.
 
         Args:
-            attention_mask: None for causal attention, else added to the scores in place of it, [b, 1, s, s].
-            position_embeddings: cosines and sines [b, s, d], as newer versions of transformers give; without them they
-                are computed from `position_ids`, and a third result is returned.
+            attention_mask: None for causal attention; else a mask that is added to the scores instead, [b, 1, s, s].
+            position_embeddings: cosines and sines [b, s, d], as newer versions of transformers pass; if None, they are
+                computed from `position_ids`, and a third result is returned.
 
         Raises: ValueError for features that are not supported: caches, attention probabilities, scaled positions.
         """

@@ -1,10 +1,10 @@
-"""Finds the parts of a model that can be cut over a tensor group, by its structure.
+"""Search for the parts of a model that can be cut over a tensor group, by the model's structure.
 
 Where: `cutting` calls it before it changes a model. It recognises models built like Llama, Mistral, Mixtral and
-GPT-NeoX by the names and types of their parts, in any version of transformers and in models written likewise.
+GPT-NeoX by the names and types of their parts, in any version of transformers and in models of the same structure.
 
-[Note: heads] Queries, keys and values lie head by head in the rows of their weights (in GPT-NeoX the three of a head
-follow each other), so equal slices of the rows are whole heads if the group's size divides the numbers of heads.
+[Note: heads] Rows of the weights of queries, keys and values are ordered by head (in GPT-NeoX with query, key and value
+of a head in succession), so equal slices of the rows are whole heads if the group's size divides the numbers of heads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clary.train.parallel.tensor.huggingface.architectures import HEAD, WORDS, a
 
 @dataclass(frozen=True)
 class Block:
-    """Attention or an MLP: matrices cut by columns, then one cut by rows.
+    """Attention or an MLP: matrices that are cut by columns, followed by a matrix that is cut by rows.
 
     Args:
         columns: names of the matrices whose output channels are cut.
@@ -29,7 +29,7 @@ class Block:
     row: str
 
     def describes(self, module: nn.Module) -> bool:
-        """Whether a module has these matrices."""
+        """Return whether a module has these matrices."""
         return all(isinstance(getattr(module, name, None), nn.Linear) for name in (*self.columns, self.row))
 
 
@@ -62,8 +62,8 @@ class Structure:
     """The parts of a model.
 
     Args:
-        embedding: of tokens, None if the model has no embedding of a known name.
-        head: of the vocabulary, likewise.
+        embedding: token embedding; None if the model has none of a known name.
+        head: vocabulary head; None if the model has none of a known name.
     """
 
     layers: tuple[Layer, ...]
@@ -103,7 +103,7 @@ def num_heads(attention: nn.Module) -> tuple[int, int]:
 
 
 def why_not(layer: Layer) -> str | None:
-    """Return the reason why no degree can cut a layer, None if one can."""
+    """Return the reason why a layer cannot be cut with any degree, or None."""
     for block, shape in filter(None, (layer.attention, layer.mlp)):
         known = {*shape.columns, shape.row}
         other = [name for name, _ in block.named_parameters() if name.partition(".")[0] not in known]

@@ -1,7 +1,7 @@
-"""Replaces parameters of a model by slices: of each rank's own values, or of rank 0's.
+"""Replacement of a model's parameters by slices of each rank's own values, or of rank 0's values.
 
-[Note: equal parts] Ranks of a tensor group must hold equal values of parameters that are not cut, or they drift apart.
-Slices may be drawn differently on every rank: together they are a random draw too. So only parameters that stay whole
+[Note: equal parts] Ranks of a tensor group must hold equal values of parameters that are not cut, or the ranks diverge.
+Slices may be drawn independently on every rank: together they are a random draw too. So only parameters that stay whole
 are sent.
 """
 
@@ -19,7 +19,7 @@ from clary.train.parallel.tensor.collectives import TensorGroup, first_values, g
 
 @dataclass(frozen=True)
 class Place:
-    """A parameter that is to be cut, by its owner."""
+    """A parameter to cut: its owner, its name and its cut."""
 
     module: nn.Module
     name: str
@@ -29,15 +29,15 @@ class Place:
 def cut_weights(
     model: nn.Module, places: Sequence[Place], group: TensorGroup, *, from_rank0: bool, is_first_group: bool
 ) -> None:
-    """Replace parameters by this rank's slices and mark them, one after the other; tied ones stay tied.
+    """Replace parameters by this rank's slices and mark them, one after the other; tied parameters stay tied.
 
-    Parameters on the meta device become slices there.
+    Slices of parameters on the meta device stay on the meta device.
 
     Args: as `cutting.cut_layers`, and
-        places: the parameters to cut; a tied parameter once for each of its owners.
+        places: the parameters to cut, with one entry for each owner of a tied parameter.
 
-    Raises: ValueError if ranks of a group differ in having parameters on the meta device, rank 0 has no values to send,
-    or a parameter is tied to another that stays whole.
+    Raises: ValueError if only some ranks of a group have parameters on the meta device, rank 0 has no values to send,
+        or a parameter is tied to a parameter that stays whole.
     """
     by_id: dict[int, list[Place]] = {}
     for place in places:
@@ -81,7 +81,7 @@ def _check_ties(owners: list[tuple[nn.Module, str, nn.Parameter]], by_id: dict[i
 
 
 def _check_values(is_meta: bool, group: TensorGroup, *, from_rank0: bool, is_sent: bool) -> None:
-    """Check on all ranks of a group alike that the chosen source of values can be used."""
+    """Check, with equal results on all ranks of a group, that the chosen source of values can be used."""
     here = torch.tensor([int(is_meta)], device=reachable(group, torch.device("cpu")))
     are_meta = [bool(one) for one in gather_whole(here, group).tolist()]
     if is_sent and are_meta[0]:
@@ -103,7 +103,7 @@ def _cut(whole: nn.Parameter, places: list[Place], group: TensorGroup, *, is_sen
     for place in places:
         place.module._parameters[place.name] = own
         mark(place.module, place.name, place.cut)
-    if not whole.is_meta:  # the list of owners keeps the object, so its memory is freed here
+    if not whole.is_meta:  # frees memory, since the list of owners keeps the object
         whole.data = whole.data.new_empty(0)
 
 
