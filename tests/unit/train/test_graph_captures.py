@@ -1,4 +1,4 @@
-"""Captures of graphs and waits of other threads take turns; the calls are those of a class that stands for torch's."""
+"""Captures of CUDA graphs and waits of other threads exclude each other; a fake class replaces torch's graphs."""
 
 import sys
 import threading
@@ -13,7 +13,7 @@ DEADLINE_S = 30.0
 
 
 class FakeGraph:
-    """Has the two calls of `torch.cuda.CUDAGraph` through which captures go."""
+    """Has the two methods of `torch.cuda.CUDAGraph` by which a capture begins and ends."""
 
     def __init__(self, fails: bool = False) -> None:
         self.fails = fails
@@ -32,7 +32,7 @@ class FakeGraph:
 
 @pytest.fixture(params=[("torch.cuda.graphs", "CUDAGraph"), ("torch.accelerator.graphs", "Graph")])
 def graph_kind(request, monkeypatch):
-    """A class of graphs that is watched, with a gate of its own."""
+    """A patched class of graphs, with a separate gate."""
     module, name = request.param
     kind = type("FakeGraph", (FakeGraph,), {**vars(FakeGraph)})
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: kind}))
@@ -47,7 +47,7 @@ def is_free() -> bool:
         return free
 
 
-def test_nobody_may_wait_for_a_gpu_while_a_graph_is_captured(graph_kind):
+def test_no_thread_may_wait_for_a_gpu_during_a_capture(graph_kind):
     graph = graph_kind()
     assert is_free()
     graph.capture_begin("pool", capture_error_mode="relaxed")
@@ -57,7 +57,7 @@ def test_nobody_may_wait_for_a_gpu_while_a_graph_is_captured(graph_kind):
     assert graph.calls == [("pool", "relaxed"), "end"]
 
 
-def test_captures_that_fail_at_either_end_are_no_captures_any_more(graph_kind):
+def test_a_capture_that_fails_to_begin_or_to_end_counts_as_ended(graph_kind):
     graph = graph_kind(fails=True)
     with pytest.raises(RuntimeError):
         graph.capture_begin()
@@ -70,7 +70,7 @@ def test_captures_that_fail_at_either_end_are_no_captures_any_more(graph_kind):
     assert is_free()
 
 
-def test_a_capture_waits_until_nobody_waits_for_the_gpu(graph_kind):
+def test_a_capture_waits_until_no_thread_waits_for_the_gpu(graph_kind):
     graph = graph_kind()
     with graph_captures.gate.between(0.0) as free:
         assert free
@@ -83,7 +83,7 @@ def test_a_capture_waits_until_nobody_waits_for_the_gpu(graph_kind):
     assert not is_free()
 
 
-def test_who_waits_for_a_gpu_goes_on_when_the_capture_ends(graph_kind):
+def test_a_thread_that_waits_for_a_gpu_continues_when_the_capture_ends(graph_kind):
     graph, seen = graph_kind(), []
 
     def wait():
@@ -100,7 +100,7 @@ def test_who_waits_for_a_gpu_goes_on_when_the_capture_ends(graph_kind):
     assert seen == [True]
 
 
-def test_a_gpu_that_hangs_does_not_keep_a_capture_for_ever(graph_kind, monkeypatch):
+def test_a_hanging_gpu_does_not_block_a_capture_forever(graph_kind, monkeypatch):
     monkeypatch.setattr(graph_captures, "BEGIN_LIMIT_S", 0.05)
     graph = graph_kind()
     with graph_captures.gate.between(0.0):
@@ -108,7 +108,7 @@ def test_a_gpu_that_hangs_does_not_keep_a_capture_for_ever(graph_kind, monkeypat
     assert graph.calls
 
 
-def test_without_torch_nothing_is_watched(monkeypatch):
+def test_without_torch_no_class_is_patched(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch.cuda.graphs", raising=False)
     watch()
     monkeypatch.setitem(sys.modules, "torch.cuda.graphs", SimpleNamespace())

@@ -1,4 +1,4 @@
-"""The record of a process: it is whole at every moment, it outlives a kill, and no process writes another's."""
+"""The record of a process: consistent at every moment, readable after a kill, and written by no other process."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ from clary.train import operation_record
 from clary.train.operation_record import OperationRecord, record_of_process
 
 LIMIT_S = 60.0
-# Writes rows whose every field is made of their number, some at once and then none for a moment.
+# Writes rows whose every field depends on their number, five at once, then none for a moment.
 WRITER = """
     import itertools, time
     from clary.contract.collective_records import NUM_ROWS, ROW, ROW_BYTES, GroupFacts
@@ -45,7 +45,7 @@ WRITER = """
 
 @pytest.fixture
 def own(monkeypatch, tmp_path):
-    """A record of this process that is forgotten afterwards."""
+    """Use a new record for this process during the test; return the folder of records."""
     monkeypatch.setattr(operation_record, "_own", operation_record._OfProcess())
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     for name in (SWITCH_VARIABLE, STEPS_SWITCH, "RANK"):
@@ -60,7 +60,7 @@ def started(folder, program, **variables):
     )
 
 
-def test_no_row_is_ever_read_half_while_it_is_written_and_a_kill_leaves_the_last_ones(tmp_path):
+def test_a_row_is_never_read_half_written_and_a_kill_preserves_the_last_rows(tmp_path):
     writer = started(tmp_path, WRITER, RANK="2")
     try:
         assert writer.stdout.readline() == "up\n"
@@ -82,7 +82,7 @@ def test_no_row_is_ever_read_half_while_it_is_written_and_a_kill_leaves_the_last
     assert rows[0].number >= max(seen) - 1
 
 
-def test_a_process_has_one_record_and_groups_their_places_in_it(own):
+def test_a_process_has_one_record_with_a_slot_for_each_group(own):
     record = record_of_process(4)
     assert record_of_process(9) is record
     first = record.begin_group(GroupFacts("0", "gloo", 2, 0, (0, 1)))
@@ -96,7 +96,7 @@ def test_a_process_has_one_record_and_groups_their_places_in_it(own):
     assert [path.name for path in own.iterdir()] == [f"4-{os.getpid()}.calls"]
 
 
-def test_groups_for_which_there_is_no_room_are_counted(own):
+def test_groups_without_a_free_slot_are_counted(own):
     record = record_of_process(0)
     places = [record.begin_group(GroupFacts(str(index), "gloo", 1)) for index in range(NUM_SLOTS + 3)]
     assert places[NUM_SLOTS:] == [None] * 3
@@ -104,7 +104,7 @@ def test_groups_for_which_there_is_no_room_are_counted(own):
     assert (len(found.groups), found.num_left_out) == (NUM_SLOTS, 3)
 
 
-def test_a_child_that_was_forked_off_has_a_record_of_its_own(own):
+def test_a_forked_child_has_its_own_record(own):
     record = record_of_process(0)
     record.begin_group(GroupFacts("0", "gloo", 1))
     child = os.fork()
@@ -117,7 +117,7 @@ def test_a_child_that_was_forked_off_has_a_record_of_its_own(own):
 
 
 @pytest.mark.parametrize("switch", [SWITCH_VARIABLE, STEPS_SWITCH])
-def test_nothing_is_recorded_where_it_is_switched_off_or_nobody_wants_it(own, monkeypatch, switch):
+def test_nothing_is_recorded_if_it_is_switched_off_or_no_agent_wants_it(own, monkeypatch, switch):
     monkeypatch.setenv(switch, "0")
     assert record_of_process(0) is None
     monkeypatch.setenv(switch, "1")
@@ -126,14 +126,14 @@ def test_nothing_is_recorded_where_it_is_switched_off_or_nobody_wants_it(own, mo
     assert list(own.iterdir()) == []
 
 
-def test_a_folder_that_takes_nothing_is_asked_once(own, monkeypatch):
+def test_an_unwritable_folder_is_tried_once(own, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(own / "nowhere"))
     assert record_of_process(0) is None
     monkeypatch.setenv(FOLDER_VARIABLE, str(own))
     assert record_of_process(0) is None
 
 
-def test_where_a_host_has_memory_of_its_own_the_record_lies_there_and_outlives_its_process(tmp_path):
+def test_a_record_in_memory_is_linked_from_its_folder_and_outlives_its_process(tmp_path):
     writer = started(
         tmp_path,
         """
@@ -161,7 +161,7 @@ def test_where_a_host_has_memory_of_its_own_the_record_lies_there_and_outlives_i
     assert read_records(tmp_path) == []
 
 
-def test_where_memory_has_no_room_the_record_lies_in_its_folder(own, monkeypatch):
+def test_without_space_in_memory_the_record_is_in_its_folder(own, monkeypatch):
     monkeypatch.setattr(collective_records, "MEMORY_FOLDER", str(own / "nowhere"))
     OperationRecord(str(own), 0, is_in_memory=True)
     (path,) = own.iterdir()
@@ -170,7 +170,7 @@ def test_where_memory_has_no_room_the_record_lies_in_its_folder(own, monkeypatch
     assert [found.rank for found in read_records(own)] == [0]
 
 
-def test_a_full_disk_is_an_error_before_anything_is_mapped(own, monkeypatch):
+def test_a_full_disk_is_an_error_before_the_file_is_mapped(own, monkeypatch):
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
@@ -180,7 +180,7 @@ def test_a_full_disk_is_an_error_before_anything_is_mapped(own, monkeypatch):
     assert record_of_process(0) is None
 
 
-def test_the_rank_that_a_launcher_told_names_the_file(own, monkeypatch):
+def test_the_file_is_named_by_the_launcher_s_rank(own, monkeypatch):
     monkeypatch.setenv("RANK", "11")
     assert record_of_process(0) is not None
     assert [found.rank for found in read_records(own)] == [11]

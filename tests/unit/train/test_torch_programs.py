@@ -1,4 +1,4 @@
-"""Functions that need another interpreter: their runs, and the leftovers of their process."""
+"""Functions that need another interpreter: their runs, and the cleanup after their process."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_finds_it_again():
 """
 
 
-def test_functions_of_a_program_share_a_folder_that_goes_though_the_process_just_ends(tmp_path: Path) -> None:
+def test_functions_of_a_program_share_a_folder_that_is_removed_after_an_abrupt_exit(tmp_path: Path) -> None:
     program = tmp_path / "a_program.py"
     program.write_text(PROGRAM)
     assert_passed(program, "test_keeps_a_file")

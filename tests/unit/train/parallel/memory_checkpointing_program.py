@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 
 class Block(nn.Module):
-    """Keeps much more than its input."""
+    """A block that keeps much more memory than its input."""
 
     num_calls = 0
 
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class Pair(nn.Module):
-    """Takes two tensors, returns two."""
+    """Takes two tensors and returns two tensors."""
 
     def __init__(self):
         super().__init__()
@@ -50,7 +50,7 @@ class Pair(nn.Module):
 
 
 class TuplePair(Pair):
-    """The same, as one tuple."""
+    """Like `Pair`, with one tuple as argument and as result."""
 
     def forward(self, pair):
         return super().forward(*pair)
@@ -62,7 +62,7 @@ def stack(kind=Block, num=4):
 
 
 def trained(model, *args, **kwargs):
-    """Return the result and all gradients, with the seed set."""
+    """Return the result and all gradients, after a fixed seed."""
     torch.manual_seed(2)
     model.zero_grad()
     inputs = [arg.clone().requires_grad_() for arg in args]
@@ -79,7 +79,7 @@ def assert_same(found, expected):
 
 
 def kept_bytes(model, *args):
-    """Bytes that autograd keeps for backward, each storage once, parameters left out."""
+    """Return the bytes that autograd keeps for backward; each storage counts once, parameters do not count."""
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     found = {}
 
@@ -105,7 +105,7 @@ def raised(function, *arguments, **keywords):
 BATCH = torch.linspace(-1, 1, 8 * 16).reshape(8, 16)
 
 
-def test_results_and_gradients_are_the_same_bits_with_dropout():
+def test_results_and_gradients_are_bitwise_equal_with_dropout():
     model = stack()
     expected = trained(model, BATCH)
     for strategy in ("each", "contiguous", "group_3"):
@@ -117,7 +117,7 @@ def test_results_and_gradients_are_the_same_bits_with_dropout():
     assert_same(trained(model, BATCH), expected)
 
 
-def test_every_block_runs_twice_and_keeps_its_input_only():
+def test_every_block_runs_twice_and_keeps_only_its_input():
     model = stack(num=4)
     Block.num_calls = 0
     before = kept_bytes(model, BATCH)
@@ -133,14 +133,14 @@ def test_every_block_runs_twice_and_keeps_its_input_only():
     assert Block.num_calls == 8
 
 
-def test_without_the_state_of_the_generator_dropout_draws_again():
+def test_without_preserved_rng_state_dropout_draws_other_numbers():
     model = stack()
     expected = trained(model, BATCH)
     set_activation_checkpointing(model, preserve_rng_state=False)
     assert any(not torch.equal(*pair) for pair in zip(trained(model, BATCH)[1:], expected[1:], strict=True))
 
 
-def test_named_and_nested_arguments_are_taken():
+def test_named_and_nested_arguments_are_accepted():
     model, mask = Block(), {"kept": torch.full((16,), 0.5)}
     scale = torch.full((16,), 2.0)
     expected = trained(model, BATCH, scale, mask=mask)
@@ -148,7 +148,7 @@ def test_named_and_nested_arguments_are_taken():
     assert_same(trained(model, BATCH, scale, mask=mask), expected)
 
 
-def test_tuples_are_unpacked_or_handed_on_whole():
+def test_tuples_are_unpacked_or_passed_on_whole():
     model = stack(Pair, 3)
     right = BATCH.flip(0)
 
@@ -164,19 +164,19 @@ def test_tuples_are_unpacked_or_handed_on_whole():
     assert_same(trained(model, BATCH, right), expected)
     packed = nn.Sequential(*[TuplePair() for _ in range(3)])
     packed.load_state_dict(model.state_dict())
-    for packs in (True, False):  # who takes one argument can only mean the tuple by it
+    for packs in (True, False):  # a module with one argument receives the tuple in both cases
         set_activation_checkpointing(packed, pack_args_as_tuple=packs)
         assert_same(trained(packed, BATCH, right), expected)
 
 
 class Residual(nn.Sequential):
-    """A sequence with a forward of its own."""
+    """A sequence with its own forward function."""
 
     def forward(self, hidden):
         return hidden + super().forward(hidden)
 
 
-def test_a_sequence_with_a_forward_of_its_own_is_a_module_like_others():
+def test_a_sequence_with_its_own_forward_is_treated_like_other_modules():
     torch.manual_seed(1)
     model = nn.Sequential(Residual(nn.Linear(16, 16), nn.Tanh()), nn.Linear(16, 16))
     hidden = torch.randn(3, 16)
@@ -190,7 +190,7 @@ def test_a_sequence_with_a_forward_of_its_own_is_a_module_like_others():
     )
 
 
-def test_calls_in_a_forward_do_the_same():
+def test_calls_in_a_forward_checkpoint_too():
     model = stack()
     expected = trained(model, BATCH)
 
@@ -212,7 +212,7 @@ def test_calls_in_a_forward_do_the_same():
         assert kept_bytes(whole, BATCH.clone()) <= 2 * BATCH.nbytes
 
 
-def test_marks_can_be_replaced_taken_back_copied_and_pickled():
+def test_marks_can_be_replaced_removed_copied_and_pickled():
     model = stack(num=2)
     names = list(model.state_dict())
     set_activation_checkpointing(model)
@@ -236,7 +236,7 @@ def test_marked_modules_can_be_pickled():
     assert_same(trained(pickle.loads(pickle.dumps(model)), BATCH), trained(model, BATCH))
 
 
-def test_targets_and_arguments_that_are_not_allowed_are_refused():
+def test_invalid_targets_and_arguments_are_refused():
     for function in (checkpoint, set_activation_checkpointing):
         error = raised(function, torch.tanh)
         assert isinstance(error, TypeError)
@@ -249,7 +249,7 @@ def test_targets_and_arguments_that_are_not_allowed_are_refused():
     assert "forward" not in vars(model)
 
 
-def test_without_gradients_nothing_is_recomputed():
+def test_without_gradients_no_block_is_recomputed():
     model = stack(num=2)
     set_activation_checkpointing(model)
     Block.num_calls = 0
@@ -259,7 +259,7 @@ def test_without_gradients_nothing_is_recomputed():
 
 
 def placed(model, ranks, **more):
-    """Place the children of a sequence on ranks, all else with them; a pair of ranks splits a child."""
+    """Place the children of a sequence, with their submodules, on ranks; a pair of ranks splits a child."""
     owner = {}
     for child, rank in zip(model, ranks, strict=True):
         parts = list(child.modules())
@@ -268,7 +268,7 @@ def placed(model, ranks, **more):
     return Placement(own_rank=0, owner_of=owner.get, **more)
 
 
-def test_segments_of_other_ranks_are_run_there_as_one():
+def test_segments_of_other_ranks_run_there_as_one_call():
     model, asked = stack(num=5), []
 
     def elsewhere(sequential, segment, value, **flags):
@@ -284,12 +284,12 @@ def test_segments_of_other_ranks_are_run_there_as_one():
         use_placement(placed(model, [0, 0, 1, 1, 0]))
         Block.num_calls = 0
         assert_same(trained(model, BATCH), expected)
-        assert Block.num_calls == 5 + 3  # those of rank 1 are that rank's to recompute
+        assert Block.num_calls == 5 + 3  # segments of rank 1 are recomputed by rank 1
     finally:
         use_placement(None)
 
 
-def test_a_module_on_several_ranks_is_refused_or_left_alone():
+def test_a_module_on_several_ranks_is_refused_or_left_unchanged():
     model = stack(num=2)
     messages = []
     handler = logging.Handler()

@@ -27,7 +27,7 @@ def raised(function, *arguments, **keywords):
 
 
 def made(make, **context):
-    """Make a model with all delayed; the next draw says where the generator is."""
+    """Make a model with delayed initialisation; the numbers drawn next show the state of the generator."""
     torch.manual_seed(SEED)
     with delay_param_initialization(**context):
         model = make()
@@ -35,7 +35,7 @@ def made(make, **context):
 
 
 def assert_as_eager(make, num_delayed=None):
-    """Make a model at once and delayed; compare all values, the order of draws, and shared parameters."""
+    """Make a model eagerly and delayed; compare all values, the order of random draws, and shared parameters."""
     torch.manual_seed(SEED)
     eager = make()
     after = torch.rand(3)
@@ -43,7 +43,7 @@ def assert_as_eager(make, num_delayed=None):
     assert torch.equal(after, after_delayed)
     names = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     assert len(names) == (len(list(model.parameters())) if num_delayed is None else num_delayed)
-    torch.rand(11)  # what is drawn in between does not matter
+    torch.rand(11)  # draws between creation and materialisation do not matter
     state = torch.get_rng_state()
     assert set(names) <= set(materialize(model))
     assert torch.equal(torch.get_rng_state(), state)
@@ -60,7 +60,7 @@ def assert_as_eager(make, num_delayed=None):
     return eager, model
 
 
-def test_layers_of_torch_have_the_values_that_they_would_have_had():
+def test_layers_of_torch_get_the_values_of_eager_initialisation():
     for make in (
         lambda: nn.Linear(5, 7),
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ConvTranspose1d(2, 3, 3)),
@@ -75,7 +75,7 @@ def test_layers_of_torch_have_the_values_that_they_would_have_had():
         assert_as_eager(make)
 
 
-def test_layers_work_after_they_got_their_values():
+def test_layers_work_after_materialisation():
     for make, batch in (
         (lambda: nn.LSTM(6, 8, bidirectional=True), torch.rand(3, 2, 6)),
         (lambda: nn.TransformerEncoderLayer(16, 4, dropout=0.0), torch.rand(5, 2, 16)),
@@ -122,14 +122,14 @@ class Custom(nn.Module):
             nn.init.xavier_uniform_(module.weight)
 
 
-def test_initialisation_by_hand_is_kept():
+def test_custom_initialisation_is_replayed():
     eager, model = assert_as_eager(Custom)
     assert model.head.weight is model.embedding.weight
     assert model.rates == eager.rates
     assert not model.frozen.requires_grad
 
 
-def test_buffers_are_there_at_once():
+def test_buffers_exist_at_once():
     model, _ = made(Custom)
     assert model.mask.device.type == "cpu"
     assert torch.equal(model.mask, torch.tril(torch.ones(4, 4)))
@@ -146,7 +146,7 @@ def filled(initialise, *shape):
     return Filled
 
 
-def test_functions_of_init_are_kept():
+def test_functions_of_nn_init_are_replayed():
     for initialise in (
         nn.init.orthogonal_,
         nn.init.eye_,
@@ -160,7 +160,7 @@ def test_functions_of_init_are_kept():
     assert_as_eager(filled(nn.init.dirac_, 4, 4, 3))
 
 
-def test_a_generator_of_its_own_goes_on_as_it_would_have():
+def test_a_separate_generator_continues_as_with_eager_initialisation():
     def draws(**context):
         generator = torch.Generator().manual_seed(3)
         with delay_param_initialization(**context):
@@ -174,12 +174,12 @@ def test_a_generator_of_its_own_goes_on_as_it_would_have():
         assert torch.equal(one, other)
 
 
-def test_parametrizations_and_what_they_derive_are_kept():
+def test_parametrizations_and_their_derived_values_are_replayed():
     assert_as_eager(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 7)))
     assert_as_eager(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(5, 7)))
 
 
-def test_copies_types_and_decisions_on_values_inside_are_kept():
+def test_copies_types_and_branches_on_values_are_replayed():
     def make():
         first = nn.Linear(6, 6)
         second = copy.deepcopy(first)
@@ -192,7 +192,7 @@ def test_copies_types_and_decisions_on_values_inside_are_kept():
     assert_as_eager(make)
 
 
-def test_one_parameter_under_two_names_before_it_has_a_module():
+def test_a_parameter_with_two_names_before_it_has_a_module():
     class Shares(nn.Module):
         def __init__(self):
             super().__init__()
@@ -208,7 +208,7 @@ def test_one_parameter_under_two_names_before_it_has_a_module():
     assert model.upper.data_ptr() == model.left.data_ptr()
 
 
-def test_chosen_modules_get_their_values_and_all_others_stay_without_memory():
+def test_chosen_modules_are_materialised_and_all_others_stay_without_memory():
     torch.manual_seed(SEED)
     eager = Custom()
     model, _ = made(Custom)
@@ -237,7 +237,7 @@ def test_parameters_stay_the_objects_that_an_optimizer_holds():
     assert torch.equal(model.weight, before - 1)
 
 
-def test_the_innermost_context_says_whether_parameters_are_delayed():
+def test_the_innermost_context_decides_whether_parameters_are_delayed():
     def make(inner):
         first = nn.Linear(3, 3)
         with delay_param_initialization(enabled=False):
@@ -258,7 +258,7 @@ def test_the_innermost_context_says_whether_parameters_are_delayed():
     materialize(model)
 
 
-def test_values_from_outside_are_there_at_once():
+def test_external_values_are_copied_at_once():
     values = torch.rand(3, 3)
 
     class Takes(nn.Module):
@@ -278,7 +278,7 @@ def test_values_from_outside_are_there_at_once():
     delayed._models.clear()
 
 
-def test_what_cannot_be_done_later_is_refused():
+def test_an_operation_that_cannot_be_delayed_is_refused():
     class Fills(nn.Module):
         def __init__(self, given):
             super().__init__()
@@ -307,7 +307,7 @@ def test_changes_after_the_context_are_refused():
     delayed._models.clear()
 
 
-def test_a_model_that_is_dropped_is_forgotten_and_so_is_a_context_without_one():
+def test_a_dropped_model_and_a_context_without_a_model_leave_no_record():
     with delay_param_initialization():
         torch.zeros(3)
     assert delayed._models == []
@@ -323,7 +323,7 @@ def test_a_model_that_is_dropped_is_forgotten_and_so_is_a_context_without_one():
     assert delayed._models == []
 
 
-def test_two_threads_record_for_themselves_and_a_third_is_left_alone():
+def test_two_threads_record_separately_and_a_third_is_not_affected():
     entered, found = threading.Barrier(3), {}
 
     def work(name, enabled):
@@ -343,16 +343,18 @@ def test_two_threads_record_for_themselves_and_a_third_is_left_alone():
     assert nn.Parameter.__new__.__name__ == "__new__"
 
 
-def test_a_model_takes_memory_when_it_is_materialised_and_for_what_was_chosen():
+def test_a_model_uses_memory_only_when_materialised_and_only_for_chosen_modules():
     side, num = 1 << 11, 16  # 16 MiB a layer
 
     def resident(word):
         status = Path("/proc/self/status").read_text(encoding="ascii")
         return int(re.search(rf"{word}:\s+(\d+) kB", status)[1]) * 1024
 
-    materialize(made(lambda: nn.Linear(side, side))[0])  # what is loaded on the way counts to what was there before
-    gc.collect()  # what other tests left behind would make room in the middle
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak is counted from here
+    materialize(
+        made(lambda: nn.Linear(side, side))[0]
+    )  # code that is loaded on the way is counted before the measurement
+    gc.collect()  # otherwise garbage of other tests could be freed during the measurement
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # reset the peak
     before = resident("VmRSS")
     model, _ = made(lambda: nn.Sequential(*[nn.Linear(side, side, bias=False) for _ in range(num)]))
     layer_bytes = side * side * 4
@@ -362,4 +364,4 @@ def test_a_model_takes_memory_when_it_is_materialised_and_for_what_was_chosen():
     materialize(model)
     assert sum(weight.untyped_storage().nbytes() for weight in model.parameters()) == num * layer_bytes
     assert not any(weight.is_meta for weight in model.parameters())
-    assert resident("VmHWM") - before > num // 2 * layer_bytes  # pages of an allocator's cache do not count anew
+    assert resident("VmHWM") - before > num // 2 * layer_bytes  # pages from the allocator's cache are not counted again

@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 
 WIDTH = 128
 BATCH_BYTES = 256 * WIDTH * 4
-TURN_S = 20.0  # that something else has time for
+TURN_S = 20.0  # limit of a wait for another thread
 
 
 class Block(nn.Module):
@@ -80,7 +80,7 @@ def raised(function, *arguments, **keywords):
 
 @contextmanager
 def to_disk(**more):
-    """Offload to a folder of its own."""
+    """Offload to a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         offloader = Offloader(Path(folder), **more)
         use_offloader(offloader)
@@ -93,7 +93,7 @@ def to_disk(**more):
 
 
 def written(offloader):
-    """Wait until nothing is left to be written."""
+    """Wait until all pending writes have ended."""
     offloader._spill._writer.submit(lambda: None).result(TURN_S)
 
 
@@ -101,7 +101,7 @@ def assert_same(found, expected):
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-def test_results_and_gradients_are_the_same_bits():
+def test_results_and_gradients_are_bitwise_equal():
     model = Deep()
     expected = trained(model, batch())
     for horizon in (1, 2, 100):
@@ -113,7 +113,7 @@ def test_results_and_gradients_are_the_same_bits():
             assert counts.num_read + counts.num_never_left == 3 * 6
 
 
-def test_what_was_written_leaves_memory_and_its_room_is_used_again():
+def test_written_tensors_leave_memory_and_their_space_in_the_file_is_reused():
     model = Deep()
     with to_disk(horizon=2) as offloader:
         for _ in range(4):
@@ -135,14 +135,14 @@ def test_what_was_written_leaves_memory_and_its_room_is_used_again():
 
 
 def loading(offloader):
-    """Numbers of the regions of every lane whose reading has begun."""
+    """Return for every lane the indices of the regions that are being read."""
     return {
         number: [place for place, region in enumerate(lane) if all(one()._reading for one in region.kept)]
         for number, lane in offloader._lanes.items()
     }
 
 
-def test_no_more_than_the_horizon_is_read_ahead_and_the_last_comes_first():
+def test_at_most_the_horizon_is_read_ahead_and_the_last_region_first():
     model, seen = Deep(), []
     with to_disk(horizon=2) as offloader:
         for block in model.blocks:
@@ -154,7 +154,7 @@ def test_no_more_than_the_horizon_is_read_ahead_and_the_last_comes_first():
     assert seen == [{0: [3, 4]}, {0: [2, 3]}, {0: [1, 2]}, {0: [0, 1]}, {0: [0]}, {}]
 
 
-def test_microbatches_are_read_in_the_order_in_which_their_backward_is_announced():
+def test_microbatches_are_read_in_the_announced_order_of_their_backward():
     model = Deep(num=3)
     with to_disk(horizon=2) as offloader:
         outs = []
@@ -172,7 +172,7 @@ def test_microbatches_are_read_in_the_order_in_which_their_backward_is_announced
         assert offloader._lanes == {}
 
 
-def test_microbatches_in_any_order_give_the_same_bits():
+def test_microbatches_in_any_order_give_bitwise_equal_gradients():
     model, num = Deep(), 4
 
     def accumulated(order):
@@ -189,7 +189,7 @@ def test_microbatches_in_any_order_give_the_same_bits():
             assert_same(accumulated(order), expected)
 
 
-def test_a_slow_disk_holds_forward_up_and_changes_nothing():
+def test_a_slow_disk_blocks_forward_and_changes_no_result():
     model, turns = Deep(), threading.Semaphore(0)
     expected = trained(model, batch())
     with to_disk(horizon=2, max_waiting_bytes=2 * BATCH_BYTES) as offloader:
@@ -212,7 +212,7 @@ def test_a_slow_disk_holds_forward_up_and_changes_nothing():
         assert max(most) <= 2 * BATCH_BYTES
 
 
-def test_what_is_wanted_before_it_was_written_is_not_written():
+def test_a_tensor_that_is_needed_before_its_write_is_not_written():
     model, turn = Deep(), threading.Event()
     expected = trained(model, batch())
     with to_disk() as offloader:
@@ -224,7 +224,7 @@ def test_what_is_wanted_before_it_was_written_is_not_written():
         assert offloader.counts.num_read == 0
 
 
-def test_layers_that_share_a_mask_share_what_is_kept_of_it():
+def test_layers_that_share_a_mask_share_its_offloaded_copy():
     model, mask = Deep(), torch.rand(256, 1).expand(256, WIDTH).contiguous()
     expected = trained(model, batch(), mask)
     with to_disk() as offloader:
@@ -232,7 +232,7 @@ def test_layers_that_share_a_mask_share_what_is_kept_of_it():
         assert offloader.counts.offloaded_bytes == 7 * BATCH_BYTES
 
 
-def test_small_tensors_and_parameters_stay():
+def test_small_tensors_and_parameters_stay_in_memory():
     model = Deep()
 
     class Takes(nn.Module):
@@ -247,7 +247,7 @@ def test_small_tensors_and_parameters_stay():
         assert offloader.counts.staying_bytes == (WIDTH * WIDTH + WIDTH) * 4
 
 
-def test_backward_twice_reads_twice():
+def test_a_second_backward_reads_again():
     model = Deep(num=2)
     with to_disk() as offloader:
         torch.manual_seed(2)
@@ -278,7 +278,7 @@ def test_checkpoints_inside_checkpoints_are_not_offloaded():
         assert offloader.counts.offloaded_bytes == BATCH_BYTES
 
 
-def test_tensors_come_back_as_they_lay():
+def test_tensors_are_restored_with_their_layout():
     base = torch.randn(4, 6, 8)
     cases = [base, base.transpose(0, 2), base[:, ::2], base[1:3, :, 5], base[:1].expand(5, 6, 8), base[0, 0, 0]]
     cases += [base[:, ::5, :1].expand(4, 2, 3), base[::3, :1, ::7].expand(2, 6, 2), base[:, :4:3, 0].unfold(0, 2, 1)]
@@ -292,7 +292,7 @@ def test_tensors_come_back_as_they_lay():
         assert found.dtype == tensor.dtype
 
 
-def test_what_is_changed_in_place_before_it_was_written_is_refused():
+def test_a_change_in_place_before_the_write_is_refused():
     model = Deep(num=1)
     for is_written_late in (False, True):
         turn = threading.Event()
@@ -309,7 +309,7 @@ def test_what_is_changed_in_place_before_it_was_written_is_refused():
         assert "shape (256, 128) that a checkpointed module was given has been changed in place" in str(error)
 
 
-def test_what_is_changed_in_place_after_it_was_written_is_refused_too():
+def test_a_change_in_place_after_the_write_is_refused_too():
     model = Deep(num=1)
     with to_disk() as offloader:
         hidden = model.first(batch())
@@ -321,7 +321,7 @@ def test_what_is_changed_in_place_after_it_was_written_is_refused_too():
 
 
 class FakeStream:
-    """A stream whose copies are done at once."""
+    """A stream whose copies are complete at once."""
 
     def wait_stream(self, stream):
         pass
@@ -335,7 +335,7 @@ class FakeStream:
 
 @contextmanager
 def pretending_to_have_a_gpu():
-    """Have the functions of CUDA that `kept` calls do nothing."""
+    """Replace the functions of CUDA that `kept` calls by functions without effect."""
     empty = torch.empty
     with (
         mock.patch.object(torch.cuda, "stream", return_value=nullcontext()),
@@ -346,7 +346,7 @@ def pretending_to_have_a_gpu():
         yield
 
 
-def test_a_copy_in_pinned_memory_comes_back_and_one_of_what_was_changed_is_refused():
+def test_a_pinned_copy_is_restored_and_refused_if_its_tensor_was_changed():
     with pretending_to_have_a_gpu():
         for tensor in (torch.randn(6, 4), torch.randn(6, 4)[::2, :1].expand(3, 5)):
             kept = PinnedCopy(tensor, FakeStream())
@@ -362,7 +362,7 @@ def test_a_copy_in_pinned_memory_comes_back_and_one_of_what_was_changed_is_refus
         assert weak.expired()
 
 
-def test_a_full_disk_is_said_in_forward_with_the_folder():
+def test_a_full_disk_is_reported_in_forward_with_the_folder():
     model = Deep()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with to_disk() as offloader:
@@ -376,7 +376,7 @@ def test_a_full_disk_is_said_in_forward_with_the_folder():
         assert f"{3 * BATCH_BYTES} are reserved" in str(error)
 
 
-def test_a_disk_that_fails_is_said_where_the_tensor_is_wanted():
+def test_a_failing_disk_is_reported_when_the_tensor_is_needed():
     model = Deep(num=1)
     with to_disk() as offloader:
         out = model(batch())
@@ -387,7 +387,7 @@ def test_a_disk_that_fails_is_said_where_the_tensor_is_wanted():
         assert f"the file in {offloader._spill.folder} ends" in str(error)
     with to_disk() as offloader:
         disk, own = offloader._spill, offloader._spill._file
-        disk._length = BATCH_BYTES  # reserved already, so that writing is the first to fail
+        disk._length = BATCH_BYTES  # the space is reserved already, so that only the write fails
         disk._file = os.open("/dev/null", os.O_RDONLY)
         out = model(batch())
         written(offloader)
@@ -397,7 +397,7 @@ def test_a_disk_that_fails_is_said_where_the_tensor_is_wanted():
         assert f"{BATCH_BYTES} bytes could not be written to {disk.folder}" in str(error)
 
 
-def test_a_disk_that_does_not_answer_is_given_up():
+def test_the_wait_for_a_hanging_disk_is_limited():
     model, turn = Deep(), threading.Event()
     limit = spill.WAIT_LIMIT_S
     with to_disk(max_waiting_bytes=BATCH_BYTES) as offloader:
@@ -412,14 +412,14 @@ def test_a_disk_that_does_not_answer_is_given_up():
         assert "the disk does not answer" in str(error)
 
 
-def test_a_folder_in_which_no_file_can_be_made_is_refused():
+def test_a_folder_in_which_no_file_can_be_created_is_refused():
     error = raised(Offloader, Path("/proc/nothing"))
     assert isinstance(error, SpillError)
     assert "no file can be made in /proc/nothing" in str(error)
     assert "expected 1 or more" in str(raised(Offloader, horizon=0))
 
 
-def test_host_memory_on_a_machine_without_a_gpu_copies_nothing_and_says_so_once():
+def test_offloading_to_host_memory_without_a_gpu_copies_no_tensor_and_logs_it_once():
     model, messages = Deep(), []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())

@@ -1,4 +1,4 @@
-"""How batches are cut into microbatches and results put together. Functions `test_...()`; see `torch_programs`."""
+"""How batches are split into microbatches and results merged. Functions `test_...()`; see `torch_programs`."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Pair(NamedTuple):
 
 @dataclass
 class ModelOutput(OrderedDict):
-    """As transformers' results: a dict whose keys are fields."""
+    """Like transformers' results: a dict whose keys are fields."""
 
     loss: object = None
     logits: object = None
@@ -28,7 +28,7 @@ class ModelOutput(OrderedDict):
 
 
 class Graph:
-    """Cuts itself."""
+    """An object that splits itself."""
 
     def smp_slice(self, num_mb, mb, axis):
         return (num_mb, mb, axis)
@@ -43,10 +43,10 @@ def raised(function, *arguments, **keywords):
 
 
 def train(model, inputs, target, *rest, scale=1.0, **more):
-    """Stand for a step's function."""
+    """Stands for the function of a step."""
 
 
-def test_tensors_are_cut_wherever_they_lie_and_all_else_goes_whole():
+def test_tensors_are_split_at_any_depth_and_all_other_values_are_passed_whole():
     batch = torch.arange(8).reshape(4, 2)
     model = object()
     inputs = {"ids": batch, "nested": [batch, (batch, "word")], "number": 3}
@@ -63,7 +63,7 @@ def test_tensors_are_cut_wherever_they_lie_and_all_else_goes_whole():
         assert keywords["scale"] == 2.0
 
 
-def test_containers_keep_their_kinds():
+def test_containers_keep_their_types():
     batch = torch.zeros(4, 2)
     value = [Pair(batch, 1), {batch}, frozenset({batch}), OrderedDict(a=batch), ModelOutput(loss=batch)]
     (arguments, _), _ = split_arguments(train, [None, value], {}, 2)
@@ -84,19 +84,19 @@ def test_names_choose_the_axis_or_keep_an_argument_whole():
         assert arguments[2] is batch
 
 
-def test_objects_that_cut_themselves_are_asked():
+def test_objects_with_their_own_split_method_are_called():
     split = split_arguments(train, [None, Graph()], {}, 3, axes={"inputs": 1})
     assert [arguments[1] for arguments, _ in split] == [(3, 0, 1), (3, 1, 1), (3, 2, 1)]
 
 
-def test_scalars_and_arguments_beyond_the_named_ones_are_taken():
+def test_scalars_and_surplus_positional_arguments_are_accepted():
     scalar, batch = torch.tensor(5.0), torch.zeros(4)
     for arguments, _ in split_arguments(train, [None, scalar, None, batch], {}, 4):
         assert arguments[1] is scalar
         assert arguments[3].shape == (1,)
 
 
-def test_what_cannot_be_cut_is_refused_with_its_name():
+def test_an_argument_that_cannot_be_split_is_refused_by_name():
     error = raised(split_arguments, train, [None, {"ids": torch.zeros(5, 2)}], {}, 2)
     assert isinstance(error, ValueError)
     assert "inputs['ids'] has 5 along axis 0 (shape (5, 2)), no multiple of 2 microbatches" in str(error)
@@ -109,7 +109,7 @@ def test_what_cannot_be_cut_is_refused_with_its_name():
     assert isinstance(raised(split_arguments, narrow, [1, 2], {}, 2), TypeError)
 
 
-def test_tensors_become_step_outputs_in_containers_of_the_same_kind():
+def test_tensors_become_step_outputs_in_containers_of_the_same_type():
     results = [
         ModelOutput(loss=torch.tensor(float(number)), logits=(torch.full((2, 3), number), number))
         for number in range(4)
@@ -133,14 +133,14 @@ def test_detached_outputs_hold_no_graph():
     assert not merge_results(results, detach=True).outputs[0].requires_grad
 
 
-def test_cutting_and_putting_together_is_the_identity():
+def test_splitting_and_merging_is_the_identity():
     batch = torch.randn(6, 3)
     for num_microbatches in (1, 2, 3, 6):
         parts = [arguments[1] for arguments, _ in split_arguments(train, [None, batch], {}, num_microbatches)]
         assert torch.equal(merge_results(parts).concat(), batch)
 
 
-def test_microbatches_that_return_different_things_are_told_apart():
+def test_microbatches_with_different_results_are_refused():
     one, two = torch.zeros(1), {"a": 1}
     assert "Tensor and dict" in str(raised(merge_results, [one, two]))
     assert "different keys" in str(raised(merge_results, [{"a": 1}, {"b": 1}]))

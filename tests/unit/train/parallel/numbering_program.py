@@ -9,11 +9,15 @@ from clary.train.parallel.numbering import Numbering
 from clary.train.parallel.placed_model import PlacedModel
 from clary.train.parallel.tensor.slices import TensorSlice, dimension_of, mark
 
-CUTS = {"module.0.weight": 0, "module.0.bias": 0, "module.2.weight": 1}  # dimension by name; the other is whole
+CUTS = {
+    "module.0.weight": 0,
+    "module.0.bias": 0,
+    "module.2.weight": 1,
+}  # dimension of the slice by name; a parameter that is not listed is whole
 
 
 class FakePlaced(PlacedModel):
-    """A model whose modules lie on given pipeline ranks, seen from the first one; no process has a runtime."""
+    """A model with modules on given pipeline ranks, seen from the first rank; no process has a runtime."""
 
     def __init__(self, module, owners=None):
         super().__init__(module, types.SimpleNamespace(pipeline_rank=0))
@@ -27,14 +31,14 @@ def perceptron():
 
 
 def grouped(model):
-    """Matrices in the second group, as scripts with weight decay have it, so that names and numbers differ in order."""
+    """Return an optimizer with matrices in the second group, so that names and numbers differ in order."""
     return torch.optim.SGD(
         [{"params": [one for one in model.parameters() if one.dim() == places]} for places in (1, 2)], lr=0.1
     )
 
 
 def put_masters(optimizer):
-    """Put float32 copies where parameters are; return them by group."""
+    """Replace parameters by float32 copies in the optimizer; return the copies by group."""
     for group in optimizer.param_groups:
         group["params"] = [nn.Parameter(one.detach().clone()) for one in group["params"]]
     return [list(group["params"]) for group in optimizer.param_groups]
@@ -53,7 +57,7 @@ def turned(numbers):
 
 
 def tensor_rank(rank, size=2):
-    """Return model, optimizer and numbering of one tensor rank."""
+    """Return the model, the optimizer and the numbering of one tensor rank."""
     model = FakePlaced(perceptron())
     for name, parameter in model.named_parameters():
         if name in CUTS:
@@ -64,7 +68,7 @@ def tensor_rank(rank, size=2):
     return model, optimizer, Numbering(optimizer, model)
 
 
-def test_numbers_are_those_of_the_optimizers_state():
+def test_numbers_equal_those_of_the_optimizer_s_state():
     model = FakePlaced(perceptron())
     optimizer = grouped(model)
     numbers = Numbering(optimizer, model).by_name()
@@ -84,7 +88,7 @@ def test_parameters_that_the_optimizer_lacks_have_no_number():
     assert id(model.inner[0].weight) not in numbering.by_id()
 
 
-def test_masters_share_numbers_with_parameters_and_are_found_by_them():
+def test_masters_have_the_numbers_of_their_parameters():
     model = FakePlaced(perceptron())
     optimizer = grouped(model)
     numbering = Numbering(optimizer, model)
@@ -99,7 +103,7 @@ def test_masters_share_numbers_with_parameters_and_are_found_by_them():
     assert numbering.axes() == {id(master): None for master in masters}
 
 
-def test_masters_are_put_together_over_tensor_ranks_and_cut_again():
+def test_masters_are_assembled_over_tensor_ranks_and_split_again():
     whole = dict(FakePlaced(perceptron()).named_parameters())
     ranks = [tensor_rank(rank) for rank in (0, 1)]
     # By rank and `id`: what a script gathers is a list of masters and the numbers of their ids.
@@ -120,7 +124,7 @@ def test_masters_are_put_together_over_tensor_ranks_and_cut_again():
         assert torch.equal(joined.narrow(axis, length, length), parts[1])
 
 
-def test_numbers_stay_where_groups_lose_what_others_step():
+def test_numbers_are_stable_when_a_parameter_is_removed_from_its_group():
     _, optimizer, numbering = tensor_rank(0)
     names, ids, axes = numbering.by_name(), numbering.by_id(), numbering.axes()
     dropped = optimizer.param_groups[1]["params"].pop(0)
@@ -138,7 +142,7 @@ def test_flat_shards_have_numbers_and_no_axis():
     assert axes.keys() == {id(one) for one in optimizer.param_groups[0]["params"]}
 
 
-def test_groups_that_are_added_are_numbered_before_masters_come():
+def test_added_groups_are_numbered_before_their_masters_exist():
     model = FakePlaced(perceptron())
     optimizer = torch.optim.SGD(model.inner[0].parameters(), lr=0.1)
     numbering = Numbering(optimizer, model)
@@ -149,7 +153,7 @@ def test_groups_that_are_added_are_numbered_before_masters_come():
     assert [numbering.by_id()[id(one)] for one in masters[1]] == [2, 3]
 
 
-def test_parameters_of_other_pipeline_ranks_have_numbers_and_are_not_local():
+def test_parameters_of_other_pipeline_ranks_have_numbers_but_are_not_local():
     module = perceptron()
     model = FakePlaced(module, {"": 0, "0": 0, "1": 0, "2": 1})
     numbering = Numbering(torch.optim.SGD(model.parameters(), lr=0.1), model)

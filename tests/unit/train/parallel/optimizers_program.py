@@ -1,4 +1,4 @@
-"""LAMB and NovoGrad against their formulas, a parameter and a number at a time. Functions `test_...()`."""
+"""LAMB and NovoGrad compared with their formulas, one parameter and one number at a time. Functions `test_...()`."""
 
 import copy
 import io
@@ -18,7 +18,7 @@ def parameters(dtype=torch.float32):
     torch.manual_seed(3)
     found = [nn.Parameter(torch.randn(shape).to(dtype)) for shape in SHAPES]
     with torch.no_grad():
-        found[1].zero_()  # a norm of 0
+        found[1].zero_()  # a gradient with norm 0
     return found
 
 
@@ -140,7 +140,7 @@ def raised(kind, **options):
     return None
 
 
-def test_lamb_is_its_formula_with_every_option():
+def test_lamb_equals_its_formula_with_every_option():
     for options in (
         {},
         {"lr": 0.05, "weight_decay": 0.1},
@@ -151,7 +151,7 @@ def test_lamb_is_its_formula_with_every_option():
         check(FusedLAMB, lamb_by_hand, options)
 
 
-def test_novograd_is_its_formula_with_every_option():
+def test_novograd_equals_its_formula_with_every_option():
     for options in (
         {},
         {"lr": 0.05, "weight_decay": 0.1, "betas": (0.95, 0.9)},
@@ -162,7 +162,7 @@ def test_novograd_is_its_formula_with_every_option():
         check(FusedNovoGrad, novograd_by_hand, options)
 
 
-def test_states_load_and_go_on_bit_by_bit():
+def test_loaded_states_continue_bit_by_bit():
     for kind in (FusedLAMB, FusedNovoGrad):
         params, optimizer = train(kind, {"lr": 0.05})
         file = io.BytesIO()
@@ -179,7 +179,7 @@ def test_states_load_and_go_on_bit_by_bit():
         assert all(torch.equal(one, two) for one, two in zip(params, again, strict=True)), kind
 
 
-def test_parameters_of_16_bits_are_stepped_in_32():
+def test_16_bit_parameters_are_updated_in_32_bits():
     for kind in (FusedLAMB, FusedNovoGrad):
         wide, _ = train(kind, {"lr": 0.05})
         narrow, optimizer = train(kind, {"lr": 0.05}, torch.bfloat16)
@@ -189,7 +189,7 @@ def test_parameters_of_16_bits_are_stepped_in_32():
         assert all(state["exp_avg"].dtype == torch.float32 for state in optimizer.state.values())
 
 
-def test_gradients_stay_and_parameters_without_are_left():
+def test_gradients_are_not_changed_and_parameters_without_gradient_are_skipped():
     for kind in (FusedLAMB, FusedNovoGrad):
         params = parameters()
         optimizer = kind(params, lr=0.1)
@@ -203,7 +203,7 @@ def test_gradients_stay_and_parameters_without_are_left():
         assert params[0].grad is None
 
 
-def test_what_they_cannot_do_is_refused():
+def test_unsupported_options_are_refused():
     assert "amsgrad" in raised(FusedLAMB, amsgrad=True)
     assert "amsgrad" in raised(FusedNovoGrad, amsgrad=True)
     assert "norm_type is 1" in raised(FusedNovoGrad, norm_type=1)

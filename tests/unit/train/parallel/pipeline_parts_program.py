@@ -1,4 +1,4 @@
-"""Run by test_pipeline_parts, with torch."""
+"""Parts of the pipeline that need torch; `test_pipeline_parts` runs them."""
 
 import socket
 import threading
@@ -29,7 +29,7 @@ from clary.train.parallel.pipeline.workers import Abandoned, WorkerPool, own_wor
 
 @dataclass
 class Output(OrderedDict):
-    """As transformers' results are: a mapping whose keys are fields."""
+    """Like transformers' results: a mapping whose keys are fields."""
 
     loss: object = None
     logits: object = None
@@ -39,7 +39,7 @@ class Output(OrderedDict):
 
 
 def failure_of(kind, call):
-    """Return the failure of a call; fail if it succeeds."""
+    """Return the exception of a call; fail if the call succeeds."""
     try:
         call()
     except kind as error:
@@ -64,7 +64,7 @@ def there_and_back(message):
     return found
 
 
-def test_tensors_of_every_kind_travel():
+def test_tensors_of_every_kind_are_transmitted():
     tensors = [
         torch.arange(6).reshape(2, 3).t(),
         torch.tensor(2.5),
@@ -81,7 +81,7 @@ def test_tensors_of_every_kind_travel():
         assert torch.equal(got, sent.detach())
 
 
-def test_containers_keep_their_kinds():
+def test_containers_keep_their_types():
     value = {"a": [torch.ones(1), (2, torch.zeros(2))], "b": Output(loss=torch.ones(()), logits=None), "c": {1, 2}}
     tensors = []
     structure = take_tensors(value, tensors)
@@ -98,7 +98,7 @@ def linked(timeout_s=5.0):
     return Links({1: ours}, timeout_s=timeout_s), Links({0: theirs}, timeout_s=timeout_s)
 
 
-def test_two_ranks_may_send_much_to_each_other_at_once():
+def test_two_ranks_may_send_large_messages_to_each_other_at_once():
     left, right = linked()
     big = torch.randn(4 << 20)
     sender = threading.Thread(target=left.send, args=(1, Message(Subject.OUTPUT, None, "left", [big])))
@@ -114,7 +114,7 @@ def test_two_ranks_may_send_much_to_each_other_at_once():
     right.close()
 
 
-def test_a_peer_that_ends_is_lost_at_once_and_stays_so():
+def test_a_peer_that_ends_is_lost_at_once_and_permanently():
     left, right = linked()
     right.close()
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_a_peer_that_ends_is_lost_at_once_and_stays_so():
     left.close()
 
 
-def test_a_peer_that_does_not_read_is_given_up():
+def test_a_peer_that_does_not_read_is_lost_after_the_timeout():
     ours, theirs = socket.socketpair()
     left = Links({1: ours}, timeout_s=0.2)
     big = Message(Subject.OUTPUT, None, None, [torch.zeros(8 << 20)])
@@ -133,14 +133,14 @@ def test_a_peer_that_does_not_read_is_given_up():
     theirs.close()
 
 
-def test_nothing_comes_within_the_limit():
+def test_a_receive_without_a_message_times_out():
     left, right = linked()
     assert "0.05 s" in str(failure_of(TimeoutError, lambda: left.receive(0.05)))
     left.close()
     right.close()
 
 
-def test_who_ends_a_step_may_leave_at_once():
+def test_a_peer_may_leave_as_soon_as_it_has_ended_its_step():
     ours, theirs = socket.socketpair()
     first, second = Links({1: ours}, timeout_s=5), Links({0: theirs}, timeout_s=5)
     server = Server(
@@ -148,7 +148,7 @@ def test_who_ends_a_step_may_leave_at_once():
     )
     first.send(1, Message(Subject.STEP_END, None, [7], []))
     first.close()
-    peer, found = second._inbox.get(timeout=5)  # both have come before the step looks
+    peer, found = second._inbox.get(timeout=5)  # both messages have arrived before the step reads them
     lost = second._inbox.get(timeout=5)
     second._inbox.put((peer, found))
     second._inbox.put(lost)
@@ -158,7 +158,7 @@ def test_who_ends_a_step_may_leave_at_once():
     server.close()
 
 
-def test_workers_have_the_turn_one_at_a_time():
+def test_workers_run_one_at_a_time_in_turn():
     pool, seen = WorkerPool(), []
     workers = [pool.take() for _ in range(3)]
 
@@ -179,7 +179,7 @@ def test_workers_have_the_turn_one_at_a_time():
     assert seen == [(name, step) for step in range(3) for name in range(3)]
 
 
-def test_a_worker_that_is_abandoned_ends_whatever_it_catches():
+def test_an_abandoned_worker_ends_whatever_it_catches():
     worker = WorkerPool().take()
 
     def run():
@@ -195,7 +195,7 @@ def test_a_worker_that_is_abandoned_ends_whatever_it_catches():
     assert isinstance(worker.error, Abandoned)
 
 
-def test_workers_take_over_the_modes_of_who_starts_them():
+def test_workers_inherit_the_modes_of_the_starting_thread():
     worker = WorkerPool().take()
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         worker.begin("task", lambda: (torch.is_grad_enabled(), torch.ones(2, 2) @ torch.ones(2, 2)))
@@ -204,7 +204,7 @@ def test_workers_take_over_the_modes_of_who_starts_them():
     assert product.dtype == torch.bfloat16
 
 
-def test_modules_without_parameters_run_with_what_they_hold_or_with_their_parent():
+def test_modules_without_parameters_run_with_their_children_or_their_parent():
     names = ["", "a", "a.act", "a.one", "a.two", "b", "b.one", "b.two", "b.act", "act"]
     has_state = {"a.one", "a.two", "b.one", "b.two"}
     modules = [Placed(name, name in has_state) for name in names]
@@ -214,11 +214,11 @@ def test_modules_without_parameters_run_with_what_they_hold_or_with_their_parent
     }  # fmt: skip
 
 
-def test_a_model_that_lies_elsewhere_whole_is_called_there():
+def test_a_model_that_is_wholly_on_another_rank_is_called_there():
     assert set(owners_of(describe(nn.Sequential(nn.Linear(1, 1), nn.ReLU())), {"0": 1}).values()) == {1}
 
 
-def test_buffers_alone_do_not_tear_a_module_from_its_children():
+def test_buffers_alone_do_not_separate_a_module_from_its_children():
     model = nn.Sequential(nn.Sequential(nn.Linear(1, 1)), nn.Linear(1, 1), nn.Module())
     model[0].register_buffer("positions", torch.arange(3))
     model[2].register_buffer("frequencies", torch.arange(3))
@@ -228,7 +228,7 @@ def test_buffers_alone_do_not_tear_a_module_from_its_children():
     assert owners_of(describe(model), {"0.0": 1, "1": 0, "2": 1})["0"] == 1
 
 
-def test_a_module_that_reads_its_childrens_weights_lies_on_one_rank_with_them():
+def test_an_indivisible_module_is_placed_on_one_rank_with_its_children():
     inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     inner.is_indivisible = True
     model = nn.Sequential(inner, nn.Linear(4, 4))
@@ -240,7 +240,7 @@ def test_a_module_that_reads_its_childrens_weights_lies_on_one_rank_with_them():
     assert owners == {"": 0, "0": 1, "0.0": 1, "0.1": 1, "1": 0}
 
 
-def test_what_others_hold_keeps_its_shape_and_gives_up_its_memory():
+def test_parameters_of_other_ranks_keep_their_shape_and_free_their_memory():
     model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100))
     release_others(model, {"": 0, "0": 0, "1": 1}, 0)
     assert model[1].weight.shape == (100, 100)
@@ -248,7 +248,7 @@ def test_what_others_hold_keeps_its_shape_and_gives_up_its_memory():
     assert model[0].weight.untyped_storage().nbytes() == 40_000
 
 
-def test_marks_of_inner_contexts_count_and_leave_no_trace_behind():
+def test_marks_of_inner_contexts_win_and_patches_are_removed():
     before = nn.Module.__init__
     with marking(0):
         model = nn.Sequential(nn.Linear(1, 1))
@@ -276,7 +276,7 @@ class Traced(nn.Module):
         return self.small(torch.nn.functional.dropout(self.norm(self.tied(self.large(x)))))
 
 
-def test_a_trace_finds_what_modules_cost_and_leaves_no_trace_itself():
+def test_a_trace_measures_modules_and_changes_nothing():
     model = Traced()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""Backward passes in halves against whole ones. Functions `test_...()`; see `torch_programs`."""
+"""Split backward passes compared with whole ones. Functions `test_...()`; see `torch_programs`."""
 
 import copy
 import logging
@@ -14,7 +14,7 @@ WIDTH = 6
 
 
 class Attention(nn.Module):
-    """A transformer's layer in small: residuals, a norm, products of activations, one weight used by two branches."""
+    """A small transformer layer: residuals, a norm, products of activations, one weight used by two branches."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class Tied(nn.Module):
 
 
 class TwoOutputs(nn.Module):
-    """Takes two inputs, one of them an integer; its outputs include one without gradient and one of weights alone."""
+    """Takes two inputs, one of them integers; one output has no gradient, and one depends on weights only."""
 
     def __init__(self):
         super().__init__()
@@ -98,7 +98,7 @@ def mlp():
 
 
 def both_ways(module, inputs, *, num_microbatches=2):
-    """Return gradients of inputs and parameters, by whole backwards and by halves; weights' come last of all."""
+    """Return gradients of inputs and parameters, by whole and by split backward passes, with weights last."""
     found = []
     for is_split in (False, True):
         stage = Stage(copy.deepcopy(module), 0)
@@ -130,7 +130,7 @@ def hidden(*, wants=True):
 
 
 def said(caller):
-    """Return the lines that stages logged during a call."""
+    """Return the lines that stages log during a call."""
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())
@@ -143,21 +143,21 @@ def said(caller):
     return records
 
 
-def test_halves_give_the_bits_of_whole_backwards():
+def test_split_backwards_equal_whole_backwards_bitwise():
     torch.manual_seed(0)
     for module in (mlp(), Attention(), nn.Sequential(Attention(), Attention()), nn.Linear(WIDTH, WIDTH)):
         assert said(lambda module=module: assert_equal(module, hidden())) == []
 
 
-def test_halves_of_a_first_stage_whose_input_wants_no_gradient():
+def test_split_backward_of_a_first_stage_whose_input_needs_no_gradient():
     torch.manual_seed(0)
     assert_equal(mlp(), hidden(wants=False))
     assert_equal(nn.Sequential(nn.Embedding(9, WIDTH), Attention()), torch.tensor([[1, 2, 8]]))
 
 
-def test_halves_of_a_stage_with_several_inputs_and_outputs():
+def test_split_backward_of_a_stage_with_several_inputs_and_outputs():
     torch.manual_seed(0)
-    # The position's weights serve a joint and an output that no input leads to: two places.
+    # The weights of `position` are used by a sum and by an output that depends on no input: two places.
     words = said(lambda: assert_equal(TwoOutputs(), hidden(), torch.tensor([0, 2, 1])))
     reason = "not put off: the gradients of position, used in several places or by a function in Python"
     assert words == [f"stage 0 (TwoOutputs): {reason}"]
@@ -174,7 +174,7 @@ def test_a_function_in_python_runs_once():
     torch.manual_seed(0)
     Doubled.num_calls = 0
     assert "the gradients of weight," in said(lambda: assert_equal(InPython(), hidden()))[0]
-    assert Doubled.num_calls == 4  # two microbatches, both ways
+    assert Doubled.num_calls == 4  # two microbatches, in both modes
 
 
 def test_checkpointed_modules():
@@ -186,7 +186,7 @@ def test_checkpointed_modules():
     ]
 
 
-def test_stages_without_weights_and_stages_that_do_nothing():
+def test_stages_without_weights_and_identity_stages():
     assert_equal(nn.Tanh(), hidden())
     assert_equal(Identity(), hidden())
 
@@ -211,7 +211,7 @@ def flops(caller):
     return counter.get_total_flops()
 
 
-def test_products_for_weights_are_put_off_and_no_product_is_computed_twice():
+def test_weight_gradients_are_deferred_and_no_product_is_computed_twice():
     torch.manual_seed(0)
     for module in (mlp(), Attention()):
         stage, whole = Stage(module, 1), Stage(copy.deepcopy(module), 1)
@@ -223,13 +223,15 @@ def test_products_for_weights_are_put_off_and_no_product_is_computed_twice():
         assert all(parameter.grad is None for parameter in stage.module.parameters())
         second = flops(lambda stage=stage: stage.backward_weight(0))
         assert first + second == backward
-        if isinstance(module, nn.Sequential):  # products with weights alone: one each way and one for the weight
+        if isinstance(
+            module, nn.Sequential
+        ):  # only products with weights: one for forward, one for the input, one for the weight
             assert first == second == forward > 0
         else:
             assert second > 0
 
 
-def test_hooks_that_wait_for_gradients_see_every_microbatch():
+def test_gradient_hooks_are_called_for_every_microbatch():
     stage = Stage(mlp(), 0)
     seen = []
     for parameter in stage.module.parameters():
@@ -242,7 +244,7 @@ def test_hooks_that_wait_for_gradients_see_every_microbatch():
     assert len(seen) == 8
 
 
-def test_activations_go_with_the_last_half():
+def test_activations_are_freed_after_the_second_half():
     stage = Stage(mlp(), 0)
     (output,) = stage.forward(0, [hidden()])
     stage.backward_input(0, [torch.ones_like(output)])
@@ -267,7 +269,7 @@ def test_an_unused_input_gets_zeros():
         assert other.unique().tolist() == [0]
 
 
-def test_what_is_no_tensor_is_refused_with_the_stage():
+def test_an_output_that_is_no_tensor_is_refused_with_the_stage():
     class Words(nn.Module):
         def forward(self, one):
             return one, "word"

@@ -1,4 +1,4 @@
-"""Choice of modules as units, the parameters that they need, and the tensors in modules' outputs."""
+"""The choice of modules as units, the parameters that they need, and the tensors in modules' outputs."""
 
 import dataclasses
 from typing import Any
@@ -44,13 +44,13 @@ def test_layers_in_lists_are_units():
     assert found["encoder.0.weight"] == ["encoder.0"]
 
 
-def test_parameters_of_opened_modules_belong_to_these():
+def test_parameters_of_divided_modules_belong_to_the_root_unit():
     found = named(find_units(module := Model()), module)
     assert found["token"] == ["root"]
     assert found["extra.0"] == ["root"]
 
 
-def test_shared_weights_belong_to_all_who_share():
+def test_shared_weights_belong_to_all_modules_that_share_them():
     found = named(find_units(module := Model()), module)
     assert found["embedding.weight"] == ["embedding", "head"]
     assert "head.weight" not in found
@@ -67,19 +67,19 @@ def test_a_module_with_two_parents_belongs_to_both():
     assert found["layers.0.inner.shared.weight"] == ["layers.0", "layers.1"]
 
 
-def test_classes_overrule():
+def test_explicit_classes_override_the_choice():
     module = Model()
     found = named(find_units(module, [nn.Linear]), module)
     assert found["encoder.1.0.mlp.0.weight"] == ["encoder.1.0.mlp.0"]
 
 
-def test_registered_parameters_belong_to_the_borrower_too():
+def test_registered_parameters_also_belong_to_the_module_that_borrows_them():
     module = Model()
     register_parameter(module, module.encoder[0].weight)
     assert named(find_units(module), module)["encoder.0.weight"] == ["encoder.0", "root"]
 
 
-def test_registered_parameters_of_nobody_are_refused():
+def test_registered_parameters_without_an_owner_are_refused():
     module = Model()
     register_parameter(module, nn.Parameter(torch.ones(7)))
     failure = ""
@@ -107,14 +107,14 @@ class Cache:
         self.itself = self
 
 
-def test_tensors_are_found_however_nested():
+def test_tensors_are_found_at_any_depth():
     one, two, three, four = (torch.tensor(float(number)) for number in range(4))
     nested = Output(one, {"a": [two, (three, "word")], "cache": Cache([four])})
     assert [float(found) for found in tensors_in(nested)] == [0.0, 1.0, 2.0, 3.0]
     assert list(tensors_in([None, 3, "x", nn.Linear(1, 1), Output])) == []
 
 
-def test_settings_come_from_the_keys():
+def test_settings_are_derived_from_the_keys():
     keys = {
         "ddp": True,
         "bf16": True,

@@ -1,4 +1,4 @@
-"""Modules that a program wants distributed, and their records. Functions `test_...()`; see `torch_programs`."""
+"""Modules that a program wants distributed, and their registration. Functions `test_...()`; see `torch_programs`."""
 
 import copy
 import inspect
@@ -36,7 +36,7 @@ def raised(call):
     raise AssertionError("nothing was raised")
 
 
-def test_modules_made_inside_are_marked_the_innermost_context_counting():
+def test_modules_made_inside_a_context_are_marked_by_the_innermost_one():
     before = nn.Linear(2, 2)
     with tensor_parallelism(fused_softmax=True):
         model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
@@ -53,7 +53,7 @@ def test_modules_made_inside_are_marked_the_innermost_context_counting():
     assert mark_of(copy.deepcopy(later)) == wanted
 
 
-def test_nothing_is_changed_outside_of_a_context():
+def test_module_init_is_patched_only_inside_a_context():
     own = nn.Module.__init__
     with tensor_parallelism(), tensor_parallelism(enabled=False):
         assert nn.Module.__init__ is not own
@@ -77,7 +77,7 @@ def test_another_thread_is_in_no_context():
     assert mark_of(made[0]) is None
 
 
-def test_a_call_marks_all_below_and_the_last_one_counts():
+def test_a_call_marks_all_submodules_and_the_last_call_wins():
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
     set_tensor_parallelism(model, zero_init=1)
     set_tensor_parallelism(model[1], False)
@@ -85,16 +85,16 @@ def test_a_call_marks_all_below_and_the_last_one_counts():
     assert [mark_of(one) for one in model[1].modules()] == [Mark(is_enabled=False)] * 2
 
 
-def test_registered_classes_keep_what_they_are_called_with():
+def test_registered_classes_record_their_arguments():
     @tp_register(DistributedLinear, init_hook=lambda size, *, scale=2: ((size, size), {}))
     class Square(nn.Linear):
-        """Has arguments of its own."""
+        """Has its own arguments."""
 
         def __init__(self, size, *, scale=2):
             super().__init__(size, size)
 
     class Special(Square):
-        """Another class, which nobody registered."""
+        """Another class, which is not registered."""
 
         def __init__(self):
             super().__init__(3, scale=5)
@@ -109,7 +109,7 @@ def test_registered_classes_keep_what_they_are_called_with():
     assert registered(nn.Linear) is None
 
 
-def test_a_class_of_somebody_else_is_registered_and_forgotten():
+def test_a_class_of_another_library_can_be_registered_and_unregistered():
     class Theirs(nn.Linear):
         """Cannot be decorated."""
 
@@ -123,14 +123,14 @@ def test_a_class_of_somebody_else_is_registered_and_forgotten():
     assert registered(Theirs) is None
 
 
-def test_what_is_no_module_is_refused():
+def test_a_class_that_is_no_module_is_refused():
     error = raised(lambda: tp_register(nn.Linear)(nn.Linear))
     assert isinstance(error, TypeError)
     assert "no subclass of smp.nn.DistributedModule" in str(error)
     assert "no subclass of torch.nn.Module" in str(raised(lambda: tp_register(DistributedLinear)(dict)))
 
 
-def test_settings_are_read_and_unknown_ones_refused():
+def test_settings_are_parsed_and_unknown_ones_refused():
     assert read_settings({"use_alibi": True, "fused_softmax": True}, "Layer") == LayerSettings(use_alibi=True)
     assert "Layer got unknown arguments fused, soft" in str(
         raised(lambda: read_settings({"soft": 1, "fused": 2}, "Layer"))
@@ -138,7 +138,7 @@ def test_settings_are_read_and_unknown_ones_refused():
     assert "needs parallel_residual" in str(raised(lambda: LayerSettings(shared_layernorm=True)))
 
 
-def test_settings_without_effect_are_told_once():
+def test_settings_without_effect_are_logged_once():
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -157,7 +157,7 @@ def layer_state(num_heads, size):
     return {key: torch.randn(shape, generator=generator) for key, shape in shapes.items()}
 
 
-def test_fused_weights_lie_as_their_models_have_them():
+def test_fused_weights_have_the_layout_of_their_models():
     ours = {f"transformer.seq_layers.1.{key}": value for key, value in layer_state(2, 3).items()}
     query, key, value = (
         ours[f"transformer.seq_layers.1.attention.{name}.weight"] for name in ("query", "key", "value")
@@ -172,7 +172,7 @@ def test_fused_weights_lie_as_their_models_have_them():
         assert all(torch.equal(back[name], ours[name]) for name in ours)
 
 
-def test_prefixes_and_strangers_stay():
+def test_prefixes_and_unknown_names_are_kept():
     ours = {f"model.transformer.seq_layers.0.{key}": value for key, value in layer_state(2, 3).items()}
     ours |= {
         "model.word_embedding.weight": torch.ones(1),
@@ -190,7 +190,7 @@ def test_prefixes_and_strangers_stay():
     assert set(TRANSLATION.to_ours(theirs)) == set(ours)
 
 
-def test_a_state_that_does_not_say_its_heads_is_refused():
+def test_a_state_without_the_number_of_heads_is_refused():
     error = raised(lambda: neox_to_theirs(layer_with_prefix()))
     assert isinstance(error, ValueError)
     assert "num_attention_heads must say" in str(error)

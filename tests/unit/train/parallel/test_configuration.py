@@ -1,4 +1,4 @@
-"""The keys of SMP v1: defaults as documented, values of the wrong kind, keys that exclude each other."""
+"""The keys of SMP v1: documented defaults, values of the wrong type, keys that exclude each other."""
 
 import copy
 
@@ -12,7 +12,7 @@ from clary.train.parallel.layout.mesh import Along
 DDP = {"ddp": True}
 
 
-def test_defaults_are_those_that_the_documentation_prints():
+def test_defaults_equal_the_documented_ones():
     found = read_configuration({})
     assert (found.partitions, found.microbatches, found.active_microbatches) == (1, 1, 3)
     assert (found.pipeline, found.optimize, found.placement_strategy) == ("interleaved", "memory", "cluster")
@@ -21,13 +21,13 @@ def test_defaults_are_those_that_the_documentation_prints():
     assert found.without_effect() == ()
 
 
-def test_defaults_that_follow_other_keys_follow_them():
+def test_defaults_that_depend_on_other_keys_follow_them():
     found = read_configuration({"partitions": 4, "optimize": "speed"})
     assert (found.active_microbatches, found.memory_weight) == (6, 0.2)
     assert read_configuration({"partitions": 4, "active_microbatches": 2}).active_microbatches == 2
 
 
-def test_what_the_job_says_counts_and_what_it_leaves_out_comes_from_the_script():
+def test_the_job_s_keys_win_and_missing_keys_come_from_the_script():
     found = read_configuration({"microbatches": 8}, {"microbatches": 2, "partitions": 2, "pipeline": "simple"})
     assert (found.microbatches, found.partitions, found.pipeline) == (8, 2, "simple")
 
@@ -42,7 +42,7 @@ def test_the_two_names_of_the_pipeline_degree_are_one_key():
         read_configuration({"pipeline_parallel_degree": 4, "partitions": 2})
 
 
-def test_values_are_taken_as_scripts_write_them():
+def test_values_are_accepted_as_scripts_write_them():
     found = read_configuration({"sdp_reduce_bucket_size": 5e8, "static_mode": 0, "fast_mode": 1, **DDP})
     assert found.sdp_reduce_bucket_size == 500_000_000
     assert isinstance(found.sdp_reduce_bucket_size, int)
@@ -50,7 +50,7 @@ def test_values_are_taken_as_scripts_write_them():
     assert found.without_effect() == ("fast_mode",)
 
 
-def test_keys_of_public_scripts_that_no_documentation_has_are_taken_and_told():
+def test_undocumented_keys_of_public_scripts_are_accepted_and_reported():
     found = read_configuration(
         {"_match_weights": True, "_any": [1]}, {"checkpoint_attentions": True, "_match_weights": 0}
     )
@@ -93,7 +93,7 @@ def test_keys_of_public_scripts_that_no_documentation_has_are_taken_and_told():
         ({"sharded_data_parallel_degree": 2, "tensor_parallel_degree": 2, **DDP}, "together need prescaled_batch"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_rule(keys, words):
+def test_impossible_values_are_refused_with_the_rule(keys, words):
     with pytest.raises(ValueError, match=words):
         read_configuration(keys)
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_is_refused_with_the_rule(keys, words):
 @given(
     st.dictionaries(st.sampled_from(sorted(Configuration.__dataclass_fields__)), st.none() | st.text() | st.floats())
 )
-def test_whatever_a_key_holds_it_is_read_or_refused_by_name(keys):
+def test_any_value_of_a_key_is_accepted_or_refused_by_name(keys):
     try:
         found = read_configuration(keys)
     except ValueError as error:
@@ -122,7 +122,7 @@ def test_ranks_are_laid_out_as_configured():
         sharded.mesh(6)
 
 
-def test_parameters_of_a_job_are_a_json_object_or_nothing():
+def test_parameters_of_a_job_are_a_json_object_or_empty():
     assert parse_parameters('{"partitions": 2, "ddp": true}') == {"partitions": 2, "ddp": True}
     assert parse_parameters("") == parse_parameters(" ") == parse_parameters("{}") == {}
     for text in ("[2]", "2", "partitions=2"):

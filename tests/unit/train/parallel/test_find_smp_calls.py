@@ -1,4 +1,4 @@
-"""The tool that holds scripts against the names of SMP that are here."""
+"""The tool that compares scripts with the names of SMP that Clary provides."""
 
 import json
 import os
@@ -59,7 +59,7 @@ smp.init({"ddp": True, "pipeline_parallel_degree": 2, "_own": 1, "microbatch": 4
 """
 
 
-def test_notebooks_parameters_of_functions_and_keys_are_looked_at(tmp_path: Path) -> None:
+def test_notebooks_function_parameters_and_keys_are_searched(tmp_path: Path) -> None:
     cells = [{"cell_type": "code", "source": source} for source in NOTEBOOK]
     notes = {"cell_type": "markdown", "source": "smp.nothing()"}
     (tmp_path / "one.ipynb").write_text(json.dumps({"cells": [notes, *cells]}))
@@ -77,7 +77,7 @@ def test_notebooks_parameters_of_functions_and_keys_are_looked_at(tmp_path: Path
     assert told["unread"] == ["none.ipynb", "one.ipynb"], "the second in one cell"
 
 
-def test_names_that_are_missing_or_called_otherwise_are_told_with_their_places(tmp_path: Path) -> None:
+def test_missing_names_and_wrong_calls_are_reported_with_their_places(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
     (tmp_path / "good" / "one.py").write_text(GOOD)
     (tmp_path / "bad.py").write_text(BAD)
@@ -98,7 +98,7 @@ def test_names_that_are_missing_or_called_otherwise_are_told_with_their_places(t
     assert told["uses"]["smdistributed.modelparallel.torch.DistributedModel"] == 2
 
 
-def test_names_of_a_framework_that_is_not_there_are_not_said_to_be_missing(tmp_path: Path) -> None:
+def test_names_of_a_framework_that_is_not_installed_are_not_reported_as_missing(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(
         "import smdistributed.modelparallel.tensorflow as smp\nimport smdistributed.dataparallel.tensorflow as sdp\n"
         "smp.CheckpointManager(), sdp.allreduce(1)"
@@ -109,7 +109,7 @@ def test_names_of_a_framework_that_is_not_there_are_not_said_to_be_missing(tmp_p
 
 
 def looked_at(folder: Path, *, expected: int = 1) -> dict[str, Any]:
-    """Return the tool's report on a folder, and see that it ends with a status."""
+    """Return the tool's report on a folder, and check the tool's exit status."""
     done = subprocess.run(
         [str(TRAIN_PYTHON), str(ROOT / "tools/find_smp_calls.py"), str(folder), "--json"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""By how much losses are scaled in half precision."""
+"""The scale of losses in half precision."""
 
 import pytest
 
@@ -9,21 +9,21 @@ def dynamic(**arguments: object) -> LossScale:
     return LossScale.make(None, True, {"init_scale": 16.0, **arguments})
 
 
-def test_a_static_scale_stays() -> None:
+def test_a_static_scale_is_constant() -> None:
     scale = LossScale.make(8.0, False, {})
     for has_overflown in (True, False):
         scale.update(has_overflown)
     assert scale.value == 8.0
 
 
-def test_a_dynamic_scale_begins_high_and_halves_when_gradients_overflow() -> None:
+def test_a_dynamic_scale_starts_high_and_halves_when_gradients_overflow() -> None:
     assert LossScale.make(None, True, {}).value == 2.0**32
     scale = dynamic()
     scale.update(True)
     assert scale.value == 8.0
 
 
-def test_it_doubles_after_a_window_of_good_steps() -> None:
+def test_the_scale_doubles_after_a_window_of_good_steps() -> None:
     scale = dynamic(scale_window=3)
     for _ in range(2):
         scale.update(False)
@@ -32,14 +32,14 @@ def test_it_doubles_after_a_window_of_good_steps() -> None:
     assert scale.value == 32.0
 
 
-def test_it_does_not_fall_below_its_least() -> None:
+def test_the_scale_does_not_fall_below_its_minimum() -> None:
     scale = dynamic(min_scale=4.0)
     for _ in range(5):
         scale.update(True)
     assert scale.value == 4.0
 
 
-def test_it_falls_only_after_as_many_bad_steps_as_it_has_patience_for() -> None:
+def test_with_hysteresis_the_scale_falls_only_after_several_overflows() -> None:
     scale = dynamic(delayed_shift=2)
     scale.update(True)
     assert scale.value == 16.0
@@ -47,19 +47,19 @@ def test_it_falls_only_after_as_many_bad_steps_as_it_has_patience_for() -> None:
     assert scale.value == 8.0
 
 
-def test_a_good_step_forgives_where_bad_ones_must_follow_each_other() -> None:
+def test_with_consecutive_hysteresis_a_good_step_resets_the_count() -> None:
     scale = dynamic(delayed_shift=2, consecutive_hysteresis=True)
     for has_overflown in (True, False, True):
         scale.update(has_overflown)
     assert scale.value == 16.0
 
 
-def test_arguments_that_are_not_known_are_refused_by_name() -> None:
+def test_unknown_arguments_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="init_scael"):
         LossScale.make(None, True, {"init_scael": 1})
 
 
-def test_it_goes_on_where_it_was() -> None:
+def test_a_loaded_state_continues_the_scale() -> None:
     scale, other = dynamic(scale_window=3), dynamic()
     scale.update(False)
     other.load(scale.state())

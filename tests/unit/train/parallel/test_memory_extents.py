@@ -1,4 +1,4 @@
-"""Room in a file: taken extents do not overlap, returned ones are used again."""
+"""Space in a file: taken extents do not overlap, returned extents are reused."""
 
 import itertools
 import random
@@ -8,7 +8,7 @@ import pytest
 from clary.train.parallel.memory.extents import ALIGNMENT, Extents
 
 
-def test_room_that_was_given_back_is_taken_again_before_the_file_grows() -> None:
+def test_returned_space_is_reused_before_the_file_grows() -> None:
     extents = Extents()
     first, second, third = (extents.take(ALIGNMENT) for _ in range(3))
     extents.give_back(second)
@@ -25,7 +25,7 @@ def test_sizes_are_rounded_up_to_pages() -> None:
     assert extents.take(ALIGNMENT + 1).size == 2 * ALIGNMENT
 
 
-def test_free_room_at_the_end_is_grown_and_not_left() -> None:
+def test_free_space_at_the_end_is_extended_and_not_skipped() -> None:
     extents = Extents()
     extents.take(ALIGNMENT)
     last = extents.take(ALIGNMENT)
@@ -34,7 +34,7 @@ def test_free_room_at_the_end_is_grown_and_not_left() -> None:
     assert extents.end == 4 * ALIGNMENT
 
 
-def test_nothing_overlaps_and_nothing_is_lost_whatever_the_order() -> None:
+def test_extents_never_overlap_and_no_space_is_lost_in_any_order() -> None:
     draw = random.Random(5)
     extents, held = Extents(), []
     for _ in range(3000):
@@ -51,6 +51,6 @@ def test_nothing_overlaps_and_nothing_is_lost_whatever_the_order() -> None:
     assert extents.take(extents.end).offset == 0
 
 
-def test_nothing_is_no_extent() -> None:
+def test_an_empty_extent_is_refused() -> None:
     with pytest.raises(ValueError, match="an extent of 0 bytes"):
         Extents().take(0)

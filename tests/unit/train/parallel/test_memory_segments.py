@@ -13,7 +13,7 @@ def lengths(*ranks: int | None, strategy: str) -> list[int]:
     return [segment.stop - segment.start for segment in cut(owners(*ranks), strategy)]
 
 
-def test_each_child_is_a_segment_of_its_own() -> None:
+def test_with_strategy_each_every_child_is_one_segment() -> None:
     assert cut(owners(0, 0, 1), "each") == [Segment(0, 1, 0), Segment(1, 2, 0), Segment(2, 3, 1)]
 
 
@@ -22,13 +22,13 @@ def test_contiguous_children_end_where_the_rank_changes() -> None:
     assert cut(owners(None, None), "contiguous") == [Segment(0, 2, None)]
 
 
-def test_groups_are_cut_short_by_ranks_and_by_the_end() -> None:
+def test_groups_end_at_a_change_of_ranks_and_at_the_end() -> None:
     assert lengths(*[None] * 7, strategy="group_3") == [3, 3, 1]
     assert lengths(0, 0, 0, 1, 1, strategy="group_2") == [2, 1, 2]
     assert lengths(0, 1, strategy="group_9") == [1, 1]
 
 
-def test_a_child_on_several_ranks_stands_alone_and_is_not_checkpointed() -> None:
+def test_a_child_on_several_ranks_is_a_separate_segment_without_checkpointing() -> None:
     split = Owners(frozenset({0, 1}))
     found = cut([*owners(0, 0), split, split, *owners(1)], "contiguous")
     assert found == [
@@ -46,6 +46,6 @@ def test_segments_cover_every_child_once_and_in_order(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["", "every", "group_0", "group_", "group_-1", "group_2x", None])
-def test_other_strategies_are_refused(strategy: str) -> None:
+def test_unknown_strategies_are_refused(strategy: str) -> None:
     with pytest.raises(ValueError, match="expected each, contiguous or group_N"):
         cut([], strategy)

@@ -1,4 +1,4 @@
-"""Microbatches: cutting and putting together."""
+"""Microbatches: splitting and merging."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which way tensors of a pipeline go between ranks with GPUs."""
+"""How tensors of a pipeline are passed between ranks with GPUs."""
 
 from pathlib import Path
 

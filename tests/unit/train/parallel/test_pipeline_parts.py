@@ -1,4 +1,4 @@
-"""Parts of the module server that need torch: messages, their streams, turns, and the places of modules."""
+"""Parts of the module server that need torch: messages, their streams, turns, and the ranks of modules."""
 
 from pathlib import Path
 

@@ -26,14 +26,14 @@ def boxes(document, name="action"):
     return [one for one in ET.fromstring(document).iter(f"{SVG}rect") if one.get("class") == name]
 
 
-def test_a_simulated_run_says_what_the_simulation_says():
+def test_a_simulated_run_has_the_times_of_the_simulation():
     for schedule in (gpipe(3, 4), zb1p(3, 4), zbv(3, 4)):
         found, run = simulate(schedule, seconds_of), simulated(schedule)
         assert run.length_s == found.length_s
         assert run.idle == pytest.approx(found.idle)
 
 
-def test_times_count_from_the_first_begin_of_all():
+def test_times_count_from_the_first_begin_over_all_ranks():
     ranks = ((ActionRun(parse_action("0F0"), 5.0, 6.0),), (ActionRun(parse_action("1F0"), 6.5, 7.0),))
     run = Run("short", ranks)
     assert (run.begin_s, run.length_s, run.idle) == (5.0, 2.0, (0.5, 0.75))
@@ -42,7 +42,7 @@ def test_times_count_from_the_first_begin_of_all():
     assert [float(one.get("width")) for one in (first, second)] == [50, 25]
 
 
-def test_the_svg_has_a_box_for_every_action_where_it_was_done():
+def test_the_svg_has_a_box_for_every_action_at_its_time():
     schedule = one_f_one_b(3, 4)
     run = simulated(schedule)
     document = svg(run, width=900)
@@ -60,7 +60,7 @@ def test_the_svg_has_a_box_for_every_action_where_it_was_done():
         assert box.get("fill") == COLOURS[one.action.kind]
 
 
-def test_the_svg_names_what_it_shows():
+def test_the_svg_labels_its_contents():
     words = [one.text for one in ET.fromstring(svg(simulated(zbv(2, 4)))).iter() if one.text]
     assert "zbv: 25 s; paler: later stages of a rank" in words
     assert {"0 ms", "5 s", "25 s"} <= set(words), "times on the axis"
@@ -78,7 +78,7 @@ def test_later_stages_of_a_rank_are_paler():
 
 
 def test_numbers_are_left_out_of_boxes_too_narrow_for_them():
-    # 39 units of time on 300 pixels: a forward is 7.7 wide, room for one digit, a backward 15.4, room for two.
+    # 39 units of time on 300 pixels: a forward is 7.7 pixels wide (one digit fits), a backward 15.4 (two digits fit).
     document = ET.fromstring(svg(simulated(gpipe(2, 12)), width=300))
     numbers = [group.find(f"{SVG}text") for group in document.iter(f"{SVG}g")]
     inside = [one.text for one in numbers if one is not None]

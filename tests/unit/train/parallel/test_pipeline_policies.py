@@ -1,4 +1,4 @@
-"""The next action of a rank of a pipeline."""
+"""The next action of a rank in a pipeline."""
 
 import pytest
 from hypothesis import given
@@ -23,26 +23,26 @@ def chosen(policy: str, *ready: Ready, num_active: int = 0, max_active: int = 4)
 START, FORWARD, BACKWARD = (Ready(phase, 1) for phase in (Phase.START, Phase.FORWARD, Phase.BACKWARD))
 
 
-def test_interleaved_takes_backward_passes_first_and_new_microbatches_last() -> None:
+def test_interleaved_prefers_backward_passes_and_starts_new_microbatches_last() -> None:
     assert chosen("interleaved", START, FORWARD, BACKWARD) == BACKWARD
     assert chosen("interleaved", START, FORWARD) == FORWARD
     assert chosen("interleaved", START) == START
 
 
-def test_simple_takes_backward_passes_when_no_forward_pass_is_left() -> None:
+def test_simple_runs_backward_passes_when_no_forward_pass_is_left() -> None:
     assert chosen("simple", START, FORWARD, BACKWARD) == FORWARD
     assert chosen("simple", START, BACKWARD) == START
     assert chosen("simple", BACKWARD) == BACKWARD
 
 
-def test_no_more_microbatches_begin_than_may_be_active() -> None:
+def test_no_more_microbatches_start_than_may_be_active() -> None:
     found = choose("interleaved", [START], num_active=4, max_active=4)
     assert found.chosen is None
     assert "4 microbatches are active" in found.reason
     assert chosen("simple", START, BACKWARD, num_active=4) == BACKWARD
 
 
-def test_the_lowest_microbatch_comes_first_and_what_has_begun_before_what_has_not() -> None:
+def test_the_lowest_microbatch_is_first_and_started_work_precedes_new_work() -> None:
     low, high = Ready(Phase.FORWARD, 0), Ready(Phase.FORWARD, 3)
     assert chosen("interleaved", high, low) == low
     begun, new = Ready(Phase.FORWARD, 1, 0, 2, is_resumed=True), Ready(Phase.FORWARD, 1, 0, 0)
@@ -55,7 +55,7 @@ def test_the_lowest_microbatch_comes_first_and_what_has_begun_before_what_has_no
     st.integers(0, 4),
     st.randoms(use_true_random=False),
 )
-def test_the_choice_does_not_depend_on_the_order_in_which_things_became_ready(
+def test_the_choice_does_not_depend_on_the_order_in_which_actions_became_ready(
     policy, ready, num_active, random
 ) -> None:
     first = choose(policy, ready, num_active=num_active, max_active=2).chosen
@@ -67,5 +67,5 @@ def test_the_choice_does_not_depend_on_the_order_in_which_things_became_ready(
 
 
 @pytest.mark.parametrize("policy", ["interleaved", "simple"])
-def test_where_nothing_is_ready_nothing_is_chosen(policy: str) -> None:
+def test_without_ready_actions_none_is_chosen(policy: str) -> None:
     assert choose(policy, [], num_active=0, max_active=1).chosen is None

@@ -1,4 +1,4 @@
-"""Which parameters share a buffer, which part each rank keeps, and how groups lie over hosts."""
+"""The parameters that share a buffer, the part that each rank keeps, and how groups are distributed over hosts."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ shapes = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1
 
 
 @given(shapes, st.integers(1, 8))
-def test_pieces_of_all_segments_are_every_parameter_once(found: list[tuple[int, ...]], degree: int) -> None:
+def test_pieces_of_all_segments_contain_every_parameter_once(found: list[tuple[int, ...]], degree: int) -> None:
     layout = FlatLayout(tuple(map(str, range(len(found)))), tuple(found), degree)
     seen: list[list[int]] = [[] for _ in found]
     for segment in range(degree):
@@ -31,7 +31,7 @@ def test_pieces_of_all_segments_are_every_parameter_once(found: list[tuple[int, 
 
 
 @given(shapes, st.integers(1, 8))
-def test_a_buffer_wastes_less_than_its_degree(found: list[tuple[int, ...]], degree: int) -> None:
+def test_a_buffer_wastes_less_elements_than_its_degree(found: list[tuple[int, ...]], degree: int) -> None:
     layout = FlatLayout(tuple(map(str, range(len(found)))), tuple(found), degree)
     assert 0 <= layout.padded_numel - sum(layout.numels) < degree
 
@@ -50,7 +50,7 @@ def test_parameters_of_one_unit_share_a_buffer_and_small_ones_stay_whole_togethe
     assert names_of(specs) == [(("a.w",), True), (("a.b", "b.b"), False), (("b.w", "b.v"), True)]
 
 
-def test_parameters_of_several_units_have_a_buffer_of_their_own() -> None:
+def test_parameters_of_several_units_have_a_separate_buffer() -> None:
     specs = [spec("a.w", 100, 1), spec("tied", 100, 1, 2), spec("b.w", 100, 2)]
     plans = plan_flats(specs, degree=2, persistence_threshold=0, most_elements=1000)
     assert [(plan.names, sorted(plan.users)) for plan in plans] == [
@@ -60,18 +60,18 @@ def test_parameters_of_several_units_have_a_buffer_of_their_own() -> None:
     ]
 
 
-def test_kinds_do_not_mix() -> None:
+def test_different_kinds_of_parameters_have_separate_buffers() -> None:
     specs = [spec("a.w", 100, 1), spec("a.frozen", 100, 1, kind="not trained")]
     assert names_of(specs) == [(("a.w",), True), (("a.frozen",), True)]
 
 
-def test_no_buffer_has_more_than_the_bucket_unless_one_parameter_has() -> None:
+def test_a_buffer_exceeds_the_bucket_only_for_a_single_parameter() -> None:
     specs = [spec("a", 600, 1), spec("b", 400, 1), spec("c", 1, 1), spec("d", 5000, 1), spec("e", 20, 1)]
     found = names_of(specs, persistence_threshold=0)
     assert [names for names, _ in found] == [("a", "b"), ("c",), ("d",), ("e",)]
 
 
-def test_degree_1_shards_nothing() -> None:
+def test_degree_1_shards_no_parameter() -> None:
     specs = [spec("a", BUCKET_ELEMENTS, 1), spec("b", 1, 2)]
     assert names_of(specs, degree=1, most_elements=10**9) == [(("a",), False), (("b",), False)]
 
@@ -80,13 +80,13 @@ def test_degree_1_shards_nothing() -> None:
     ("hosts", "degree", "grid"),
     [
         ("aabb", 4, (2, 2)),
-        ("aabb", 2, None),  # inside hosts
-        ("abab", 4, None),  # ranks of a host are not neighbours
-        ("aaab", 4, None),  # hosts differ
-        ("abcd", 4, None),  # one rank a host
+        ("aabb", 2, None),  # each group within one host
+        ("abab", 4, None),  # neighbouring ranks are on different hosts
+        ("aaab", 4, None),  # different numbers of ranks per host
+        ("abcd", 4, None),  # one rank per host
         ("aaaa", 4, None),
         ("aabbccdd", 4, (2, 2)),
-        ("aabbcccc", 4, None),  # groups differ
+        ("aabbcccc", 4, None),  # different numbers of hosts per group
         ("aaabbbcccddd", 12, (4, 3)),
     ],
 )
@@ -94,7 +94,7 @@ def test_grid(hosts: str, degree: int, grid: tuple[int, int] | None) -> None:
     assert host_grid(list(hosts), degree) == grid
 
 
-def test_ranks_of_one_place_keep_neighbouring_segments() -> None:
+def test_ranks_with_the_same_local_index_keep_neighbouring_segments() -> None:
     grid = (3, 2)
     segments = [segment_of(member, grid) for member in range(6)]
     assert sorted(segments) == list(range(6))

@@ -1,4 +1,4 @@
-"""Windows of torch.profiler in programs with a GPU, whose calls are stood for. Functions `test_...()`."""
+"""Windows of torch.profiler in programs with a GPU, whose calls are faked. Functions `test_...()`."""
 
 import threading
 import time
@@ -17,14 +17,14 @@ DEVICE = 3
 
 
 class FakeCuda:
-    """Stands for the calls of `torch.cuda` that a window makes: GPU 3 is the program's."""
+    """Replaces the calls of `torch.cuda` that a window makes: GPU 3 is the program's."""
 
     def __init__(self):
         self.is_capturing = False
         self.has_settled = True
         self.entered = []  # GPUs that were made the current one
-        self.waits = []  # for the device
-        self.asked = []  # whether there is a GPU: who asks that first settles it for children too
+        self.waits = []  # GPUs for which a synchronisation was called
+        self.asked = []  # queries whether there is a GPU: the first one decides for forked children, too
 
     @contextmanager
     def device(self, number):
@@ -65,7 +65,7 @@ def on_gpu(**options):
 
 
 def name_gpu(window):
-    """Have a profile wait for the GPU as it does in a torch that has one."""
+    """Make a profile synchronise with the GPU, as it does in a torch with CUDA."""
     window._profiler.profiler.use_device = "cuda"
 
 
@@ -73,7 +73,7 @@ def activities_of(window):
     return {activity.name for activity in window._profiler.activities}
 
 
-def test_a_window_is_ended_on_the_gpu_that_it_began_on():
+def test_a_window_ends_on_the_gpu_on_which_it_began():
     with FakeCuda().in_place() as cuda:
         window = Window(on_other=lambda: None)
         window.start()
@@ -94,7 +94,7 @@ def test_a_window_that_no_step_begins_leaves_the_gpu_out():
         assert cuda.entered == []
 
 
-def test_cuda_is_asked_nothing_in_a_program_that_has_not_begun_with_it():
+def test_cuda_is_not_queried_in_a_program_that_has_not_initialised_it():
     cuda = FakeCuda()
     with mock.patch.object(torch.cuda, "is_available", cuda.is_available):
         window = Window(on_other=lambda: None)
@@ -103,7 +103,7 @@ def test_cuda_is_asked_nothing_in_a_program_that_has_not_begun_with_it():
     assert (cuda.asked, window.has_gpu, window.leaves_out_gpu) == ([], False, False)
 
 
-def test_the_answer_says_that_a_gpu_was_recorded_or_left_out():
+def test_the_answer_states_whether_a_gpu_was_recorded_or_left_out():
     with on_gpu() as (_, running):
         running.step()
         running.ask(num_steps=2)
@@ -120,7 +120,7 @@ def test_the_answer_says_that_a_gpu_was_recorded_or_left_out():
         assert "without its GPU" in facts["words"]
 
 
-def test_a_step_that_is_captured_begins_and_ends_no_window():
+def test_a_step_under_graph_capture_begins_and_ends_no_window():
     with on_gpu() as (cuda, running):
         running.step()
         cuda.is_capturing = True
@@ -157,7 +157,7 @@ def test_a_window_does_not_end_while_another_thread_captures_a_graph():
         running.step_until("done")
 
 
-def test_a_capture_that_does_not_end_keeps_no_window_open_for_ever():
+def test_a_capture_that_does_not_end_does_not_keep_a_window_open_forever():
     with on_gpu() as (_, running), mock.patch.object(recording, "MAX_WINDOW_S", 0.5):
         running.step()
         graph_captures.gate.begin_capture()
@@ -168,7 +168,7 @@ def test_a_capture_that_does_not_end_keeps_no_window_open_for_ever():
             graph_captures.gate.end_capture()
 
 
-def test_a_profiler_of_the_programs_own_begins_even_while_another_thread_captures_a_graph():
+def test_the_program_s_own_profiler_starts_even_while_another_thread_captures_a_graph():
     with on_gpu() as (cuda, running):
         running.step()
         running.ask(num_steps=100)
@@ -188,14 +188,14 @@ def test_a_profiler_of_the_programs_own_begins_even_while_another_thread_capture
 
 
 def test_a_window_without_a_gpu_knows_of_no_captures():
-    """A child that was forked at a bad moment would wait there for ever."""
+    """Otherwise a child that was forked during a capture would wait at the gate forever."""
     with program() as running, mock.patch.object(graph_captures, "gate", None):
         running.step()
         running.ask(num_steps=2)
         running.step_until("done")
 
 
-def test_a_program_that_ends_while_its_gpu_hangs_is_not_kept():
+def test_a_program_that_ends_while_its_gpu_hangs_is_not_blocked():
     with on_gpu() as (cuda, running), mock.patch.object(recorder_module, "_END_S", 0.2):
         running.step()
         running.ask(num_steps=100)
@@ -211,7 +211,7 @@ def test_a_program_that_ends_while_its_gpu_hangs_is_not_kept():
         assert cuda.waits == []
 
 
-def test_a_program_that_ends_while_its_gpu_gets_done_leaves_its_trace():
+def test_a_program_that_ends_while_its_gpu_finishes_writes_its_trace():
     with on_gpu() as (_, running):
         running.step()
         running.ask(num_steps=100)
@@ -221,7 +221,7 @@ def test_a_program_that_ends_while_its_gpu_gets_done_leaves_its_trace():
         assert "the program ended before the window did" in running.state()["words"]
 
 
-def test_a_program_ends_though_a_window_is_being_ended():
+def test_a_program_can_end_while_a_window_is_being_ended():
     with program() as running, mock.patch.object(recorder_module, "_END_S", 0.2):
         held, free = threading.Event(), threading.Event()
 
@@ -240,14 +240,14 @@ def test_a_program_ends_though_a_window_is_being_ended():
         assert time.monotonic() - began_s < LIMIT_S
 
 
-def test_a_window_whose_step_does_not_end_is_cut_off_without_a_wait_for_the_gpu():
+def test_a_window_whose_step_does_not_end_is_cut_off_without_synchronising_the_gpu():
     with on_gpu() as (cuda, running), mock.patch.object(recording, "MAX_WINDOW_S", 0.5):
         running.step()
         running.ask(num_steps=100_000)
         running.step_until("recording")
         name_gpu(running.recorder._open.window)
         end_s = time.monotonic() + LIMIT_S
-        while running.state()["state"] != "done":  # no step ends meanwhile
+        while running.state()["state"] != "done":  # no step ends in this time
             assert time.monotonic() < end_s, running.state()
             time.sleep(0.01)
         assert "cut off" in running.state()["words"]

@@ -1,4 +1,4 @@
-"""Windows of torch.profiler in programs that know nothing of them. Functions `test_...()`; see `torch_programs`."""
+"""Windows of torch.profiler in unchanged programs. Functions `test_...()`; see `torch_programs`."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ waiting_requests.NO_STEPS_TIMED_S = 0.5
 
 
 class Program:
-    """A model in training, with a recorder as `install` would hang it in."""
+    """A model in training, with a recorder installed as `install` does it."""
 
     def __init__(self, folder, num_optimizers=1):
         self.folder = Path(folder)
@@ -77,7 +77,7 @@ def leave(folder, request):
     draft.replace(folder / f"request-{request.number}.json")
 
 
-def test_a_request_on_the_fly_gives_a_trace_of_so_many_steps():
+def test_a_request_during_the_training_gives_a_trace_of_its_number_of_steps():
     with program() as running:
         for _ in range(3):
             running.step()
@@ -97,7 +97,7 @@ def test_a_request_on_the_fly_gives_a_trace_of_so_many_steps():
         assert not [path for path in (running.folder / "out/1").iterdir() if path.name.endswith((".part", ".new"))]
 
 
-def test_a_window_begins_at_the_step_that_was_named_before_the_program_began():
+def test_a_window_begins_at_the_step_that_was_named_before_the_program_started():
     with tempfile.TemporaryDirectory() as folder:
         leave(Path(folder), ProfileRequest(number=1, num_steps=2, start_step=5))
         running = Program(folder)
@@ -118,7 +118,7 @@ def test_several_optimizers_make_one_step():
         assert sum(event["name"] == "aten::addmm" for event in events) == 2
 
 
-def test_an_optimizer_that_joins_later_or_rests_does_not_stop_the_count():
+def test_an_optimizer_that_joins_later_or_pauses_does_not_stop_the_count():
     counter = StepCounter()
     first, second = object(), object()
     assert [counter.is_boundary(item) for item in (first, first, second, first, second)] == [
@@ -132,7 +132,7 @@ def test_an_optimizer_that_joins_later_or_rests_does_not_stop_the_count():
     assert counter.num_steps == 5
 
 
-def test_a_program_that_profiles_itself_is_left_alone():
+def test_a_request_is_refused_while_the_program_profiles_itself():
     with program() as running:
         running.step()
         with torch.profiler.profile() as own:
@@ -142,7 +142,7 @@ def test_a_program_that_profiles_itself_is_left_alone():
         assert len(own.events()) > 0
 
 
-def test_a_profiler_of_the_program_that_starts_within_a_window_finds_the_way_free():
+def test_a_window_makes_way_for_a_profiler_of_the_program():
     with program() as running:
         running.step()
         running.ask(num_steps=100_000)
@@ -157,7 +157,7 @@ def test_a_profiler_of_the_program_that_starts_within_a_window_finds_the_way_fre
         assert len(old.function_events) > 0
 
 
-def test_a_window_can_be_cancelled_and_another_follows():
+def test_a_cancelled_window_can_be_followed_by_another():
     with program() as running:
         running.step()
         running.ask(num_steps=100_000)
@@ -193,7 +193,7 @@ def test_a_program_without_optimizers_is_recorded_by_time():
         assert any(event["name"] == "aten::linear" for event in running.trace()["traceEvents"])
 
 
-def test_what_was_recorded_is_written_when_the_program_ends_within_the_window():
+def test_a_trace_is_written_when_the_program_ends_within_the_window():
     with program() as running:
         running.step()
         running.ask(num_steps=100_000)
@@ -208,7 +208,7 @@ def test_what_was_recorded_is_written_when_the_program_ends_within_the_window():
 
 
 def without_all_threads():
-    """Have torch know no sessions of all threads, as before 2.8; return a function that undoes that."""
+    """Make torch refuse sessions over all threads, as before 2.8; return a function that undoes this."""
     original = torch._C._profiler._ExperimentalConfig
 
     def older(**options):
@@ -231,7 +231,7 @@ def steps_in_another_thread(running, number):
     assert not worker.is_alive()
 
 
-def test_a_window_ends_at_a_step_of_another_thread_than_it_began_at():
+def test_a_window_may_end_at_a_step_of_another_thread():
     with program() as running:
         running.step()
         running.ask(num_steps=100_000)
@@ -242,7 +242,7 @@ def test_a_window_ends_at_a_step_of_another_thread_than_it_began_at():
         running.step_until("done")
 
 
-def test_where_torch_records_one_thread_no_other_ends_its_window():
+def test_a_single_thread_window_is_not_ended_by_another_thread():
     undo = without_all_threads()
     try:
         with program() as running:
@@ -258,7 +258,7 @@ def test_where_torch_records_one_thread_no_other_ends_its_window():
         undo()
 
 
-def test_a_window_whose_next_step_does_not_come_is_cut_off():
+def test_a_window_without_a_next_step_is_cut_off():
     longest_s, recording.MAX_WINDOW_S = recording.MAX_WINDOW_S, 0.3
     try:
         with program() as running:
@@ -277,7 +277,7 @@ def test_a_window_whose_next_step_does_not_come_is_cut_off():
         recording.MAX_WINDOW_S = longest_s
 
 
-def test_a_child_that_is_forked_off_within_a_window_records_nothing():
+def test_a_child_that_is_forked_within_a_window_records_nothing():
     with program() as running:
         running.step()
         running.ask(num_steps=100_000)
@@ -296,7 +296,7 @@ def test_a_child_that_is_forked_off_within_a_window_records_nothing():
         assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_a_window_by_time_ends_when_its_steps_are_many():
+def test_a_window_by_time_ends_at_its_limit_of_steps():
     most, recording.MAX_TIMED_STEPS = recording.MAX_TIMED_STEPS, 4
     try:
         with program() as running:
@@ -313,7 +313,7 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_program_that_ends_and_can_begin_no_thread_writes_its_trace_itself():
+def test_a_program_that_can_start_no_thread_at_its_end_writes_its_trace_itself():
     with program() as running:
         running.step()
         running.ask(num_steps=100_000)
@@ -332,7 +332,7 @@ def test_a_program_that_ends_and_can_begin_no_thread_writes_its_trace_itself():
         assert running.trace()["traceEvents"]
 
 
-def test_a_profiler_that_fails_is_told_and_training_goes_on():
+def test_a_failing_profiler_is_reported_and_the_training_continues():
     original = torch.profiler.profile
 
     def broken(**options):
@@ -350,7 +350,7 @@ def test_a_profiler_that_fails_is_told_and_training_goes_on():
         running.step()
 
 
-def test_a_defect_of_the_recorder_ends_it_and_not_the_program():
+def test_a_defect_of_the_recorder_ends_the_recorder_and_not_the_program():
     with program() as running:
         running.step()
         running.recorder._is_wanted = True
@@ -360,7 +360,7 @@ def test_a_defect_of_the_recorder_ends_it_and_not_the_program():
         running.step()
 
 
-def test_ranks_that_were_not_asked_say_nothing():
+def test_ranks_outside_of_the_request_write_no_answer():
     with program() as running:
         running.step()
         running.ask(ranks=(3, 4))
@@ -373,7 +373,7 @@ def test_ranks_that_were_not_asked_say_nothing():
         assert not running.recorder._is_wanted or not running.step()
 
 
-def test_a_step_that_never_comes_is_given_up():
+def test_a_request_without_a_step_in_time_fails():
     with program() as running:
         running.step()
         running.ask(give_up_at=time.time() + 2)
@@ -402,7 +402,7 @@ def test_the_hook_is_installed_once_counts_steps_and_survives_forks():
         assert installed._steps.num_steps == before + 3
         child = os.fork()
         if child == 0:
-            # A rank that was forked: its first step begins its thread, and a request finds it.
+            # A forked rank: its first step starts its thread, and a request reaches it.
             try:
                 end_s = time.monotonic() + LIMIT_S
                 os.environ["RANK"] = "1"
@@ -422,7 +422,7 @@ def test_the_hook_is_installed_once_counts_steps_and_survives_forks():
         installed.close()
 
 
-def test_a_step_costs_little_while_nothing_is_asked_for():
+def test_a_step_costs_little_without_a_request():
     with program() as running:
         optimizer = running.optimizers[0]
         best_s = 1.0

@@ -1,4 +1,4 @@
-"""Windows of torch.profiler begin and end at steps, and never stand in a program's way."""
+"""Windows of torch.profiler begin and end at steps, and never block a program."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from torch_programs import assert_passed, names
 PROGRAM = Path(__file__).parent / "profiling_program.py"
 
 
-@pytest.mark.timeout(220)  # a program on a busy machine; its first test waits for all of it
+@pytest.mark.timeout(220)  # a busy machine needs this long for the program; the first test waits for all of it
 @pytest.mark.parametrize("name", names(PROGRAM))
 @pytest.mark.long
 def test_profiling_program(name):

@@ -1,4 +1,4 @@
-"""Which request a process answers, which comes next, and which is given up."""
+"""The request that a process answers, the one that is next, and those that are given up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Process:
 
 
 def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float, *, step_s: float = 0.0) -> None:
-    """Let time pass, and set the time of day off by a step."""
+    """Advance both clocks by `seconds`, and the wall clock by a step as well."""
     clocks = SimpleNamespace(time=lambda: time.time() + seconds + step_s, monotonic=lambda: time.monotonic() + seconds)
     monkeypatch.setattr(waiting_requests, "time", clocks)
 
@@ -63,14 +63,14 @@ def test_requests_begin_in_their_order_and_each_at_its_step(process: Process) ->
     assert not process.requests.has_any
 
 
-def test_a_request_that_another_process_of_the_rank_answers_is_left_to_it(process: Process) -> None:
+def test_a_request_that_another_process_of_the_rank_answers_is_ignored(process: Process) -> None:
     assert RankFiles(process.folder, 1, 1).claim()
     process.ask(ProfileRequest(number=1, num_steps=1))
     assert process.due() is None
     assert (process.requests.has_any, process.told) == (False, [])
 
 
-def test_what_is_cancelled_before_it_begins_never_begins(process: Process) -> None:
+def test_a_request_that_is_cancelled_before_it_begins_never_begins(process: Process) -> None:
     request = ProfileRequest(number=1, num_steps=1, start_step=100)
     assert process.ask(request) == []
     assert process.due() is None
@@ -82,10 +82,10 @@ def test_what_is_cancelled_before_it_begins_never_begins(process: Process) -> No
     assert process.told == [(RankState.WAITING, ""), (RankState.FAILED, "cancelled before it began")]
 
 
-def test_a_process_that_does_not_answer_for_its_rank_is_silent_about_a_cancelled_request(process: Process) -> None:
+def test_a_process_that_does_not_answer_for_its_rank_reports_no_cancellation(process: Process) -> None:
     request = ProfileRequest(number=1, num_steps=1, start_step=100)
     process.ask(request)
-    rank = RankFiles(process.folder, 1, 1)  # another process of the same rank number, which trains
+    rank = RankFiles(process.folder, 1, 1)  # another process with the same rank number, which trains
     assert rank.claim()
     rank.tell(RankProfile(rank=1, state=RankState.DONE, words="three traces"))
     process.ask(replace(request, is_cancelled=True))
@@ -94,7 +94,7 @@ def test_a_process_that_does_not_answer_for_its_rank_is_silent_about_a_cancelled
     assert answer["state"] == RankState.DONE
 
 
-def test_a_rank_that_has_made_no_step_yet_says_that_a_request_is_cancelled(process: Process) -> None:
+def test_a_rank_without_a_step_reports_a_cancelled_request(process: Process) -> None:
     request = ProfileRequest(number=1, num_steps=1, start_step=100)
     process.ask(request)
     process.ask(replace(request, is_cancelled=True))
@@ -102,9 +102,7 @@ def test_a_rank_that_has_made_no_step_yet_says_that_a_request_is_cancelled(proce
     assert process.told == [(RankState.WAITING, ""), (RankState.FAILED, "cancelled before it began")]
 
 
-def test_a_worker_of_a_data_loader_is_silent_about_a_cancelled_request(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_of_a_data_loader_reports_no_cancellation(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_requests, "may_be_rank", lambda: False)
     request = ProfileRequest(number=1, num_steps=1, start_step=100)
     process.ask(request)
@@ -112,7 +110,7 @@ def test_a_worker_of_a_data_loader_is_silent_about_a_cancelled_request(
     assert (process.requests.has_any, process.told) == (False, [])
 
 
-def test_a_program_that_has_made_no_step_is_recorded_late_where_no_step_was_named(process: Process) -> None:
+def test_a_program_without_steps_is_recorded_late_if_no_step_was_named(process: Process) -> None:
     process.ask(ProfileRequest(number=1, num_steps=0))
     process.ask(ProfileRequest(number=2, num_steps=1, start_step=5))
     assert process.requests.take_late() is None, "not before it is answered"
@@ -124,7 +122,9 @@ def test_a_program_that_has_made_no_step_is_recorded_late_where_no_step_was_name
     assert (process.requests.take_late(), process.requests.has_any) == (None, True)
 
 
-def test_what_no_step_has_begun_in_time_is_given_up(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_no_step_has_begun_in_time_is_given_up(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process.ask(ProfileRequest(number=1, num_steps=1, start_step=100, give_up_at=time.time() + 1000.0))
     assert process.due() is None
     process.requests.answer()
@@ -136,7 +136,7 @@ def test_what_no_step_has_begun_in_time_is_given_up(process: Process, monkeypatc
 
 
 @pytest.mark.parametrize("step_s", [60.0, 3600.0, 86_400.0, -60.0, -3600.0, -86_400.0])
-def test_a_clock_that_is_set_brings_no_request_forward_and_none_back(
+def test_a_step_of_the_wall_clock_does_not_move_the_start_of_a_request(
     process: Process, monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
     now = time.time()
@@ -156,6 +156,6 @@ def test_a_clock_that_is_set_brings_no_request_forward_and_none_back(
     assert not process.requests.has_any
 
 
-def test_a_request_that_came_too_late_is_not_taken_up(process: Process) -> None:
+def test_a_request_that_arrives_too_late_is_dropped(process: Process) -> None:
     process.ask(ProfileRequest(number=1, num_steps=1, give_up_at=1.0))
     assert not process.requests.has_any

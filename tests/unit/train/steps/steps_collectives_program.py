@@ -36,7 +36,7 @@ SKIPPED = """
 """
 
 
-def test_who_has_skipped_a_collective_is_told_while_the_others_wait_and_after_all_were_killed():
+def test_a_rank_that_skipped_a_collective_is_named_while_others_wait_and_after_a_kill():
     with Ranks(SKIPPED, 3) as ranks:
         ranks.until(
             lambda calls: all(has(6, "waited for")(calls.get(rank)) for rank in (0, 2)) and has(5)(calls.get(1))
@@ -65,7 +65,7 @@ DIFFERENT = """
 """
 
 
-def test_who_has_brought_another_amount_is_told():
+def test_a_rank_with_another_number_of_elements_is_named():
     with Ranks(DIFFERENT, 3) as ranks:
         ranks.until(lambda calls: all(has(6)(calls.get(rank)) for rank in range(3)))
         (found,) = ranks.counted().disagreements
@@ -89,7 +89,7 @@ GRADIENTS = """
 """
 
 
-def test_passes_of_ddp_are_operations_and_who_waits_for_gradients_is_seen_to_wait():
+def test_passes_of_ddp_are_operations_and_a_wait_for_gradients_is_recorded():
     with Ranks(GRADIENTS, 2) as ranks:
         ranks.until(lambda calls: has(4, "waited for")(calls.get(0)) and has(3, "finished")(calls.get(1)), kind="DDP")
         assert {call.operation for call in ranks.calls("DDP")[0]} == {"gradients"}
@@ -106,7 +106,7 @@ NATIVE = """
 """
 
 
-def test_the_compiled_core_records_what_ddp_asks_it_for_in_cpp_and_who_stands_in_a_call():
+def test_the_compiled_core_records_the_operations_of_ddp_and_ranks_inside_a_call():
     with Ranks(NATIVE, 2, backend="smddp") as ranks:
         ranks.until(
             lambda calls: (
@@ -127,11 +127,11 @@ def test_the_compiled_core_records_what_ddp_asks_it_for_in_cpp_and_who_stands_in
 
 
 def own_calls():
-    """Return the rows of this process's own group of all, the newest first."""
+    """Return the rows of this process's default group, newest first."""
     return rows_of_process(FOLDER)
 
 
-def test_operations_are_recorded_with_what_they_bring():
+def test_operations_are_recorded_with_type_and_number_of_elements():
     ones = torch.ones(2, 3)
     calls = [
         (lambda: dist.all_reduce(ones), ("all_reduce", 6, "float32")),
@@ -154,7 +154,7 @@ def test_operations_are_recorded_with_what_they_bring():
     assert torch.equal(ones, torch.ones(2, 3)), "the sum of one rank"
 
 
-def test_an_asynchronous_operation_is_under_way_until_it_is_waited_for_and_is_not_kept_alive():
+def test_an_asynchronous_operation_is_under_way_until_its_wait_and_is_not_kept_alive():
     work = dist.all_reduce(torch.ones(2), async_op=True)
     assert shown(own_calls()[0]) == ("all_reduce", 2, "float32", "under way")
     number = own_calls()[0].number
@@ -164,12 +164,12 @@ def test_an_asynchronous_operation_is_under_way_until_it_is_waited_for_and_is_no
     assert (states[number], states[number + 1]) == ("finished", "under way")
     other.wait()
     for _ in range(3000):
-        dist.all_reduce(torch.ones(1), async_op=True)  # nobody waits
+        dist.all_reduce(torch.ones(1), async_op=True)  # without a wait
     gc.collect()
     assert len(RECORDER.calls.works) <= 1100
 
 
-def test_an_operation_that_fails_is_seen_to_have_failed_and_the_error_comes_through():
+def test_a_failed_operation_is_recorded_as_failed_and_its_error_is_raised():
     has_failed = False
     try:
         dist.group.WORLD.allreduce([torch.ones(2), torch.ones(3)])
@@ -181,7 +181,7 @@ def test_an_operation_that_fails_is_seen_to_have_failed_and_the_error_comes_thro
     assert shown(own_calls()[0])[3] == "finished"
 
 
-def test_groups_are_recorded_with_their_ranks_and_keep_their_numbers_apart():
+def test_groups_are_recorded_with_their_ranks_and_separate_numbers():
     group = dist.new_group([0])
     dist.all_reduce(torch.ones(7), group=group)
     (record,) = (record for record in read_records(FOLDER) if record.process == os.getpid())
@@ -191,7 +191,7 @@ def test_groups_are_recorded_with_their_ranks_and_keep_their_numbers_apart():
     dist.destroy_process_group(group)
 
 
-def test_what_torch_compiles_is_the_same_and_passes():
+def test_compiled_functions_give_the_same_results():
     def step(value):
         value = value * 2
         dist.all_reduce(value)
@@ -203,14 +203,14 @@ def test_what_torch_compiles_is_the_same_and_passes():
     assert torch.equal(whole(torch.ones(3)), step(torch.ones(3)))
 
 
-def test_methods_look_as_ever():
+def test_patched_methods_keep_their_names_and_can_be_pickled():
     assert dist.ProcessGroup.allreduce.__name__ == "allreduce"
     assert pickle.loads(pickle.dumps(dist.all_reduce)) is dist.all_reduce
 
 
-def test_a_defect_of_ours_ends_the_recording_and_not_the_training():
+def test_a_defect_of_the_recorder_ends_the_recording_and_not_the_training():
     calls = RECORDER.calls
-    calls.slots[id(dist.group.WORLD)] = (bytes(8), 0, int, None)  # takes no row
+    calls.slots[id(dist.group.WORLD)] = (bytes(8), 0, int, None)  # a slot to which no row can be written
     value = torch.ones(2)
     dist.all_reduce(value)
     assert calls._is_on is False
@@ -220,7 +220,7 @@ def test_a_defect_of_ours_ends_the_recording_and_not_the_training():
     assert shown(own_calls()[0]) == ("all_reduce", 2, "float32", "finished")
 
 
-def test_a_child_that_was_forked_off_does_not_write_into_its_parents_record():
+def test_a_forked_child_does_not_write_into_its_parent_s_record():
     dist.all_reduce(torch.ones(2))
     before = own_calls()
     child = os.fork()
@@ -245,13 +245,13 @@ OFF = """
 """
 
 
-def test_it_is_off_where_the_environment_says_so():
+def test_recording_is_off_if_the_environment_says_so():
     environment = {**os.environ, SWITCH_VARIABLE: "0"}
     subprocess.run([sys.executable, "-c", textwrap.dedent(OFF)], env=environment, check=True, timeout=LIMIT_S)
 
 
 class Nameless(dist.ProcessGroup):
-    """A program's own group, of which torch knows nothing."""
+    """A program's own group, which torch does not know."""
 
     def __init__(self):
         super().__init__(0, 1)
@@ -263,11 +263,11 @@ class Nameless(dist.ProcessGroup):
         return 0
 
 
-def test_a_group_without_a_name_is_not_recorded_and_ends_no_record():
+def test_a_group_without_a_name_is_not_recorded_and_ends_no_recording():
     own = Nameless()
     dist.all_reduce(torch.ones(3))
     (before,) = (record for record in read_records(FOLDER) if record.process == os.getpid())
-    with contextlib.suppress(RuntimeError):  # it has no backend
+    with contextlib.suppress(RuntimeError):  # the group has no backend
         own.allreduce([torch.ones(2)], dist.AllreduceOptions())
     dist.all_reduce(torch.ones(17))
     assert shown(own_calls()[0]) == ("all_reduce", 17, "float32", "finished")
@@ -275,7 +275,7 @@ def test_a_group_without_a_name_is_not_recorded_and_ends_no_record():
     assert len(after.groups) == len(before.groups)
 
 
-def test_a_group_that_found_no_slot_is_counted_once():
+def test_a_group_without_a_free_slot_is_counted_once():
     calls = CollectiveCalls()
     asked = []
     calls._rows_of = lambda facts: asked.append(facts.name) or 0
@@ -285,7 +285,7 @@ def test_a_group_that_found_no_slot_is_counted_once():
 
 
 class FakeBusyTable(dict):
-    """A table during whose look-ups another thread has something recorded."""
+    """A table during whose lookups another thread records an operation."""
 
     def __init__(self, other):
         super().__init__()
@@ -296,7 +296,7 @@ class FakeBusyTable(dict):
         return super().get(key, default)
 
 
-def test_what_is_recorded_while_the_table_is_swept_does_no_harm():
+def test_an_operation_that_is_recorded_during_a_sweep_of_the_table_does_no_harm():
     calls = CollectiveCalls()
     calls.works = FakeBusyTable(calls.works_of_rows)
     calls.works.update({7: 64, 8: 128})
@@ -305,23 +305,23 @@ def test_what_is_recorded_while_the_table_is_swept_does_no_harm():
     assert calls.works == {7: 64}
 
 
-def test_the_gradients_of_each_model_have_a_name_of_their_own_also_after_one_is_gone():
+def test_the_gradients_of_each_model_have_a_separate_name_also_after_a_deleted_model():
     calls = CollectiveCalls()
     asked = []
     calls._rows_of = lambda facts: asked.append(facts.name) or 0
-    reducer = object()  # one that is gone leaves its number to the next
+    reducer = object()  # a deleted reducer's id is used again for the next one
     for _ in range(3):
         calls.know_reducer(reducer, dist.group.WORLD)
     assert len(set(asked)) == 3, asked
 
 
-def test_a_number_of_elements_that_is_a_symbol_stays_one_and_is_not_recorded():
+def test_a_symbolic_number_of_elements_stays_symbolic_and_is_not_recorded():
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     shapes = ShapeEnv()
     traced = FakeTensorMode(shape_env=shapes).from_tensor(torch.ones(5, 3))
-    with contextlib.suppress(Exception):  # there is nothing to send
+    with contextlib.suppress(Exception):  # fake tensors have no data to send
         dist.group.WORLD.allreduce([traced], dist.AllreduceOptions())
     assert shown(own_calls()[0])[:3] == ("all_reduce", 0, "")
     assert shapes.guards == []
@@ -329,7 +329,7 @@ def test_a_number_of_elements_that_is_a_symbol_stays_one_and_is_not_recorded():
     assert shown(own_calls()[0]) == ("all_reduce", 19, "float32", "finished")
 
 
-def test_nothing_is_left():
+def test_no_files_are_left():
     dist.destroy_process_group()
     _AT.cleanup()
     assert not FOLDER.exists()

@@ -27,7 +27,7 @@ from clary.train.steps.functional_hooks import Operator
 from clary.train.steps.step_clock import COMMUNICATION
 
 OPERATORS = torch.ops._c10d_functional
-KNOWN_BEFORE = {OPERATORS.all_reduce: "all", OPERATORS.all_reduce.default: "one"}  # as torch's tables are
+KNOWN_BEFORE = {OPERATORS.all_reduce: "all", OPERATORS.all_reduce.default: "one"}  # like the tables of torch
 _AT = tempfile.TemporaryDirectory(prefix="clary-functional-")
 FOLDER = Path(_AT.name)
 os.environ[FOLDER_VARIABLE] = _AT.name
@@ -35,7 +35,7 @@ RECORDER = torch_hooks.install()
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 NAME = dist.group.WORLD.group_name
-dist.all_reduce(torch.ones(1))  # there is a record
+dist.all_reduce(torch.ones(1))  # creates the record
 
 
 def newest():
@@ -43,7 +43,7 @@ def newest():
 
 
 def num_counted(act):
-    """Return how many operations are counted while something is done."""
+    """Return the number of operations that are counted during a call."""
     before = newest().number
     act()
     return newest().number - before
@@ -74,7 +74,7 @@ ROW_WISE = """
 """
 
 
-def test_row_wise_dtensors_are_counted_and_timed_and_who_skips_an_operation_is_told():
+def test_row_wise_dtensors_are_counted_and_timed_and_a_skipping_rank_is_named():
     with Ranks(ROW_WISE, 2) as ranks:
         ranks.until(
             lambda calls: (
@@ -92,7 +92,7 @@ def test_row_wise_dtensors_are_counted_and_timed_and_who_skips_an_operation_is_t
         waiting, slow = (read_rows(file.read_bytes()[HEADER_BYTES:]) for file in files)
     assert len(waiting) == len(slow) == 6
     waits_s, is_waited_for_s = (sum(row.communication_s for row in rows[1:]) for rows in (waiting, slow))
-    assert waits_s > is_waited_for_s + 0.3  # of a second and a half, on a machine that holds up both
+    assert waits_s > is_waited_for_s + 0.3  # out of 1.5 s, on a machine that delays both ranks
     assert all(row.forward_s > 0.25 for row in slow)
 
 
@@ -106,7 +106,7 @@ ONCE = """
 """
 
 
-def test_a_group_that_is_a_class_of_python_counts_a_functional_operation_once():
+def test_a_group_of_a_python_class_counts_a_functional_operation_once():
     with Ranks(ONCE, 2, backend="smddp") as ranks:
         ranks.until(
             lambda calls: len(calls) == 2 and all(found and found[0].count == 9 for found in calls.values()),
@@ -120,7 +120,7 @@ def test_a_group_that_is_a_class_of_python_counts_a_functional_operation_once():
             assert len([group for group in record.groups if group.rows]) == 1
 
 
-def test_operations_are_recorded_with_what_they_bring_and_are_under_way_until_they_are_waited_for():
+def test_operations_are_recorded_with_their_elements_and_are_under_way_until_the_wait():
     ones = torch.ones(4, 3)
     out = torch.empty(4, 3)
     calls = [
@@ -156,7 +156,7 @@ def test_operations_are_recorded_with_what_they_bring_and_are_under_way_until_th
         assert newest().number == before + 1
 
 
-def test_functional_operations_and_others_of_a_group_have_one_numbering():
+def test_functional_and_other_operations_of_a_group_share_one_numbering():
     first = newest().number + 1
     funcol.all_reduce(torch.ones(3), "sum", dist.group.WORLD).wait()
     dist.all_reduce(torch.ones(4))
@@ -165,7 +165,7 @@ def test_functional_operations_and_others_of_a_group_have_one_numbering():
     assert [rows.get(first + index) for index in range(3)] == [3, 4, 5]
 
 
-def test_a_result_that_is_waited_for_where_it_is_used_ends_the_operation():
+def test_an_implicit_wait_at_the_use_of_a_result_ends_the_operation():
     result = funcol.all_reduce(torch.ones(2), "sum", NAME)
     assert shown(newest())[3] == "under way"
     assert (result + 1).tolist() == [2.0, 2.0]
@@ -175,14 +175,14 @@ def test_a_result_that_is_waited_for_where_it_is_used_ends_the_operation():
     assert shown(newest()) == ("all_gather_into_tensor", 8, "float32", "finished")
 
 
-def test_waiting_is_communication():
+def test_a_wait_counts_as_communication():
     spent = RECORDER.clock._spent
     before = spent[COMMUNICATION]
     funcol.wait_tensor(funcol.all_reduce(torch.ones(2), "sum", NAME))
     assert spent[COMMUNICATION] > before
 
 
-def test_an_exchange_of_shards_which_waits_for_itself_is_recorded_and_timed():
+def test_a_shard_exchange_with_its_own_wait_is_recorded_and_timed():
     spent, value = RECORDER.clock._spent, torch.arange(16.0).reshape(4, 4)
     before = spent[COMMUNICATION]
     assert torch.equal(torch.ops._dtensor.shard_dim_alltoall(value, 0, 1, NAME), value)
@@ -190,31 +190,31 @@ def test_an_exchange_of_shards_which_waits_for_itself_is_recorded_and_timed():
     assert spent[COMMUNICATION] > before
 
 
-def test_what_another_thread_does_is_recorded():
+def test_an_operation_of_another_thread_is_recorded():
     thread = threading.Thread(target=lambda: funcol.all_reduce(torch.ones(21), "sum", NAME).wait())
     assert num_counted(lambda: (thread.start(), thread.join(LIMIT_S))) == 1
     assert shown(newest()) == ("all_reduce", 21, "float32", "finished")
 
 
 class PassingDispatch(TorchDispatchMode):
-    """Looks at every operator."""
+    """Intercepts every operator without a change."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
 
 
 class PassingFunctions(TorchFunctionMode):
-    """Looks at every function."""
+    """Intercepts every function without a change."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
 
 
 class Named(torch.Tensor):
-    """A class of tensors that changes nothing."""
+    """A subclass of tensors without changes."""
 
 
-def test_an_operation_counts_once_however_it_is_called():
+def test_an_operation_counts_once_for_every_form_of_call():
     ones = torch.ones(2)
     leaf = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     ways = [
@@ -236,14 +236,14 @@ def test_an_operation_counts_once_however_it_is_called():
     assert num_counted(lambda: funcol.all_reduce(funcol.all_reduce(ones, "sum", NAME), "sum", NAME).wait()) == 2
 
 
-def test_a_list_with_a_tensor_that_is_still_waited_for_counts_once():
+def test_a_list_with_a_pending_tensor_counts_once():
     ones = torch.ones(2)
     awaited = funcol.all_reduce(ones, "sum", NAME)
     assert isinstance(awaited, funcol.AsyncCollectiveTensor)
     assert num_counted(lambda: OPERATORS.all_reduce_coalesced([ones, awaited], "sum", NAME)) == 1
 
 
-def test_an_operator_cannot_be_pickled_for_the_reason_that_torch_gives_and_its_copy_is_itself():
+def test_an_operator_gives_torch_s_pickling_error_and_its_copy_is_itself():
     reasons = []
     for kept in (contextlib.nullcontext, without):
         with kept():
@@ -256,7 +256,7 @@ def test_an_operator_cannot_be_pickled_for_the_reason_that_torch_gives_and_its_c
     assert copy.deepcopy(OPERATORS.all_reduce.op) is OPERATORS.all_reduce.op
 
 
-def test_backward_passes_are_counted_and_right():
+def test_backward_passes_are_counted_and_correct():
     leaf = torch.ones(3, requires_grad=True)
     before = newest().number
     (funcol.all_reduce(leaf, "sum", NAME) * 2).sum().backward()
@@ -273,7 +273,7 @@ class Summing(torch.nn.Module):
 
 
 def traced():
-    """Return the compilers' results for functional collectives, and the number of operations that each has run."""
+    """Return the compilers' results for functional collectives, and how many operations each has run."""
     torch._dynamo.reset()
     ones, found, counts = torch.ones(3), [], {}
 
@@ -300,7 +300,7 @@ def traced():
 
 @contextlib.contextmanager
 def without():
-    """Have operators call the functions that torch made them with."""
+    """Have operators call torch's original functions."""
     packets = [getattr(OPERATORS, name) for name in list(OPERATORS)]
     items = [item for packet in packets for item in (packet, *packet.op_overloads())]
     wrapped = {id(item): (item, item._op) for item in items if isinstance(item._op, Operator)}
@@ -314,7 +314,7 @@ def without():
             item._op = operator
 
 
-def test_compilers_make_of_it_what_they_made_and_only_what_is_run_is_counted():
+def test_compilers_give_unchanged_results_and_only_executed_operations_are_counted():
     found, counts = traced()
     assert counts == {
         "make_fx": 0,
@@ -352,7 +352,7 @@ def test_dtensors_are_compiled_into_one_graph():
     assert len(graphs.graphs) == 1
 
 
-def test_what_is_compiled_around_operations_does_not_draw_ours_in():
+def test_compiled_code_around_operations_does_not_include_the_recorder():
     torch._dynamo.reset()
 
     def step(value):
@@ -366,7 +366,7 @@ def test_what_is_compiled_around_operations_does_not_draw_ours_in():
     assert "_len_torch_dispatch_stack" not in reasons
 
 
-def test_operators_are_found_in_tables_that_had_them_before():
+def test_operators_are_found_in_tables_that_were_built_before():
     assert KNOWN_BEFORE[OPERATORS.all_reduce] == "all"
     assert KNOWN_BEFORE[OPERATORS.all_reduce.default] == "one"
     assert OPERATORS.wait_tensor.default in torch.fx.node._side_effectful_functions
@@ -387,7 +387,7 @@ def test_tensors_without_values_are_not_counted():
     assert num_counted(lambda: OPERATORS.all_reduce(torch.ones(2, device="meta"), "sum", NAME)) == 0
 
 
-def test_an_operation_that_fails_is_seen_to_have_failed_and_the_error_is_torchs():
+def test_a_failed_operation_is_recorded_as_failed_and_the_error_is_torch_s():
     errors = []
     for group, operation in (("nobody", "sum"), (NAME, "nonsense")):
         for has_ours in (True, False):
@@ -403,14 +403,14 @@ def test_an_operation_that_fails_is_seen_to_have_failed_and_the_error_is_torchs(
     assert num_counted(lambda: dist.all_reduce(torch.ones(2))) == 1, "the record goes on"
 
 
-def test_results_that_nobody_waits_for_are_forgotten():
+def test_results_without_a_wait_are_evicted():
     kept = [OPERATORS.all_reduce(torch.ones(1), "sum", NAME) for _ in range(1500)]
     assert len(RECORDER.calls.outputs) <= 1025 < len(kept)
 
 
-def test_a_defect_of_ours_ends_the_recording_and_not_the_training():
+def test_a_defect_of_the_recorder_ends_the_recording_and_not_the_training():
     calls = RECORDER.calls
-    calls.slots[id(dist.group.WORLD)] = (bytes(8), 0, int, None)  # takes no row
+    calls.slots[id(dist.group.WORLD)] = (bytes(8), 0, int, None)  # a slot to which no row can be written
     assert funcol.all_reduce(torch.ones(2), "sum", NAME).tolist() == [1.0, 1.0]
     assert calls._is_on is False
     assert funcol.all_reduce(torch.ones(2), "sum", NAME).tolist() == [1.0, 1.0]
@@ -419,7 +419,7 @@ def test_a_defect_of_ours_ends_the_recording_and_not_the_training():
     assert shown(newest()) == ("all_reduce", 27, "float32", "finished")
 
 
-def test_a_child_that_was_forked_off_waits_without_writing_into_its_parents_record():
+def test_a_forked_child_waits_without_writing_into_its_parent_s_record():
     result = OPERATORS.all_reduce(torch.ones(29), "sum", NAME)
     before = rows_of_process(FOLDER)
     child = os.fork()
@@ -432,7 +432,7 @@ def test_a_child_that_was_forked_off_waits_without_writing_into_its_parents_reco
     assert shown(newest()) == ("all_reduce", 29, "float32", "finished")
 
 
-def test_nothing_is_left():
+def test_no_files_are_left():
     dist.destroy_process_group()
     _AT.cleanup()
     assert not FOLDER.exists()

@@ -36,7 +36,7 @@ DISTRIBUTED = """
 """
 
 
-def test_who_waits_for_another_rank_communicates_in_ddp_and_in_plain_collectives():
+def test_a_wait_for_another_rank_is_communication_in_ddp_and_in_plain_collectives():
     with tempfile.TemporaryDirectory(prefix="clary-steps-") as folder:
         environment = {**os.environ, FOLDER_VARIABLE: folder}
         command = [sys.executable, "-c", textwrap.dedent(DISTRIBUTED), f"{folder}/meet"]

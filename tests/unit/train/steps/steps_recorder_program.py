@@ -25,7 +25,7 @@ from clary.contract.step_records import (
 from clary.train.steps import torch_hooks
 
 SLEEP_S = 0.03
-AROUND_S = 0.02  # what a part may have less than the sleep that is in it: clocks and the scheduler
+AROUND_S = 0.02  # tolerance by which a part may be shorter than its sleep: clocks and the scheduler
 _AT = tempfile.TemporaryDirectory(prefix="clary-steps-")
 FOLDER = _AT.name
 os.environ[FOLDER_VARIABLE] = FOLDER
@@ -36,7 +36,7 @@ class Bare(torch.distributed.Work):
 
 
 def told():
-    """Return torch's error for a work that has no `wait` of its own."""
+    """Return torch's error for a work without its own `wait`."""
     try:
         return Bare().wait(timedelta(seconds=0.1))
     except RuntimeError as error:
@@ -44,7 +44,7 @@ def told():
 
 
 def installed_with(**variables):
-    """Return the result of installing, and whether torch is as it was."""
+    """Return the result of `install`, and whether torch is unchanged."""
     before, kept = torch.autograd.backward, dict(os.environ)
     os.environ.update(variables)
     try:
@@ -63,7 +63,7 @@ torch.set_num_threads(1)
 
 
 class Slow(torch.utils.data.Dataset):
-    """Items that take their time."""
+    """Items that take `SLEEP_S` each."""
 
     def __len__(self):
         return 4
@@ -74,7 +74,7 @@ class Slow(torch.utils.data.Dataset):
 
 
 class SlowBoth(torch.autograd.Function):
-    """The identity, slow forwards and backwards."""
+    """The identity, with slow forward and backward passes."""
 
     @staticmethod
     def forward(context, value):
@@ -88,7 +88,7 @@ class SlowBoth(torch.autograd.Function):
 
 
 class SlowSgd(torch.optim.SGD):
-    """Takes its time to step."""
+    """Sleeps in each step."""
 
     def step(self, closure=None):
         result = super().step(closure)
@@ -108,7 +108,7 @@ def model():
 
 
 def fresh():
-    """Begin a record of its own; the number of the last step before it is 0."""
+    """Start a new record; the number of the last step before it is 0."""
     RECORDER.reset()
     for path in Path(FOLDER).glob("*.steps"):
         path.unlink()
@@ -141,14 +141,14 @@ def test_each_part_of_a_step_gets_its_time():
         assert sum(parts) + row.communication_s <= row.step_s + 1e-6
 
 
-def test_what_is_done_between_steps_is_in_no_part():
+def test_time_between_steps_belongs_to_no_part():
     fresh()
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     loader = DataLoader(torch.ones(4, 3), batch_size=1)
     train(net, optimizer)
     for batch in loader:
-        time.sleep(SLEEP_S)  # an evaluation: nothing of it is trained
+        time.sleep(SLEEP_S)  # an evaluation without training
         net(batch)
     next(iter(loader))
     train(net, optimizer)
@@ -181,7 +181,7 @@ def test_of_two_optimizers_the_first_ends_the_step():
     assert all(at_least(row.optimizer_s) for row in found[1:]), "the other's step is in the next"
 
 
-def test_an_optimizer_that_takes_over_ends_steps_in_the_end():
+def test_an_optimizer_that_replaces_another_ends_steps_eventually():
     fresh()
     net = model()
     train(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -189,7 +189,7 @@ def test_an_optimizer_that_takes_over_ends_steps_in_the_end():
     assert len(rows()) > 20
 
 
-def test_a_closure_is_forward_and_backward_and_not_the_optimizers():
+def test_a_closure_counts_as_forward_and_backward_and_not_as_optimizer_time():
     fresh()
     net = model()
     optimizer = torch.optim.LBFGS(net.parameters(), max_iter=2)
@@ -207,7 +207,7 @@ def test_a_closure_is_forward_and_backward_and_not_the_optimizers():
     assert row.optimizer_s < row.step_s / 2
 
 
-def test_a_gradient_scaler_steps_and_a_step_that_it_leaves_out_is_none():
+def test_a_gradient_scaler_makes_steps_and_a_skipped_step_does_not_count():
     fresh()
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -220,7 +220,7 @@ def test_a_gradient_scaler_steps_and_a_step_that_it_leaves_out_is_none():
     assert len(rows()) == 2
 
 
-def test_an_exception_passes_and_the_next_steps_are_right():
+def test_an_exception_is_passed_on_and_the_next_steps_are_correct():
     fresh()
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -253,7 +253,7 @@ def test_an_optimizer_that_steps_inside_of_the_backward_pass_is_recorded():
     assert len(rows()) == 5
 
 
-def test_a_training_in_a_thread_of_its_own_is_recorded():
+def test_a_training_in_a_separate_thread_is_recorded():
     fresh()
     net = model()
     thread = threading.Thread(target=train, args=(net, torch.optim.SGD(net.parameters(), lr=0.1), 3))
@@ -262,7 +262,7 @@ def test_a_training_in_a_thread_of_its_own_is_recorded():
     assert len(rows()) == 3
 
 
-def test_results_are_the_same_to_the_bit_as_without():
+def test_results_are_bitwise_equal_with_and_without_the_recorder():
     fresh()
     results = []
     for is_on in (True, False):
@@ -278,7 +278,7 @@ def test_results_are_the_same_to_the_bit_as_without():
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-def test_models_losses_and_optimizers_are_pickled_and_copied_as_ever():
+def test_models_losses_and_optimizers_can_still_be_pickled_and_copied():
     fresh()
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -292,7 +292,7 @@ def test_models_losses_and_optimizers_are_pickled_and_copied_as_ever():
     assert pickle.loads(pickle.dumps(torch.autograd.backward)) is torch.autograd.backward
 
 
-def test_loader_workers_leave_no_files_and_work():
+def test_loader_workers_work_and_leave_no_files():
     fresh()
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -302,7 +302,7 @@ def test_loader_workers_leave_no_files_and_work():
     assert [path.name for path in Path(FOLDER).iterdir()] == [f"0-{os.getpid()}.steps"]
 
 
-def test_a_process_that_was_forked_off_has_a_file_of_its_own():
+def test_a_forked_process_has_its_own_file():
     fresh()
     net = model()
     train(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -326,7 +326,7 @@ def test_the_file_keeps_the_last_steps_and_does_not_grow():
     assert sorted(row.number for row in rows()) == list(range(21, NUM_ROWS + 21))
 
 
-def test_a_folder_that_takes_nothing_ends_the_recording_and_not_the_training():
+def test_an_unwritable_folder_ends_the_recording_and_not_the_training():
     fresh()
     net = model()
     RECORDER._folder = "/nonexistent"
@@ -336,18 +336,18 @@ def test_a_folder_that_takes_nothing_ends_the_recording_and_not_the_training():
     RECORDER.is_on = True
 
 
-def test_it_is_off_where_the_environment_says_so_or_no_agent_wants_it():
+def test_recording_is_off_if_the_environment_says_so_or_no_agent_wants_it():
     assert SWITCHED_OFF == NOT_WANTED == (None, True)
     assert RECORDER is not None
     assert torch_hooks.install() is None, "once is enough"
 
 
-def test_works_of_python_without_a_wait_of_their_own_do_what_they_did():
+def test_python_works_without_their_own_wait_behave_as_before():
     assert hasattr(torch.distributed.Work.wait, torch_hooks._MARK)
     assert told() == TOLD_BEFORE
 
 
-def test_several_tensors_and_none_that_can_be_hooked_are_passed_on():
+def test_several_tensors_and_tensors_without_hooks_are_passed_on():
     fresh()
     net = model()
     one, two = net(torch.ones(1, 3)).sum(), net(torch.ones(1, 3)).sum()
@@ -377,7 +377,7 @@ def test_compiled_models_and_steps_are_recorded():
     assert len(rows()) == 4
 
 
-def test_a_compiled_step_is_compiled_once_and_not_again_for_every_step():
+def test_a_compiled_step_is_compiled_only_once():
     fresh()
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -394,7 +394,7 @@ def test_a_compiled_step_is_compiled_once_and_not_again_for_every_step():
     assert "perf_counter" not in reasons
 
 
-def test_scripts_of_torch_jit_find_the_backward_pass():
+def test_torchscript_functions_find_the_backward_pass():
     @torch.jit.script
     def script(value: torch.Tensor):
         torch.autograd.backward([value.sum()])
@@ -406,19 +406,19 @@ def test_scripts_of_torch_jit_find_the_backward_pass():
 
 
 class Unhookable(torch.Tensor):
-    """Takes no hooks."""
+    """A tensor that refuses hooks."""
 
     def register_hook(self, hook):
         raise RuntimeError("no hooks here")
 
 
-def test_a_loss_that_takes_no_hooks_is_differentiated_all_the_same():
+def test_a_loss_that_refuses_hooks_is_still_differentiated():
     loss = model()(torch.ones(1, 3)).sum().as_subclass(Unhookable)
     assert loss.grad_fn is not None
     assert torch_hooks._hook_first(loss, print) is None
 
 
-def test_a_defect_of_ours_ends_the_recording_and_not_the_training():
+def test_a_defect_of_the_recorder_ends_the_recording_and_not_the_training():
     fresh()
     net = model()
     RECORDER.clock.enter_optimizer = None
@@ -428,7 +428,7 @@ def test_a_defect_of_ours_ends_the_recording_and_not_the_training():
     RECORDER.reset()
 
 
-def test_a_descriptor_that_the_program_has_closed_is_not_written_to_when_it_is_another_file():
+def test_a_closed_descriptor_that_is_another_file_now_is_not_written():
     fresh()
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -439,15 +439,15 @@ def test_a_descriptor_that_the_program_has_closed_is_not_written_to_when_it_is_a
         train(net, optimizer)
         assert os.fstat(theirs.fileno()).st_size == 0
         RECORDER.reset()
-        os.fstat(descriptor)  # theirs is open still
+        os.fstat(descriptor)  # the program's file is still open
         os.close(descriptor)
 
 
 def rows_or_none():
-    """Return the rows of this process; None if there is no file."""
+    """Return the rows of this process, or None if there is no file."""
     return rows() if list(Path(FOLDER).glob("*.steps")) else None
 
 
-def test_nothing_is_left():
+def test_no_files_are_left():
     _AT.cleanup()
     assert not Path(FOLDER).exists()

@@ -1,4 +1,4 @@
-"""The clock of steps, by a clock that only tests move."""
+"""The clock of steps, driven by a clock that only tests advance."""
 
 import pytest
 
@@ -9,7 +9,7 @@ S = 1_000_000_000
 
 
 class Program:
-    """Spends seconds in parts."""
+    """Spends seconds in parts of steps."""
 
     def __init__(self):
         self.now_ns = 5 * S
@@ -34,7 +34,7 @@ def program():
     return Program()
 
 
-def test_what_comes_before_a_backward_pass_is_forward_and_what_comes_before_anything_else_is_not(program):
+def test_time_before_a_backward_pass_is_forward_and_other_time_is_no_part(program):
     program.spend(1)
     program.part(DATA, 2)
     program.spend(4)
@@ -44,7 +44,7 @@ def test_what_comes_before_a_backward_pass_is_forward_and_what_comes_before_anyt
     assert row == StepRow(1, 1000.0, 63.0, 2.0, 4.0, 8.0, 0.0, 32.0)
 
 
-def test_communication_is_taken_out_of_the_part_that_it_is_in(program):
+def test_communication_is_subtracted_from_the_part_that_contains_it(program):
     program.spend(1)
     program.part(COMMUNICATION, 2)
     program.spend(4)
@@ -60,7 +60,7 @@ def test_communication_is_taken_out_of_the_part_that_it_is_in(program):
     assert (row.forward_s, row.backward_s, row.communication_s, row.optimizer_s) == (5.0, 40.0, 82.0, 128.0)
 
 
-def test_what_was_begun_and_not_ended_ends_with_what_it_is_in(program):
+def test_a_part_without_an_end_ends_with_the_part_around_it(program):
     depth = program.clock.enter(BACKWARD)
     program.spend(1)
     program.clock.enter(COMMUNICATION)
@@ -80,14 +80,14 @@ def test_a_closure_inside_of_an_optimizer_is_forward_and_backward(program):
     assert (row.forward_s, row.backward_s, row.optimizer_s) == (1.0, 2.0, 4.0)
 
 
-def test_a_step_of_a_base_class_inside_of_a_step_of_the_same_optimizer_ends_nothing(program):
+def test_a_nested_step_of_the_same_optimizer_does_not_end_the_step(program):
     program.clock.enter_optimizer("sgd")
     assert program.step(1, num_outer=1) is None
     program.spend(2)
     assert program.clock.leave_optimizer("sgd").optimizer_s == 3.0
 
 
-def test_a_step_that_ended_with_an_error_is_forgotten_with_the_next(program):
+def test_a_step_that_ended_with_an_error_is_discarded_by_the_next(program):
     program.clock.enter_optimizer("sgd")
     program.spend(1)
     row = program.step(2)
@@ -102,14 +102,14 @@ def test_steps_of_a_second_optimizer_are_part_of_the_first_ones_steps(program):
     assert (row.number, row.optimizer_s) == (2, 6.0)
 
 
-def test_an_optimizer_that_goes_on_alone_takes_over(program):
+def test_an_optimizer_that_continues_alone_takes_over(program):
     program.step(1, "old")
     ended = [program.step(1, "new") is not None for _ in range(MOST_STEPS_OF_ANOTHER + 2)]
     assert ended == [False] * (MOST_STEPS_OF_ANOTHER - 1) + [True] * 3
     assert program.step(1, "old") is None
 
 
-def test_an_optimizer_inside_of_a_backward_pass_leaves_it_open(program):
+def test_an_optimizer_inside_of_a_backward_pass_leaves_the_pass_open(program):
     depth = program.clock.enter(BACKWARD)
     program.spend(1)
     first = program.step(2)
@@ -119,5 +119,5 @@ def test_an_optimizer_inside_of_a_backward_pass_leaves_it_open(program):
     assert program.step().backward_s == 4.0
 
 
-def test_an_end_without_a_beginning_is_nothing(program):
+def test_an_end_without_a_beginning_is_ignored(program):
     assert program.clock.leave_optimizer("sgd") is None

@@ -8,7 +8,7 @@ from torch_programs import assert_passed, names
 PROGRAM = Path(__file__).with_name("steps_ranks_program.py")
 
 
-@pytest.mark.timeout(220)  # a program on a busy machine; its first test waits for all of it
+@pytest.mark.timeout(220)  # a busy machine needs this long for the program; the first test waits for all of it
 @pytest.mark.parametrize("name", names(PROGRAM))
 @pytest.mark.long
 def test_ranks(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Graphs cut over ranks, without TensorFlow: ranks with messages compute the values of one rank alone."""
+"""Graphs cut over ranks, without TensorFlow: ranks that exchange messages compute the values of a single rank."""
 
 import random
 
@@ -31,7 +31,7 @@ def test_a_chain_has_the_levels_of_a_pipeline():
         "x": 0,
         "read0": 0,
         "first": 0,
-        "read1": 1,  # late, next to its use
+        "read1": 1,  # at a late level, next to its use
         "second": 1,
         "loss": 2,
         "dsecond": 2,
@@ -39,7 +39,7 @@ def test_a_chain_has_the_levels_of_a_pipeline():
     }
 
 
-def test_orders_are_sorted_whatever_the_order_of_nodes_and_joins_are_passed_through():
+def test_nodes_are_sorted_in_any_input_order_and_joins_are_skipped():
     graph = Graph(
         [
             Node("late", "Identity", (Output("x", 0),), controls=("join",)),
@@ -52,14 +52,14 @@ def test_orders_are_sorted_whatever_the_order_of_nodes_and_joins_are_passed_thro
     assert list(graph.nodes).index("change") < list(graph.nodes).index("late")
 
 
-def test_circles_and_strangers_are_refused():
+def test_cycles_and_unknown_nodes_are_refused():
     with pytest.raises(ValueError, match="waits for itself"):
         Graph([Node("a", "Add", (Output("b", 0),)), Node("b", "Add", (Output("a", 0),))])
     with pytest.raises(ValueError, match="which is not in the graph"):
         Graph([Node("a", "Add", (Output("nobody", 0),))])
 
 
-def test_digests_see_parts_and_inputs():
+def test_digests_depend_on_parts_and_inputs():
     def digest(part, source):
         nodes = [
             Node("x", "P", is_fed=True),
@@ -75,7 +75,7 @@ def test_digests_see_parts_and_inputs():
     assert len({digest(0, "x"), digest(1, "x"), digest(0, "z")}) == 3
 
 
-def test_a_variable_that_is_read_early_and_written_late_holds_the_next_microbatch_back():
+def test_a_variable_that_is_read_early_and_written_late_delays_the_next_microbatch():
     graph = Graph(
         [
             Node("read", "ReadVariableOp", part=0),
@@ -89,7 +89,7 @@ def test_a_variable_that_is_read_early_and_written_late_holds_the_next_microbatc
     assert held_back(graph, levels, {"read": 1}) == []
 
 
-def test_ranks_run_what_they_and_others_need_and_nothing_else():
+def test_ranks_run_only_the_nodes_that_they_or_others_need():
     results = [[Output("loss", 0), Output("dfirst", 0)], [Output("loss", 0)]]
     demands = [own_demands(CHAIN, wanted) for wanted in results]
     assert [list(map(str, one)) for one in demands] == [["dfirst:0", "second:0"], ["second:0"]]
@@ -105,7 +105,7 @@ def test_ranks_run_what_they_and_others_need_and_nothing_else():
 
 @st.composite
 def graphs(draw):
-    """Return a graph of any shape over some parts, and the results that each rank wants of it."""
+    """Return a graph of any shape over some parts, and the results that each rank requests."""
     num_parts = draw(st.integers(1, 4))
     generator = random.Random(draw(st.integers(0, 10_000)))
     nodes = [Node("x0", "Placeholder", is_fed=True), Node("x1", "Placeholder", is_fed=True)]
@@ -129,7 +129,9 @@ def value_alone(graph, name, microbatch):
 
 @settings(max_examples=150, deadline=None)
 @given(graphs(), st.integers(1, 4), st.sampled_from(["simple", "interleaved"]), st.integers(1, 5), st.integers(0, 4))
-def test_ranks_that_keep_their_orders_compute_what_one_rank_computes(made, num_microbatches, policy, active, last):
+def test_ranks_that_follow_their_orders_compute_the_values_of_a_single_rank(
+    made, num_microbatches, policy, active, last
+):
     graph, wanted = made
     num_parts = len(wanted)
     levels = find_levels(graph)
@@ -202,7 +204,7 @@ def test_simple_has_all_forward_passes_first_and_interleaved_alternates():
     assert words(chain_orders("interleaved", 3, 9)[1]) == "F0 B0 F1 B1 F2 B2"
 
 
-def test_active_microbatches_bound_those_under_way():
+def test_active_microbatches_limit_the_number_in_progress():
     for active in (1, 2, 3):
         for order in chain_orders("simple", 4, active):
             under_way, most = set(), 0

@@ -1,4 +1,4 @@
-"""The error in a rank where DeepSpeed cannot compile its part for NVMe: libaio by name, DeepSpeed's words behind it."""
+"""The error of a rank whose DeepSpeed cannot compile its NVMe part: it names libaio, then quotes DeepSpeed."""
 
 import ctypes
 import errno
@@ -17,7 +17,7 @@ DEEPSPEEDS_WORDS = (
 
 
 def builder(name, *, compatible, loads=False):
-    """An OpBuilder of DeepSpeed's, mended."""
+    """A patched OpBuilder of DeepSpeed."""
 
     class OpBuilder:
         def __init__(self):
@@ -42,9 +42,9 @@ def failure_of(one):
     return raised.value
 
 
-def test_a_missing_libaio_is_named_with_what_brings_it(monkeypatch):
+def test_a_missing_libaio_is_named_with_the_package_to_install(monkeypatch):
     monkeypatch.setenv("SM_CURRENT_HOST", "algo-2")
-    monkeypatch.setenv("CC", "sh -x")  # any program that is there
+    monkeypatch.setenv("CC", "sh -x")  # any existing program
     error = failure_of(builder("async_io", compatible=False))
     assert str(error).startswith(
         "DeepSpeed on algo-2: offload to nvme needs libaio: libaio and its header are not there"
@@ -55,7 +55,7 @@ def test_a_missing_libaio_is_named_with_what_brings_it(monkeypatch):
     assert str(error.__cause__) == DEEPSPEEDS_WORDS
 
 
-def test_a_missing_compiler_is_named_in_its_place(monkeypatch):
+def test_a_missing_compiler_is_named_instead(monkeypatch):
     monkeypatch.setenv("CC", "/nowhere/gcc")
     assert "there is no C compiler: `apt-get install g++ libaio-dev`" in str(
         failure_of(builder("async_io", compatible=False))
@@ -63,15 +63,15 @@ def test_a_missing_compiler_is_named_in_its_place(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "compatible"), [("async_io", True), ("cpu_adam", False)])
-def test_other_failures_keep_deepspeeds_words(name, compatible):
+def test_other_failures_keep_the_message_of_deepspeed(name, compatible):
     assert str(failure_of(builder(name, compatible=compatible))) == DEEPSPEEDS_WORDS
 
 
-def test_a_part_that_loads_is_what_deepspeed_loaded():
+def test_a_part_that_loads_is_returned_unchanged():
     assert builder("async_io", compatible=True, loads=True).jit_load(verbose=False) == "async_io, verbose=False"
 
 
-def test_a_version_without_the_place_stays_as_it_is():
+def test_a_version_without_the_patched_method_is_not_changed():
     module = types.SimpleNamespace(OpBuilder=type("OpBuilder", (), {}))
     mend_builder(module)
     assert not hasattr(module.OpBuilder, "jit_load")
@@ -91,7 +91,7 @@ class Example:
 
 
 def loaded_handle():
-    """A handle of DeepSpeed's part for NVMe, as its mended builder loads it."""
+    """Return a handle of DeepSpeed's NVMe part, as the patched builder loads it."""
 
     class AioHandle:
         def new_cpu_locked_tensor(self, count, example):
@@ -112,18 +112,18 @@ def loaded_handle():
 
 @pytest.fixture
 def locking(monkeypatch, tmp_path):
-    """Give this process a limit on locked memory, 4 KiB of which are taken, and capabilities; returns the function."""
+    """Return a function that sets this process's limit on locked memory, with 4 KiB in use, and its capabilities."""
     status = tmp_path / "status"
     monkeypatch.setattr(deepspeed_nvme, "_STATUS", str(status))
 
-    def limit(num_bytes, *, capabilities=0xA80425FB):  # Docker's defaults
+    def limit(num_bytes, *, capabilities=0xA80425FB):  # the default capabilities under Docker
         status.write_text(f"Name:\tpython\nVmLck:\t       4 kB\nCapEff:\t{capabilities:016x}\n")
         monkeypatch.setattr(resource, "getrlimit", lambda which: (num_bytes, num_bytes))
 
     return limit
 
 
-def test_a_buffer_that_may_not_be_locked_is_refused_with_the_limit(locking, monkeypatch):
+def test_a_buffer_beyond_the_lock_limit_is_refused_with_the_limit(locking, monkeypatch):
     monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
     locking(8192)
     with pytest.raises(RuntimeError) as raised:
@@ -139,14 +139,14 @@ def test_a_buffer_that_may_not_be_locked_is_refused_with_the_limit(locking, monk
     [(8192, 0), (resource.RLIM_INFINITY, 0), (4096, 1 << 14)],
     ids=["room", "no limit", "may"],
 )
-def test_a_buffer_that_may_be_locked_is_locked(locking, limit, capabilities):
+def test_a_buffer_within_the_lock_limit_is_locked(locking, limit, capabilities):
     locking(limit, capabilities=capabilities)
     assert loaded_handle().new_cpu_locked_tensor(1024, Example()) == "1024 locked"
 
 
 @pytest.fixture
 def disk(monkeypatch, tmp_path):
-    """A file on a disk that reads to addresses of whole blocks of 512 bytes alone, past the page cache."""
+    """A file on a disk whose direct reads need addresses that are multiples of 512 bytes."""
     deepspeed_nvme._takes.cache_clear()
     path = tmp_path / "1_2_gradient.swp"
     path.write_bytes(bytes(8192))
@@ -169,14 +169,14 @@ def test_a_read_to_an_address_that_the_disk_refuses_is_an_error_with_the_remedy(
     assert str(raised.value).startswith(f"DeepSpeed on algo-1: offload to nvme reads {disk} to an address")
 
 
-def test_a_read_to_a_whole_block_goes_through(disk):
+def test_a_read_to_an_aligned_address_succeeds(disk):
     assert loaded_handle().async_pread(Example(4096 + 512), disk, 7) == f"{disk} read to 7"
 
 
-def test_a_disk_that_reads_to_any_address_is_left_alone(disk, monkeypatch):
+def test_a_disk_that_reads_to_any_address_is_not_refused(disk, monkeypatch):
     monkeypatch.setattr(os, "preadv", lambda file, buffers, offset: len(buffers[0]))
     assert loaded_handle().async_pread(Example(4096 + 4), disk, 0) == f"{disk} read to 0"
 
 
-def test_a_file_that_does_not_open_is_left_to_deepspeed():
+def test_a_file_that_can_not_be_opened_is_left_to_deepspeed():
     assert loaded_handle().async_pread(Example(4), "/nowhere/1.swp", 0) == "/nowhere/1.swp read to 0"

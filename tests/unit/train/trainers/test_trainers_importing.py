@@ -1,4 +1,4 @@
-"""Modules of libraries are mended when a program imports them, and not before; ranks without a GPU are counted."""
+"""Modules of libraries are patched when a program imports them, and not before; ranks without a GPU are counted."""
 
 import importlib
 import os
@@ -16,7 +16,7 @@ from clary.train.trainers.importing import MendingFinder, mend_when_imported
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """A package `pretended` on the path, and no finder of ours once the test is over."""
+    """A package `pretended` on the path; the import finder is removed after the test."""
     folder = tmp_path / "pretended"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
@@ -33,21 +33,21 @@ def mend(module):
     module.word = f"{module.word}, then mended"
 
 
-def test_a_module_is_mended_once_its_own_code_has_run(library):
+def test_a_module_is_patched_once_its_own_code_has_run(library):
     mend_when_imported({"pretended.inner": mend})
     assert "pretended.inner" not in sys.modules
     assert importlib.import_module("pretended.inner").word == "as written, then mended"
     assert importlib.import_module("pretended.other").word == "as written"
 
 
-def test_a_module_that_is_imported_already_is_mended_at_once(library):
+def test_an_imported_module_is_patched_at_once(library):
     module = importlib.import_module("pretended.inner")
     mend_when_imported({"pretended.inner": mend})
     assert module.word == "as written, then mended"
 
 
 def test_a_module_whose_code_runs_is_mended_at_its_end(library, tmp_path):
-    """Such as transformers.trainer, whose import brings torch, at whose end all this is called."""
+    """Like transformers.trainer, whose import loads torch; the end of torch's import calls the patch function."""
     middle = "import test_calls\ntest_calls.asks()\nassert 'word' not in globals()\n"
     (tmp_path / "pretended" / "inner.py").write_text(f"{middle}word = 'as written'\n")
     (tmp_path / "pretended" / "other.py").write_text(f"{middle}raise OSError('of its own')\n")
@@ -62,7 +62,7 @@ def test_a_module_whose_code_runs_is_mended_at_its_end(library, tmp_path):
         del sys.modules["test_calls"]
 
 
-def test_a_module_that_is_not_there_is_missing_as_ever(library):
+def test_a_missing_module_raises_the_usual_error(library):
     mend_when_imported({"pretended.gone": mend})
     with pytest.raises(ModuleNotFoundError, match=r"pretended\.gone"):
         importlib.import_module("pretended.gone")
@@ -80,7 +80,7 @@ def test_a_program_that_is_no_rank_gets_no_finder(monkeypatch):
     assert added_by_install(monkeypatch) == []
 
 
-def test_a_rank_has_accelerate_composer_and_deepspeed_alone_mended(monkeypatch):
+def test_a_rank_has_only_accelerate_composer_and_deepspeed_patched(monkeypatch):
     monkeypatch.delenv("SM_FRAMEWORK_PARAMS", raising=False)
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert added_by_install(monkeypatch) == [
@@ -89,14 +89,14 @@ def test_a_rank_has_accelerate_composer_and_deepspeed_alone_mended(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"sagemaker_distributed_dataparallel_enabled": false}'])
-def test_parameters_that_ask_for_nothing_are_no_trouble(monkeypatch, text):
+def test_empty_or_invalid_parameters_are_ignored(monkeypatch, text):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("SM_FRAMEWORK_PARAMS", text)
     assert added_by_install(monkeypatch) == []
 
 
 class Kind:
-    """Stands for accelerate's DistributedType, whose members are of their own class."""
+    """Stands for accelerate's DistributedType, whose members have the type itself."""
 
     MULTI_CPU = "multi"
 
@@ -118,7 +118,7 @@ def state_module(backend):
         ("nccl", {"LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "nccl"),
     ],
 )
-def test_a_rank_without_a_backend_is_one_of_all_over_gloo(monkeypatch, backend, variables, expected):
+def test_a_rank_without_a_backend_joins_over_gloo(monkeypatch, backend, variables, expected):
     for name in ("LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -138,14 +138,14 @@ def test_a_rank_without_a_backend_is_one_of_all_over_gloo(monkeypatch, backend, 
         ({}, None),
     ],
 )
-def test_composer_finds_the_number_of_its_host(monkeypatch, variables, expected):
+def test_composer_gets_the_number_of_its_host(monkeypatch, variables, expected):
     monkeypatch.setattr(os, "environ", dict(variables))
     name_node(types.ModuleType("composer.utils.dist"))
     assert os.environ.get("NODE_RANK") == expected
 
 
 class CachedProperty(property):
-    """As older versions of transformers have it: a property with a name of its own."""
+    """Like the property of older versions of transformers: a property under another name."""
 
 
 @pytest.mark.parametrize("is_python_s", [True, False])
@@ -165,11 +165,11 @@ def test_devices_are_chosen_by_the_function_in_every_version(is_python_s):
 
 
 @pytest.mark.parametrize("module", [types.SimpleNamespace(), types.SimpleNamespace(TrainingArguments=object)])
-def test_a_version_without_the_place_stays_as_it_is(module):
+def test_a_version_without_the_patched_property_is_not_changed(module):
     choose_devices_by(module, lambda arguments, otherwise: pytest.fail("called"))
 
 
-def test_a_second_call_takes_the_place_of_the_first(library):
+def test_a_second_call_replaces_the_first(library):
     mend_when_imported({"pretended.inner": mend})
     mend_when_imported({"pretended.inner": mend})
     assert sum(isinstance(finder, MendingFinder) for finder in sys.meta_path) == 1
