@@ -1,7 +1,7 @@
-"""Trial whether private layers can be laid over folders of this machine.
+"""Trial whether overlays of this machine's folders can be mounted.
 
-Where: asked before a host is shown a folder that it must not change. A host finds out by itself too, but then it may
-have to copy large folders while its start waits.
+Where: called before a host gets a folder that it must not change. The host would detect the failure itself, but its
+start might then wait for copies of large folders.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from clary.agent.host
 
 
 def why_no_overlay(folder: Path) -> str | None:
-    """Return None if a host whose own folder is `folder` can have overlays, or else why not. Raises: OSError."""
+    """Return None if a host with its folder in `folder` can have overlays, else the reason. Raises: OSError."""
     sources = str(Path(clary.__file__).parents[1])
     with tempfile.TemporaryDirectory(prefix="overlay-", dir=folder) as place:
         try:
@@ -40,8 +40,8 @@ def why_no_overlay(folder: Path) -> str | None:
 
 
 def probe() -> None:
-    """Lay an overlay as a host would; raises the kernel's error. Runs in a process of its own."""
-    # saves 24 ms of an agent's start: only the probing process imports them
+    """Mount an overlay as a host would; raise the kernel's error. Runs in a process of its own."""
+    # Imported late: saves 24 ms of an agent's start, because only the probing process needs these modules.
     from clary.agent.host.init import enter_own_user_namespace
     from clary.agent.host.mounts.machine_view import MachineView
 

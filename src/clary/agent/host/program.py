@@ -1,8 +1,8 @@
 """A program on a host: its start, output, signals and end.
 
-Where: the supervisor starts one for each order to run. It has a first process (`init`), which reports over a control
-socket, and one reader thread in the agent, which reads those reports and the program's output. All methods may be
-called from any thread.
+Where: the supervisor starts one program for each order to run. A program has a first process (`init`), which reports
+over a control socket, and one reader thread in the agent, which reads those reports and the program's output. All
+methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from clary.contract.launch_plan import Isolation
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-START_LIMIT_S = 60.0  # from the first process's start to every process's exec; a slow disk may need most of it
+START_LIMIT_S = 60.0  # from the first process's start to every process's exec; a slow disk may use most of it
 ANSWER_LIMIT_S = 5.0  # the first process answers in microseconds unless it cannot run at all
-FREE_LIMIT_S = 10.0  # for a host to clean up for another program; a program's files in /tmp take longest
+FREE_LIMIT_S = 10.0  # for a host's clean-up before another program; a program's files in /tmp take longest
 DRAIN_LIMIT_S = 5.0  # for output still in the pipes after the program's end
 
 _READ_BYTES = 256 * 1024
-_MAX_DRAIN_BYTES = 16 * 1024 * 1024  # most bytes read at an exit from a pipe that descendants keep filling
+_MAX_DRAIN_BYTES = 16 * 1024 * 1024  # limit of bytes read at an exit, because descendants may keep filling the pipe
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class NothingHasRunError(AgentError):
-    """A start that failed before any process of the program ran: the program can be started elsewhere."""
+    """A start that failed before any process of the program ran: the program can be started in another host."""
 
 
 class Program:
-    """A running program; `start` makes it, `close` always ends it."""
+    """A running program; created by `start`, ended by `close`."""
 
     def __init__(
         self,
@@ -89,16 +89,16 @@ class Program:
     ) -> Program:
         """Make the host and start every process in it.
 
-        A process that cannot be executed is no error here: it ends with exit code 127 or 126 and says why in its
-        output, as in a shell.
+        A command that cannot be executed raises no error: its process ends with exit code 127 or 126 and prints the
+        reason, as in a shell.
 
         Args:
             processes: at least one.
             sandbox: the host; `host_folder` and `ml_folder` exist.
             on_output: called with index and bytes as they are read, from one thread, also before `start` returns.
-                Standard output and standard error of a process come in the order in which they were written. During the
-                call no other output is read, so it has to be quick.
-            clock: time of day for exits that the keeper did not report.
+                Standard output and standard error of a process arrive in the order of the writes. During the call no
+                other output is read, so the call must be quick.
+            clock: time of day for exits not reported by the keeper.
 
         Raises:
             AgentError: the host could not be made; it was removed.
@@ -126,19 +126,19 @@ class Program:
         clock: Clock | None = None,
         on_free: Callable[[FirstProcess, str], None] | None = None,
     ) -> Program:
-        """Start every process in a host that stands by; otherwise as `start`.
+        """Start every process in a standby host; otherwise as `start`.
 
         Args:
-            first_process: of that host. It belongs to the program from now on, even if this raises.
+            first_process: of that host; owned by the program from now on, even if this call raises.
             processes: at least one.
             sandbox: the sandbox that the host was made with.
             forks: for each process, whether it can be forked from the standby interpreter.
             binds: the host's late binds.
             on_output: as for `start`.
             clock: as for `start`.
-            on_free: for a host that can serve one program after the other. `close` calls it with the first process,
-                which then belongs to the caller, and the reason if it serves no other program; in that case it has
-                ended.
+            on_free: for a host that can serve several programs in succession. `close` calls it with the first process,
+                which the caller then owns, and "" or the reason why the host serves no other program; with a reason the
+                first process has ended.
 
         Raises:
             NothingHasRunError: the host failed before any process began; it was removed.
@@ -166,12 +166,12 @@ class Program:
 
     @property
     def init_pid(self) -> int:
-        """First process of the host, in the machine's numbering."""
+        """Pid of the host's process 1 on the machine."""
         return self._record.init_pid
 
     @property
     def not_isolated(self) -> tuple[str, ...]:
-        """Sentences on everything that the program shares with the machine."""
+        """Sentences about everything that the program shares with the machine."""
         return self._record.not_isolated
 
     @property
@@ -181,28 +181,28 @@ class Program:
 
     @property
     def is_memory_limited(self) -> bool:
-        """Whether the kernel enforces the host's memory limit; if not, the agent has to watch it."""
+        """Whether the kernel enforces the host's memory limit; if not, the agent must watch the memory."""
         return self._first_process.is_memory_limited
 
     @property
     def may_be_followed(self) -> bool:
-        """Whether its host may serve another program."""
+        """Whether the program's host may serve another program."""
         return self._on_free is not None
 
     @property
     def num_forked(self) -> int:
-        """How many of the processes were forked from the standby interpreter; 0 unless the host stood by."""
+        """Number of processes forked from the standby interpreter; 0 if the host was no standby."""
         return self._record.num_forked
 
     @property
     def why_not_forked(self) -> str:
-        """The reason why processes that could have been forked were started anew; empty if all were forked."""
+        """The reason why processes that could have been forked were executed instead; empty if all were forked."""
         return self._record.why_not_forked
 
     def signal_all(self, signal_number: int) -> int:
-        """Send the signal to every live process of the program, each exactly once; 0 only counts them.
+        """Send a signal to every live process of the program, each exactly once; signal 0 only counts them.
 
-        Returns: how many were reached, descendants included; 0 after the program's end.
+        Returns: number of signalled processes, descendants included; 0 after the program's end.
         """
         number = next(self._order_numbers)
         if not self._first_process.send({"kind": "signal", "number": int(signal_number), "id": number}):
@@ -213,7 +213,7 @@ class Program:
         """Kill every process of the program at once; return when they have ended.
 
         Raises:
-            AgentError: a process does not vanish within `KILL_LIMIT_S` because it hangs in the kernel.
+            AgentError: a process does not end within `KILL_LIMIT_S` because it hangs in the kernel.
         """
         self._record.expect_end()
         if self._first_process.send({"kind": "kill"}) and self._record.wait_until_ended(KILL_LIMIT_S):
@@ -227,9 +227,10 @@ class Program:
             )
 
     def wait(self, timeout_s: float) -> ProgramResult | None:
-        """Wait until every listed process has ended; None if that takes longer.
+        """Wait until every listed process has ended; return None on timeout.
 
-        All output of the listed processes has been passed on by then. Descendants may still run; `close` ends them.
+        All output of the listed processes has then been passed to `on_output`. Descendants may still run; `close` ends
+        them.
         """
         if not self._record.wait_until_ended(timeout_s):
             return None
@@ -243,25 +244,25 @@ class Program:
         )
 
     def exits(self) -> tuple[ProcessExit, ...]:
-        """Return the exits so far, in the order in which they happened."""
+        """Return the exits so far, in order of time."""
         return tuple(sorted(self._record.exits_in_order(), key=lambda end: end.ended_at))
 
     def first_failure(self) -> ProcessExit | None:
-        """Return the earliest exit that was no success and not caused by the agent."""
+        """Return the earliest failed exit that the agent did not cause."""
         return next((end for end in self.exits() if end.exit_code != 0 and not end.is_consequence), None)
 
     def running(self) -> int:
-        """Return how many of the listed processes have not ended."""
+        """Return the number of listed processes that have not ended."""
         return self._record.num_running()
 
     def ranks_by_pid(self) -> dict[int, int]:
-        """Return process -> rank of the running ranks, in the machine's numbering."""
+        """Return pid on the machine -> rank, for running ranks."""
         return self._record.ranks_by_pid()
 
     def close(self) -> None:
-        """End the remaining processes and clean up: no process, mount, cgroup, folder or descriptor stays.
+        """End all processes and clean up: no process, mount, cgroup, folder or descriptor is left.
 
-        All output has been passed on when it returns. May be called more than once.
+        All output has been passed to `on_output` when this returns. A second call does nothing.
         """
         with self._closing:
             if self._is_closed:
@@ -274,7 +275,7 @@ class Program:
         if self._reader is not None:
             self._reader.join(DRAIN_LIMIT_S)
             if self._reader.is_alive():
-                # A process outside of the program has a pipe and keeps it open.
+                # A process outside of the program has inherited a pipe and keeps it open.
                 os.write(self._wake_write, b"x")
                 self._reader.join()
         self._record.lose_the_rest()
@@ -294,7 +295,7 @@ class Program:
         self.close()
 
     def _launch(self, send: Callable[..., object]) -> None:
-        """Start all processes; `send` passes them and the write ends of their output pipes to the host."""
+        """Start all processes; `send` sends them and the write ends of their output pipes to the host."""
         write_ends: list[int] = []
         try:
             for index in range(len(self._processes)):
@@ -324,7 +325,7 @@ class Program:
                 os.close(descriptor)
 
     def _ask_again(self) -> str:
-        """Have the host clean up for another program; return the reason why it does not serve one, or an empty text."""
+        """Ask the host to clean up for another program; return "", or the reason why it serves no other program."""
         if self._on_free is None:
             return "it serves one program"
         if self._record.num_running():
@@ -334,7 +335,7 @@ class Program:
         return self._record.wait_until_free(FREE_LIMIT_S)
 
     def _end_init(self) -> None:
-        """End the first process and with it the program."""
+        """End the first process and, with it, the program."""
         self._first_process.end(pidfd=self._init_pidfd)
         if self._sandbox.isolation is Isolation.PROCESSES:
             for pid in self._record.running_pids():
@@ -381,12 +382,11 @@ class Program:
                 else:
                     num_read = max(num_read, size_bytes or 0)
             if 0 < num_read < _READ_BYTES // 8:
-                # Few bytes per read: programs write line by line, and a wake-up costs more than reading many lines at
-                # once.
+                # Pause between reads: programs write line by line, and a wake-up costs more than a read of many lines.
                 rest.poll(self._rest_s * 1000)
 
     def _pass_output(self, descriptor: int) -> int | None:
-        """Read once and pass on; return the number of bytes, 0 at the end of file, None without output."""
+        """Read once and pass the bytes to `on_output`; return their number, 0 at end of file, None without output."""
         try:
             data = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -399,7 +399,7 @@ class Program:
         return len(data)
 
     def _take_report(self) -> bool:
-        """Take one report; return False after the last one."""
+        """Receive one report; return False after the last report."""
         try:
             data, ancillary, _, _ = self._first_process.control.recvmsg(
                 MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
@@ -416,7 +416,7 @@ class Program:
         sender = next((_CREDENTIALS.unpack(content)[0] for _, _, content in ancillary), 0)
         report = json.loads(data)
         if report["kind"] == "exited":
-            # Its output is in the pipe by now, and must be passed on before a caller sees the exit.
+            # The process's output is in the pipe by now, and must be passed on before a caller sees the exit.
             self._drain(report["index"])
         if report["kind"] == "init":
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The order that a host's first process receives: a sandbox and its processes in plain form.
+"""The order to a host's first process: a sandbox and its processes as plain data.
 
 Where: `first_process` writes it, `init` reads it. Pure.
 """
@@ -29,11 +29,11 @@ def host_order(
     Args:
         processes: the processes to start.
         sandbox: the host.
-        scratch_folder: new, empty folder for files that live as long as the program.
+        scratch_folder: new, empty folder for the host's temporary files.
         cgroup: the host's cgroup.
-        output_fds: write end of each process's output pipe, as the first process inherits it.
-        standby: interpreter to hold ready until the processes come.
-        late_roots: folders below which late binds of those processes may lie.
+        output_fds: write end of each process's output pipe, as inherited by the first process.
+        standby: interpreter to prepare before the processes are known.
+        late_roots: folders that may contain sources of the processes' late binds.
     """
     return {
         "isolation": sandbox.isolation.value,
@@ -65,12 +65,12 @@ def host_order(
 def process_orders(
     processes: Sequence[ProcessSpec], output_fds: Sequence[int], *, forks: Sequence[bool] | None = None
 ) -> list[dict[str, Any]]:
-    """Return one order for each process that the host's first process is to start.
+    """Return one order for each process that the host's first process must start.
 
     Args:
         processes: the processes to start.
-        output_fds: write end of each one's output pipe.
-        forks: for each process, whether it can be forked from the standby interpreter; None: none can.
+        output_fds: write end of each process's output pipe.
+        forks: for each process, whether it can be forked from the standby interpreter; None: no process can.
     """
     marks = [False] * len(processes) if forks is None else forks
     return [
@@ -86,7 +86,7 @@ def process_orders(
 
 
 def _shared_by_plan(sandbox: Sandbox) -> list[str]:
-    """Return sentences on everything that the sandbox leaves shared with the machine."""
+    """Return sentences about everything that the sandbox shares with the machine."""
     if sandbox.isolation is Isolation.PROCESSES:
         return [
             "Nothing is kept apart: the program runs as plain processes of the agent's user and shares files, network, "

@@ -1,7 +1,7 @@
 """The record of a running program: its live processes, their exits, and its reports.
 
 Where: the reader thread of `program` writes it from the reports of the host's first process (`keeper` lists them);
-every other method of a program reads it or waits on it. All methods may be called from any thread.
+all other methods of a program read it or wait on it. All methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class ProgramRecord:
 
     Args:
         processes: the program's processes.
-        hostname: name of its host, for messages.
-        clock: time of day for exits that the keeper did not report.
+        hostname: name of the program's host, for messages.
+        clock: time of day for exits not reported by the keeper.
     """
 
     def __init__(self, processes: Sequence[ProcessSpec], *, hostname: str, clock: Clock) -> None:
@@ -32,15 +32,15 @@ class ProgramRecord:
         self._clock = clock
         self._changed = threading.Condition()
         self._exits: dict[int, ProcessExit] = {}
-        self._pids: dict[int, int] = {}  # index -> pid in the machine's numbering
-        self._answers: dict[int, int] = {}  # id of a signal order -> processes reached
+        self._pids: dict[int, int] = {}  # index -> pid on the machine
+        self._answers: dict[int, int] = {}  # id of a signal order -> number of signalled processes
         self._notes: list[str] = []
         self._is_killed = False
         self._is_gone = False  # no more reports will come
         self.is_ready = False  # every process was started
-        self.was_signalled = False  # every process of the host had SIGTERM from outside
+        self.was_signalled = False  # every process of the host received SIGTERM from outside
         self.lost_why = ""  # a sentence, if the first process ended before the program did
-        self.failure = ""  # why the host could not be made, or what stopped its first process later
+        self.failure = ""  # reason why the host could not be made, or why its first process stopped later
         self.init_pid = 0
         self.not_isolated: tuple[str, ...] = ()
         self.num_forked = 0  # processes forked from the standby interpreter
@@ -48,7 +48,7 @@ class ProgramRecord:
         self.why_not_forked = ""  # a sentence, if processes that could have been forked were not
 
     def apply(self, report: Mapping[str, Any], *, sender: int) -> None:
-        """Apply one report; `sender` is the pid of its sender, in the machine's numbering."""
+        """Apply one report; `sender` is the sender's pid on the machine."""
         with self._changed:
             match report["kind"]:
                 case "init":
@@ -81,17 +81,17 @@ class ProgramRecord:
             self._changed.notify_all()
 
     def add_note(self, sentence: str) -> None:
-        """Record a failure beside the exits, in a sentence."""
+        """Record a failure other than an exit, as a sentence."""
         with self._changed:
             self._notes.append(sentence)
 
     def expect_end(self) -> None:
-        """Count an end without a report as caused by the agent from now on."""
+        """From now on, attribute an end without a report to the agent."""
         with self._changed:
             self._is_killed = True
 
     def lose_the_rest(self) -> None:
-        """Record that no more reports will come: remaining processes were killed, by no fault of their own."""
+        """Record the end of reports: the remaining processes were killed, through no fault of their own."""
         with self._changed:
             self._is_gone = True
             lost = [index for index in range(len(self._processes)) if index not in self._exits]
@@ -112,53 +112,53 @@ class ProgramRecord:
             self._changed.notify_all()
 
     def wait_until_started(self, timeout_s: float) -> bool:
-        """Wait until the host is made or has failed; False if that takes longer."""
+        """Wait until the host is made or has failed; return False on timeout."""
         return self._wait_for(lambda: self.is_ready or self._is_gone or bool(self.failure), timeout_s)
 
     def wait_until_ended(self, timeout_s: float) -> bool:
-        """Wait until every process has ended; False if that takes longer."""
+        """Wait until every process has ended; return False on timeout."""
         return self._wait_for(lambda: len(self._exits) == len(self._processes), timeout_s)
 
     def wait_for_answer(self, number: int, timeout_s: float) -> int:
-        """Return how many processes the signal order `number` reached; 0 if the keeper does not answer."""
+        """Wait for the number of processes that a signal order reached; 0 if the keeper does not answer."""
         self._wait_for(lambda: number in self._answers or self._is_gone, timeout_s)
         with self._changed:
             return self._answers.pop(number, 0)
 
     def wait_until_free(self, timeout_s: float) -> str:
-        """Wait for the host's answer; return why it cannot serve another program, empty if it can."""
+        """Wait for the host's answer; return "", or the reason why it cannot serve another program."""
         self._wait_for(lambda: self.why_not_again is not None or self._is_gone, timeout_s)
         with self._changed:
             return "it has not answered" if self.why_not_again is None else self.why_not_again
 
     def exits_in_order(self) -> tuple[ProcessExit, ...]:
-        """Return the exits so far, as the processes were given."""
+        """Return the exits so far, in the order of the given processes."""
         with self._changed:
             return tuple(self._exits[index] for index in sorted(self._exits))
 
     def notes(self) -> tuple[str, ...]:
-        """Return the failures beside the exits, in sentences."""
+        """Return sentences about failures other than exits."""
         with self._changed:
             return tuple(self._notes)
 
     def has_begun(self) -> bool:
-        """Whether a process has announced itself; each does so before it runs the program's code."""
+        """Whether a process has announced itself, which each process does before it runs the program's code."""
         with self._changed:
             return bool(self._pids)
 
     def num_running(self) -> int:
-        """Return how many of the processes have not ended."""
+        """Return the number of processes that have not ended."""
         with self._changed:
             return len(self._processes) - len(self._exits)
 
     def ranks_by_pid(self) -> dict[int, int]:
-        """Return process -> rank of the running ranks, in the machine's numbering."""
+        """Return pid on the machine -> rank, for running ranks."""
         with self._changed:
             ranks = {pid: self._processes[index].rank for index, pid in self._pids.items() if index not in self._exits}
         return {pid: rank for pid, rank in ranks.items() if rank is not None}
 
     def running_pids(self) -> list[int]:
-        """Return the pids of processes that have not ended, in the machine's numbering."""
+        """Return the pids, on the machine, of processes that have not ended."""
         with self._changed:
             return [pid for index, pid in self._pids.items() if index not in self._exits]
 

@@ -1,7 +1,8 @@
-"""The users of a host's programs: the first process opens their namespace, checks it, and gives them files.
+"""The users of a host's programs: the first process opens their namespace, checks it, and makes them owners of files.
 
-Where: `init` opens them for a host of a root service; `host_root`, `machine_view` and `late_binds` give files to them;
-`confinement` makes each process one of them. The first process itself stays root of the machine.
+Where: `init` opens the namespace for a host of a root service; `host_root`, `machine_view` and `late_binds` make the
+users owners of files; `confinement` makes each process one of the users. The first process itself stays root of the
+machine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _OPEN_FOLDER = 0o005
 
 
 class ProgramUsers:
-    """A range of the machine's ids that programs have as 0 to 65535.
+    """A range of the machine's ids, which programs see as 0 to 65535.
 
     Args:
         namespace: descriptor of the user namespace.
@@ -35,20 +36,20 @@ class ProgramUsers:
         return MappedUsers(namespace_path="", first_id=self.first_id).on_machine(inside)
 
     def own(self, path: str) -> None:
-        """Give a new file or folder to the programs' root."""
+        """Make the programs' root the owner of a new file or folder."""
         os.chown(path, self.first_id, self.first_id, follow_symlinks=False)
 
     def enter(self) -> None:
-        """Become root of the user namespace, for good; the process must have one thread only."""
+        """Become root of the user namespace for ever; the process must have only one thread."""
         kernel.join_namespace(self.namespace, kind=kernel.CLONE_NEWUSER)
         os.setgroups(())
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
-        kernel.limit_capabilities()  # joining has refilled the bounding set
+        kernel.limit_capabilities()  # entering the namespace has refilled the bounding set
 
 
 def open_program_users(order: Mapping[str, Any]) -> tuple[ProgramUsers | None, list[str]]:
-    """Return the users of a host made with real root, or None and sentences on the missing isolation.
+    """Return the users of a host made with real root, or None and sentences about missing isolation.
 
     Args:
         order: the host as `program_order.host_order` describes it.
@@ -67,14 +68,14 @@ def open_program_users(order: Mapping[str, Any]) -> tuple[ProgramUsers | None, l
 
 
 def why_not_mapped(users: ProgramUsers, *, folders: tuple[str, ...], scratch_folder: str) -> str:
-    """Return why files of `folders` cannot be given to the programs, in words; empty if they can.
+    """Return "", or the reason why the programs' users cannot own files in `folders`.
 
     Args:
         users: of the programs.
-        folders: existing ones; each is mounted for a moment.
+        folders: existing folders; each is mounted for a moment.
         scratch_folder: private folder for the mount point, which is removed again.
 
-    The caller must be in a mount namespace of its own.
+    The calling process must be in a mount namespace of its own.
     """
     for folder in folders:
         place = f"{scratch_folder}/mapped"
@@ -96,7 +97,7 @@ def shared_users(reason: str) -> str:
 
 
 def strange_owner(path: str) -> str:
-    """Return a sentence if programs cannot be the owner of a folder, else an empty text."""
+    """Return a sentence if programs cannot own a folder, else ""."""
     with contextlib.suppress(OSError):
         status = os.stat(path)
         if max(status.st_uid, status.st_gid) >= NUM_IDS:
@@ -108,11 +109,11 @@ def strange_owner(path: str) -> str:
 
 
 def closed_to_others(path: str, *, target: str) -> str:
-    """Return a sentence if programs cannot use a folder that keeps its owner, else an empty text.
+    """Return a sentence if programs cannot use a folder that keeps its owner, else "".
 
     Args:
         path: the folder on the machine.
-        target: where programs see it.
+        target: path of the folder in the programs' view.
     """
     with contextlib.suppress(OSError):
         mode = stat.S_IMODE(os.stat(path).st_mode)

@@ -1,8 +1,8 @@
 """Start one process of a program.
 
-Where: the keeper of a host forks here. Between fork and exec the child resets what the keeper has set for itself:
-session, signals, descriptors. An error is written to the child's own output, as a shell would, and the child ends with
-a shell's exit code: 127 for a missing command, 126 for one that cannot be run.
+Where: the keeper of a host forks here. Between fork and exec the child resets inherited state of the keeper: session,
+signals, descriptors. As in a shell, an error is written to the child's own output, and the exit code is 127 for a
+missing command, 126 for a command that cannot be executed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NOT_FOUND_EXIT_CODE = 127
 NOT_EXECUTABLE_EXIT_CODE = 126
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_OPEN_FILES = 65536  # soft limit that containers give; a shell's 1024 is too few for data loaders
-_OOM_PREFERENCE = 300  # of 1000: a machine short of memory kills the program before its keepers
+_OPEN_FILES = 65536  # soft limit in containers; a shell's 1024 is too low for data loaders
+_OOM_PREFERENCE = 300  # of 1000: out of memory, the kernel kills the program before its keepers
 _UMASK = 0o022
 
 
@@ -37,14 +37,15 @@ def spawn(
     confinement: Confinement,
     inherited_fds: Sequence[int] = (),
 ) -> tuple[int, str]:
-    """Fork and execute; returns the pid and, when the command could not be executed, a sentence.
+    """Fork and execute; return the pid and a sentence if the command could not be executed, else "".
 
     Args:
         process: argv, environment, working_folder and output_fd.
-        announce: called in the child when it has a session of its own, before its other state is reset.
-        parent_watched: whether the process dies with its parent; in a PID namespace it does anyway.
-        confinement: entered last, before the process executes.
-        inherited_fds: descriptors that it inherits beside input and outputs.
+        announce: called in the child after it has its own session and before other state is reset.
+        parent_watched: whether to set a parent-death signal; in a PID namespace the process dies with its parent
+            anyway.
+        confinement: entered last, before exec.
+        inherited_fds: descriptors that it inherits in addition to standard input and outputs.
     """
     read_end, write_end = os.pipe()
     parent = os.getpid()
@@ -64,16 +65,16 @@ def spawn(
         finally:
             os._exit(NOT_EXECUTABLE_EXIT_CODE)
     os.close(write_end)
-    with open(read_end, "rb") as pipe:  # exec closes it, so this waits exactly until exec
+    with open(read_end, "rb") as pipe:  # exec closes the pipe, so this waits exactly until exec
         return pid, pipe.read().decode(errors="replace")
 
 
 def announce_to(control: socket.socket, index: int) -> None:
-    """Tell the agent the caller's pid: the socket carries it, in the machine's numbering.
+    """Announce the caller's pid to the agent: the socket's credentials carry it as a pid of the machine.
 
     Args:
         control: socket to the agent.
-        index: place of the process in its program.
+        index: index of the process in its program.
     """
     control.send(json.dumps({"kind": "forked", "index": index}).encode())
 
@@ -108,12 +109,12 @@ def _become(
         os.execve(find_command(command, environment), argv, environment)  # noqa: S606 - a shell would split argv again
     except OSError as error:
         _fail(failure_fd, _explain(error, argv=argv, environment=environment), error.errno)
-    except ValueError as error:  # a zero byte, or an equals sign in a name
+    except ValueError as error:  # a NUL byte, or an equals sign in a name
         _fail(failure_fd, f"{command}: {error}", None)
 
 
 def find_command(command: str, environment: Mapping[str, str]) -> str:
-    """Return the file that a shell would execute for `command`, or a path that does not exist."""
+    """Return the file that a shell would execute for `command`, or else a path that does not exist."""
     if "/" in command or not command:
         return command
     candidates = [f"{folder or '.'}/{command}" for folder in environment.get("PATH", _DEFAULT_PATH).split(":")]
@@ -156,7 +157,7 @@ def _set_limits() -> None:
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    with contextlib.suppress(OSError):  # a preference only
+    with contextlib.suppress(OSError):  # optional
         with open("/proc/self/oom_score_adj") as file:
             present = int(file.read())
         if present < _OOM_PREFERENCE:

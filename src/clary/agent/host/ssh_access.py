@@ -1,10 +1,10 @@
-"""ssh between the hosts of one attempt, as SageMaker's containers have it: root reaches root without a password.
+"""ssh between the hosts of one attempt, as in SageMaker's containers: root logs in as root without a password.
 
-Where: the supervisor asks before it starts a program that may start others by ssh: mpirun across hosts, SDK v3's MPI
-driver, the toolkit. The program starts sshd by itself; this module provides the files of sshd and its clients. One key
-pair of users and one of hosts belong to an attempt; both lie in its work folder, which programs of other jobs do not
-see. The machine's own /etc/ssh and /root/.ssh are hidden behind these and stay as they are. sshd listens inside the
-job's network only: the host has no other network.
+Where: the supervisor calls it before it starts a program that may start processes by ssh: mpirun across hosts, SDK v3's
+MPI driver, the toolkit. The program starts sshd by itself; this module provides the files for sshd and its clients. An
+attempt has one key pair of users and one of hosts; both lie in its work folder, which programs of other jobs do not
+see. The files cover the machine's own /etc/ssh and /root/.ssh, which stay unchanged. sshd listens only inside the job's
+network, because the host has no other network.
 Source: sshd(8), sshd_config(5), ssh_config(5); sagemaker 3 `mpi_utils`, sagemaker-training 5.1.4 `mpi`.
 """
 
@@ -22,15 +22,15 @@ from pathlib import Path
 from clary.agent.host.sandbox import Bind
 from clary.base.errors import AgentError, Fault
 
-SSHD = "/usr/sbin/sshd"  # where both of AWS's launchers search for it
+SSHD = "/usr/sbin/sshd"  # path where both of AWS's launchers search for sshd
 _PROGRAM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _CLIENT_PROGRAMS = ("ssh", "ssh-keygen")
-_KEYGEN_LIMIT_S = 30.0  # it takes milliseconds, but longer on an overloaded machine
+_KEYGEN_LIMIT_S = 30.0  # normally milliseconds, but longer on an overloaded machine
 _USER_KEY, _HOST_KEY = "user_key", "host_key"
-_IDENTITY = "id_ed25519"  # a name that ssh and paramiko try by themselves
+_IDENTITY = "id_ed25519"  # a name that ssh and paramiko try by default
 _HOST_KEY_PLACE = "/etc/ssh/ssh_host_ed25519_key"
-# StrictModes would check the mode of the machine's own /root, which is not ours. PAM brings /etc/environment into
-# sessions, to which AWS's launchers write the whole environment; these rules of PAM work in a host.
+# StrictModes would check the mode of the machine's own /root. PAM loads /etc/environment into sessions, to which AWS's
+# launchers write the whole environment; these PAM rules work in a host.
 _SSHD_CONFIG = f"""\
 HostKey {_HOST_KEY_PLACE}
 PermitRootLogin prohibit-password
@@ -52,7 +52,7 @@ password required pam_deny.so
 session required pam_permit.so
 session optional pam_env.so
 """
-# Hosts of the job are known by their key; other addresses inside its network are unknown.
+# The job's hosts are known by their key; other addresses in its network are not.
 _SSH_CONFIG = """\
 Host *
     StrictHostKeyChecking accept-new
@@ -62,11 +62,11 @@ Host *
 
 
 def why_no_ssh(*, has_user_namespace: bool, has_own_network: bool = True) -> str | None:
-    """Return None if hosts can reach each other by ssh, or else why not.
+    """Return None if hosts can reach each other by ssh, else the reason why not.
 
     Args:
         has_user_namespace: whether hosts live in a user namespace that the engine made.
-        has_own_network: whether hosts have a network of their own instead of their nodes'.
+        has_own_network: whether hosts have their own network, not the network of their nodes.
     """
     if not has_own_network:
         return "they share the network of their nodes, where port 22 is not theirs; use torchrun, or SDK v2's mpi"
@@ -83,10 +83,10 @@ def why_no_ssh(*, has_user_namespace: bool, has_own_network: bool = True) -> str
 def prepare_ssh(
     shared_folder: Path, host_folder: Path, *, addresses: Mapping[str, str], home: str | None = None
 ) -> tuple[Bind, ...]:
-    """Write a host's files for ssh and return how the host sees them.
+    """Write a host's files for ssh; return the binds for the host.
 
     Args:
-        shared_folder: of all hosts of the attempt; the first host makes the keys in it.
+        shared_folder: folder shared by all hosts of the attempt; the first host creates the keys in it.
         host_folder: existing private folder of this host.
         addresses: host name -> address, of all hosts of the attempt.
         home: HOME of the program, if it differs from the user database; paramiko uses HOME, ssh does not.
@@ -129,9 +129,9 @@ def prepare_ssh(
 
 
 def _ensure_keys(shared_folder: Path) -> Path:
-    """Return the folder with the attempt's keys, made on first use.
+    """Return the folder with the attempt's keys, created on first use.
 
-    No lock: a complete folder is put in place by one rename, which fails for all hosts but the first.
+    No lock is needed: each host renames a complete folder into place, which succeeds only for the first host.
     """
     keys = shared_folder / "keys"
     if keys.is_dir():

@@ -1,8 +1,8 @@
-"""A host made before its program is known, with an interpreter ready in it.
+"""A host created before its program is known, with a ready interpreter in it.
 
-Where: an agent that lives from job to job prepares one at the end of each job and starts the next program in it. All
-slow steps are done by then: namespaces, root, interpreter, imports. Each serves one program, unless it lasts: then
-`start` hands it back for the next program when its program has ended.
+Where: the agent of a pool prepares a standby host at the end of each job and starts the next program in it. The slow
+steps are then done: namespaces, root, interpreter, imports. A standby host serves one program, unless it lasts: then,
+after its program has ended, `on_free` of `start` receives it for the next program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clary.contract.ml_tree import OPT_ML
 
 
 class StandbyHost:
-    """A host that stands by; `prepare` makes it, `start` uses it up, `close` removes an unused one.
+    """A standby host; `prepare` creates it, `start` consumes it, `close` removes an unused one.
 
     Methods may be called from any thread.
     """
@@ -37,10 +37,10 @@ class StandbyHost:
         self._python = python
         self._start_variables = start_variables(environment)
         self._has_mounts = has_mounts = sandbox.isolation is Isolation.NAMESPACES
-        self._late_folder = str(OPT_ML) if has_mounts else sandbox.ml_folder  # as the interpreter sees it
+        self._late_folder = str(OPT_ML) if has_mounts else sandbox.ml_folder  # path in the interpreter's view
         self._late_roots = tuple(os.path.realpath(folder) for folder in late_roots) if has_mounts else ()
         self._using = threading.Lock()
-        self._first_process: FirstProcess | None = None  # None before it is made and after it is used up
+        self._first_process: FirstProcess | None = None  # None before `prepare` and after `start`
 
     @classmethod
     def prepare(
@@ -53,19 +53,18 @@ class StandbyHost:
         late_roots: Sequence[str] = (),
         lasts: bool = False,
     ) -> StandbyHost:
-        """Begin to make the host and return; `start` waits for the rest.
+        """Start the creation of the host and return; `start` waits for its completion.
 
         Args:
-            sandbox: the host; `host_folder` and `ml_folder` exist and are empty. The program's files below /opt/ml are
-                put into `ml_folder` later, from outside. A host with mounts shows them only from the start of the
-                program on; until then `hidden_folders` cover them.
-            python: interpreter of the environment, with its folder, as the program sees it.
-            environment: of a process like the expected ones; only variables that an interpreter reads at its start are
-                taken from it.
-            preload: modules to import; modules that the environment lacks are left out.
-            late_roots: existing folders below which late binds may lie.
-            lasts: whether it serves one program after the other, all of one owner, until one leaves a trace; a host of
-                plain processes does not. With it `ml_folder` has to lie below `host_folder`.
+            sandbox: the host; `host_folder` and `ml_folder` exist and are empty. The agent writes the program's files
+                below /opt/ml into `ml_folder` later. A host with mounts shows them only from the start of the program
+                on; until then `hidden_folders` cover them.
+            python: path of the environment's interpreter in the program's view.
+            environment: variables of a typical process; only variables that an interpreter reads at its start are used.
+            preload: modules to import; modules that the environment lacks are skipped.
+            late_roots: existing folders that may contain sources of late binds.
+            lasts: whether the host serves several programs of one owner in succession, until one leaves a trace;
+                ignored for plain processes. Then `ml_folder` must lie below `host_folder`.
 
         Raises:
             AgentError: a folder is missing or the cgroup is in use; the host was removed.
@@ -97,13 +96,13 @@ class StandbyHost:
 
     @property
     def _own_root(self) -> str:
-        """The late root with the program's /opt/ml; each program of a lasting host gets another folder there."""
+        """The late root with the program's /opt/ml; each program of a lasting host has another folder in it."""
         return self._sandbox.host_folder if self.lasts else self._sandbox.ml_folder
 
     def why_not(self, sandbox: Sandbox, processes: Sequence[ProcessSpec]) -> str:
-        """Return why the host cannot run `processes` in `sandbox`, in words; empty if it can.
+        """Return "", or the reason why the host cannot run `processes` in `sandbox`.
 
-        Processes that the interpreter cannot become are no reason: they are executed, as `Program.start` does it.
+        Processes that cannot be forked from the interpreter are no reason: they are executed, as in `Program.start`.
         """
         first_process = self._first_process
         if first_process is None:
@@ -115,11 +114,11 @@ class StandbyHost:
         )
 
     def why_not_fork(self, process: ProcessSpec) -> str:
-        """Return why the interpreter cannot become `process`, in words; empty if it can."""
+        """Return "", or the reason why `process` cannot be forked from the interpreter."""
         return why_not_fork(process.argv, process.environment, python=self._python, start=self._start_variables)
 
     def late_binds(self, sandbox: Sandbox) -> tuple[Bind, ...]:
-        """Return the binds of `sandbox` that the host does not show yet, for `start`."""
+        """Return the binds of `sandbox` that the host still lacks, for `start`."""
         return standby_policy.late_binds(self._sandbox, sandbox)
 
     def start(
@@ -131,17 +130,17 @@ class StandbyHost:
         clock: Clock | None = None,
         on_free: Callable[[StandbyHost | None, str], None] | None = None,
     ) -> Program:
-        """Start every process; the standby host is used up.
+        """Start every process; this consumes the standby host.
 
         If the host fails before any process runs, they are started in a new host.
 
         Args:
-            processes: at least one.
+            processes: at least one process.
             binds: the host's late binds.
             on_output: as for `Program.start`.
             clock: as for `Program.start`.
-            on_free: called when the program is closed, if the host lasts: with the host, which stands by again as soon
-                as its `ml_folder` is a new, empty one, or with None and the reason of the host's end.
+            on_free: called when the program is closed, if the host lasts: with the host, which stands by again once its
+                `ml_folder` is a new, empty folder, or with None and the reason why the host has ended.
 
         Raises:
             AgentError: the host was used or closed already, no host could be made, or the host failed after the first
@@ -168,11 +167,11 @@ class StandbyHost:
                     on_free=None if on_free is None or not self.lasts else self._hand_back(on_free),
                 )
             except NothingHasRunError:
-                pass  # a new host has the same fault, or the reason does not matter
+                pass  # a new host would fail in the same way, or the failure does not matter
         return Program.start(processes, wanted, on_output=on_output, clock=clock)
 
     def close(self) -> None:
-        """Remove the host if it was not used: no process, mount, cgroup or folder stays. May be repeated."""
+        """Remove an unused host: no process, mount, cgroup or folder is left. A second call does nothing."""
         first_process = self._take()
         if first_process is not None:
             _remove(first_process)
@@ -191,7 +190,7 @@ class StandbyHost:
 
     @property
     def scratch_folder(self) -> str:
-        """The folder in `host_folder` that the host itself needs; empty once it is used up."""
+        """The host's scratch folder in `host_folder`; empty after `start`."""
         first_process = self._first_process
         return "" if first_process is None else first_process.scratch_folder
 
@@ -207,7 +206,7 @@ class StandbyHost:
         return (Bind(source=os.path.realpath(self._sandbox.ml_folder), target=str(OPT_ML)),)
 
     def _with_real_sources(self, sandbox: Sandbox) -> Sandbox:
-        """Return `sandbox` with canonical sources of late binds: a link would be followed inside the host."""
+        """Return `sandbox` with canonical sources of late binds, because links would be resolved inside the host."""
         binds = tuple(
             bind if bind in self._sandbox.binds else dataclasses.replace(bind, source=os.path.realpath(bind.source))
             for bind in sandbox.binds

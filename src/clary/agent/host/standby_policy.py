@@ -1,6 +1,6 @@
-"""Whether a standby host can be the host of a program, and the plan of the next standby host. Pure.
+"""Check whether a standby host can run a program, and the plan of the next standby host. Pure.
 
-Where: `standby` asks the first; an agent that lives from job to job makes the plan at the end of each program.
+Where: `standby` calls the check; the agent of a pool makes the plan at the end of each program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.contract.launch_plan import Isolation
 from clary.contract.ml_tree import OPT_ML
 
 PRELOAD = ("torch",)
-# The cgroup keeps the standby host's name; binds are compared one by one.
+# Not compared here: the cgroup keeps the standby host's name, and binds are compared one by one.
 _NOT_COMPARED = frozenset({"binds", "cgroup_name"})
 
 
@@ -26,19 +26,19 @@ class StandbyPlan:
     """The interpreter of a standby host."""
 
     python: str
-    environment: Mapping[str, str]  # only variables that are read at its start
-    preload: tuple[str, ...]  # modules to import, if the environment has them
+    environment: Mapping[str, str]  # only variables that an interpreter reads at its start
+    preload: tuple[str, ...]  # modules to import if the environment has them
 
 
 def plan_standby(
     processes: Sequence[ProcessSpec], *, preload: tuple[str, ...] = PRELOAD, moved: tuple[str, str] | None = None
 ) -> StandbyPlan | None:
-    """Return the plan that suits ranks like the last program's, or None without a Python rank that can be forked.
+    """Return the plan for ranks like the last program's, or None if that had no rank that can be forked.
 
     Args:
-        processes: of the last program; the first one that can be forked is taken as the example.
-        preload: modules to import ahead.
-        moved: folder of the last program's `/opt/ml` as it saw it, and of the next one's; None if both see `/opt/ml`.
+        processes: of the last program; the first process that can be forked is the model.
+        preload: modules to import in advance.
+        moved: path of `/opt/ml` in the last program's view and in the next program's view; None if both see `/opt/ml`.
             With plain processes PYTHONPATH and HOME contain it.
     """
     for process in processes:
@@ -51,20 +51,20 @@ def plan_standby(
 
 
 def late_binds(standing_by: Sandbox, wanted: Sandbox) -> tuple[Bind, ...]:
-    """Return the binds that are still missing."""
+    """Return the binds that the standby host still lacks."""
     return tuple(bind for bind in wanted.binds if bind not in standing_by.binds)
 
 
 def why_not_run(
     standing_by: Sandbox, wanted: Sandbox, processes: Sequence[ProcessSpec], *, late_roots: Sequence[str]
 ) -> str:
-    """Return why a standby host cannot serve as the wanted host, in words; empty if it can.
+    """Return "", or the reason why a standby host cannot serve as the wanted host.
 
     Args:
-        standing_by: sandbox that the host was made with.
+        standing_by: sandbox of the standby host.
         wanted: sandbox that the program needs.
         processes: of the program.
-        late_roots: folders below which late binds may lie.
+        late_roots: folders that may contain sources of late binds.
     """
     if not processes:
         return "a program needs at least one process"

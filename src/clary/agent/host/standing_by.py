@@ -1,14 +1,14 @@
-"""The wait of a standby host, with a ready interpreter, for its program, and for the next if the interpreter lasts.
+"""The wait of a standby host, with a ready interpreter, for its program, and for later programs if the host lasts.
 
-Where: between the making of a host that stands by and `keeper`, in the first process. It ends with the start order or
+Where: in the first process, between the creation of a standby host and `keeper`. The wait ends with the start order or
 with the agent.
 
 [Note: one host for several programs]
-The agent ensures that programs that follow each other in a host have one owner and are alike except for their data.
-After a program's last process has ended, its binds are unmounted and the host is compared with its earlier state
-(`mounts.traces`). If the program has left no trace, the host waits for the next. The interpreter has run no code of any
-program, and programs cannot influence it: it cannot be traced, and it blocks every signal that can be blocked. SIGKILL
-ends it; the host is then discarded.
+The agent ensures that successive programs in a host have one owner and differ only in their data. After a program's
+last process has ended, its binds are unmounted and the host is compared with its earlier state (`mounts.traces`). If
+the program has left no trace, the host waits for the next program. The interpreter has run no code of any program, and
+programs cannot influence it: it cannot be traced, and it blocks every signal that can be blocked. SIGKILL ends it; the
+host is then discarded.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from clary.agent.host.zygote_process import MAX_DESCRIPTORS, Zygote
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The program that a host that stood by is to run."""
+    """The program for a standby host to run."""
 
     processes: list[dict[str, Any]]
-    not_isolated: list[str]  # sentences on what late binds share with the machine
+    not_isolated: list[str]  # sentences about late binds that share files with the machine
 
 
 class StandingBy:
-    """A host that holds an interpreter ready.
+    """A standby host with a ready interpreter.
 
     Args:
         order: of the host, with `standby` and `late_roots`.
         control: socket to the agent.
-        census: of the host; an interpreter that lasts is left out of it.
+        census: of the host; a lasting interpreter is exempt from it.
         dies_with_keeper: as for `Keeper`.
-        in_user_namespace: whether this process has its rights from a user namespace.
-        users: of the programs, if they differ from this process's user.
+        in_user_namespace: whether this process has its rights only in a user namespace.
+        users: users of the programs, if they differ from this process's user.
         confinement: the confinement that the interpreter enters.
     """
 
@@ -66,7 +66,7 @@ class StandingBy:
         for number in IGNORED_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         roots = order["late_roots"]
-        # Without the filter a program could leave keys in the session that it shares with the interpreter.
+        # Without the filter a program could leave keys in the session keyring that it shares with the interpreter.
         lasts = (
             bool(order["standby"]["lasts"] and roots and confinement.calls)
             and isinstance(census, NamespaceCensus)
@@ -87,7 +87,7 @@ class StandingBy:
             census.keep(self.zygote.pid)
 
     def wait(self) -> Start | None:
-        """Hold the interpreter ready until the start order comes; None if the agent ends the host instead.
+        """Wait for the start order with a ready interpreter; return None if the agent ends the host instead.
 
         Raises:
             OSError: a late bind was refused. No process of the program has run.
@@ -104,7 +104,7 @@ class StandingBy:
         return Start(processes=start["processes"], not_isolated=not_isolated)
 
     def why_not_again(self) -> str:
-        """Unmount the binds of a program whose last process has ended; return why no other can follow, in words.
+        """Unmount the binds of an ended program; return "", or the reason why no other program can follow.
 
         The text is empty if another one can.
         """
@@ -124,7 +124,7 @@ class StandingBy:
 
 
 def _receive_start(control: socket.socket) -> dict[str, Any] | None:
-    """Wait for the order; None at the agent's end."""
+    """Wait for the start order; return None at the agent's end."""
     space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
     try:
         data, ancillary, _, _ = control.recvmsg(MAX_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
@@ -146,4 +146,4 @@ def _receive_start(control: socket.socket) -> dict[str, Any] | None:
 
 
 def _nothing() -> None:
-    """Do nothing: without late roots no preparation is needed."""
+    """Do nothing, because without late roots no preparation is needed."""

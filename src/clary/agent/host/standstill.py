@@ -1,9 +1,9 @@
-"""Whether an awaited process is idle: it has neither computed nor waited for a processor or a disk.
+"""Detection of an idle process: it has neither computed nor waited for a processor or a disk.
 
 Where: `zygote_process`, while it waits for messages of the standby interpreter.
 
-Idleness is counted in looks, not in time: a busy machine delays the looking process like the watched one, and its looks
-become less frequent.
+Idleness is counted in looks, not in seconds: a busy machine delays the watching process like the watched process, so
+looks become less frequent.
 Source: proc(5), /proc/PID/stat: state, utime, stime.
 """
 
@@ -13,22 +13,22 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-_STATE_FIELD, _UTIME_FIELD, _STIME_FIELD = 0, 11, 12  # behind the command's closing bracket
+_STATE_FIELD, _UTIME_FIELD, _STIME_FIELD = 0, 11, 12  # indexes of fields after the command's closing bracket
 _WANTING = frozenset("RD")  # a processor, a disk or swapped memory
 
 
 class Activity(NamedTuple):
-    """State and CPU time of a process at one moment, as /proc shows them."""
+    """State and CPU time of a process at one moment, from /proc."""
 
     state: str  # letter of the state
     cpu_ticks: int  # CPU time so far
 
 
 def read_activity(pid: int) -> Activity | None:
-    """Return state and CPU time of a process; None where /proc lacks it or belongs to another process namespace."""
+    """Return state and CPU time of a process; None if /proc lacks it or belongs to another PID namespace."""
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
-            return None  # the host shows the machine's /proc: there the number is another process's
+            return None  # the host has the machine's /proc, where this pid is another process
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         return Activity(fields[_STATE_FIELD].decode(), int(fields[_UTIME_FIELD]) + int(fields[_STIME_FIELD]))
@@ -46,7 +46,7 @@ class Standstill:
         self._num_idle = 0
 
     def look(self) -> int:
-        """Look once; return for how many looks in a row the process has been idle."""
+        """Look once; return the number of consecutive looks at which the process was idle."""
         now, before = self._read(self._pid), self._last
         self._last = now
         is_idle = (

@@ -1,6 +1,6 @@
 """Trial whether this machine can isolate hosts.
 
-Where: the local engine asks before it plans, `clary doctor` prints the answer.
+Where: the local engine calls it before it plans a job, `clary doctor` prints the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SYSCTLS = {
 
 
 def supports(isolation: Isolation) -> str | None:
-    """Return None if this user can make hosts of that isolation on this machine, else the reason."""
+    """Return None if this user can make hosts with this isolation on this machine, else the reason."""
     if not sys.platform.startswith("linux"):
         return f"hosts need Linux (namespaces, /proc); this is {sys.platform}"
     if isolation is Isolation.PROCESSES:
@@ -48,7 +48,7 @@ def supports(isolation: Isolation) -> str | None:
 
 
 def probe() -> None:
-    """Enter namespaces and mount as a host would; raises the kernel's error. Runs in a process of its own."""
+    """Enter namespaces and mount as a host would; raise the kernel's error. Runs in a process of its own."""
     from clary.agent.host.init import enter_own_user_namespace  # saves 14 ms of the service's start, which never probes
 
     if os.geteuid() != 0:

@@ -1,15 +1,15 @@
-"""Binds that a host gets after it is made, because they are known only with its program.
+"""Bind mounts that a host gets after its creation, because they depend on its program.
 
-Where: `host_root` shows the folders below which such binds may come; `standing_by` mounts them before any process of
-the program runs, and unmounts those folders again.
+Where: `host_root` shows the folders that may contain sources of such binds ("late roots"); `standing_by` mounts the
+binds before any process of the program runs, and unmounts the late roots again.
 
 [Note: visibility of the late roots]
-The late roots hold other jobs' data, and a standby host runs an interpreter that has imported packages of one job's
-environment. So only the keeper's mount namespace has them. The interpreter gets a mount namespace of its own, from
-which they are unmounted before it executes, and which receives the keeper's later mounts (MS_SLAVE). Access rights
-would not suffice: the interpreter is root of the host. The program's own /opt/ml is such a root, and its first late
-bind: the agent builds it while the host stands by, for a program that may have another environment, and would follow a
-link that a process put there. Until then the host shows an empty folder of its own in its place.
+The late roots contain other jobs' data, and a standby host runs an interpreter that has imported packages of one job's
+environment. So only the keeper's mount namespace has the late roots. The interpreter gets a mount namespace of its own,
+from which the late roots are unmounted before its exec, and which receives the keeper's later mounts (MS_SLAVE). Access
+rights would not suffice: the interpreter is root of the host. The program's own /opt/ml is a late root and the first
+late bind: the agent builds it while the host stands by, for a program that may have another environment, and would
+follow a link that a process of the host created in it. Until then the host shows an empty folder of its own at /opt/ml.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def show_late_roots(new_root: str, *, roots: Sequence[str], scratch_folder: str)
     """Make `roots` reachable in the root that is being built.
 
     Args:
-        new_root: the root, while the old one can still be reached.
+        new_root: the new root, while the old root is still reachable.
         roots: canonical paths on the machine.
-        scratch_folder: of the host; it holds the layers of overlays.
+        scratch_folder: of the host; contains the layers of overlays.
     """
     os.mkdir(new_root + _PLACE, _OWNER_ONLY)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -46,33 +46,33 @@ def show_late_roots(new_root: str, *, roots: Sequence[str], scratch_folder: str)
     os.mkdir(layers)
     for source, place in ((layers, _LAYERS), *((root, _root_place(number)) for number, root in enumerate(roots))):
         os.mkdir(new_root + place, _OWNER_ONLY)
-        # A root that holds the folder of this host would show the root that is being built a second time.
+        # A late root that contains this host's folder would expose the new root a second time.
         flags = kernel.MS_BIND if is_within(scratch_folder, source) else kernel.MS_BIND | kernel.MS_REC
         kernel.mount(source, new_root + place, flags=flags)
 
 
 def share_mounts() -> None:
-    """Let mount namespaces that are split off from this one receive its later mounts."""
+    """Propagate later mounts to mount namespaces that are created from this one."""
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SHARED)
     kernel.mount("none", _PLACE, flags=kernel.MS_REC | kernel.MS_PRIVATE)
 
 
 def leave_late_roots() -> None:
-    """Enter a new mount namespace that has no late roots and receives later mounts from the old one."""
+    """Enter a new mount namespace without late roots that receives later mounts from the old namespace."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)
     kernel.unmount(_PLACE, flags=kernel.MNT_DETACH)
 
 
 class LateBinds:
-    """The late binds of one host: mounted for its program, and, if the roots are kept, unmounted and mounted anew.
+    """The late binds of one host: mounted for its program and, if the roots are kept, for further programs.
 
-    With kept roots the keeper still sees them while the program runs. The program does not: it is in the mount
-    namespace that the interpreter entered, and cannot look into the keeper, which cannot be traced.
+    Kept roots stay visible to the keeper while the program runs. The program does not see them: it is in the
+    interpreter's mount namespace, and it cannot trace the keeper to use the keeper's view.
 
     Args:
         roots: as passed to `show_late_roots`; without roots there can be no binds.
-        keeps_roots: whether there may be another program.
+        keeps_roots: whether another program may follow.
         in_user_namespace: whether this process has its rights from a user namespace.
         users: of the programs, if they differ from this process's user.
     """
@@ -85,11 +85,11 @@ class LateBinds:
         self._in_user_namespace = in_user_namespace
         self._users = users
         self._num_mounted = 0  # number of programs that had binds
-        self._targets: list[str] = []  # present mounts, in order
-        self.why_final = ""  # why the mounts cannot be undone
+        self._targets: list[str] = []  # current mounts, in order
+        self.why_final = ""  # reason why the mounts cannot be undone
 
     def mount(self, binds: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Mount `binds`; returns sentences on parts that are not isolated.
+        """Mount `binds`; return sentences about missing isolation.
 
         Afterwards the late roots are unmounted and mounts are no longer shared, unless the roots are kept.
 
@@ -105,13 +105,13 @@ class LateBinds:
         self._num_mounted += 1
         layers = f"{_LAYERS}/{self._num_mounted}"
         os.mkdir(layers)
-        if self._keeps_roots:  # an overlay holds on to its layers by itself
+        if self._keeps_roots:  # an overlay keeps its layers after the unmount below
             kernel.mount(layers, layers, flags=kernel.MS_BIND)
         else:
             kernel.unmount(_target_of(ML_FOLDER), flags=kernel.MNT_DETACH)
         view = MachineView("", layers_folder=layers, in_user_namespace=self._in_user_namespace, users=self._users)
         not_isolated: list[str] = []
-        # Parents before children, so that a bind inside another lands on it.
+        # Parents before children, so that a bind inside another is mounted on top of it.
         for number, bind in enumerate(sorted(binds, key=lambda bind: str(bind["target"]).count("/"))):
             not_isolated += self._mount_one(bind, view, name=f"{self._num_mounted}-{number}")
         not_isolated += view.strangeness()
@@ -124,7 +124,7 @@ class LateBinds:
         return not_isolated
 
     def unmount(self) -> None:
-        """Unmount the binds, after the last process of the program has ended; the roots must be kept.
+        """Unmount the binds after the last process of the program has ended; only with kept roots.
 
         Raises: OSError: the host is then unusable.
         """
@@ -167,9 +167,9 @@ class LateBinds:
 
 
 def place_on_roots(path: str, roots: Sequence[str]) -> str:
-    """Return where a path of the machine can be reached in a root with late roots.
+    """Return the path, in a root with late roots, of a path of the machine.
 
-    Raises: ValueError: it lies below none of them.
+    Raises: ValueError: the path is not below a late root.
     """
     return _place_of(path, roots)
 
@@ -179,7 +179,7 @@ def _root_place(number: int) -> str:
 
 
 def _target_of(path: str) -> str:
-    """Return where a bind seen at `path` is mounted; the interpreter may have put links into this root."""
+    """Return the resolved mount point of a bind at `path`; the interpreter may have created links in this root."""
     target = os.path.realpath(path)
     if is_within(target, _PLACE):
         raise OSError(f"bind at {path}: something in the host has turned the place into a link to {target}")
@@ -187,7 +187,7 @@ def _target_of(path: str) -> str:
 
 
 def _place_of(source: str, roots: Sequence[str]) -> str:
-    """Return where `source` can be reached in this root."""
+    """Return the path of `source` in this root."""
     for number, root in enumerate(roots):
         if source == root or source.startswith(root.rstrip("/") + "/"):
             return os.path.normpath(f"{_root_place(number)}/{os.path.relpath(source, root)}")
@@ -195,9 +195,9 @@ def _place_of(source: str, roots: Sequence[str]) -> str:
 
 
 def _read_only_copy(source: str, *, name: str, is_folder: bool) -> str:
-    """Return where `source` can be reached read-only.
+    """Return a path of `source` on a new read-only mount.
 
-    Other namespaces receive a mount in its first state, but not a later change to read-only.
+    A mount is propagated to other namespaces in its first state; a later change to read-only is not propagated.
     """
     place = f"{_PLACE}/read-only-{name}"
     with opened_mount_point("/", place, is_folder=is_folder) as target:

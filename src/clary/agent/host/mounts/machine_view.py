@@ -1,10 +1,10 @@
-"""The machine's files as a host sees them: the shown folders, all of which it may change privately.
+"""The machine's files in a host: the shown folders, which the host may change privately.
 
-Where: `host_root` calls it first. The root is a small tmpfs, or with real root a folder of the host's own; folders on
-the way to shown folders are built anew in it, and every shown folder becomes an overlay of its own. Inside a user
-namespace the kernel refuses an overlay of a folder with mounts below, because those are locked to it ("failed to clone
-lowerpath"); such folders are built anew as well. Where no overlay can be made (the host's folder itself lies on an
-overlay or on NFS, or the kernel is older than 5.11) folders are bound as they are, and `shared_folders` names them.
+Where: `host_root` calls it first. The root is a small tmpfs, or with real root a folder of the host's own; parents of
+shown folders are recreated in it, and every shown folder becomes an overlay of its own. Inside a user namespace the
+kernel refuses an overlay of a folder with mounts below it, because those mounts are locked ("failed to clone
+lowerpath"); such folders are recreated too. If no overlay is possible (the host's folder lies on an overlay or on NFS,
+or the kernel is older than 5.11), folders are bind-mounted unchanged, and `shared_folders` names them.
 Source: kernel Documentation/filesystems/overlayfs.rst, "userxattr".
 """
 
@@ -26,19 +26,19 @@ from clary.base.beneath import Folder
 
 PRIVATE_FOLDERS = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp")  # noqa: S108 - made anew for every host
 
-LAYERS_FOLDER = "layers"  # in a host's scratch folder
-UPPER_FOLDER = "upper"  # in a layer: its changes
+LAYERS_FOLDER = "layers"  # folder of layers in a host's scratch folder
+UPPER_FOLDER = "upper"  # folder of the changes in a layer
 
 _OPTION_SEPARATORS = frozenset(',:\\"')
 
 
 class MachineView:
-    """Puts the machine's files below `new_root`.
+    """Mounts the machine's files below `new_root`.
 
     Args:
         new_root: existing folder that becomes the host's root.
-        layers_folder: existing folder for the program's changes; not on an overlay, best on a local disk.
-        in_user_namespace: whether mounts are made with the rights of a user namespace.
+        layers_folder: existing folder for the program's changes; not on an overlay, preferably on a local disk.
+        in_user_namespace: whether mounts are made with the rights of a user namespace only.
         users: of the programs, if they differ from this process's user.
     """
 
@@ -51,22 +51,22 @@ class MachineView:
         self._users = users
         self._num_layers = 0
         self._shown: tuple[ShownFolder, ...] = ()
-        self._rebuilt: frozenset[str] = frozenset()  # folders that must not be placed whole
-        self._extended: frozenset[str] = frozenset()  # folders in which mount points have to be made
-        self.shared_folders: list[str] = []  # folders of the machine itself that the program can change
-        self.missing_folders: list[str] = []  # mounts of the machine that could not be shown, with the reason
+        self._rebuilt: frozenset[str] = frozenset()  # folders that must be recreated instead of mounted
+        self._extended: frozenset[str] = frozenset()  # folders in which mount points must be made
+        self.shared_folders: list[str] = []  # folders of the machine that the program can really change
+        self.missing_folders: list[str] = []  # mounts of the machine that could not be shown, with reasons
         self.strange_folders: list[str] = []  # system folders whose owners could not be mapped
-        self.refusal = ""  # why the kernel refused the last overlay
-        self.why_strange = ""  # why the kernel refused the last mapping
+        self.refusal = ""  # reason why the kernel refused the last overlay
+        self.why_strange = ""  # reason why the kernel refused the last mapping of owners
 
     def lay_out(self, shown: Sequence[ShownFolder], submounts: Sequence[str], *, targets: Iterable[str]) -> None:
-        """Place the shown folders; `PRIVATE_FOLDERS` are left empty.
+        """Mount the shown folders; `PRIVATE_FOLDERS` are left empty.
 
         Args:
             shown: folders of the machine, parents first.
             submounts: mount points of the machine, parents first.
-            targets: canonical paths of later mount points; their folders are made so that
-                missing ones can be created without touching the machine.
+            targets: canonical paths of later mount points; their parents are set up so that missing mount points can be
+                created without changes to the machine.
         """
         self._shown = tuple(shown)
         outer = [folder.path for folder in shown if not is_shown(folder.path, [one for one in shown if one != folder])]
@@ -79,7 +79,7 @@ class MachineView:
                 _nearest_existing(path) for path in targets if not os.path.lexists(path) and is_shown(path, shown)
             )
             cuts = {*self._extended, *(path for path in outer if path != "/")}
-            if self._in_user_namespace or is_whole:  # here no mount can be made on an overlay, or over `/`
+            if self._in_user_namespace or is_whole:  # in these cases no mount on an overlay, or over `/`, is possible
                 cuts.update(seen)
                 later = []
             self._rebuilt = frozenset(folder for cut in cuts for folder in _parents(cut))
@@ -94,14 +94,14 @@ class MachineView:
     def overlay(
         self, lower: str, target: str, *, is_mapped: bool = False, is_system: bool = False, kept_as: str = ""
     ) -> bool:
-        """Mount a private, writable layer over `lower` at `target`; False, with `refusal` set, if it cannot be made.
+        """Mount a private, writable overlay of `lower` at `target`; on failure set `refusal` and return False.
 
         Args:
             lower: folder of the machine.
             target: mount point.
             is_mapped: whether owners are mapped to the programs' users, if programs have their own.
-            is_system: whether files that not all users may read are left out.
-            kept_as: name of the layer if it is taken over after the host's end.
+            is_system: whether to hide files that not all users may read.
+            kept_as: name of the layer if it is kept after the host's end.
         """
         layer = f"{self._layers_folder}/{kept_as or self._num_layers}"
         self._num_layers += 1
@@ -111,14 +111,14 @@ class MachineView:
         if not self._in_user_namespace:
             try:
                 self._fill(lower, upper, is_system=is_system)
-            except OSError as error:  # the layer's file system takes no whiteouts
+            except OSError as error:  # the layer's file system does not support whiteouts
                 self.refusal = str(error)
                 return False
         if is_mapped and self._users is not None:
             mapped = self._map(lower, f"{layer}/lower")
             if mapped and self._mount(target, lower=mapped, upper=upper, work=work, is_kept=bool(kept_as)):
                 return True
-            # The file system maps no owners, or the kernel's overlay does not (before 5.19).
+            # The file system, or the kernel's overlay (before 5.19), cannot map owners.
             self.why_strange = self.why_strange or self.refusal
             self.strange_folders.append(lower)
         return self._mount(target, lower=lower, upper=upper, work=work, is_kept=bool(kept_as))
@@ -133,7 +133,7 @@ class MachineView:
             if self._in_user_namespace:
                 options += ",userxattr"
             elif is_kept:
-                # The kept layer has to contain whole files and folders, whatever this kernel's defaults are.
+                # A kept layer must contain complete files and folders, whatever this kernel's defaults are.
                 options += ",redirect_dir=nofollow,metacopy=off"
             _mount_overlay(target, options)
         except OSError as error:
@@ -155,7 +155,7 @@ class MachineView:
                 content.open_folders(folder)
 
     def bind(self, source: str, target: str) -> str:
-        """Show a file or folder of the machine itself; return a sentence if owners could not be mapped."""
+        """Bind-mount a file or folder of the machine; return a sentence if owners could not be mapped."""
         if self._users is not None:
             try:
                 kernel.bind_mapped(source, target, users=self._users.namespace)
@@ -167,7 +167,7 @@ class MachineView:
         return "" if self._users is None else f"the program has there what everybody may, because {said}"
 
     def strangeness(self) -> list[str]:
-        """Return sentences on folders that programs should be able to change, but cannot."""
+        """Return sentences about folders that programs should be able to change but cannot."""
         if not self.strange_folders:
             return []
         return [
@@ -176,12 +176,13 @@ class MachineView:
         ]
 
     def make_folder(self, path: str, *, mode: int = 0o755) -> None:
-        """Make a folder of the host's own and its missing parents; existing folders stay."""
+        """Make a folder of the host's own and its missing parents; keep existing folders."""
         if os.path.isdir(path):
             return
         above, name = os.path.split(path)
         self.make_folder(above)
-        # The way to it may be open to root alone, while on a mount with mapped owners the users make it.
+        # Its parents may be accessible to root only, while on a mount with mapped owners the programs' users must
+        # create it.
         with Folder(os.open(above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
             make_owned(folder, name, is_folder=True, users=self._users)
         os.chmod(path, mode)
@@ -190,7 +191,7 @@ class MachineView:
         if self._in_user_namespace:
             kernel.mount("tmpfs", self._new_root, kind="tmpfs", flags=kernel.MS_NODEV, options="mode=755")
             return
-        # On disk: in memory, files beside the machine's folders would count against the programs' memory.
+        # On disk, because files on a tmpfs would count against the programs' memory.
         if self._users is not None:
             self._users.own(self._new_root)
         os.chmod(self._new_root, 0o755)  # noqa: S103 - every user of the host passes it
@@ -202,9 +203,9 @@ class MachineView:
                 self.make_folder(self._new_root + path, mode=0o700 if path == "/root" else 0o755)
 
     def _map(self, lower: str, place: str) -> str:
-        """Show `lower` at `place` with mapped owners; return an empty text, with `why_strange` set, on failure.
+        """Mount `lower` with mapped owners and return its path; on failure set `why_strange` and return "".
 
-        It vanishes with the old root, or with the late roots; unmounting it alone takes longer.
+        The mount vanishes with the old root or the late roots; a separate unmount takes longer.
         """
         assert self._users is not None
         os.mkdir(place)
@@ -216,7 +217,7 @@ class MachineView:
         return place
 
     def _place(self, path: str) -> None:
-        """Place one entry of a folder that is being built anew."""
+        """Recreate or mount one entry of a recreated folder."""
         target = self._new_root + path
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):
@@ -254,7 +255,7 @@ class MachineView:
             except FileNotFoundError:
                 if os.path.lexists(path):
                     raise
-                # A process of the machine removed it meanwhile: a host that starts a moment later lacks it too.
+                # A process of the machine removed the entry meanwhile: a host started a moment later lacks it too.
 
     def _place_whole(self, path: str) -> None:
         target = self._new_root + path
@@ -269,7 +270,7 @@ class MachineView:
             self._bind_shared(path)
 
     def _is_system(self, path: str) -> bool:
-        """Whether a path is a system folder; mounts inside a system folder are not."""
+        """Whether a path is in a system folder; mounts inside a system folder do not count."""
         return any(folder.path == path and folder.is_system for folder in self._shown)
 
     def _bind_shared(self, path: str) -> None:
@@ -285,15 +286,15 @@ class MachineView:
 
 def _mount_overlay(target: str, options: str) -> None:
     try:
-        # The layer ends with the program, so its data need not reach the disk: without this option the end of every
-        # host would wait for a flush of the whole disk.
+        # The layer is temporary, so its data need not be synced: without this option the end of every host would wait
+        # for a sync of the whole disk.
         kernel.mount("overlay", target, kind="overlay", options=f"{options},volatile")
     except OSError:  # also on kernels before 5.10
         kernel.mount("overlay", target, kind="overlay", options=options)
 
 
 def _as_option(path: str, descriptors: list[int]) -> str:
-    """Return `path` in a form that the overlay's option parser cannot misread; opened folders go to `descriptors`."""
+    """Return `path` in a form that is safe in overlay options; add opened folders to `descriptors`."""
     if not _OPTION_SEPARATORS.intersection(path):
         return path
     descriptors.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -307,7 +308,7 @@ def _nearest_existing(path: str) -> str:
 
 
 def _parents(path: str) -> list[str]:
-    """Return every folder above `path`."""
+    """Return all parents of `path`."""
     found = []
     while path != "/":
         path = os.path.dirname(path)

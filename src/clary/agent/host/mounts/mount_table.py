@@ -1,6 +1,6 @@
-"""The machine's mounts that a host has to see, read from /proc/self/mountinfo.
+"""The machine's mounts that a host must show, parsed from /proc/self/mountinfo.
 
-Where: `host_root` needs it, because neither an overlay of `/` nor a plain bind shows the mounts below. Pure.
+Where: `host_root` needs it, because neither an overlay of `/` nor a plain bind mount includes submounts. Pure.
 Source: proc(5), section /proc/pid/mountinfo.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# Views of the kernel, or automounts; a host gets its own or none.
+# Kernel file systems and automounts; a host gets its own or none.
 _KERNEL_FILE_SYSTEMS = frozenset(
     [
         "autofs",
@@ -38,11 +38,11 @@ _KERNEL_FILE_SYSTEMS = frozenset(
 
 
 def submounts(mountinfo: str, *, covered: Iterable[str] = ()) -> list[str]:
-    """Return the mount points below `/` that hold files, each once, parents before children.
+    """Return the mount points below `/` that contain files, each once, parents before children.
 
     Args:
         mountinfo: text of /proc/self/mountinfo.
-        covered: folders that the host does not see; mounts in them or at them are left out.
+        covered: folders that the host does not show; mounts at or in them are skipped.
     """
     covering = tuple(covered)
     found = set()

@@ -1,11 +1,11 @@
-"""A disk of one host, so that it can be full while the machine's disk is not.
+"""A disk for one host, which can be full while the machine's disk is not.
 
-Where: `supervisor.wiring` makes one for hosts of rehearsals whose plan says `disk_bytes`; the service fills it
-(`engines.local.disk_faults`). Only root may do so.
+Where: `supervisor.wiring` makes one for hosts of rehearsals whose plan has `disk_bytes`; the service fills it
+(`engines.local.disk_faults`). It needs root.
 
     HOST/disk/            a tmpfs of that size, in the agent's own mount namespace
     HOST/disk/used        one block: an empty tmpfs could not be filled up
-    HOST/disk/ml/         seen at HOST/ml, and by the program at /opt/ml
+    HOST/disk/ml/         bind-mounted at HOST/ml, and for the program at /opt/ml
 
 The mounts end with the last process in the namespace, so a killed agent leaves no mounts. Files that the agent puts
 into the tree for the program - large input data, and messages between Clary and the program - stay on the machine's
@@ -25,16 +25,16 @@ from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Resources
 from clary.contract.rehearsals import DISK_FOLDER
 
-LARGEST_SHARE = 0.5  # of the free memory
+LARGEST_SHARE = 0.5  # share of the free memory
 _USED_BYTES = 4096
 _FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
 _MIB = 1024 * 1024
 
 
 def enter_own_mounts() -> None:
-    """Give this process, which has one thread, a mount namespace that receives the machine's later mounts.
+    """Move this single-threaded process to a mount namespace that receives the machine's later mounts.
 
-    Where: the agent's first step. A failure is kept for `OwnDisk.mount`, which reports it.
+    Where: the agent's first step. A failure is recorded, and `OwnDisk.mount` reports it.
     """
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -47,7 +47,7 @@ def enter_own_mounts() -> None:
 
 @dataclass
 class _Mounts:
-    """The owner of the mount namespace that this process is in."""
+    """The owner of this process's mount namespace."""
 
     owner_pid: int | None = None  # the process that made the namespace; its children share it
     why_shared: str = "the agent has not made one"
@@ -60,8 +60,8 @@ class OwnDisk:
     """The disk of one host.
 
     Args:
-        host_folder: the host's own place.
-        ml_folder: its `/opt/ml` inside that.
+        host_folder: the host's folder on the machine.
+        ml_folder: the host's `/opt/ml`, inside `host_folder`.
         size_bytes: of the disk.
         outside: folders of `ml_folder` that stay on the machine's disk.
     """
@@ -77,7 +77,7 @@ class OwnDisk:
         """Mount the disk; refused unless this process is in a mount namespace of its own (`enter_own_mounts`).
 
         Args:
-            available_bytes: the machine's free memory, in which the disk lies; None if unknown.
+            available_bytes: the machine's free memory, which the disk uses; None if unknown.
         Raises: AgentError; the disk is then unmounted again.
         """
         if available_bytes is not None and self._size_bytes > available_bytes * LARGEST_SHARE:
@@ -112,7 +112,7 @@ class OwnDisk:
             ) from error
 
     def hold(self, folder: Path) -> None:
-        """Put another folder of the host, which must be empty, on the disk. Raises: AgentError."""
+        """Move another, empty folder of the host to the disk. Raises: AgentError."""
         inside = self._folder / folder.name
         try:
             inside.mkdir()
@@ -121,7 +121,7 @@ class OwnDisk:
             raise AgentError(f"{folder} could not be put on the host's own disk: {error}") from error
 
     def beside(self, resources: Resources) -> Resources:
-        """Return the host's resources, with its memory raised by the size of its disk, which lies in memory."""
+        """Return the host's resources with its memory limit raised by the size of its disk, which is in memory."""
         if resources.memory_bytes is None:
             return resources
         return replace(resources, memory_bytes=resources.memory_bytes + self._size_bytes)
@@ -129,7 +129,7 @@ class OwnDisk:
     def close(self) -> None:
         """Unmount the disk, which discards the files on it; a second call does nothing."""
         while self._mounted:
-            with contextlib.suppress(OSError):  # it ends with the agent
+            with contextlib.suppress(OSError):  # the mount ends with the agent anyway
                 kernel.unmount(str(self._mounted.pop()), flags=kernel.MNT_DETACH)
 
     def _show(self, source: Path, target: Path) -> None:

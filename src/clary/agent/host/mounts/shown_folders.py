@@ -1,13 +1,13 @@
-"""The machine's folders that a host shows, and those among them that programs may change as their own.
+"""The machine's folders that a host shows, and the folders among them that programs may change as their own.
 
-Where: `host_root` lays them out through `machine_view`; the supervisor asks before it starts a program whose files lie
-elsewhere. Programs see only these folders, the plan's binds and the host's own files.
+Where: `host_root` mounts them through `machine_view`; the supervisor checks program files in other folders before a
+start. Programs see only these folders, the plan's binds and the host's own files.
 
 [Note: whose files are whose]
-Under a root service programs are root of a user namespace. In system folders, which hold files of distributions, the
-machine's root counts as theirs, so that package managers work; files that not all users may read are left out there
-(`closed_files`). In all other folders the machine's users count as nobody: the kernel lets programs read only files
-that all users may read, also files that appear later.
+With a root service, programs are root of a user namespace. In system folders, which contain files of distributions, the
+machine's root is mapped to the programs' root, so that package managers work; files there that not all users may read
+are hidden (`closed_files`). In all other folders the machine's users appear as nobody: the kernel lets programs read
+only files that all users may read, also files created later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from clary.agent.host.mounts.closed_files import UNCACHED, refresh
 from clary.agent.host.mounts.mount_table import is_within
 
-# Package managers write to these; owners inside are those outside.
+# Package managers write to these folders; owners in the host are the machine's owners.
 _SYSTEM_FOLDERS = (
     "/usr",
     "/bin",
@@ -40,8 +40,8 @@ _SYSTEM_FOLDERS = (
 )
 # Software that administrators have installed for all users.
 _SOFTWARE_FOLDERS = ("/usr/local", "/opt", "/nix/store", "/gnu/store")
-# In `_SOFTWARE_FOLDERS`: folders into which pip and make install with a system's interpreter. Programs may add and
-# replace files in these folders and in those directly inside; existing files stay the machine's.
+# In `_SOFTWARE_FOLDERS`: folders into which pip (of the system's interpreter) and make install. Programs may add and
+# replace files in these folders and their direct subfolders, but not write to existing files.
 WRITABLE_FOLDERS = (
     "/usr/local",
     "/usr/local/lib",
@@ -50,7 +50,7 @@ WRITABLE_FOLDERS = (
     "/usr/local/lib/python3*",
 )
 
-# Made empty, because programs expect them.
+# Created empty, because programs expect them.
 EMPTY_FOLDERS = (
     "/boot",
     "/home",
@@ -72,15 +72,15 @@ class ShownFolder:
     """A folder of the machine, by its canonical path."""
 
     path: str
-    is_system: bool  # see [Note: whose files are whose]
+    is_system: bool  # see [Note: owners of files]
 
 
 def shown_folders(visible: Iterable[str], *, is_whole: bool = False) -> tuple[ShownFolder, ...]:
     """Return the folders to show, parents before the folders inside them.
 
     Args:
-        visible: folders that the settings name; missing ones are left out.
-        is_whole: whether `/` is shown, too.
+        visible: folders named by the settings; missing folders are skipped.
+        is_whole: whether `/` is shown too.
     """
     wanted = [("/", False)] if is_whole else []
     wanted += [(path, True) for path in _SYSTEM_FOLDERS]
@@ -88,7 +88,7 @@ def shown_folders(visible: Iterable[str], *, is_whole: bool = False) -> tuple[Sh
     found: dict[str, bool] = {}
     for path, is_system in wanted:
         real = os.path.realpath(path)
-        # A link from one system folder to another, as /bin on most systems, is shown as a link.
+        # A link from one system folder to another, such as /bin on most systems, is shown as a link.
         if os.path.isdir(real) and (is_system is False or real == path):
             found.setdefault(real, is_system)
     return tuple(ShownFolder(path, found[path]) for path in sorted(found, key=lambda path: path.split("/")))
@@ -109,11 +109,11 @@ def is_shown(path: str, shown: Sequence[ShownFolder]) -> bool:
 
 
 def links_on_the_way(path: str) -> list[tuple[str, str]]:
-    """Return the symbolic links between `path` and its target: canonical place and text of each."""
+    """Return the symbolic links in `path`: canonical path and target text of each."""
     links: list[tuple[str, str]] = []
     parts = [part for part in reversed(path.split("/")) if part not in ("", ".")]
     resolved = ""
-    while parts and len(links) < 40:  # as many as the kernel follows
+    while parts and len(links) < 40:  # the kernel's own limit on links
         part = parts.pop()
         if part == "..":
             resolved = os.path.dirname(resolved).rstrip("/")

@@ -1,14 +1,14 @@
-"""Traces of a program on its host, apart from its binds.
+"""Detection of traces that a program leaves on its host, apart from its binds.
 
-Where: `standing_by` asks before a host serves a second program. The host's state after all mounts for the program is
-compared with its state after the program's last process has ended. New entries in folders of the host's own are
-removed, and so is everything in /tmp and /var/tmp. Any other difference is a trace, and a host with traces serves no
-other program: a change in a layer over a folder of the machine, a file or folder of the host's own that is missing or
-differs, objects of System V.
+Where: `standing_by` calls it before a host serves another program. The host's state after all mounts for the program is
+compared with its state after the program's last process has ended. New entries in folders of the host's own and the
+content of /tmp and /var/tmp are removed. Any other difference is a trace: a change in an overlay of a folder of the
+machine, a missing or changed file or folder of the host's own, System V objects. A host with traces serves no other
+program.
 
-A change of a file's content shows in its inode and its change time, which no program can set. These do not tell of a
-folder, in which entries come and go: its mode, owner and extended attributes are compared, among them the access rights
-that a default list gives to new files.
+A change of a file's content changes its inode or its ctime, which no program can set. They are not compared for
+folders, where entries are added and removed: of a folder mode, owner and extended attributes are compared, which
+include the default ACL for new files.
 Source: overlayfs.rst, "changes go to the upper folder"; sysvipc(7); mq_overview(7).
 """
 
@@ -25,13 +25,13 @@ from clary.agent.host.mounts.mount_table import mounted_kinds
 from clary.base import beneath_trees
 from clary.base.beneath import Folder
 
-MAX_ENTRIES = 50_000  # in all compared folders; reading so many takes a quarter of a second
+MAX_ENTRIES = 50_000  # limit for all compared folders; reading so many takes a quarter of a second
 _ROOT_FOLDER = "root"
 _OWN = ("/dev", "/dev/shm", "/dev/mqueue", "/run")  # noqa: S108
 _OWN_FILES = ("hosts", "hostname")  # below /etc
 _EMPTIED = ("/tmp", "/var/tmp")  # noqa: S108
-_OF_MOUNTS = (*_EMPTIED, "/dev/pts", "/dev/pts/ptmx")  # compared themselves, though mounts are skipped
-_OF_OVERLAYS = ("trusted.overlay.", "user.overlay.")  # attributes that overlayfs writes for itself, at times later
+_OF_MOUNTS = (*_EMPTIED, "/dev/pts", "/dev/pts/ptmx")  # compared, although other mounts are skipped
+_OF_OVERLAYS = ("trusted.overlay.", "user.overlay.")  # attributes that overlayfs writes for itself, sometimes later
 _IPC_LISTS = ("msg", "sem", "shm")
 
 Look = dict[str, tuple[int, ...]]
@@ -43,7 +43,7 @@ class Traces:
     """Traces of programs on one host.
 
     Args:
-        scratch_folder: of the host, as this process can reach it.
+        scratch_folder: of the host, as a path of this process.
     """
 
     def __init__(self, scratch_folder: str) -> None:
@@ -52,7 +52,7 @@ class Traces:
         self._layers_before: Look = {}
 
     def begin(self) -> None:
-        """Look at the folders of the host's own, once, before the first mount for a program.
+        """Record the state of the host's own folders, once, before the first mount for a program.
 
         Raises: OSError: a folder cannot be read, or there are more than `MAX_ENTRIES` entries.
         """
@@ -60,14 +60,14 @@ class Traces:
             self._own_before = self._look_at_own()
 
     def begin_program(self) -> None:
-        """Look at the layers, in which mount points may have been made, before a program's first process starts.
+        """Record the state of the layers, which may contain mount points, before a program's first process starts.
 
         Raises: OSError, as `begin`.
         """
         self._layers_before = self._look_at_layers()
 
     def find(self) -> str:
-        """Remove new entries, and return the first trace in words; empty without one.
+        """Remove new entries; return a phrase about the first trace, or "".
 
         Raises: OSError, as `begin`.
         """
@@ -79,11 +79,11 @@ class Traces:
                     return f"{folder}/{left[0]} cannot be removed"
         for name in _IPC_LISTS:
             with open(f"/proc/sysvipc/{name}") as file:
-                if len(file.readlines()) > 1:  # the first line names the columns
+                if len(file.readlines()) > 1:  # the first line has the names of the columns
                     return f"objects of System V ({name})"
         for path in sorted(self._look_at_own().keys() - self._own_before.keys()):
             above, name = os.path.split(path)
-            with contextlib.suppress(FileNotFoundError), Folder.at(above) as parent:  # removed with its folder
+            with contextlib.suppress(FileNotFoundError), Folder.at(above) as parent:  # already removed with its folder
                 beneath_trees.remove_tree(parent, name)
         return _difference(self._own_before, self._look_at_own()) or _difference(
             self._layers_before, self._look_at_layers()
@@ -112,8 +112,8 @@ class Traces:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
             kinds = mounted_kinds(table.read())
         mounted = frozenset(kinds)
-        # A root on disk can be reached beneath all mounts in it; a root in memory cannot, and a root that is a layer is
-        # no folder of its own.
+        # A root on disk is read through the scratch folder, beneath all mounts in it. A root in memory is read at "/".
+        # A root that is an overlay is no folder of the host's own.
         yield f"{self._scratch_folder}/{_ROOT_FOLDER}", frozenset()
         if kinds.get("/") == "tmpfs":
             yield "/", mounted
@@ -128,7 +128,7 @@ def _difference(before: Look, now: Look) -> str:
 
 
 def empty(folder: str) -> None:
-    """Remove everything in a folder, following no link. Raises: OSError: it cannot be listed."""
+    """Remove the content of a folder without following links. Raises: OSError: the folder cannot be listed."""
     with Folder.at(folder) as top:
         for name in os.listdir(top.fileno()):
             with contextlib.suppress(OSError):
@@ -154,7 +154,7 @@ def _add(look: Look, path: str, status: os.stat_result) -> None:
     if len(look) >= MAX_ENTRIES:
         raise OSError(f"there are more than {MAX_ENTRIES} entries to compare")
     found: tuple[int, ...] = (status.st_mode, status.st_uid, status.st_gid, status.st_ino)
-    # Entries added and removed again change size and time of a folder; use changes those of a device.
+    # Entries that were added and removed change a folder's size and time, and use changes a device's.
     if stat.S_ISREG(status.st_mode):
         found = (*found, status.st_size, status.st_ctime_ns)
     elif stat.S_ISDIR(status.st_mode):
@@ -163,7 +163,7 @@ def _add(look: Look, path: str, status: os.stat_result) -> None:
 
 
 def _attributes_of(folder: str) -> int:
-    """Return a hash of a folder's extended attributes, which differs in each process; 0 without any."""
+    """Return a hash of a folder's extended attributes, valid in this process only; 0 without attributes."""
     try:
         found = os.listxattr(folder, follow_symlinks=False)
         names = sorted(name for name in found if not name.startswith(_OF_OVERLAYS))

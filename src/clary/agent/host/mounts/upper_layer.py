@@ -1,9 +1,9 @@
-"""The layer of an overlay that takes a host's changes, filled before the overlay is mounted.
+"""The upper layer of an overlay, which receives a host's changes, and its content before the mount.
 
 Where: `machine_view` makes one for every folder of the machine that a host shows, if the agent runs as real root.
-Entries of the layer hide those of the machine's folder. Its folders have owners that exist among the programs' users.
-Closed files, which programs must not read, are missing. A few closed files are replaced, because sudo, su and sshd need
-them: the user database comes without passwords, and sudo's rules give rights to root alone.
+Entries of the layer hide entries of the machine's folder. Folders of the layer have owners that exist among the
+programs' users. Closed files, which programs must not read, are hidden. A few closed files are replaced, because sudo,
+su and sshd need them: the user database has no passwords, and sudo's rules give rights to root alone.
 Source: kernel Documentation/filesystems/overlayfs.rst, "whiteouts and opaque directories".
 """
 
@@ -37,7 +37,7 @@ class UpperLayer:
         self._users = users
 
     def copy_folder(self, relative: str) -> str:
-        """Make a folder in the layer, and its parents, with the machine's mode and owner; returns its path."""
+        """Make a folder in the layer, and its parents, with the machine's mode and owner; return its path."""
         place = self._upper + relative
         if relative:
             if os.path.isdir(place):
@@ -50,13 +50,13 @@ class UpperLayer:
         return place
 
     def leave_out(self, closed: Iterable[str]) -> None:
-        """Hide closed paths of the lower folder: folders appear empty, files are missing or replaced."""
+        """Hide closed paths of the lower folder: folders become empty, files are hidden or replaced."""
         for path in closed:
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 self._leave_out(path)
 
     def open_folders(self, folder: str) -> None:
-        """Let programs add and replace files in those of `folder` and its direct subfolders that all users may read."""
+        """Let programs add and replace files in `folder` and its direct subfolders, if all users may read these."""
         with os.scandir(folder) as entries:
             names = ["", *(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))]
         for name in names:
@@ -93,7 +93,7 @@ class UpperLayer:
 
 
 def _instead_of(path: str) -> bytes | None:
-    """Return the bytes that programs find in place of a closed file, or None if they find no file."""
+    """Return the bytes that replace a closed file, or None if the file is hidden."""
     if path == _SUDOERS:
         return _SUDO_RULES.encode()
     if path not in _WITHOUT_PASSWORDS:

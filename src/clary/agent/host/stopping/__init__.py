@@ -1,1 +1,1 @@
-"""How the processes of a host are found, signalled and ended."""
+"""The search, signalling and end of a host's processes."""

@@ -1,8 +1,8 @@
-"""All live processes of a program: counted, signalled once each, killed.
+"""Census of a program's live processes: count them, signal each once, kill them.
 
-Where: the keeper of a host asks for it. In a PID namespace the kernel does it in one step: kill(-1) from the first
-process reaches each process once, and a fork that is under way as well. Plain processes, and processes of a namespace
-where some are spared, are found by walking down from the keeper, which becomes the parent of every orphan among its
+Where: the keeper of a host calls it. In a PID namespace the kernel signals all processes in one step: kill(-1) from the
+first process reaches each process once, also a fork in progress. Plain processes, and processes of a namespace in which
+some are spared, are found from the keeper downwards; the keeper becomes the parent of every orphan among its
 descendants.
 """
 
@@ -18,19 +18,19 @@ from typing import Protocol
 from clary.agent.host.stopping.shared_memory import ProgramMemory
 from clary.base.processes import ProcessEntry, live_descendants, read_entry
 
-LOOK_INTERVAL_S = 2.0  # between looks at shared memory of plain processes; one look reads the machine's process list
-_KILL_LIMIT_S = 3.0  # after that the remaining processes hang in the kernel
+LOOK_INTERVAL_S = 2.0  # between looks for shared memory of plain processes; each look reads the machine's process list
+_KILL_LIMIT_S = 3.0  # after this time, the remaining processes hang in the kernel
 _KILL_PAUSE_S = 0.002
 
 
 class Census(Protocol):
-    """Reaches all processes of a program, and no others."""
+    """Finds and signals all processes of a program, and no other processes."""
 
     def live(self) -> dict[int, ProcessEntry]:
-        """Return the live processes by the pids that the caller can signal; empty where /proc has other numbers."""
+        """Return the live processes by the pids for signals; empty if /proc has pids of another namespace."""
 
     def may_hold(self, pid: int) -> bool:
-        """Whether the sender of a signal, by its pid in the caller's namespace, may be a process of the program."""
+        """Whether a signal's sender, by its pid in the caller's namespace, may be a process of the program."""
 
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
         """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
@@ -40,14 +40,14 @@ class Census(Protocol):
 
     @property
     def look_interval_s(self) -> float | None:
-        """Seconds between calls of `look`; None: it is never called."""
+        """Seconds between calls of `look`; None: no calls."""
 
     def look(self) -> None:
-        """Record the leftovers that the program would have if it ended now."""
+        """Record what the program would leave behind if it ended now."""
 
 
 class NamespaceCensus:
-    """All processes of the PID namespace of which the caller is the first."""
+    """All processes of the PID namespace whose first process is the caller."""
 
     look_interval_s = None
 
@@ -56,25 +56,25 @@ class NamespaceCensus:
 
     @property
     def can_keep(self) -> bool:
-        """Whether `keep` works: /proc numbers processes as this namespace does."""
+        """Whether `keep` works, because /proc has the pids of this namespace."""
         return _own_pid_in_proc() == os.getpid()
 
     def keep(self, pid: int) -> None:
-        """Leave one process out from now on: it does not belong to the program, and outlives it.
+        """Exempt one process from now on: it does not belong to the program, and outlives it.
 
-        Signals to all reach it, except for SIGKILL, so it has to block them.
+        It still receives signals to all processes, except SIGKILL, so it must block them.
         """
         self._kept_pid = pid
 
     def look(self) -> None:
-        """Record nothing: leftovers of the program vanish with its namespaces."""
+        """Do nothing: leftovers of the program vanish with its namespaces."""
 
     def live(self) -> dict[int, ProcessEntry]:
-        """Return the live processes; an empty dict if /proc is the machine's, with other numbers."""
+        """Return the live processes; empty if /proc is the machine's, with other pids."""
         return self._descendants() if self.can_keep else {}
 
     def may_hold(self, pid: int) -> bool:
-        """Whether the sender of a signal may be a process of the program: all in the namespace are."""
+        """Whether a signal's sender may be a process of the program: every process in the namespace is."""
         return pid != 0
 
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
@@ -116,7 +116,7 @@ class DescendantCensus:
         return live_descendants(os.getpid())
 
     def may_hold(self, pid: int) -> bool:
-        """Whether the sender of a signal may be a process of the program; True if it has ended by now."""
+        """Whether a signal's sender may be a process of the program; True if the sender has ended."""
         if pid == 0:
             return False  # outside of this process's PID namespace
         entry = read_entry(pid)
@@ -129,14 +129,14 @@ class DescendantCensus:
     def kill_all(self) -> None:
         """Kill every process; their exits remain to be reaped.
 
-        Then remove their shared memory.
+        Then remove the shared memory of these processes.
         """
         _kill_each(self.live, when_stopped=self.look)
         self._memory.remove_unused()
 
 
 def _kill_each(descendants: Callable[[], dict[int, ProcessEntry]], when_stopped: Callable[[], object] = int) -> None:
-    """Kill all that `descendants` finds; stop all of them first, so that no process can fork meanwhile."""
+    """Kill all processes found by `descendants`; stop them first, so that no process can fork meanwhile."""
     deadline = time.monotonic() + _KILL_LIMIT_S
     stopped: set[tuple[int, int]] = set()
     while time.monotonic() < deadline:
@@ -154,10 +154,10 @@ def _kill_each(descendants: Callable[[], dict[int, ProcessEntry]], when_stopped:
 
 
 def _signal_each(signal_number: int, spare: Collection[int], descendants: Callable[[], dict[int, ProcessEntry]]) -> int:
-    """Signal each live descendant once, but not those in `spare`; returns how many descendants are alive.
+    """Signal each live descendant once, except pids in `spare`; return the number of live descendants.
 
     Scans until a scan finds no new process, because processes may fork while they are being signalled. Processes that
-    started after the call are left out: handlers of the signal start them to clean up.
+    started after the call are skipped: handlers of the signal start them to clean up.
     """
     newest = _ticks_now()
     seen: set[tuple[int, int]] = set()
@@ -176,7 +176,7 @@ def _signal_each(signal_number: int, spare: Collection[int], descendants: Callab
 
 
 def _own_pid_in_proc() -> int:
-    """Return the caller's number in /proc, which differs from its own if /proc is the machine's."""
+    """Return the caller's pid in /proc, which differs from `os.getpid` if /proc is the machine's."""
     return int(os.readlink("/proc/self"))
 
 

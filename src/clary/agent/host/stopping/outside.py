@@ -1,8 +1,8 @@
-"""SIGTERM that comes from outside of a host, as its first process receives it.
+"""Detection of SIGTERM from outside of a host, by its first process.
 
-Where: the keeper asks while a program runs. A scheduler that ends a step, or an init system that ends a unit, signals
-each of its processes: the agent, the first process, and the program. A signal to the first process shows that the
-program has received its signal. Programs can signal the first process as well, which shows nothing; the kernel reports
+Where: the keeper polls it while a program runs. A scheduler that ends a step, or an init system that ends a unit,
+signals each process: the agent, the first process, and the program. So a signal to the first process implies that the
+program has received one too. A signal that the program sends to the first process does not count; the kernel reports
 the sender of a signal.
 """
 
@@ -16,21 +16,21 @@ from clary.agent.host import kernel
 
 
 class OutsideSignals:
-    """Receives SIGTERM for this process, which the signal no longer ends.
+    """Receives SIGTERM for this process, so that the signal no longer ends the process.
 
     Args:
         may_be_program: whether the process with this pid, in this process's namespace, may belong to the program.
-    Raises: OSError: signals cannot be read; they are then ignored, as before.
+    Raises: OSError: signals cannot be read; then SIGTERM is ignored, as before.
     """
 
     def __init__(self, may_be_program: Callable[[int], bool]) -> None:
         self._may_be_program = may_be_program
         self._descriptor = kernel.open_signals(signal.SIGTERM)
-        # From here on signals wait to be read. Spawned processes unblock them.
+        # From here on signals stay pending until they are read. Spawned processes unblock them.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when there is a signal."""
+        """Return the descriptor that is readable when a signal is pending."""
         return self._descriptor
 
     def close(self) -> None:
@@ -38,7 +38,7 @@ class OutsideSignals:
         os.close(self._descriptor)
 
     def take(self) -> bool:
-        """Take all pending signals; return whether one of them came from outside."""
+        """Read all pending signals; return whether one of them came from outside."""
         return any(not self._may_be_program(sender) for sender in self._senders())
 
     def _senders(self) -> list[int]:

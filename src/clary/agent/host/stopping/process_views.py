@@ -1,8 +1,9 @@
 """Signals and pipes of the processes of a program, read from /proc.
 
-Where: the keeper reads it when a stop comes. A process that cannot be read, because it is another user's or has ended,
-counts as one without pipes.
-Source: proc(5): SigBlk, SigIgn, SigCgt of /proc/PID/status; the mode of a link in /proc/PID/fd is how it was opened.
+Where: the keeper reads them at a stop. A process that cannot be read, because it is another user's or has ended, counts
+as a process without pipes.
+Source: proc(5): SigBlk, SigIgn, SigCgt of /proc/PID/status; the mode of a link in /proc/PID/fd shows how the file was
+    opened.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
 
 
 def read_views(entries: Mapping[int, ProcessEntry]) -> list[ProcessView]:
-    """Return a view of each process; processes that have ended meanwhile are left out."""
+    """Return a view of each process, except processes that have ended meanwhile."""
     views = []
     for pid, entry in entries.items():
         with contextlib.suppress(OSError):
@@ -42,7 +43,7 @@ def read_views(entries: Mapping[int, ProcessEntry]) -> list[ProcessView]:
 
 
 def _read_status(pid: int) -> tuple[str, bool]:
-    """Return command name and whether SIGTERM ends the process."""
+    """Return the command name and whether SIGTERM ends the process."""
     name, cared_for = "", 0
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -55,7 +56,7 @@ def _read_status(pid: int) -> tuple[str, bool]:
 
 
 def _read_pipes(pid: int) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the inodes of the pipes that the process only reads, and of those to which it prints."""
+    """Return the inodes of pipes that the process only reads, and of pipes to which it prints."""
     reads: set[int] = set()
     writes: set[int] = set()
     prints_to: set[int] = set()

@@ -1,11 +1,11 @@
 """Shared memory that plain processes leave on the machine: recorded while they live, removed after their end.
 
-Where: `census.DescendantCensus` looks now and then and at the end. Hosts with namespaces do not need this: /dev/shm and
-the System V objects of a host vanish with it. Plain processes share the machine's /dev/shm, where segments do not show
-their maker; so a segment counts as the program's only if it did not exist when the program started and one of its
-processes had it mapped for writing, or made it. It is removed only if no process uses it any more. Segments that a
-process makes and leaves between two looks are not seen; `clary doctor` lists unused ones. It imports little, because
-the first process of a host imports it.
+Where: `census.DescendantCensus` calls it periodically and at the end. Hosts with namespaces do not need it: /dev/shm
+and the System V objects of a host vanish with it. Plain processes share the machine's /dev/shm, where segments do not
+show their creator. So a segment counts as the program's only if it did not exist when the program started and one of
+its processes created it or mapped it for writing. It is removed only if no process still uses it. Segments that a
+process creates and leaves between two looks are missed; `clary doctor` lists unused segments. The module has few
+imports, because the first process of a host imports it.
 Source: shm_overview(7), sysvipc(7), proc(5) for /proc/PID/maps.
 """
 
@@ -27,7 +27,7 @@ class ProgramMemory:
     """The segments that a program has made.
 
     Args:
-        folder: where segments with names lie.
+        folder: folder of the named segments.
         ipc_table: the kernel's list of System V segments.
     """
 
@@ -56,7 +56,7 @@ class ProgramMemory:
         used = self._used_by_anybody() if self._named else set()
         for path, identity in self._named.items():
             if path not in used and _identity(path) == identity:
-                with contextlib.suppress(OSError):  # another user's, or removed meanwhile
+                with contextlib.suppress(OSError):  # owned by another user, or removed meanwhile
                     os.unlink(path)
                     removed.append(path)
         segments = self._segments() if self._numbered else {}
@@ -75,14 +75,14 @@ class ProgramMemory:
         for name in os.listdir("/proc"):
             if name.isdecimal():
                 used.update(self._mapped(int(name)))
-                with contextlib.suppress(OSError):  # ended, or another user's
+                with contextlib.suppress(OSError):  # ended, or owned by another user
                     for descriptor in os.listdir(f"/proc/{name}/fd"):
                         with contextlib.suppress(OSError):
                             used.add(os.readlink(f"/proc/{name}/fd/{descriptor}"))
         return used
 
     def _mapped(self, pid: int, *, for_writing: bool = False) -> set[str]:
-        """Return the segments that a process has mapped; with `for_writing` only shared writable ones."""
+        """Return the segments that a process has mapped; with `for_writing` only shared writable mappings."""
         found = set()
         with (
             contextlib.suppress(OSError),

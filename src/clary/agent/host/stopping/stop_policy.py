@@ -1,16 +1,16 @@
-"""The time at which each process of a program gets SIGTERM, and the reason: a pure decision.
+"""Decision when each process of a program gets SIGTERM, with the reason. Pure.
 
-Where: the keeper asks when the agent signals SIGTERM. If three kinds of processes died of the signal at once, the last
+Where: the keeper calls it when the agent orders SIGTERM. If three kinds of processes got the signal at once, the last
 output of ranks would be lost, or ranks would be killed while they save their state:
 
 - a process that reads a rank's output through a pipe and has no handler: SDK v3's driver, AWS's toolkit, `tee`. It gets
-  the signal when the writers of the pipe have ended.
-- an MPI launcher and its daemons: they pass the signal on, a second time for the ranks, and kill them soon after. They
-  get no signal; they end with the ranks.
+  the signal after the writers of the pipe have ended.
+- an MPI launcher and its daemons: they forward the signal, so that ranks get it twice, and kill the ranks soon after.
+  They get no signal; they end with the ranks.
 - the ssh connection under which such a daemon runs.
 
 A scheduler that signals every process of a step does not follow these rules. Then processes of the three kinds that do
-not block the signal end at once, and the output and the ranks are lost. The shim around mpirun blocks it.
+not block the signal end at once, and the output and the ranks are lost. The shim around mpirun blocks the signal.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _SHELLS = frozenset(("ash", "bash", "busybox", "dash", "ksh", "sh", "zsh"))
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessView:
-    """The facts about one process that decide when it gets SIGTERM.
+    """The facts about one process that determine when it gets SIGTERM.
 
     Attributes:
         pid: process id.
         parent: process id of its parent.
-        name: command name as the kernel has it, 15 bytes at most.
-        dies_of_sigterm: whether it neither handles nor ignores nor blocks SIGTERM.
-        reads: inodes of the pipes that it can read and not write.
-        prints_to: inodes of the pipes that are its standard output or error. Other pipes do not count: a pool notices
-            by pipes between its processes that one has ended, and restarts it.
+        name: command name in the kernel, 15 bytes at most.
+        dies_of_sigterm: whether it does not handle, ignore or block SIGTERM.
+        reads: inodes of the pipes that it can read but not write.
+        prints_to: inodes of the pipes that are its standard output or error. Other pipes do not count: a process pool
+            uses pipes to detect the end of a worker, and restarts it.
     """
 
     pid: int
@@ -49,11 +49,11 @@ class ProcessView:
 
 @dataclass(frozen=True)
 class Deferral:
-    """Why a process does not get SIGTERM at once.
+    """The reason why a process does not get SIGTERM at once.
 
     Attributes:
-        until: processes that must end first; None if it never gets the signal, because it ends by itself.
-        reason: for users.
+        until: processes that must end first; None if the process never gets the signal, because it ends by itself.
+        reason: the reason, as a text for users.
     """
 
     until: frozenset[int] | None
@@ -61,7 +61,7 @@ class Deferral:
 
 
 def decide_deferrals(processes: Sequence[ProcessView]) -> dict[int, Deferral]:
-    """Return pid -> deferral of the processes that do not get SIGTERM at once; all others do."""
+    """Return pid -> deferral, for processes that do not get SIGTERM at once; all other processes do."""
     by_pid = {process.pid: process for process in processes}
     carriers = _carriers(by_pid)
     readers = {
@@ -80,7 +80,7 @@ def decide_deferrals(processes: Sequence[ProcessView]) -> dict[int, Deferral]:
 
 
 def _carriers(by_pid: Mapping[int, ProcessView]) -> dict[int, str]:
-    """Return pid -> reason for the processes that carry the ranks of MPI."""
+    """Return pid -> reason, for launchers, daemons and connections that MPI ranks need."""
     parents = {process.parent for process in by_pid.values()}
     found = {}
     for process in by_pid.values():
@@ -96,13 +96,13 @@ def _carriers(by_pid: Mapping[int, ProcessView]) -> dict[int, str]:
 
 
 def _within_session(ancestors: Sequence[ProcessView]) -> Sequence[ProcessView]:
-    """Return the ancestors that belong to one ssh session: those below the listening server, if there is one."""
+    """Return the ancestors of one ssh session: below the listening server, if there is one."""
     servers = [index for index, above in enumerate(ancestors) if above.name.startswith(_SSH_SERVER)]
     return ancestors[: servers[-1]] if servers else ()
 
 
 def _writers(reader: ProcessView, by_pid: Mapping[int, ProcessView]) -> frozenset[int]:
-    """Return the processes that print into a pipe of `reader`, without its ancestors, which it need not outlive."""
+    """Return the processes that print into a pipe of `reader`, except its ancestors, which it need not outlive."""
     above = {ancestor.pid for ancestor in _ancestors(reader, by_pid)}
     return frozenset(
         other.pid
@@ -112,7 +112,7 @@ def _writers(reader: ProcessView, by_pid: Mapping[int, ProcessView]) -> frozense
 
 
 def _ancestors(process: ProcessView, by_pid: Mapping[int, ProcessView]) -> Iterable[ProcessView]:
-    """Yield parent, grandparent and so on, as far as they belong to the program."""
+    """Yield parent, grandparent and so on, while they belong to the program."""
     seen = {process.pid}
     while process.parent in by_pid and process.parent not in seen:
         process = by_pid[process.parent]
@@ -121,7 +121,7 @@ def _ancestors(process: ProcessView, by_pid: Mapping[int, ProcessView]) -> Itera
 
 
 def _waits_for(pid: int, target: int, readers: Mapping[int, frozenset[int]]) -> bool:
-    """Whether `pid` waits for `target`, directly or through others; a circle of waiting would hold until the kill."""
+    """Whether `pid` waits for `target`, directly or indirectly; a cycle would last until the kill."""
     waiting, seen = list(readers.get(pid, ())), set()
     while waiting:
         other = waiting.pop()

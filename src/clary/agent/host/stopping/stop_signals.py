@@ -1,7 +1,7 @@
-"""SIGTERM to a program: at once to almost every process, later to readers of other processes' last output.
+"""SIGTERM to a program: at once to almost every process, later to processes that read others' last output.
 
-Where: the keeper sends it through here when the agent ends a program. `stop_policy` decides which process gets it when.
-If a scheduler outside has already sent SIGTERM to every process of the host, no process gets a second one.
+Where: the keeper uses it when the agent ends a program. `stop_policy` decides when each process gets the signal. If a
+scheduler outside has already sent SIGTERM to every process of the host, no process gets it again.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from clary.agent.host.stopping.process_views import read_views
 from clary.agent.host.stopping.stop_policy import decide_deferrals
 from clary.base.processes import read_entry
 
-POLL_S = 0.05  # between two looks at whether the writers have ended
-DRAIN_S = 1.0  # for a reader to pass on the rest of its pipe, once no process writes to it any more
+POLL_S = 0.05  # between two checks whether the writers have ended
+DRAIN_S = 1.0  # for a reader to forward the rest of its pipe after the last writer has ended
 
 _Identity = tuple[int, int]  # pid and start time, so that a reused pid is never signalled
 
 
 @dataclass
 class _Late:
-    """One process that waits for its signal."""
+    """One process whose signal is deferred."""
 
     process: _Identity
     until: frozenset[_Identity]
@@ -36,7 +36,7 @@ class StopSignals:
     """Sends SIGTERM to every process of a program, each exactly once.
 
     Args:
-        census: reaches the program's processes.
+        census: finds and signals the program's processes.
     """
 
     def __init__(self, census: Census) -> None:
@@ -46,24 +46,24 @@ class StopSignals:
 
     @property
     def poll_s(self) -> float | None:
-        """Seconds until the next call of `send_late`; None if it has nothing to do."""
+        """Seconds until the next call of `send_late`; None if no signal is deferred."""
         return POLL_S if self._late else None
 
     @property
     def was_heard(self) -> bool:
-        """Whether the program had SIGTERM from outside."""
+        """Whether the program has received SIGTERM from outside."""
         return self._was_heard
 
     def hear(self) -> None:
-        """Record that every process had SIGTERM from outside: `send` and `send_late` send no further signals.
+        """Record that every process got SIGTERM from outside: `send` and `send_late` then send no signals.
 
-        Processes that start later get none either: signal handlers start them to clean up.
+        Processes that start later get no signal either: signal handlers start them to clean up.
         """
         self._was_heard = True
         self._late = []
 
     def send(self) -> int:
-        """Signal every process but the deferred ones, and remember these; returns how many processes are alive."""
+        """Signal every process except deferred ones, and record these; return the number of live processes."""
         if self._was_heard:
             return self._census.signal_all(0)
         live = self._census.live()
@@ -81,7 +81,7 @@ class StopSignals:
         return count
 
     def send_late(self) -> None:
-        """Signal the deferred processes that are due."""
+        """Signal deferred processes that are due."""
         now_s = time.monotonic()
         waiting = []
         for late in self._late:
