@@ -1,4 +1,4 @@
-"""A program puts links and other entries where the agent reads or writes in its tree; the machine stays untouched."""
+"""A program replaces paths that the agent reads or writes by links and other entries; the machine stays untouched."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A folder of the machine that holds a file at each place where the agent would look."""
+    """Make a folder of the machine with a file at each path that the agent might reach through a link."""
     machine = tmp_path / "machine"
     for name in ("file", "stop-notice.json", "x.steps", "x.json", "steps/x.steps", "errors/x.json", "data/file"):
         (machine / name).parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def untouched(victim: Path):
 
 @pytest.fixture
 def tree(tmp_path: Path) -> MlTree:
-    """A program's tree."""
+    """Return a program's tree."""
     tree = MlTree(tmp_path / "ml")
     plan = make_plan()
     write_tree(plan, plan.hosts[0], tree)
@@ -68,7 +68,7 @@ def tree(tmp_path: Path) -> MlTree:
 
 
 def put(kind: str, place: Path, target: Path) -> None:
-    """Put something in a place, and move its former content aside."""
+    """Make an entry of this kind at a path, and rename the previous entry."""
     if os.path.lexists(place):
         place.rename(place.with_name(f"{place.name}-moved"))
     match kind:
@@ -92,7 +92,7 @@ def put(kind: str, place: Path, target: Path) -> None:
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_of_the_tree_is_written_over_or_refused_and_never_through(kind, tree, victim):
+def test_a_file_of_the_tree_is_replaced_or_refused_and_no_link_followed(kind, tree, victim):
     for place in (
         tree.root / ".clary" / "stop-notice.json",
         tree.config / "hyperparameters.json",
@@ -141,7 +141,7 @@ def test_a_link_in_place_of_a_folder_of_the_tree_leads_nowhere(place, tree, vict
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("place", [".clary", ".clary/steps"])
-def test_what_ranks_leave_is_not_read_through_a_folder_that_became_a_link(place, tree, tmp_path, monkeypatch):
+def test_records_of_ranks_are_not_read_through_a_folder_that_became_a_link(place, tree, tmp_path, monkeypatch):
     opened = []
     real_open = os.open
     machine = tmp_path / "machine"
@@ -193,7 +193,7 @@ def test_a_tree_of_any_depth_is_removed_and_no_link_in_it_followed(tree, victim)
     put("link", tree.root / "machine", victim)
     put("hard-link", tree.root / "same", victim / "file")
     here = os.open(tree.root, os.O_RDONLY)
-    for _ in range(1500):  # more than Python may recurse
+    for _ in range(1500):  # deeper than Python's recursion limit
         os.mkdir("deep", dir_fd=here)
         below = os.open("deep", os.O_RDONLY, dir_fd=here)
         os.close(here)

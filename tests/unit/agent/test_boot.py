@@ -1,4 +1,4 @@
-"""The boot on its node: its report, its folder, its proof, the bundle; nothing of a stranger's is taken."""
+"""The boot on its node: its report, its folder, its proof, the bundle; untrusted input is refused."""
 
 import hashlib
 import http.client
@@ -36,7 +36,7 @@ def no_allocation(monkeypatch):
 
 
 class FakeService:
-    """Answers each request alike; `asked` has the paths."""
+    """Answers every request with the same response; `asked` holds the paths."""
 
     host, port = "head", 4571
 
@@ -76,7 +76,7 @@ def test_the_report_is_what_the_contract_says(tmp_path):
     [
         ({"CUDA_VISIBLE_DEVICES": "2,3"}, (2, 3)),
         ({"SLURM_JOB_ID": "1", "SLURM_STEP_GPUS": "1", "CUDA_VISIBLE_DEVICES": "0"}, (1,)),
-        ({"SLURM_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "0"}, ()),  # of another component of a heterogeneous job
+        ({"SLURM_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "0"}, ()),  # a host of another component of a heterogeneous job
         ({"CUDA_VISIBLE_DEVICES": ""}, ()),
         ({"CUDA_VISIBLE_DEVICES": "MIG-1234"}, ()),
     ],
@@ -88,7 +88,7 @@ def test_gpus_are_those_that_the_allocation_names(monkeypatch, variables, expect
     assert tuple(gpu["index"] for gpu in boot._gpus()) == expected
 
 
-def test_a_hosts_folder_is_closed_and_those_of_ended_hosts_go(tmp_path):
+def test_a_hosts_folder_is_private_and_folders_of_ended_hosts_are_removed(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     first = Path(boot._own_folder(str(tmp_path), TAG, 0))
@@ -118,7 +118,7 @@ def test_a_folder_that_others_could_write_is_refused(tmp_path):
         boot._own_folder(str(tmp_path), TAG, 0)
 
 
-def test_the_bundle_is_taken_by_its_digest_and_fetched_once(tmp_path):
+def test_the_bundle_is_identified_by_its_digest_and_fetched_once(tmp_path):
     data = archive(**{"clary/__init__.py": "", "clary/agent/bin/tool": "#!"})
     digest = hashlib.sha256(data).hexdigest()
     service = FakeService(200, data)
@@ -143,7 +143,7 @@ def test_a_bundle_of_another_digest_is_not_unpacked(tmp_path, status, data):
 
 
 class FakeUpgradedService(FakeService):
-    """Admits a boot to a bundle that is gone when it is fetched: a service of another release was started between."""
+    """Admits a boot to a bundle that is gone at the fetch: a service of another release was started in between."""
 
     def __init__(self, data):
         super().__init__(200, data)
@@ -159,7 +159,7 @@ class FakeUpgradedService(FakeService):
         return (200, self.answer[1]) if path.endswith(self.digests[1]) else (404, b"this release has another bundle")
 
 
-def test_a_boot_goes_on_with_the_bundle_of_the_release_that_is_started_while_it_enrols(tmp_path, monkeypatch):
+def test_a_boot_enrols_again_for_the_bundle_of_a_newly_started_release(tmp_path, monkeypatch):
     monkeypatch.setattr(boot.time, "sleep", lambda seconds: None)
     (tmp_path / "token").write_text("secret")
     options = SimpleNamespace(tag=TAG, index=0, proof=f"file:{tmp_path / 'token'}")
@@ -173,7 +173,7 @@ def test_a_boot_goes_on_with_the_bundle_of_the_release_that_is_started_while_it_
     assert len(set(service.claims)) == 1, "another claim would be another boot, which is refused"
 
 
-def test_a_boot_that_nobody_wants_leaves(tmp_path):
+def test_a_boot_that_the_service_does_not_want_exits(tmp_path):
     token = tmp_path / "token"
     token.write_text("secret\n")
     options = SimpleNamespace(tag=TAG, index=0, proof=f"file:{token}")
@@ -226,7 +226,7 @@ def test_a_file_that_is_no_report_is_named(tmp_path):
 
 
 class FakeAbsentService(FakeService):
-    """Is away for a while, in the ways in which a service that is killed is, and then answers."""
+    """Fails in the ways of a killed service for a while, and then answers."""
 
     def __init__(self, status, data, troubles):
         super().__init__(status, data)
@@ -241,7 +241,7 @@ class FakeAbsentService(FakeService):
         return super().ask(method, path, body, most_bytes)
 
 
-def test_the_bundle_is_waited_for_while_the_service_is_away(tmp_path, monkeypatch):
+def test_the_fetch_of_the_bundle_is_retried_during_an_outage(tmp_path, monkeypatch):
     monkeypatch.setattr(boot.time, "sleep", lambda _: None)
     folder = tmp_path / "hosts" / "h"
     folder.mkdir(parents=True)
@@ -252,19 +252,19 @@ def test_the_bundle_is_waited_for_while_the_service_is_away(tmp_path, monkeypatc
     assert len(service.asked) == 1
 
 
-def test_a_service_that_stays_away_is_given_up(tmp_path, monkeypatch):
+def test_a_service_that_stays_unreachable_ends_the_boot(tmp_path, monkeypatch):
     monkeypatch.setattr(boot.time, "sleep", lambda _: None)
     times = iter(range(0, 10_000, 100))
     monkeypatch.setattr(boot.time, "monotonic", lambda: float(next(times)))
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        taken.bind(("127.0.0.1", 0))  # closed: connections are refused
         service = boot.Service(f"https://127.0.0.1:{taken.getsockname()[1]}", authority_of(tmp_path))
         with pytest.raises(boot.Failed, match=r"no answer from 127\.0\.0\.1:.* for 600 s"):
             service.address()
 
 
 @pytest.mark.parametrize(("sent", "words"), [(b"abc", "ended 7 bytes early"), (b"", "ended 10 bytes early")])
-def test_a_body_that_ends_early_is_no_answer(tmp_path, monkeypatch, sent, words):
+def test_a_body_that_ends_early_is_an_error(tmp_path, monkeypatch, sent, words):
     class FakeSocket:
         def makefile(self, mode):
             return io.BytesIO(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + sent)
@@ -290,7 +290,7 @@ def test_a_body_that_ends_early_is_no_answer(tmp_path, monkeypatch, sent, words)
         service.ask("GET", "/", None, 100)
 
 
-def test_half_an_answer_is_none(tmp_path, monkeypatch):
+def test_half_a_response_is_an_error(tmp_path, monkeypatch):
     service = boot.Service("https://127.0.0.1:1", authority_of(tmp_path))
 
     class FakeConnection:

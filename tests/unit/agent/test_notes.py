@@ -1,4 +1,4 @@
-"""Notes are gathered by subject and bounded."""
+"""Notes are grouped by subject and bounded."""
 
 from clary.agent.notes import NoteBook
 

@@ -1,4 +1,4 @@
-"""Items wait in order under numbers that are never given twice, and each is acknowledged or counted as given up."""
+"""Items wait in order under unique numbers, and each is acknowledged or counted as dropped."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def oldest(outbox: Outbox[int], max_items: int = 1000):
     return outbox.oldest(max_items=max_items, weight_of=lambda item: 1, max_weight=1000)
 
 
-def test_items_that_are_too_many_go_the_oldest_first_and_are_counted():
+def test_surplus_items_are_dropped_oldest_first_and_counted():
     stretch = oldest(outbox_of(100, max_bytes=10))
     assert (stretch.first, stretch.items, stretch.num_dropped) == (90, tuple(range(90, 100)), 90)
 
 
-def test_an_item_that_finds_no_room_even_alone_is_given_up():
+def test_an_item_larger_than_the_outbox_is_dropped():
     outbox = outbox_of(3, max_bytes=0)
     assert (outbox.first, outbox.end, outbox.num_dropped) == (3, 3, 3)
 
 
-def test_stale_items_go_when_a_newer_one_comes():
+def test_stale_items_are_dropped_when_a_newer_item_is_added():
     outbox = Outbox[int](size_of=lambda item: 1, max_bytes=100, is_stale=lambda old, new: new - old > 2)
     for item in (0, 1, 2, 3, 4):
         outbox.append(item)
@@ -59,7 +59,7 @@ def test_items_that_are_given_up_are_counted_and_acknowledged_ones_are_not():
     assert (outbox.first, outbox.end, outbox.num_dropped) == (5, 10, 2)
 
 
-def test_a_receiver_that_has_more_than_there_is_is_followed_and_one_that_has_less_is_not():
+def test_acknowledgements_may_skip_ahead_and_never_move_back():
     outbox = outbox_of(3)
     outbox.acknowledge(50)
     assert (outbox.first, outbox.end) == (50, 50)
@@ -70,7 +70,7 @@ def test_a_receiver_that_has_more_than_there_is_is_followed_and_one_that_has_les
 
 @dataclass
 class Receiver:
-    """Stores items each once, as the service does, and survives its own restart."""
+    """Stores each item once, as the service does, and survives its own restart."""
 
     next: int = 0
     stored: list[int] = field(default_factory=list)
@@ -108,11 +108,11 @@ def test_items_arrive_in_order_and_at_most_once_and_the_missing_ones_are_counted
             outbox.give_up(stretch.first + len(stretch.items))
             refused.update(stretch.items)
             continue
-        if fate == "late" and earlier:  # a request that lay in a queue while a later one went through
+        if fate == "late" and earlier:  # an earlier request that was delayed in a queue arrives after later ones
             receiver.take(*earlier[0])
         earlier.append((stretch.first, stretch.items, stretch.num_dropped))
         wanted = receiver.take(*earlier[-1])
-        if fate != "answer lost":  # the sender or the connection was killed between storing and acknowledging
+        if fate != "answer lost":  # otherwise the sender or the connection was killed between storing and acknowledging
             outbox.acknowledge(wanted)
     while (stretch := oldest(outbox)).items:
         outbox.acknowledge(receiver.take(stretch.first, stretch.items, stretch.num_dropped))

@@ -1,4 +1,4 @@
-"""Batches reach a service that loses requests and answers, dies between the two, hangs, refuses or forgets."""
+"""Batches sent to a service that loses requests and responses, dies between them, hangs, refuses, or loses items."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT_S = 20.0
 
 
 class FakeService:
-    """Stores items each once; `fate` says how each request goes."""
+    """Stores each item once; `fate` returns the outcome of each request."""
 
     def __init__(self, fate=lambda: "delivered") -> None:
         self.fate = fate
@@ -46,7 +46,7 @@ class FakeService:
 
 
 class NumberSender(Sender):
-    """Sends the numbers of an outbox."""
+    """Sends the numbers in an outbox."""
 
     def __init__(self, service: FakeService, outbox: Outbox[int], *, may_give_up: bool = True) -> None:
         super().__init__(
@@ -103,7 +103,7 @@ def test_each_item_arrives_once_and_in_order_whatever_is_lost(sender_of, seed, m
     assert outbox.num_dropped == 0
 
 
-def test_items_that_are_refused_are_given_up_and_counted_and_later_ones_arrive(sender_of, caplog):
+def test_refused_items_are_dropped_and_counted_and_later_items_arrive(sender_of, caplog):
     fates = iter(["refused", "refused"])
     service = FakeService(lambda: next(fates, "delivered"))
     sender, outbox = sender_of(service, 20)
@@ -112,7 +112,7 @@ def test_items_that_are_refused_are_given_up_and_counted_and_later_ones_arrive(s
     assert caplog.text.count("are given up") == 1
 
 
-def test_items_that_may_not_be_given_up_are_sent_until_they_are_taken(sender_of):
+def test_items_that_may_not_be_dropped_are_sent_until_accepted(sender_of):
     fates = iter([*["refused"] * 5, *["forgetful"] * 5])
     service = FakeService(lambda: next(fates, "delivered"))
     sender, outbox = sender_of(service, 5, may_give_up=False)
@@ -120,7 +120,7 @@ def test_items_that_may_not_be_given_up_are_sent_until_they_are_taken(sender_of)
     assert (service.stored, outbox.num_dropped) == ([0, 1, 2, 3, 4], 0)
 
 
-def test_a_service_that_never_gets_on_costs_the_batch_after_some_tries(sender_of):
+def test_a_batch_is_dropped_after_some_requests_without_progress(sender_of):
     service = FakeService(lambda: "forgetful")
     sender, outbox = sender_of(service, 3)
     assert sender.wait_sent(3, WAIT_S)
@@ -128,7 +128,7 @@ def test_a_service_that_never_gets_on_costs_the_batch_after_some_tries(sender_of
 
 
 @pytest.mark.parametrize("fate", ["unknown", "over"])
-def test_who_is_not_wanted_sends_nothing_more_and_nobody_waits_for_him(sender_of, fate):
+def test_an_unwanted_sender_stops_and_waits_for_it_end_at_once(sender_of, fate):
     service = FakeService(lambda: fate)
     sender, _ = sender_of(service, 3)
     assert not sender.wait_sent(3, WAIT_S)
@@ -136,7 +136,7 @@ def test_who_is_not_wanted_sends_nothing_more_and_nobody_waits_for_him(sender_of
     assert service.num_requests == 1
 
 
-def test_a_wait_ends_at_its_deadline_and_one_that_outlasts_outages_when_the_service_is_back(sender_of):
+def test_a_wait_ends_at_its_deadline_unless_it_outlasts_outages(sender_of):
     fate = ["request lost"]
     service = FakeService(lambda: fate[0])
     sender, _ = sender_of(service, 3)
@@ -149,7 +149,7 @@ def test_a_wait_ends_at_its_deadline_and_one_that_outlasts_outages_when_the_serv
     assert service.stored == [0, 1, 2]
 
 
-def test_a_wait_that_outlasts_outages_ends_when_a_service_that_answers_takes_nothing(sender_of):
+def test_a_wait_that_outlasts_outages_ends_if_the_service_accepts_nothing(sender_of):
     sender, _ = sender_of(FakeService(lambda: "refused"), 3, may_give_up=False)
     began_s = time.monotonic()
     assert not sender.wait_sent(3, 0.3, outlasts_outages=True)
@@ -157,7 +157,7 @@ def test_a_wait_that_outlasts_outages_ends_when_a_service_that_answers_takes_not
     assert not sender.wait_sent(3, WAIT_S, outlasts_outages=True, is_vain=lambda: True)
 
 
-def test_one_message_is_sent_until_it_is_taken_or_the_limit_is_over_or_nothing_is_sent_any_more():
+def test_a_message_is_sent_until_accepted_or_the_limit_or_the_senders_end():
     ending, lock, tries = threading.Event(), threading.Lock(), []
 
     def send() -> None:

@@ -51,7 +51,7 @@ def batch(first_sequence: int, *texts: str) -> LogBatch:
     return LogBatch(first_sequence=first_sequence, blocks=lines)
 
 
-def test_everything_said_arrives_as_it_was(service: FakeService, client_of) -> None:
+def test_reports_arrive_unchanged(service: FakeService, client_of) -> None:
     client = client_of(service)
     assert client.fetch_assignment() == service.plan
     sent = report(7)
@@ -61,7 +61,7 @@ def test_everything_said_arrives_as_it_was(service: FakeService, client_of) -> N
     assert service.texts == ["one", "zw\u00f6lf \U0001f600"]
 
 
-def test_an_order_comes_as_soon_as_it_is_given_and_once(service: FakeService, client_of) -> None:
+def test_an_order_arrives_at_once_and_only_once(service: FakeService, client_of) -> None:
     client = client_of(service)
     threading.Timer(0.05, service.order, [OrderKind.STOP], {"grace_s": 3.5, "reason": "why"}).start()
     started_s = time.monotonic()
@@ -71,7 +71,7 @@ def test_an_order_comes_as_soon_as_it_is_given_and_once(service: FakeService, cl
     assert client.next_order(order.number, wait_s=0.01) is None
 
 
-def test_a_service_that_comes_back_is_found_again(service: FakeService, client_of) -> None:
+def test_the_client_reconnects_to_a_service_that_is_back(service: FakeService, client_of) -> None:
     client = client_of(service)
     client.report(report(1))
     service.kill()
@@ -133,7 +133,7 @@ def test_a_signal_handler_breaks_off_calls_inside_of_the_holder_of_their_lock(se
 
     before = signal.signal(signal.SIGUSR2, handler)
     try:
-        with connection._lock:  # as a call holds it for a moment
+        with connection._lock:  # held for a moment, as during a call
             signal.raise_signal(signal.SIGUSR2)
             signal.raise_signal(signal.SIGUSR2)
     finally:
@@ -142,7 +142,7 @@ def test_a_signal_handler_breaks_off_calls_inside_of_the_holder_of_their_lock(se
         client.fetch_assignment()
 
 
-def test_answers_that_are_not_ours_are_an_absent_service(client_of) -> None:
+def test_responses_of_another_server_count_as_an_unreachable_service(client_of) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:

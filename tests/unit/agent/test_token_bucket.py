@@ -1,4 +1,4 @@
-"""A token bucket never lets more pass than burst and rate, and has debts paid back."""
+"""A token bucket never passes more than its burst and rate allow, and debts are paid back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A background thread begins, is hurried, ends in good order or at once, and tells its failure."""
+"""A background thread starts, is flushed, ends in order or at once, and reports its failure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ WAIT_S = 20.0
 
 
 class FakeWork(Worker):
-    """Does rounds that are counted, each followed by the pause that it is told."""
+    """Counts its rounds; each returns the next configured pause."""
 
     def __init__(self, pauses: list[float | None] | None = None, *, pause_s: float = 3600.0, last: int = 0) -> None:
         super().__init__("fake-work", failure="the fake work has failed")
         self._pauses = iter(pauses or [])
         self._pause_s = pause_s
-        self.num_last = last  # rounds that are left when it is stopped
+        self.num_last = last  # number of rounds still to do after a stop
         self.rounds = 0
         self.failures: list[Exception] = []
         self.ends = 0
@@ -41,16 +41,16 @@ class FakeWork(Worker):
         self.ends += 1
 
 
-def test_rounds_follow_each_other_until_one_says_that_it_was_the_last():
+def test_rounds_repeat_until_one_returns_that_it_was_the_last():
     work = FakeWork([0.0, 0.0, None])
     work.start()
     assert work.join(WAIT_S)
     assert (work.rounds, work.ends, work.has_ended) == (3, 1, True)
 
 
-def test_a_flush_ends_the_pause_and_one_that_comes_during_a_round_is_not_lost():
+def test_a_flush_ends_the_pause_and_a_flush_during_a_round_is_not_lost():
     work = FakeWork()
-    work.flush()  # before the start
+    work.flush()  # flush before the start
     work.start()
     for _ in range(3):
         assert work.begun.acquire(timeout=WAIT_S)
@@ -59,7 +59,7 @@ def test_a_flush_ends_the_pause_and_one_that_comes_during_a_round_is_not_lost():
     assert work.close(WAIT_S)
 
 
-def test_stop_lets_the_rounds_that_are_left_be_done():
+def test_stop_completes_the_remaining_rounds():
     work = FakeWork(last=3)
     work.start()
     assert work.begun.acquire(timeout=WAIT_S)
@@ -80,7 +80,7 @@ def test_abort_begins_no_further_round_and_may_be_repeated():
     assert not work.pause(3600.0), "nothing waits in a worker that is aborted"
 
 
-def test_a_round_that_raises_ends_the_thread_and_is_logged_and_told(caplog):
+def test_an_exception_in_a_round_ends_the_thread_and_is_logged_and_reported(caplog):
     work = FakeWork([-1.0])
     work.start()
     assert work.join(WAIT_S)
@@ -100,7 +100,7 @@ def test_a_join_ends_at_its_deadline_or_when_it_is_vain():
     assert work.close(WAIT_S)
 
 
-def test_one_that_was_never_started_is_not_waited_for():
+def test_close_of_an_unstarted_worker_returns_at_once():
     work = FakeWork()
     assert work.close(WAIT_S)
     assert work.rounds == 0

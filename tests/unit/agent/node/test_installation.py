@@ -1,4 +1,4 @@
-"""Installing and probing as far as they touch files alone; the rest is shown over a real sshd (test_boxes_over_ssh)."""
+"""Installing and probing, as far as they concern files only; test_boxes_over_ssh covers the rest over a real sshd."""
 
 import fcntl
 import json
@@ -32,7 +32,7 @@ def installed_for(home, **changes):
     return folder
 
 
-def test_every_machine_that_shares_a_home_has_a_folder_of_its_own_within_it(home, monkeypatch):
+def test_machines_that_share_a_home_have_separate_folders_in_it(home, monkeypatch):
     assert own_folder("") == home / ".clary-node" / "box1_.._x"
     monkeypatch.setattr("socket.gethostname", lambda: "box2")
     assert own_folder("") == home / ".clary-node" / "box2"
@@ -42,13 +42,13 @@ def test_every_machine_that_shares_a_home_has_a_folder_of_its_own_within_it(home
 
 
 @pytest.mark.parametrize("changes", [{"name": 7}, {"name": "../x"}, {"token": None}, {"scratch": []}])
-def test_what_is_not_to_be_installed_is_refused(home, tmp_path, changes):
+def test_an_invalid_installation_request_is_refused(home, tmp_path, changes):
     with pytest.raises(InstallError, match="expected name, url, ca_pem, token and scratch as texts"):
         install({**WANTED, **changes}, tmp_path / "node.pyz")
     assert list(home.iterdir()) == []
 
 
-def test_a_daemon_of_a_service_that_lives_is_left_alone(home, tmp_path, monkeypatch):
+def test_a_daemon_of_a_running_service_is_left_alone(home, tmp_path, monkeypatch):
     folder = installed_for(home)
     monkeypatch.setattr(installation, "why_no_service", lambda url, ca_pem: "")
     with pytest.raises(InstallError, match="this machine is box box1 of https://old:1, which answers; remove it there"):
@@ -57,7 +57,7 @@ def test_a_daemon_of_a_service_that_lives_is_left_alone(home, tmp_path, monkeypa
     assert installed("").url == "https://old:1"
 
 
-def test_a_daemon_of_a_service_that_has_gone_is_taken_over(home, tmp_path, monkeypatch):
+def test_a_daemon_of_a_service_that_is_gone_is_taken_over(home, tmp_path, monkeypatch):
     folder = installed_for(home)
     (tmp_path / "node.pyz").write_bytes(b"code")
     monkeypatch.setattr(installation, "why_no_service", lambda url, ca_pem: "no route")
@@ -73,7 +73,7 @@ def test_a_daemon_of_a_service_that_has_gone_is_taken_over(home, tmp_path, monke
     assert started == [(folder, folder.archive(done["daemon"]), "box1")]
 
 
-def test_the_daemon_that_runs_is_known_by_its_lock(home):
+def test_the_running_daemon_is_found_by_its_lock(home):
     folder = installed_for(home)
     assert holder(folder) is None
     me = ProcessId.of(os.getpid())
@@ -95,14 +95,14 @@ def test_units_are_named_after_boxes():
     assert unit_name("box1") == "clary-node-box1.service"
 
 
-def test_places_that_can_not_be_written_are_named(home, monkeypatch):
+def test_folders_that_cannot_be_written_are_named(home, monkeypatch):
     assert probing._why_not_writable("") == ""
     assert probing._why_not_writable("/proc/nowhere").startswith("/proc/nowhere: ")
     monkeypatch.setattr(probing, "MIN_FREE_BYTES", 1 << 62)
     assert probing._why_not_writable("") == f"{home}: less than 1 GiB is free"
 
 
-def test_a_probe_tells_all_that_is_asked_for(home):
+def test_a_probe_reports_all_requested_facts(home):
     found = probing.probe({"url": "http://head", "ca_pem": "", "scratch": ""})
     assert found["facts"]["num_cpus"] > 0
     assert found["why_no_service"] == "expected https://HOST:PORT, got 'http://head'"

@@ -1,4 +1,4 @@
-"""Files of leases and of the daemon's folder: whole or not there, closed to others, and never another user's."""
+"""Files of leases and of the daemon's folder: written atomically, private, and never another user's."""
 
 import hashlib
 import os
@@ -34,7 +34,7 @@ def test_a_lease_is_recorded_with_a_proof_of_its_own(files):
     assert files.folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_every_file_tells_how_far_a_lease_is(files):
+def test_each_file_shows_a_phase_of_the_lease(files):
     files.make(ORDER, "boot-1")
     assert (files.read_keeper(), files.read_boot(), files.read_end()) == (None, None, None)
     keeper, boot = KeptProcess(pid=7, started="70"), KeptProcess(pid=8, started="80")
@@ -50,7 +50,7 @@ def test_every_file_tells_how_far_a_lease_is(files):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', '{"lease": 7}', "null"])
-def test_files_that_were_damaged_say_nothing(files, text):
+def test_damaged_files_count_as_missing(files, text):
     files.make(ORDER, "boot-1")
     for name in ("record.json", "keeper.json", "boot.json", "ended.json"):
         (files.folder / name).write_text(text)
@@ -58,7 +58,7 @@ def test_files_that_were_damaged_say_nothing(files, text):
     assert (files.read_keeper(), files.read_boot(), files.read_end()) == (None, None, None)
 
 
-def test_a_record_that_could_not_be_written_is_none(files, monkeypatch):
+def test_a_record_whose_write_failed_does_not_exist(files, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -68,7 +68,7 @@ def test_a_record_that_could_not_be_written_is_none(files, monkeypatch):
     assert files.read_record() is None
 
 
-def test_a_folder_of_somebody_else_is_not_ours(tmp_path, monkeypatch):
+def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(PermissionError):
@@ -78,7 +78,7 @@ def test_a_folder_of_somebody_else_is_not_ours(tmp_path, monkeypatch):
         make_private(tmp_path / "real")
 
 
-def test_a_folder_that_was_open_is_closed(tmp_path):
+def test_a_folder_open_to_others_is_made_private(tmp_path):
     (tmp_path / "open").mkdir(mode=0o755)
     make_private(tmp_path / "open")
     assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700

@@ -1,4 +1,4 @@
-"""Orders for leases, carried out over files alone; keepers are stood in for, processes are this test's own."""
+"""Orders for leases, carried out with files only; keepers are fakes, and the processes are the test's own."""
 
 import os
 from dataclasses import replace
@@ -19,7 +19,7 @@ CONFIG = BoxConfig(name="box1", url="https://head:4571", machine="m" * 64)
 
 
 class FakeKeeper:
-    """A keeper that was started; the test says how it goes on."""
+    """A started keeper whose exit code the test sets."""
 
     def __init__(self, command, **options):
         self.command, self.options, self.code, self.pid, self.was_killed = command, options, None, 1 << 22, False
@@ -35,7 +35,7 @@ class FakeKeeper:
 
 
 class World:
-    """A table over a folder, with the keepers that it starts."""
+    """A table over a folder, and the keepers that it starts."""
 
     def __init__(self, root, monkeypatch):
         self.folder, self.keepers, self.ended, self.left = BoxFolder(root), [], [], 0
@@ -45,7 +45,7 @@ class World:
         self.renew()
 
     def renew(self, boot_id="boot-1"):
-        """Begin a new life of the daemon."""
+        """Start the daemon again: make a new table over the same folder."""
         archive = self.folder.root / "node.pyz"
         self.table = LeaseTable(self.folder, CONFIG, archive, boot_id, lambda digest: self.source(digest))
         self.table.load()
@@ -62,7 +62,7 @@ class World:
         return LeaseFiles(self.folder.leases / lease)
 
     def begin(self):
-        """Bring a lease so far that its keeper and boot are this very process."""
+        """Start a lease whose keeper and boot are this process."""
         self.table.obey([ORDER])
         self.table.obey([replace(ORDER, may_start=True)])
         me = ProcessId.of(os.getpid())
@@ -71,7 +71,7 @@ class World:
         self.table.look()
 
     def lose(self):
-        """Have keeper and boot be gone."""
+        """Let keeper and boot be gone: record a start time that no process has."""
         (self.files().folder / "keeper.json").unlink()
         self.files().write_keeper(KeptProcess(pid=os.getpid(), started="1"))
         (self.files().folder / "boot.json").unlink()
@@ -87,7 +87,7 @@ def world(tmp_path, monkeypatch):
     return World(tmp_path, monkeypatch)
 
 
-def test_a_new_lease_is_written_down_first_and_started_once_the_service_knows_its_proof(world):
+def test_a_new_lease_is_recorded_first_and_started_once_the_service_has_its_proof(world):
     world.table.obey([ORDER])
     [report] = world.table.reports()
     assert (report.phase, report.proof_digest) == (LeasePhase.RECORDED, world.files().read_record().proof_digest)
@@ -105,7 +105,7 @@ def test_a_new_lease_is_written_down_first_and_started_once_the_service_knows_it
     assert len(world.keepers) == 1
 
 
-def test_the_next_daemon_goes_on_where_the_last_was_killed(world):
+def test_the_next_daemon_continues_where_the_last_was_killed(world):
     world.table.obey([ORDER])
     world.renew()
     assert world.phases == {LEASE: LeasePhase.RECORDED}
@@ -118,7 +118,7 @@ def test_the_next_daemon_goes_on_where_the_last_was_killed(world):
     os.close(descriptor)
 
 
-def test_what_is_no_lease_is_removed_and_never_told(world):
+def test_folders_that_are_no_lease_are_removed_and_never_reported(world):
     (world.folder.leases / "lease_half").mkdir()
     (world.folder.leases / "lease_half" / "proof").write_text("x")
     world.renew()
@@ -127,7 +127,7 @@ def test_what_is_no_lease_is_removed_and_never_told(world):
     assert world.phases == {}
 
 
-def test_a_lease_that_the_service_names_no_more_is_ended_and_forgotten(world):
+def test_a_lease_that_the_service_no_longer_names_is_ended_and_forgotten(world):
     world.begin()
     world.lose()
     world.table.obey([])
@@ -136,7 +136,7 @@ def test_a_lease_that_the_service_names_no_more_is_ended_and_forgotten(world):
     assert list(world.folder.leases.iterdir()) == []
 
 
-def test_a_lease_that_can_not_be_ended_is_kept_and_tried_again(world):
+def test_a_lease_that_cannot_be_ended_is_kept_and_retried(world):
     world.begin()
     world.lose()
     world.left = 1
@@ -150,7 +150,7 @@ def test_a_lease_that_can_not_be_ended_is_kept_and_tried_again(world):
     assert world.table.end_all(0.0) == 0
 
 
-def test_a_lease_of_which_there_is_no_record_is_looked_for_and_told_as_gone(world):
+def test_a_lease_without_a_record_is_searched_for_and_reported_as_gone(world):
     world.table.obey([replace(ORDER, wish=Wish.END)])
     [report] = world.table.reports()
     assert (report.phase, report.why) == (LeasePhase.GONE, "box1 has no record of it")
@@ -168,7 +168,7 @@ def test_a_reboot_ends_leases_without_touching_a_process(world):
     assert world.ended == []
 
 
-def test_a_keeper_that_is_gone_without_a_word_has_its_rest_ended_and_is_told(world):
+def test_a_lease_whose_keeper_was_killed_is_cleaned_up_and_reported(world):
     world.begin()
     world.lose()
     world.left = 2
@@ -190,7 +190,7 @@ def test_a_keeper_that_could_not_start_ends_its_lease(world):
     assert report.why.startswith("its keeper could not be started: exit code 1; see ")
 
 
-def test_a_keeper_that_comes_second_leaves_the_lease_to_the_first(world):
+def test_a_second_keeper_leaves_the_lease_to_the_first(world):
     world.table.obey([ORDER])
     world.table.obey([replace(ORDER, may_start=True)])
     world.keepers[0].code = EXIT_KEPT
@@ -201,7 +201,7 @@ def test_a_keeper_that_comes_second_leaves_the_lease_to_the_first(world):
     assert world.phases == {LEASE: LeasePhase.RUNNING}
 
 
-def test_a_keeper_that_never_says_so_is_ended(world, monkeypatch):
+def test_a_keeper_that_never_records_itself_is_killed(world, monkeypatch):
     world.table.obey([ORDER])
     world.table.obey([replace(ORDER, may_start=True)])
     now = module.time.monotonic()
@@ -210,7 +210,7 @@ def test_a_keeper_that_never_says_so_is_ended(world, monkeypatch):
     assert world.keepers[0].was_killed
 
 
-def test_a_boot_that_can_not_be_had_is_tried_again_and_said(world):
+def test_a_boot_that_cannot_be_fetched_is_retried_and_logged(world):
     def away(digest):
         raise OSError("boot bbb could not be fetched: 503")
 
@@ -225,7 +225,7 @@ def test_a_boot_that_can_not_be_had_is_tried_again_and_said(world):
     assert (report.phase, report.why) == (LeasePhase.RUNNING, "")
 
 
-def test_a_record_that_can_not_be_written_costs_the_other_leases_nothing(world, monkeypatch):
+def test_a_record_that_cannot_be_written_does_not_affect_other_leases(world, monkeypatch):
     real = LeaseFiles.make
 
     def full(files, order, boot_id):
@@ -251,7 +251,7 @@ def test_a_notice_is_sent_once_in_the_life_of_a_lease(world, monkeypatch):
     assert sent == [module.signal.SIGTERM]
 
 
-def test_a_process_that_has_the_number_of_an_agent_and_is_another_gets_no_notice(world, monkeypatch):
+def test_a_process_that_reused_an_agents_pid_gets_no_notice(world, monkeypatch):
     sent = []
     monkeypatch.setattr(module.signal, "pidfd_send_signal", lambda descriptor, number: sent.append(number))
     world.begin()

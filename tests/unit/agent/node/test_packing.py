@@ -1,4 +1,4 @@
-"""The daemon's one file: the same bytes each time, with all that it imports and nothing else of Clary."""
+"""The daemon's single file: reproducible, with all modules that it imports and no other module of Clary."""
 
 import ast
 import io
@@ -38,6 +38,6 @@ def test_every_module_that_is_imported_is_there_or_of_the_standard_library():
                     assert root in sys.stdlib_module_names, (name, module)
 
 
-def test_all_of_it_can_be_read_by_the_oldest_python():
+def test_every_module_compiles_with_the_oldest_python():
     for name, text in contents().items():
         ast.parse(text, name, feature_version=(3, 10))

@@ -1,4 +1,4 @@
-"""Answers of the service that end before their bodies do."""
+"""Responses of the service whose body is cut short."""
 
 import http.client
 import io
@@ -17,7 +17,7 @@ class FakeSocket:
 
 
 class FakeConnection:
-    """A connection over which one answer comes, and then its end."""
+    """A connection that delivers one response and then ends."""
 
     sock = None
 

@@ -1,4 +1,4 @@
-"""The daemon's unit for a user's systemd, with stand-ins for systemctl and loginctl; no real systemd is started."""
+"""The daemon's unit for a user's systemd, with fakes of systemctl and loginctl; no real systemd is started."""
 
 import sys
 
@@ -10,7 +10,7 @@ from clary.agent.node.user_unit import BY_HAND, has_user_systemd, remove_unit, s
 
 
 class FakeSystemd:
-    """Programs that note their arguments and answer as told."""
+    """Fake programs that record their arguments and return configured answers."""
 
     def __init__(self, folder, monkeypatch):
         self.calls, self.answers, self.started = [], {}, []
@@ -64,19 +64,19 @@ def test_a_daemon_has_a_session_of_its_own_elsewhere(systemd, folder, answers):
     assert who_restarts() == BY_HAND
 
 
-def test_a_systemd_that_does_not_take_the_unit_is_no_hindrance(systemd, folder):
+def test_a_systemd_that_refuses_the_unit_is_no_error(systemd, folder):
     systemd.answers["restart"] = None
     start_daemon(folder, folder.archive("d"), "box1")
     assert len(systemd.started) == 1
 
 
-def test_who_starts_a_daemon_after_a_reboot_is_said(systemd):
+def test_the_report_names_what_starts_the_daemon_after_a_reboot(systemd):
     assert who_restarts() == "systemd of the user, at every boot"
     systemd.answers["show-user"] = "no"
     assert who_restarts().endswith("at every boot after: loginctl enable-linger")
 
 
-def test_a_unit_is_stopped_and_taken_away_where_there_is_one(systemd, folder):
+def test_an_existing_unit_is_stopped_and_removed(systemd, folder):
     stop_unit("box1")
     remove_unit("box1")
     assert systemd.calls == []

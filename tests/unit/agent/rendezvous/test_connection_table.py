@@ -1,4 +1,4 @@
-"""TCP tables as the kernel writes them, of connections that the test has made."""
+"""TCP tables as the kernel writes them, with connections that the test makes."""
 
 import os
 import socket
@@ -33,7 +33,7 @@ def inode_of(sock):
     return os.fstat(sock.fileno()).st_ino
 
 
-def test_both_ends_of_a_connection_stand_in_the_table_with_the_sockets_that_hold_them(sockets):
+def test_both_ends_of_a_connection_are_in_the_table_with_their_inodes(sockets):
     client, accepted = pair(sockets)
     port = accepted.getsockname()[1]
     found = {item.inode: item for item in read_connections(os.getpid(), {port})}
@@ -57,7 +57,7 @@ def test_an_ipv6_address_is_read_in_the_right_order(sockets):
     assert ("::1", port) in {item.remote for item in read_connections(os.getpid(), {port})}
 
 
-def test_a_connection_that_has_ended_is_still_seen_and_told_from_one_that_lives(sockets):
+def test_an_ended_connection_is_listed_and_marked_as_not_established(sockets):
     client, accepted = pair(sockets)
     address, port = client.getsockname(), accepted.getsockname()[1]
     client.close()
@@ -68,8 +68,8 @@ def test_a_connection_that_has_ended_is_still_seen_and_told_from_one_that_lives(
 def test_the_mark_changes_with_a_connection_and_not_with_one_that_was_refused(sockets):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        nobody = closed.getsockname()  # bound, and nobody listens
-        for _ in range(20):  # others of this machine connect meanwhile
+        nobody = closed.getsockname()  # bound, and without a listener
+        for _ in range(20):  # other programs on this machine connect meanwhile
             before = change_mark(os.getpid())
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(nobody)
@@ -82,7 +82,7 @@ def test_the_mark_changes_with_a_connection_and_not_with_one_that_was_refused(so
     assert change_mark(os.getpid()) != before
 
 
-def test_sockets_are_those_of_a_process_and_its_descendants_and_one_that_is_shared_is_the_eldest_s(sockets):
+def test_sockets_include_descendants_and_a_shared_socket_belongs_to_the_eldest(sockets):
     client, _ = pair(sockets)
     script = "import socket, sys; s = socket.socket(); print(s.fileno(), flush=True); sys.stdin.read()"
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Processes that count as having found the others: torch, torchrun, mpirun, plain sockets."""
+"""When processes have found each other: torch, torchrun, mpirun, plain sockets."""
 
 from dataclasses import replace
 
@@ -30,29 +30,29 @@ def meeting(num_processes=1, others=(ONE,), num_hosts=2):
     )
 
 
-def test_one_process_that_is_connected_to_the_master_has_come():
+def test_a_process_connected_to_the_master_completes_the_rendezvous():
     watched = meeting()
     assert not watched.is_complete([], {})
     assert watched.is_complete([outgoing()], {})
 
 
 @pytest.mark.parametrize("address", [ONE, "127.0.0.1", "::1"])
-def test_rank_0_that_is_connected_to_its_own_store_has_come(address):
+def test_rank_0_connected_to_its_own_store_completes_the_rendezvous(address):
     assert meeting(others=[TWO]).is_complete([outgoing(address, own=ONE)], {})
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        outgoing(port=PORT + 1),  # another program's, by ssh for one
-        outgoing("93.184.216.34"),  # somebody's server that happens to have this port
+        outgoing(port=PORT + 1),  # a connection of another program, for example ssh
+        outgoing("93.184.216.34"),  # a foreign server that uses the same port
     ],
 )
-def test_connections_to_other_places_do_not_count(other):
+def test_connections_to_other_ports_and_addresses_do_not_count(other):
     assert not meeting().is_complete([other], {})
 
 
-def test_a_host_that_only_listens_has_come_when_every_other_host_has_been_seen_not_necessarily_at_once():
+def test_a_listening_host_needs_a_connection_from_every_other_host():
     watched = meeting(others=[TWO, THREE], num_hosts=3)
     assert not watched.is_complete([incoming(TWO), incoming(TWO, client_port=40001)], {})
     assert watched.is_complete([incoming(THREE)], {})
@@ -75,11 +75,11 @@ def test_each_of_several_processes_needs_a_connection_of_its_own():
     assert watched.is_complete([second], holders)
 
 
-def test_connections_whose_holders_may_not_be_known_count_one_by_one():
+def test_connections_of_unknown_processes_count_singly():
     assert meeting(2).is_complete([outgoing(inode=1), outgoing(inode=2, own_port=40001)], {})
 
 
-def test_holders_are_asked_for_only_when_a_connection_is_new_and_processes_are_told_apart():
+def test_holders_are_looked_up_only_for_new_connections_of_several_processes():
     one = meeting()
     assert not one.needs_holders([outgoing()])
     several = meeting(3)
@@ -108,16 +108,16 @@ def test_hosts_meet_at_the_master_port_of_any_of_them():
     assert (place.addresses, place.others) == ({ONE, TWO, THREE}, {TWO, THREE})
 
 
-def test_one_host_with_one_process_meets_nobody_and_one_with_several_its_own():
+def test_a_single_process_has_no_rendezvous_and_several_on_one_host_have():
     assert place_of(plan_of(1)) is None
     assert place_of(plan_of(1), num_processes=4).others == frozenset()
 
 
-def test_hosts_that_share_the_machine_s_network_are_not_looked_at():
+def test_hosts_that_share_the_machines_network_are_not_watched():
     assert place_of(plan_of(2, isolation=Isolation.PROCESSES)) is None
 
 
-def test_hosts_of_groups_that_take_no_part_are_not_waited_for():
+def test_hosts_of_groups_outside_the_distribution_are_not_waited_for():
     hyperparameters = {
         "sagemaker_torch_distributed_enabled": "true",
         "sagemaker_distribution_instance_groups": '["train"]',

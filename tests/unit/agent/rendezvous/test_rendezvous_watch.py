@@ -31,14 +31,14 @@ def program_of(pid):
 
 @pytest.fixture
 def server():
-    """A store that takes every connection."""
+    """Start a store that accepts every connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening
 
 
 @pytest.fixture
 def program():
-    """Start processes below a shell, as an agent's first process has its program below it; given new ones by line."""
+    """Start a shell that starts a program for each line, as a program runs below the first process of its host."""
     shell = subprocess.Popen(["bash"], stdin=subprocess.PIPE, start_new_session=True, text=True)
 
     def add(script, port):
@@ -54,7 +54,7 @@ def program():
 
 @pytest.fixture
 def watch():
-    """Start watches that are closed at the end, their threads with them."""
+    """Start watches, and close them with their threads at the end."""
     before, started = set(threading.enumerate()), []
 
     def start(pid, server, *, num_processes=1, **changes):
@@ -82,7 +82,7 @@ def wait_until(has_come):
         time.sleep(0.02)
 
 
-def test_the_moment_of_the_connection_is_told_and_nothing_before_it(program, server, watch):
+def test_the_time_of_the_rendezvous_is_reported_and_nothing_earlier(program, server, watch):
     board, _ = watch(program.pid, server)
     assert board.facts.awaits_rendezvous
     program(SLEEPS, 0)
@@ -106,7 +106,7 @@ def test_the_last_of_several_processes_is_waited_for(program, server, watch):
         wait_until(lambda: board.facts.rendezvous_at is not None)
 
 
-def test_a_program_that_connects_to_nobody_is_given_up_and_counts_as_one_that_meets_nobody(program, server, watch):
+def test_a_program_that_never_connects_is_no_longer_awaited_after_the_limit(program, server, watch):
     program(SLEEPS, 0)
     board, _ = watch(program.pid, server, give_up_s=0.5)
     wait_until(lambda: not board.facts.awaits_rendezvous)
@@ -130,7 +130,7 @@ def test_a_program_that_ends_unconnected_leaves_the_answer_to_its_exit(program, 
     assert board.facts.rendezvous_at is None
 
 
-def test_nobody_is_watched_without_a_place_or_a_process():
+def test_nothing_is_watched_without_a_rendezvous_place_or_a_process():
     board = FactBoard(clock=SystemClock())
     RendezvousWatch(lambda _: None, board=board).begin(program_of(os.getpid()), None)
     place = MeetingPlace(ports=frozenset({1}), addresses=frozenset(), others=frozenset(), num_processes=2)
@@ -139,11 +139,11 @@ def test_nobody_is_watched_without_a_place_or_a_process():
     assert "rendezvous-watch" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_look_that_waits_for_a_processor_does_not_put_off_the_next_one(program, server, watch, monkeypatch):
+def test_a_slow_poll_does_not_delay_the_next_one(program, server, watch, monkeypatch):
     read = rendezvous_watch.read_connections
 
     def read_late(*arguments):
-        time.sleep(0.5)  # as on a machine whose processors belong to the ranks
+        time.sleep(0.5)  # as on a machine whose processors are busy with the ranks
         return read(*arguments)
 
     monkeypatch.setattr(rendezvous_watch, "read_connections", read_late)
@@ -151,9 +151,9 @@ def test_a_look_that_waits_for_a_processor_does_not_put_off_the_next_one(program
     with contextlib.ExitStack() as held:
         program(CONNECTS, server.getsockname()[1])
         held.enter_context(server.accept()[0])
-        time.sleep(1.0)  # the first one is seen
+        time.sleep(1.0)  # the first connection is seen
         program(CONNECTS, server.getsockname()[1])
         held.enter_context(server.accept()[0])
         came_s = time.monotonic()
         wait_until(lambda: board.facts.rendezvous_at is not None)
-    assert time.monotonic() - came_s < 5.0  # ten seconds' rest followed on the look before
+    assert time.monotonic() - came_s < 5.0  # formerly, a pause of ten seconds followed such a slow poll

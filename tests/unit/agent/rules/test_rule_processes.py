@@ -1,4 +1,4 @@
-"""Rules as processes: their start, the reading of their results, and the end of all of them."""
+"""Rules as processes: their start, the reading of their results, and their end."""
 
 import json
 import threading
@@ -22,11 +22,11 @@ class FakeStore(FakeObjectStore):
     """An object store that can be closed."""
 
     def close(self):
-        """Do nothing."""
+        """Do nothing; the interface requires it."""
 
 
 class FakeRuleHost:
-    """Runs nothing; tests write statuses and exits."""
+    """Starts no process; tests write statuses and exits."""
 
     def __init__(self):
         self.ended = []
@@ -148,7 +148,7 @@ def test_each_rule_gets_an_order_and_a_process_of_its_own(setup, run):
     }
 
 
-def test_statuses_are_told_as_they_come_and_said_once(setup, run):
+def test_statuses_are_reported_as_they_arrive_and_logged_once(setup, run):
     rules = run(plan("a"), plan("b"))
     setup.wait_until_started()
     setup.leave(0, "InProgress")
@@ -178,7 +178,7 @@ def test_a_rule_that_crashes_is_an_error_with_its_last_line(setup, run):
     ]
 
 
-def test_a_rule_that_the_memory_limit_has_killed_says_so_and_one_that_ended_by_itself_does_not(setup, run):
+def test_only_a_rule_killed_at_its_memory_limit_names_the_limit(setup, run):
     setup.host.starved = "OutOfMemory: rules on algo-1 used 1.02 GiB"
     rules = run(plan("a"), plan("b"))
     setup.wait_until_started()
@@ -191,7 +191,7 @@ def test_a_rule_that_the_memory_limit_has_killed_says_so_and_one_that_ended_by_i
     ]
 
 
-def test_rules_that_are_late_are_stopped(setup, run):
+def test_rules_that_exceed_their_time_are_stopped(setup, run):
     rules = run(plan())
     setup.wait_until_started()
     rules.finish(0.3)
@@ -209,7 +209,7 @@ def test_a_host_that_can_not_be_made_is_an_error_of_each_rule(setup, run):
     assert setup.last() == [("Error", "no room for another host")] * 2
 
 
-def test_a_users_file_is_brought_and_one_that_is_missing_ends_its_own_rule_alone(setup, run):
+def test_a_users_file_is_fetched_and_a_missing_one_fails_only_its_rule(setup, run):
     setup.store.put_bytes("b", "code/mine.py", b"class Mine: pass")
     rules = run(
         plan("absent", "X", source_uri="s3://b/other.py"), plan("mine", "Mine", source_uri="s3://b/code/mine.py")
@@ -228,7 +228,7 @@ def test_a_users_file_is_brought_and_one_that_is_missing_ends_its_own_rule_alone
     assert words == "its process ended with exit code 3: last"
 
 
-def test_nonsense_in_a_status_file_is_no_status(setup, run):
+def test_an_invalid_status_file_is_ignored(setup, run):
     rules = run(plan())
     setup.wait_until_started()
     for text in ("", "[]", '{"status": "Fine", "details": ""}', '{"status": []}', "\0"):
@@ -239,7 +239,7 @@ def test_nonsense_in_a_status_file_is_no_status(setup, run):
     assert setup.last() == [("Error", "its process ended with exit code 0")]
 
 
-def test_another_trial_is_fetched_whole_and_is_over(tmp_path):
+def test_a_base_trial_is_fetched_whole_and_marked_as_ended(tmp_path):
     store = FakeStore()
     store.put_bytes("b", "t/steps/0/a", b"x")
     store.put_bytes("b", "t/collections/w", b"y")
@@ -260,7 +260,7 @@ def test_keys_that_lead_out_of_the_folder_are_left_out(tmp_path):
     assert (tmp_path / "a" / "b" / "good").exists()
 
 
-def test_what_is_no_python_file_is_no_rule(tmp_path):
+def test_a_file_that_is_no_python_file_is_refused_as_a_rule(tmp_path):
     with pytest.raises(AgentError, match="no Python file"):
         fetch_source("s3://b/rules.zip", tmp_path, store=FakeStore())
 

@@ -1,4 +1,4 @@
-"""The facts on an attempt that its rules are given."""
+"""The facts about an attempt that its rules receive."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ BEGAN_AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(("attempt", "is_bounded"), [(1, False), (2, True)])
-def test_what_was_saved_before_this_host_began_with_the_attempt_is_of_an_earlier_one(tmp_path, attempt, is_bounded):
+def test_tensors_saved_before_the_start_of_a_later_attempt_are_excluded(tmp_path, attempt, is_bounded):
     plan = replace(make_plan(hosts=make_hosts(2)), mirrors=(MIRROR,), attempt=attempt)
     context = SimpleNamespace(
         environment=dict, python="python3", inside=SimpleNamespace(code=PurePosixPath("/opt/ml/code"))
@@ -39,7 +39,7 @@ def test_what_was_saved_before_this_host_began_with_the_attempt_is_of_an_earlier
     world = make_rule_world(
         plan, context, sandbox, folder=tmp_path / "rules", tree=MlTree(Path(tmp_path / "ml")), began_at=BEGAN_AT
     )
-    # Programs of this attempt begin later, on every host; those of the one before had ended when it began.
+    # Programs of this attempt begin later, on every host; programs of the previous attempt had ended before.
     assert world.since == (pytest.approx(BEGAN_AT.timestamp(), abs=3.0) if is_bounded else 0.0)
     assert world.since < BEGAN_AT.timestamp()
     assert world.own_end == f"ended/algo-1.try-{attempt}.of-2"

@@ -1,4 +1,4 @@
-"""A fake service, and hosts of which nothing may be left."""
+"""A fake service, and hosts that must leave no thread, process or descriptor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def host_of(service: FakeService):
         if host.steps.program is not None:
             assert host.steps.program.is_closed
     service.kill()
-    # Threads and descriptors of the fake service end a moment after it.
+    # Threads and descriptors of the fake service end shortly after it.
     deadline_s = time.monotonic() + 5
     while time.monotonic() < deadline_s and (
         set(threading.enumerate()) - threads_before or open_descriptors() - descriptors_before

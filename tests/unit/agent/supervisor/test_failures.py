@@ -1,4 +1,4 @@
-"""A supervisor's reaction to failed processes: the end of the other ones, and the words for the failure."""
+"""A supervisor's reaction to failed processes: the end of the other processes, and the failure that it reports."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def test_the_first_failure_stops_the_other_processes_of_the_host(service: FakeSe
     assert any("rank 2 ended with exit code 3: stopping the other 3 processes" in text for text in service.texts)
 
 
-def test_what_a_rank_left_is_told_though_the_launcher_that_started_it_fails_on_another_host(
-    service: FakeService, host_of
-) -> None:
+def test_a_ranks_record_is_reported_though_its_launcher_fails_on_another_host(service: FakeService, host_of) -> None:
     service.lead_through_life()
     host = host_of(FakeSteps(num_processes=1))
     service.wait_for_phase(HostPhase.RUNNING)
@@ -45,7 +43,7 @@ def test_what_a_rank_left_is_told_though_the_launcher_that_started_it_fails_on_a
     assert service.wait_for_phase(HostPhase.EXITED).clues == (left,)
 
 
-def test_a_time_that_a_program_has_made_up_is_brought_into_its_life(service: FakeService, host_of) -> None:
+def test_a_forged_time_in_a_record_is_clamped_to_the_programs_lifetime(service: FakeService, host_of) -> None:
     service.lead_through_life()
     host = host_of(FakeSteps(num_processes=1))
     begun = datetime.now(UTC)
@@ -66,7 +64,7 @@ def test_processes_that_ignore_sigterm_are_killed_after_the_fail_fast_grace(
     assert host.program.signals == [signal.SIGTERM, signal.SIGKILL]
 
 
-def test_a_failed_rank_is_told_while_the_others_have_not_ended(
+def test_a_failed_rank_is_reported_before_the_others_have_ended(
     service: FakeService, host_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clary.agent.supervisor.host_life.FAILURE_GRACE_S", 600.0)
@@ -81,7 +79,7 @@ def test_a_failed_rank_is_told_while_the_others_have_not_ended(
     assert len(service.wait_for_phase(HostPhase.EXITED).exits) == 2
 
 
-def test_a_process_ended_by_a_signal_is_told_as_a_shell_would(service: FakeService, host_of) -> None:
+def test_a_process_ended_by_a_signal_is_reported_as_a_shell_does(service: FakeService, host_of) -> None:
     service.lead_through_life()
     host = host_of()
     host.program.end(-signal.SIGSEGV)
@@ -99,7 +97,7 @@ def test_out_of_memory_is_named(service: FakeService, host_of) -> None:
     assert "clary: OutOfMemory: the limit of 1 GiB was reached" in service.texts
 
 
-def test_out_of_memory_that_the_program_survived_is_told_too(service: FakeService, host_of) -> None:
+def test_out_of_memory_that_the_program_survived_is_reported_too(service: FakeService, host_of) -> None:
     service.lead_through_life()
     host = host_of()
     host.program.memory_note = "the limit of 1 GiB was reached"
@@ -140,7 +138,7 @@ def test_a_program_that_ends_well_on_a_full_disk_gets_a_note(service: FakeServic
     assert "clary: the disk is full: results may be incomplete" in service.texts
 
 
-def test_what_broke_beside_the_processes_is_the_cause(service: FakeService, host_of) -> None:
+def test_an_error_outside_the_processes_is_the_cause(service: FakeService, host_of) -> None:
     service.lead_through_life()
     host = host_of()
     host.program.broken = ObjectStoreError("the pipe's data is gone", fault=Fault.USER)

@@ -1,4 +1,4 @@
-"""The alarm for a program that gets nowhere, and for one that only seems so because it waits for GPUs."""
+"""The alarm for a program without progress, and for a program that seems to hang only because it waits for GPUs."""
 
 import threading
 from types import SimpleNamespace
@@ -12,20 +12,20 @@ QUIET = "for 300 s it has computed or waited in a loop"
 
 
 class FakeWatch:
-    """Stands for the watch over a program's processes: the test calls its reports."""
+    """Stands in for the progress watch; the test calls its callbacks."""
 
     def __init__(self, first_pid, *, num_outputs, limit_s, on_standstill, on_progress, on_quiet=None):
         self.on_standstill, self.on_progress, self.on_quiet = on_standstill, on_progress, on_quiet
 
     def start(self):
-        """Begin to look."""
+        """Begin to poll; does nothing here."""
 
     def close(self):
-        """End."""
+        """End; does nothing here."""
 
 
 class Host:
-    """A host whose program is watched; keeps its lines, facts and dumps."""
+    """A host whose program is watched; records log lines, facts and dumps."""
 
     def __init__(self, *, has_gpus, restart_hung=True):
         self.said, self.told, self.dumps, self.ended = [], [], [], threading.Event()
@@ -54,7 +54,7 @@ def no_processes(monkeypatch):
     monkeypatch.setattr(hang_alarm, "_OTHERS_S", 0.05)
 
 
-def test_a_host_with_gpus_is_looked_at_while_it_spins_and_nobody_is_alarmed_or_ended():
+def test_a_quiet_program_on_gpus_is_dumped_without_an_alarm_or_an_end():
     host = Host(has_gpus=True)
     host.watch.on_quiet(QUIET)
     host.alarm.abort()
@@ -68,7 +68,7 @@ def test_a_host_without_gpus_may_compute_in_silence():
     assert Host(has_gpus=False).watch.on_quiet is None
 
 
-def test_a_program_that_stands_still_is_looked_at_told_and_ended():
+def test_a_program_at_a_standstill_is_dumped_reported_and_ended():
     host = Host(has_gpus=True)
     host.watch.on_standstill("no progress")
     assert host.ended.wait(30.0)

@@ -1,4 +1,4 @@
-"""A host's channels from the cache: by an overlay, as a copy, and the jobs that they are kept for."""
+"""A host's channels from the cache: through an overlay or as a copy, and the jobs for which they are kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def store():
 
 @pytest.fixture
 def make_host(tmp_path, store, monkeypatch):
-    """Build a host's channels; overlays are had unless the test says why not."""
+    """Return a function that makes a host's channels; overlays work unless the test gives a reason against them."""
     made = []
 
     def build(*, refusal=None, name="algo-1", **changes):
@@ -59,7 +59,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def num_removable(tmp_path) -> int:
-    """Return how many snapshots nobody holds."""
+    """Return the number of snapshots that no host holds."""
     cache = ChannelCache(tmp_path / "cache" / "channels", limit_bytes=1, endpoint_url="")
     cache.tidy()
     return sum(1 for path in (tmp_path / "cache" / "channels" / "snapshots").glob("*/*"))
@@ -91,7 +91,7 @@ def test_a_host_with_mounts_sees_the_cache_through_an_overlay(make_host, store):
         {"checkpoint_s3_uri": "s3://b/c", "checkpoint_local_path": "/opt/ml/input"},
     ],
 )
-def test_what_the_agent_reads_itself_and_what_no_overlay_can_show_is_copied(make_host, store, tmp_path, changes):
+def test_channels_that_the_agent_reads_or_no_overlay_can_show_are_copied(make_host, store, tmp_path, changes):
     host, tree = make_host(**changes)
     fetch(host, store)
     assert host.binds() == []
@@ -102,7 +102,7 @@ def test_what_the_agent_reads_itself_and_what_no_overlay_can_show_is_copied(make
     fetch(other, store)
     assert store.num_reads == num_read
     assert files(other_tree.channel("train")) == {"a": b"a", "sub/b": b"b"}
-    assert num_removable(tmp_path) == 0  # a copy needs the cache no more
+    assert num_removable(tmp_path) == 0  # a copy no longer needs the cache
 
 
 def test_checkpoints_elsewhere_are_no_reason_to_copy(make_host, store):
@@ -111,7 +111,7 @@ def test_checkpoints_elsewhere_are_no_reason_to_copy(make_host, store):
     assert len(host.binds()) == 1
 
 
-def test_whether_overlays_can_be_had_is_tried_out_once_while_the_machine_runs(make_host, store, monkeypatch):
+def test_support_for_overlays_is_tested_once_per_boot_of_the_machine(make_host, store, monkeypatch):
     fetch(make_host()[0], store)
 
     def never(folder):
@@ -123,7 +123,7 @@ def test_whether_overlays_can_be_had_is_tried_out_once_while_the_machine_runs(ma
     assert len(host.binds()) == 1
 
 
-def test_a_refusal_of_overlays_is_believed_for_one_attempt_alone(make_host, store, monkeypatch):
+def test_a_refusal_of_overlays_is_remembered_for_one_attempt_only(make_host, store, monkeypatch):
     asked = []
 
     def refuse(folder):
@@ -148,14 +148,14 @@ def test_a_refusal_of_overlays_is_believed_for_one_attempt_alone(make_host, stor
 def test_a_snapshot_is_held_until_the_host_closes(make_host, store, tmp_path):
     host, _ = make_host()
     fetch(host, store)
-    fetch(host, store)  # a step that is repeated
+    fetch(host, store)  # the step is repeated
     assert num_removable(tmp_path) == 1
     host.close()
     assert num_removable(tmp_path) == 0
 
 
 def model_of(host, tree, store) -> dict[str, bytes]:
-    """Return the files of the model as a host uploads it, loose, with every link read through."""
+    """Return the files of the model as a host uploads it, uncompressed, with every link followed."""
     tree.model.mkdir(parents=True, exist_ok=True)
     results = FakeObjectStore()
     output = Output(
@@ -206,7 +206,7 @@ def test_nothing_is_written_through_what_a_program_puts_in_a_channels_place(make
 
 
 class SmallDisk:
-    """A disk of a few bytes, on which each file counts once, however many links it has."""
+    """A disk of a few bytes, on which each file counts once for all its links."""
 
     def __init__(self, folder: Path, size_bytes: int) -> None:
         self._folder = folder
@@ -214,7 +214,7 @@ class SmallDisk:
 
     def free_bytes(self, path: Path) -> int:
         sizes = {path.stat().st_ino: path.stat().st_size for path in self._folder.rglob("*.bin") if path.is_file()}
-        sizes |= {  # objects of the cache that no tree holds
+        sizes |= {  # objects of the cache to which no tree has a link
             path.stat().st_ino: path.stat().st_size
             for path in self._folder.glob("cache/channels/objects/*/*/*")
             if path.is_file()
@@ -243,7 +243,7 @@ def test_a_channel_that_the_disk_has_room_for_once_is_fetched_directly(make_host
     assert store.num_reads == 1
 
 
-def test_a_channel_that_the_cache_has_makes_room_for_itself_where_a_copy_does_not_fit(make_host, store, small_disk):
+def test_a_cached_channel_frees_its_objects_when_its_copy_does_not_fit(make_host, store, small_disk):
     store.put_bytes("b", "big/x.bin", b"x" * 1000)
     channel = Channel(name="train", s3_uri="s3://b/big")
     small_disk(5000)
@@ -259,7 +259,7 @@ def test_a_channel_that_the_cache_has_makes_room_for_itself_where_a_copy_does_no
 
 
 @pytest.mark.parametrize("changes", [{"channel_cache_bytes": 1500}, {"isolation": Isolation.PROCESSES}, {}])
-def test_what_the_cache_holds_for_nobody_makes_room_for_a_channel(make_host, store, small_disk, changes):
+def test_unused_snapshots_are_evicted_to_make_room_for_a_channel(make_host, store, small_disk, changes):
     for name in ("former", "big"):
         store.put_bytes("b", f"{name}/x.bin", name.encode().ljust(1000))
     store.put_bytes("b", "big/y.bin", b"y".ljust(1000))
@@ -273,7 +273,7 @@ def test_what_the_cache_holds_for_nobody_makes_room_for_a_channel(make_host, sto
     assert files(seen) == {"x.bin": b"big".ljust(1000), "y.bin": b"y".ljust(1000)}
 
 
-def test_without_a_bound_or_a_place_nothing_is_kept(make_host, store, tmp_path):
+def test_without_a_size_limit_or_a_cache_folder_nothing_is_kept(make_host, store, tmp_path):
     for number, changes in enumerate(({"channel_cache_bytes": 0}, {"cache_folder": ""})):
         host, tree = make_host(name=f"algo-{number}", **changes)
         fetch(host, store)

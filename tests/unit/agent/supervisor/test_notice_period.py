@@ -1,4 +1,4 @@
-"""Times of a notice: of a stop without an order, of the programs' end, of the agent's leave."""
+"""Times of a notice: of a stop without an order, of the programs' end, of the agent's exit."""
 
 import pytest
 
@@ -11,7 +11,7 @@ ANSWER_S = 2.0
 
 
 class FakeTime:
-    """A clock that stands until it is moved."""
+    """A clock that moves only when a test moves it."""
 
     now_s = 1000.0
 
@@ -32,7 +32,7 @@ def period(**plan):
     return made
 
 
-def test_without_a_notice_nothing_is_due_and_orders_stand(time):
+def test_without_a_notice_nothing_is_due_and_orders_are_unchanged(time):
     made = period(notice_grace_s=30.0)
     assert (made.has_begun, made.why, made.stop_at_s(), made.leave_at_s(), made.is_over()) == (
         *(False, "", None, None, False),
@@ -41,7 +41,7 @@ def test_without_a_notice_nothing_is_due_and_orders_stand(time):
     assert made.pause_s(RECLAIM_REASON) == 0.0
 
 
-def test_what_an_engine_grants_bounds_everything(time):
+def test_the_grace_of_the_engine_bounds_all_times(time):
     made = period(notice_grace_s=30.0)
     made.begin("SIGTERM")
     time.now_s += 5
@@ -57,7 +57,7 @@ def test_what_an_engine_grants_bounds_everything(time):
     assert made.is_over()
 
 
-def test_where_no_engine_kills_there_is_the_grace_of_a_stop_and_a_while_for_last_words(time):
+def test_without_an_engines_kill_the_stop_grace_and_a_final_margin_apply(time):
     made = period()
     made.begin("SIGTERM")
     assert (made.why, made.engine_grace_s, made.left_s()) == ("SIGTERM", None, 120.0)
@@ -75,13 +75,11 @@ def test_of_a_short_grace_programs_get_nine_tenths_at_least(time):
     ("is_engine_of_all", "reason", "pause_s"),
     [(True, RECLAIM_REASON, GANG_ECHO_S), (True, "stop_requested", 0.0), (False, RECLAIM_REASON, 0.0)],
 )
-def test_a_host_without_a_notice_waits_for_one_only_where_it_must_be_on_its_way(
-    time, is_engine_of_all, reason, pause_s
-):
+def test_a_host_without_a_notice_waits_only_if_the_engine_signals_all_hosts(time, is_engine_of_all, reason, pause_s):
     assert period(notice_grace_s=30.0, engine_signals_all=is_engine_of_all).pause_s(reason) == pause_s
 
 
-def test_a_host_with_a_notice_waits_until_its_programs_would_have_been_signalled_too(time):
+def test_a_host_with_a_notice_waits_for_the_engines_signal_to_its_programs(time):
     made = period(notice_grace_s=30.0)
     made.begin("SIGTERM")
     assert made.pause_s(RECLAIM_REASON) == ECHO_S
@@ -91,7 +89,7 @@ def test_a_host_with_a_notice_waits_until_its_programs_would_have_been_signalled
     assert made.pause_s(RECLAIM_REASON) == 0.0
 
 
-def test_nobody_waits_once_all_are_known_to_be_signalled(time):
+def test_nothing_is_waited_for_once_all_processes_were_signalled(time):
     made = period(notice_grace_s=30.0, engine_signals_all=True)
     made.begin("SIGTERM")
     made.hear_of_all()

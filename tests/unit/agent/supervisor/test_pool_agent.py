@@ -1,4 +1,4 @@
-"""The agent of a pool's host: one attempt after the other, and when it leaves."""
+"""The agent of a pool's host: one attempt after another, and the conditions of its exit."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ LIMIT_S = 20.0
 
 
 class FakeAssignments:
-    """Answers from a list; an exception in it is raised, the end of it is a wait until somebody breaks it off."""
+    """Returns or raises the items of a list; after the last item it blocks until the wait is broken off."""
 
     def __init__(self, answers):
         self.answers = list(answers)
@@ -36,7 +36,7 @@ class FakeAssignments:
 
 
 class FakeAttempt:
-    """Ends with a code, or when it is told to."""
+    """Ends with a code, or when it is terminated."""
 
     def __init__(self, assignment, code, *, is_last):
         self.assignment = assignment
@@ -58,7 +58,7 @@ class FakeAttempt:
 
 
 class FakeBetween:
-    """Counts."""
+    """Counts calls."""
 
     def __init__(self):
         self.num_prepared = self.num_closed = 0
@@ -87,7 +87,7 @@ def serve(answers, codes=(EXIT_RELEASED,) * 9, *, last="", **options):
     return agent, assignments, attempts
 
 
-def test_attempts_are_served_one_after_the_other_and_each_question_names_the_last():
+def test_attempts_are_served_in_order_and_each_request_names_the_previous_one():
     over = AttemptOver("the pool has ended")
     between = FakeBetween()
     agent, assignments, attempts = serve([None, assignment("b"), over], between=between)
@@ -98,7 +98,7 @@ def test_attempts_are_served_one_after_the_other_and_each_question_names_the_las
 
 
 @pytest.mark.parametrize(("last", "asked", "num_prepared"), [("a", [], 0), ("b", ["a:1"], 1)])
-def test_a_host_that_serves_no_other_leaves_with_the_attempt_and_makes_nothing_ready(last, asked, num_prepared):
+def test_a_host_exits_with_its_last_attempt_without_preparing_for_another(last, asked, num_prepared):
     between = FakeBetween()
     agent, assignments, attempts = serve([assignment("b")], last=last, between=between)
     assert agent.run() == EXIT_RELEASED
@@ -107,21 +107,21 @@ def test_a_host_that_serves_no_other_leaves_with_the_attempt_and_makes_nothing_r
     assert between.num_prepared == between.num_closed == num_prepared
 
 
-def test_a_service_that_is_away_for_a_moment_is_asked_again():
+def test_a_request_to_an_unreachable_service_is_retried():
     away = ServiceUnreachable("away")
     agent, _, attempts = serve([away, away, assignment("b"), AttemptOver("over")])
     assert agent.run() == EXIT_RELEASED
     assert len(attempts) == 2
 
 
-def test_a_service_that_stays_away_is_given_up():
+def test_a_service_that_stays_unreachable_ends_the_agent():
     agent, _, attempts = serve([ServiceUnreachable("away")] * 50, orphan_s=0.0)
     assert agent.run() == EXIT_RELEASED
     assert len(attempts) == 1
 
 
 @pytest.mark.parametrize("code", [EXIT_FAILED, EXIT_TERMINATED])
-def test_a_host_whose_attempt_did_not_end_well_serves_no_other(code):
+def test_a_host_whose_attempt_failed_serves_no_other_attempt(code):
     agent, assignments, attempts = serve([assignment("b")], codes=[code])
     assert agent.run() == code
     assert len(attempts) == 1

@@ -1,4 +1,4 @@
-"""Profiles of a host's ranks: requests are left, answers followed and sent, nothing of the program's is trusted."""
+"""Profiles of a host's ranks: requests are written, results followed and sent; files of the program are not trusted."""
 
 import json
 import os
@@ -19,7 +19,7 @@ LIMIT_S = 30.0
 
 
 class FakeReceiver:
-    """Keeps profiles and traces; `refusals` are raised first."""
+    """Records profiles and traces; raises the errors in `refusals` first."""
 
     def __init__(self):
         self.profiles, self.traces, self.refusals = [], {}, []
@@ -41,7 +41,7 @@ class FakeReceiver:
 
 
 class Host:
-    """A host's tree with the files of its ranks, and the windows over it."""
+    """A host's tree with the files of its ranks, and its profile windows."""
 
     def __init__(self, root, *, window=None):
         self.root = Path(root)
@@ -103,7 +103,7 @@ def test_a_request_reaches_the_ranks_and_their_traces_the_service(make_host, mon
     host = make_host()
     host.windows.begin(SimpleNamespace(ranks_by_pid=lambda: {100: 0, 101: 1}), None)
     host.windows.ask(asked())
-    host.windows.ask(host.request())  # with the next receipt
+    host.windows.ask(host.request())  # the service repeats the request with the next receipt
     assert host.request().num_steps == 3
     host.write(0, RankState.RECORDING)
     assert states(host.wait_for(lambda last: last.ranks)) == {0: RankState.RECORDING}
@@ -112,12 +112,12 @@ def test_a_request_reaches_the_ranks_and_their_traces_the_service(make_host, mon
     assert states(host.final()) == {0: RankState.DONE, 1: RankState.DONE}
     assert host.receiver.traces == {(7, 0): b"a" * 25, (7, 1): b"b" * 10}
     end_s = time.monotonic() + LIMIT_S
-    while list(host.folder.rglob("*.trace.json.gz")):  # sent, they do not stay on the program's disk
+    while list(host.folder.rglob("*.trace.json.gz")):  # traces that were sent are deleted from the program's disk
         assert time.monotonic() < end_s
         time.sleep(0.02)
 
 
-def test_a_rank_that_ends_within_its_window_is_lost_and_the_others_are_kept(make_host):
+def test_a_rank_that_ends_within_its_window_is_lost_and_other_profiles_are_kept(make_host):
     host = make_host()
     live = {100: 0, 101: 1}
     host.windows.begin(SimpleNamespace(ranks_by_pid=lambda: dict(live)), None)
@@ -130,7 +130,7 @@ def test_a_rank_that_ends_within_its_window_is_lost_and_the_others_are_kept(make
     assert host.final().ranks[1].words == "rank 1 ended before its trace was whole (recording)"
 
 
-def test_the_end_of_the_program_ends_the_profile_and_brings_what_it_left(make_host):
+def test_the_end_of_the_program_ends_the_profile_and_sends_existing_traces(make_host):
     host = make_host()
     host.windows.begin(SimpleNamespace(ranks_by_pid=lambda: {100: 0, 101: 1}), None)
     host.windows.ask(asked())
@@ -154,14 +154,14 @@ def test_ranks_that_were_not_asked_are_not_waited_for(make_host):
     assert (host.wait_for(lambda last: last.number == 8 and last.is_final).ranks, host.receiver.last.error) == ((), "")
 
 
-def test_a_program_whose_ranks_are_not_known_is_done_when_no_more_come(make_host):
+def test_a_profile_of_unknown_ranks_is_final_when_no_more_answers_arrive(make_host):
     host = make_host()
     host.windows.ask(asked())
     host.write(0, RankState.DONE, trace=b"a")
     assert states(host.final()) == {0: RankState.DONE}
 
 
-def test_ranks_that_never_answer_are_given_up_with_what_profiles_need(make_host, monkeypatch):
+def test_ranks_that_never_answer_time_out_with_the_requirements_of_profiles(make_host, monkeypatch):
     monkeypatch.setattr(profile_windows, "_ANSWER_S", 0.0)
     host = make_host()
     host.windows.begin(SimpleNamespace(ranks_by_pid=lambda: {100: 0}), None)
@@ -172,14 +172,14 @@ def test_ranks_that_never_answer_are_given_up_with_what_profiles_need(make_host,
     assert "no rank of algo-1 has answered" in host.wait_for(lambda last: last.number == 8 and last.is_final).error
 
 
-def test_what_the_job_itself_asks_for_is_there_before_its_program_starts(make_host):
+def test_the_jobs_own_request_is_written_before_its_program_starts(make_host):
     host = make_host(window=Window(start_step=5, num_steps=2))
     host.windows.prepare(None)
     request = host.request(1)
     assert (request.start_step, request.num_steps, request.give_up_at) == (5, 2, 0)
 
 
-def test_a_cancelled_request_is_passed_on_once_more(make_host):
+def test_a_cancellation_is_written_for_the_ranks(make_host):
     host = make_host()
     request = asked()
     host.windows.ask(replace(request, number=6, is_cancelled=True))
@@ -189,7 +189,7 @@ def test_a_cancelled_request_is_passed_on_once_more(make_host):
     assert host.request().is_cancelled
 
 
-def test_a_service_that_is_away_for_a_moment_gets_everything(make_host):
+def test_a_service_that_was_unreachable_gets_all_profiles(make_host):
     host = make_host()
     host.receiver.refusals = [ServiceUnreachable("away"), ServiceUnreachable("away")]
     host.windows.ask(asked())
@@ -198,7 +198,7 @@ def test_a_service_that_is_away_for_a_moment_gets_everything(make_host):
     assert host.receiver.traces[7, 0] == b"abc"
 
 
-def test_an_attempt_that_is_over_is_told_nothing_more(make_host):
+def test_nothing_is_sent_after_the_end_of_the_attempt(make_host):
     host = make_host()
     host.receiver.refusals = [AttemptOver("over")]
     host.windows.ask(asked())
@@ -234,7 +234,7 @@ def test_a_trace_that_is_too_long_is_not_sent(make_host, monkeypatch):
     assert "ask for fewer steps" in host.final().ranks[0].words
 
 
-def test_a_folder_that_the_program_has_taken_away_is_an_error_in_words(make_host):
+def test_a_folder_that_the_program_removed_is_reported_as_an_error(make_host):
     host = make_host()
     host.folder.rmdir()
     host.windows.ask(asked())

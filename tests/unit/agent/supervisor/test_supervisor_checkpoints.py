@@ -1,4 +1,4 @@
-"""The checkpoint folder in a host's life: restored before the program, mirrored beside it, flushed after it."""
+"""The checkpoint folder in a host's life: restored before the program, mirrored during it, flushed after it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clary.testing.fake_service import FakeService
 
 
 class FakeCheckpoints:
-    """A folder whose flush lasts until the test lets it go, or it is given up."""
+    """A folder whose flush lasts until the test releases it or the flush is aborted."""
 
     summary = "restored 2 files, 10 bytes"
     facts = CheckpointFacts(set_number=3, restored_set=3, restored_files=2)
@@ -58,7 +58,7 @@ class FakeCheckpoints:
 def checkpoints():
     checkpoints = FakeCheckpoints()
     yield checkpoints
-    checkpoints.let_go.set()  # a test that fails leaves nobody waiting
+    checkpoints.let_go.set()  # a test that fails must leave no thread waiting
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_restore_that_fails_ends_the_host_before_its_program(host_with, servic
     service.order(OrderKind.RELEASE)
 
 
-def test_a_failure_is_told_before_the_flush_and_shortens_it(
+def test_a_failure_is_reported_before_the_flush_and_shortens_it(
     host_with, service: FakeService, checkpoints: FakeCheckpoints
 ) -> None:
     host = host_with()
@@ -114,7 +114,7 @@ def test_a_failure_is_told_before_the_flush_and_shortens_it(
     host.program.end(3)
     service.wait_for("the failure", lambda s: s.facts.failure is not None)
     assert service.facts.phase is HostPhase.RUNNING
-    assert checkpoints.is_flushing.wait(5)  # begun a moment after the failure was told
+    assert checkpoints.is_flushing.wait(5)  # the flush began shortly after the failure was reported
     assert checkpoints.limits_s == [FAILURE_FLUSH_S]
     checkpoints.let_go.set()
     facts = service.wait_for_phase(HostPhase.EXITED)
@@ -163,12 +163,12 @@ def test_a_program_that_was_stopped_only_gets_a_note(
     [
         ("stop_requested", 60.0, 60.0),
         ("stop_requested", 1.0, LEAST_FLUSH_S),
-        ("stop_requested", FAILURE_GRACE_S, LEAST_FLUSH_S),  # a grace of that length makes no failure of it
+        ("stop_requested", FAILURE_GRACE_S, LEAST_FLUSH_S),  # a stop order with the grace of a failure is still a stop
         (FAILURE_REASON, FAILURE_GRACE_S, 30.0),
         (FAILURE_REASON, 1.0, 30.0),
     ],
 )
-def test_a_stop_hurries_a_flush_that_runs(
+def test_a_stop_shortens_the_deadline_of_a_running_flush(
     host_with, service: FakeService, checkpoints: FakeCheckpoints, reason: str, grace_s: float, limit_s: float
 ) -> None:
     host = host_with()
@@ -184,7 +184,7 @@ def test_a_stop_hurries_a_flush_that_runs(
 
 
 @pytest.mark.parametrize("how", ["release", "over", "terminate"])
-def test_nothing_waits_for_a_flush_once_the_host_has_to_leave(
+def test_the_flush_is_aborted_once_the_host_has_to_exit(
     host_with, service: FakeService, checkpoints: FakeCheckpoints, how: str
 ) -> None:
     service.plan = replace(service.plan, stop_grace_s=0.5)

@@ -1,4 +1,4 @@
-"""Saved tensors on a host: mirrors and rules begin and end with the program, and never stand in its way."""
+"""Saved tensors on a host: mirrors and rules begin and end with the program, and never delay it."""
 
 import contextlib
 from dataclasses import replace
@@ -19,7 +19,7 @@ RULE = RulePlan(name="Loss", rule="LossNotDecreasing")
 
 
 class FakeMirror:
-    """Stores nothing."""
+    """Stores no file."""
 
     num_stored = 3
     error = "the store refused"
@@ -59,7 +59,7 @@ class FakeMirror:
 
 
 class FakeDebuggingSteps:
-    """Has mirrors, and no world for rules."""
+    """Has mirrors, and no sandbox for rules."""
 
     def __init__(self, mirrors):
         self.mirrors = mirrors
@@ -98,10 +98,10 @@ def test_a_job_without_tensors_asks_for_nothing(said):
     assert (steps.num_asked, said) == (0, [])
 
 
-def test_the_end_of_the_program_is_marked_where_trials_look_for_it(said, tmp_path):
+def test_the_end_mark_is_written_where_trials_read_it(said, tmp_path):
     (tmp_path / "tensors").mkdir()
     (tmp_path / "events").mkdir()
-    (tmp_path / "tensors" / END_OF_JOB).touch()  # of an earlier program
+    (tmp_path / "tensors" / END_OF_JOB).touch()  # the mark of an earlier program
     mirrors = {MIRROR: FakeMirror(tmp_path / "tensors"), EVENTS: FakeMirror(tmp_path / "events")}
     subject = debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors)
     subject.begin(None, None)
@@ -114,7 +114,7 @@ def test_the_end_of_the_program_is_marked_where_trials_look_for_it(said, tmp_pat
     assert said == ["tensors: 3 files are at s3://b/t/", "events: 1 file is at s3://b/t/"]
 
 
-def test_a_host_of_several_marks_its_own_end_and_not_that_of_all(said, tmp_path):
+def test_one_of_several_hosts_marks_only_its_own_end(said, tmp_path):
     mirrors = {MIRROR: FakeMirror(tmp_path)}
     subject = debugging(FakeDebuggingSteps(mirrors), said, host="algo-2", mirrors=mirrors, num_hosts=2)
     subject.begin(None, None)
@@ -126,7 +126,7 @@ def test_a_host_of_several_marks_its_own_end_and_not_that_of_all(said, tmp_path)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
-def test_an_attempt_has_the_ends_of_those_before_taken_out_of_the_store(said, tmp_path):
+def test_an_attempt_deletes_end_marks_of_earlier_attempts_from_the_store(said, tmp_path):
     for num_hosts, names in (
         (1, [END_OF_JOB]),
         (2, [END_OF_JOB, "ended/algo-1.try-1.of-2", "ended/algo-1.try-2.of-2"]),
@@ -159,7 +159,7 @@ def test_a_mark_is_not_written_through_a_link(said, tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_what_was_not_stored_is_a_note(said, tmp_path):
+def test_files_that_were_not_stored_are_noted(said, tmp_path):
     mirrors = {MIRROR: FakeMirror(tmp_path, is_complete=False)}
     subject = debugging(FakeDebuggingSteps(mirrors), said, mirrors=mirrors)
     subject.begin(None, None)
@@ -168,7 +168,7 @@ def test_what_was_not_stored_is_a_note(said, tmp_path):
     assert mirrors[MIRROR].calls == ["start", "finish", "abort"]
 
 
-def test_rules_run_on_the_first_host_alone_and_a_failure_there_is_only_said(said):
+def test_rules_run_on_the_first_host_only_and_their_failure_is_only_logged(said):
     first, second = FakeDebuggingSteps({}), FakeDebuggingSteps({})
     debugging(second, said, host="algo-2", rules=[RULE], num_hosts=2).begin(None, None)
     assert second.num_asked == 0
@@ -181,7 +181,7 @@ def test_rules_run_on_the_first_host_alone_and_a_failure_there_is_only_said(said
     assert (facts.name, facts.status.value, facts.details) == ("Loss", "Error", "OSError: no room")
 
 
-def test_a_second_upload_waits_for_nothing_and_says_nothing_again(said, tmp_path):
+def test_a_second_finish_neither_waits_nor_repeats_notes(said, tmp_path):
     mirror = FakeMirror(tmp_path, is_complete=False)
     subject = debugging(FakeDebuggingSteps({MIRROR: mirror}), said, mirrors=[MIRROR])
     subject.begin(None, None)
@@ -190,7 +190,7 @@ def test_a_second_upload_waits_for_nothing_and_says_nothing_again(said, tmp_path
     assert mirror.calls == ["start", "finish"]
 
 
-def test_a_defect_in_the_end_does_not_hold_up_the_host(said, tmp_path, monkeypatch):
+def test_an_unexpected_error_in_finish_is_only_noted(said, tmp_path, monkeypatch):
     mirror = FakeMirror(tmp_path)
     monkeypatch.setattr(mirror, "finish", lambda limit_s: 1 / 0)
     subject = debugging(FakeDebuggingSteps({MIRROR: mirror}), said, mirrors=[MIRROR])
@@ -198,7 +198,7 @@ def test_a_defect_in_the_end_does_not_hold_up_the_host(said, tmp_path, monkeypat
     assert "ZeroDivisionError" in subject.finish(1.0)[0]
 
 
-def test_rules_read_what_other_hosts_save_where_all_store_it():
+def test_rules_read_tensors_of_other_hosts_if_all_hosts_store_them():
     plan = replace(make_plan(hosts=make_hosts(2)), mirrors=(EVENTS, MIRROR))
     assert rule_world._tensors_uri(plan) == "s3://b/t/"
     assert rule_world._tensors_uri(replace(plan, network_isolation=True)) == ""
@@ -206,7 +206,7 @@ def test_rules_read_what_other_hosts_save_where_all_store_it():
     assert rule_world._tensors_uri(replace(plan, hosts=make_hosts(1))) == ""
 
 
-def test_marks_of_earlier_tries_are_taken_out_of_a_folder_that_outlives_them(said, tmp_path):
+def test_end_marks_of_earlier_attempts_are_deleted_from_a_lasting_folder(said, tmp_path):
     (tmp_path / "ended").mkdir()
     for name in ("END_OF_JOB.ts", "ended/algo-1.try-1.of-2", "ended/algo-2.try-1.of-2", "ended/worker_0.json"):
         (tmp_path / name).touch()
@@ -216,7 +216,7 @@ def test_marks_of_earlier_tries_are_taken_out_of_a_folder_that_outlives_them(sai
     assert left == ["ended/algo-2.try-1.of-2", "ended/worker_0.json"]
 
 
-def test_what_is_left_is_waited_for_until_it_is_stored_or_nobody_needs_it(said, tmp_path):
+def test_remaining_files_are_waited_for_until_stored_or_no_longer_needed(said, tmp_path):
     for is_complete, is_vain, num_looks in ((True, False, 1), (False, True, 0)):
         mirror = FakeMirror(tmp_path, is_complete=is_complete)
         subject = debugging(FakeDebuggingSteps({MIRROR: mirror}), said, mirrors=[MIRROR])

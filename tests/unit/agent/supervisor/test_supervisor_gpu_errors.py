@@ -1,4 +1,4 @@
-"""A host whose program fails on a GPU: the driver's errors are known before the failure is told."""
+"""A host whose program fails on a GPU: the driver's errors are read before the failure is reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clary.testing.fake_service import FakeService
 
 
 @pytest.mark.parametrize("interval_s", [0.0, 0.1])
-def test_errors_of_its_gpus_come_with_the_exits_and_are_noted(
+def test_errors_of_the_hosts_gpus_are_reported_with_the_exits_and_noted(
     service: FakeService, host_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval_s: float
 ) -> None:
     kernel = tmp_path / "kmsg"
@@ -24,7 +24,8 @@ def test_errors_of_its_gpus_come_with_the_exits_and_are_noted(
     (tmp_path / "gpus/0000:65:00.0").mkdir(parents=True)
     xid_log = functools.partial(XidLog, kernel_log=str(kernel), gpus_folder=str(tmp_path / "gpus"))
     monkeypatch.setattr(host_metrics, "XidLog", xid_log)
-    monkeypatch.setattr(host_metrics.shutil, "which", lambda name: None)  # it would tell of this machine's own GPUs
+    # the real log would report errors of this machine's own GPUs
+    monkeypatch.setattr(host_metrics.shutil, "which", lambda name: None)
     first, *others = service.plan.hosts
     first = replace(first, resources=replace(first.resources, gpu_indices=(0,)))
     service.plan = replace(service.plan, hosts=(first, *others), metrics_interval_s=interval_s)

@@ -1,4 +1,4 @@
-"""The health of a host in its life: told before it is prepared, watched while it runs, never in the way."""
+"""A host's health during its life: reported before it is prepared, watched while it runs, never a delay."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def states_of(facts) -> dict[str, str]:
     return {item.check.value: item.state.value for item in facts.health}
 
 
-def test_findings_are_told_with_the_phase_prepared_and_the_network_says_why_it_was_not_checked(service, host_of):
+def test_findings_are_reported_with_phase_prepared_and_the_network_as_unchecked(service, host_of):
     host_of(FakeSteps())
     facts = service.wait_for_phase(HostPhase.PREPARED)
     states = states_of(facts)
@@ -52,7 +52,7 @@ def test_findings_are_told_with_the_phase_prepared_and_the_network_says_why_it_w
     service.end_attempt()
 
 
-def test_checks_that_break_do_not_keep_the_host_from_its_work(service, host_of, monkeypatch):
+def test_failing_checks_do_not_stop_the_host(service, host_of, monkeypatch):
     def breaks(*_args, **_options):
         raise ValueError("a defect")
 
@@ -62,7 +62,7 @@ def test_checks_that_break_do_not_keep_the_host_from_its_work(service, host_of, 
     service.end_attempt()
 
 
-def test_a_network_whose_order_cannot_be_made_is_told_as_not_checked(tmp_path, monkeypatch):
+def test_a_network_whose_order_cannot_be_made_is_reported_as_unchecked(tmp_path, monkeypatch):
     def breaks(*_args):
         raise ValueError("a defect")
 
@@ -80,7 +80,7 @@ def test_a_network_whose_order_cannot_be_made_is_told_as_not_checked(tmp_path, m
 
 
 class FakeLog:
-    """Keeps the agent's own lines."""
+    """Records the agent's own lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -91,7 +91,7 @@ class FakeLog:
 
 @pytest.fixture
 def watched(tmp_path, monkeypatch):
-    """A host that is looked at every few hundredths of a second; all of it but its disk is well."""
+    """Return a host that is polled every few hundredths of a second; all its checks but the disk are good."""
     monkeypatch.setattr("clary.agent.health.host_checks.available_memory", lambda: 50 * GIB)
     monkeypatch.setattr("clary.agent.health.host_checks.clock_offset", lambda _url: (0.0, ""))
     monkeypatch.setattr("clary.agent.health.host_checks._CHECK_S", DEADLINE_S)
@@ -111,7 +111,7 @@ def wait_until(holds) -> None:
 
 
 def check_to_the_end(health, board):
-    """Check a host, and wait for the findings that no program waits for."""
+    """Check a host, including the findings for which no program waits."""
     health.check()
     wait_until(lambda: not any(item.state is FindingState.PENDING for item in board.facts.health))
 
@@ -120,7 +120,7 @@ def disk_of(board):
     return next(item for item in board.facts.health if item.check is Check.DISK)
 
 
-def test_a_disk_that_fills_up_and_is_emptied_is_told_twice_and_its_numbers_are_not(watched, monkeypatch):
+def test_a_disk_is_reported_when_it_fills_and_when_it_empties_and_not_between(watched, monkeypatch):
     health, board, log = watched
     free = [50 * GIB]
     num_looks = []
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_and_is_emptied_is_told_twice_and_its_numbers_are_n
     assert board.facts.health is first, "only a change of state is news"
     assert log.lines == []
     free[0] = 1000
-    wait_until(lambda: board.facts.notes)  # the last that is told of it
+    wait_until(lambda: board.facts.notes)  # the note is the last part of the report
     assert disk_of(board).state is FindingState.BAD
     assert len([line for line in log.lines if line.startswith("health: disk of algo-1: ")]) == 1
     assert board.facts.notes == tuple(log.lines)
@@ -149,7 +149,7 @@ def test_a_disk_that_fills_up_and_is_emptied_is_told_twice_and_its_numbers_are_n
     assert not any(num_looks[2:]), "which is measured once"
 
 
-def test_what_the_thorough_checks_found_is_not_taken_back_by_the_quick_ones(watched, monkeypatch):
+def test_quick_checks_do_not_replace_findings_of_thorough_checks(watched, monkeypatch):
     health, board, _ = watched
     num_quick_looks = []
 
@@ -164,7 +164,7 @@ def test_what_the_thorough_checks_found_is_not_taken_back_by_the_quick_ones(watc
     assert disk_of(board).state is FindingState.WARN
     num_quick_looks.clear()
     health.start()
-    wait_until(lambda: len(num_quick_looks) > 1)  # the first has been weighed
+    wait_until(lambda: len(num_quick_looks) > 1)  # the first reading was judged
     health.abort()
     assert health.close(DEADLINE_S)
     assert disk_of(board).state is FindingState.WARN
@@ -198,7 +198,7 @@ def test_a_check_that_hangs_is_not_begun_again_until_it_has_ended(tmp_path, monk
     assert looks_at(plan, under_way)[Check.MEMORY].state is FindingState.OK
 
 
-def test_a_check_that_breaks_is_told_with_its_error_and_at_once(tmp_path, monkeypatch):
+def test_a_failing_check_is_reported_with_its_error_at_once(tmp_path, monkeypatch):
     def breaks():
         raise ValueError("a defect")
 
@@ -210,7 +210,7 @@ def test_a_check_that_breaks_is_told_with_its_error_and_at_once(tmp_path, monkey
 
 
 class FakeDoctor:
-    """A network program whose readings come from the test: the ports, then the rest; `end` makes it fail."""
+    """A network program whose readings come from the test: first the ports, then the others; `end` makes it fail."""
 
     def __init__(self) -> None:
         self.ports: queue.SimpleQueue[PortReading | Exception] = queue.SimpleQueue()
@@ -244,7 +244,7 @@ class FakeDoctor:
 
 @pytest.fixture
 def with_peer(tmp_path, monkeypatch):
-    """A host with a peer and a network program that is played; returns how to begin with an action."""
+    """Return a function that starts a host with a peer, a fake network program and an action."""
     monkeypatch.setattr("clary.agent.health.host_checks.clock_offset", lambda _url: (0.0, ""))
     begun = []
 
@@ -289,7 +289,7 @@ MEASURED = NetworkReading(
 )
 
 
-def test_a_program_waits_for_the_ports_alone_and_what_is_found_later_is_told_when_it_is_there(with_peer):
+def test_a_program_waits_for_the_port_check_only_and_later_findings_follow(with_peer):
     health, doctor, board, log, check = with_peer(HealthAction.WARN)
     doctor.ports.put(PortReading(taken=(7778,)))
     check.join(DEADLINE_S)
@@ -317,7 +317,7 @@ def test_a_program_waits_for_the_ports_alone_and_what_is_found_later_is_told_whe
     assert len([line for line in log.lines if "port 7778 is taken" in line]) == 1, "told once"
 
 
-def test_where_sick_hosts_are_replaced_everything_is_waited_for_and_told_at_once(with_peer):
+def test_where_sick_hosts_are_replaced_all_findings_are_awaited(with_peer):
     health, doctor, board, _, check = with_peer(HealthAction.REPLACE)
     doctor.ports.put(PortReading())
     assert not health._is_network_known.wait(0.1)
@@ -344,7 +344,7 @@ def test_a_program_that_ends_before_the_rest_is_measured_leaves_it_as_not_checke
     assert log.lines == []
 
 
-def test_measurements_that_break_off_after_the_ports_leave_what_the_ports_have_said(with_peer):
+def test_a_failure_after_the_port_check_keeps_the_findings_on_ports(with_peer):
     _, doctor, board, _, check = with_peer(HealthAction.WARN)
     doctor.ports.put(PortReading(silent={"algo-2": (7777,)}))
     check.join(DEADLINE_S)
@@ -360,7 +360,7 @@ def test_measurements_that_break_off_after_the_ports_leave_what_the_ports_have_s
     }
 
 
-def test_a_network_program_that_says_nothing_of_the_ports_is_ended_before_a_program_can_start(with_peer, monkeypatch):
+def test_a_network_program_without_port_readings_is_ended_before_the_start(with_peer, monkeypatch):
     monkeypatch.setattr(host_health, "_NETWORK_S", 0.1)
     _, doctor, board, _, check = with_peer(HealthAction.WARN)
     check.join(DEADLINE_S)
@@ -368,7 +368,7 @@ def test_a_network_program_that_says_nothing_of_the_ports_is_ended_before_a_prog
     assert network_states(board)["port", None] == "skipped"
 
 
-def test_a_better_interface_is_known_when_the_program_may_start(with_peer):
+def test_a_better_interface_is_found_before_the_program_may_start(with_peer):
     health, doctor, board, _, check = with_peer(HealthAction.WARN)
     assert health.better_interface == ""
     doctor.ports.put(PortReading(better={"eth1": "10.1.0.1"}))
@@ -377,7 +377,7 @@ def test_a_better_interface_is_known_when_the_program_may_start(with_peer):
     assert network_states(board)["interface", None] == "bad"
 
 
-def test_a_program_is_told_of_the_better_interface_before_it_starts_and_the_log_says_so(service, host_of, monkeypatch):
+def test_the_better_interface_is_set_for_the_program_and_logged(service, host_of, monkeypatch):
     monkeypatch.setattr(host_health.HostHealth, "better_interface", "eth1")
     steps = FakeSteps()
     host_of(steps)

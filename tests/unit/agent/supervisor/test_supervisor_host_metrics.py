@@ -1,4 +1,4 @@
-"""Measurements of a host in its life: from its preparation to its end, and never in the way."""
+"""Measurements during a host's life: from its preparation to its end, and never a delay."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def service(tmp_path: Path):
 
 @pytest.fixture
 def program_pid(monkeypatch):
-    """A real process, since the fake program has no process of its own."""
+    """Start a real process: the fake program has none."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     monkeypatch.setattr(FakeProgram, "init_pid", process.pid)
     yield process.pid
@@ -82,7 +82,7 @@ def test_rows_cover_the_life_of_a_host_and_the_last_are_stored_before_it_ends(se
     assert host.join() == 0
 
 
-def test_a_plan_that_wants_nothing_measured_gets_no_rows(tmp_path, host_of):
+def test_a_plan_without_measurements_gets_no_rows(tmp_path, host_of):
     with FakeService(make_plan(work_folder=str(tmp_path / "jobs" / "job-2" / "1"))) as other:
         assert other.plan.metrics_interval_s == 0
         board = FactBoard(clock=SystemClock())
@@ -97,13 +97,13 @@ def test_a_plan_that_wants_nothing_measured_gets_no_rows(tmp_path, host_of):
 
 
 class FakeReceiver:
-    """Takes everything."""
+    """Accepts every batch."""
 
     def send_samples(self, batch: SampleBatch) -> SampleReceipt:
         return SampleReceipt(next_row=batch.first_row + len(batch.at_ms))
 
 
-def test_a_service_that_knows_no_rows_does_not_keep_a_host_from_its_work(service, host_of):
+def test_a_service_without_support_for_rows_does_not_stop_a_host(service, host_of):
     service.fail("samples", status=404, count=99)
     service.lead_through_life()
     host = host_of(FakeSteps())
@@ -113,7 +113,7 @@ def test_a_service_that_knows_no_rows_does_not_keep_a_host_from_its_work(service
     assert service.batches == []
 
 
-def test_the_end_waits_a_moment_and_no_longer_for_rows_that_nobody_takes(service, host_of, monkeypatch):
+def test_the_end_waits_briefly_for_rows_that_the_service_does_not_accept(service, host_of, monkeypatch):
     def hangs(_client, _batch):
         time.sleep(3.0)
         raise AssertionError("nobody waits for this")
@@ -131,7 +131,7 @@ def test_the_end_waits_a_moment_and_no_longer_for_rows_that_nobody_takes(service
     host.join()
 
 
-def test_measuring_that_breaks_does_not_keep_a_host_from_its_work(service, host_of, monkeypatch, caplog):
+def test_a_failing_measurement_does_not_stop_a_host(service, host_of, monkeypatch, caplog):
     def breaks(_sampling):
         raise RuntimeError("can't start new thread")
 
@@ -144,7 +144,7 @@ def test_measuring_that_breaks_does_not_keep_a_host_from_its_work(service, host_
     assert "is not measured" in caplog.text
 
 
-def test_a_preparation_that_takes_long_is_seen_and_breaking_it_off_ends_the_measuring(service, host_of):
+def test_a_long_preparation_is_measured_and_its_abort_ends_the_measurement(service, host_of):
     host = host_of(FakeSteps(hold=["environment"]))
     service.wait_for("rows of the preparation", lambda service: service.batches, DEADLINE_S)
     assert set(values_of(service, "host/phase")) == {1.0}
@@ -174,7 +174,7 @@ def test_each_attempt_numbers_its_rows_from_0(tmp_path):
         assert taken[0].first_row == 0
 
 
-def test_gpus_are_asked_for_only_where_the_plan_has_some(tmp_path, monkeypatch):
+def test_gpus_are_measured_only_if_the_plan_has_gpus(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(host_metrics, "GpuSource", lambda *args, **options: made.append(args))
     monkeypatch.setattr(host_metrics.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")

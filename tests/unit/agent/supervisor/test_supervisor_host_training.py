@@ -1,4 +1,4 @@
-"""A program's files on its training reach the service in a host's life, and never hold the host up."""
+"""Training files of a program reach the service during a host's life, and never delay the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_S = 30.0
 
 
 class FakeReceiver:
-    """Takes batches, or raises the given errors first."""
+    """Accepts batches, or raises the given errors first."""
 
     def __init__(self, *errors: Exception) -> None:
         self.batches: list[TrainingBatch] = []
@@ -85,7 +85,7 @@ def test_values_and_progress_of_a_host_reach_the_service_before_its_program_coun
     assert host.join() == 0
 
 
-def test_values_wait_for_a_service_that_is_away_and_come_once(ml_folder):
+def test_values_wait_for_an_unreachable_service_and_arrive_once(ml_folder):
     receiver = FakeReceiver(ServiceUnreachable("away"), ServiceUnreachable("away"))
     training = training_of(ml_folder, receiver)
     training.begin(None, None)
@@ -99,7 +99,7 @@ def test_values_wait_for_a_service_that_is_away_and_come_once(ml_folder):
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_service_that_refuses_values_does_not_hold_up_the_end(ml_folder, is_known):
+def test_a_service_that_refuses_values_does_not_delay_the_end(ml_folder, is_known):
     refusal = ServiceRefused("no", details={"status": 400 if is_known else 404})
     receiver = FakeReceiver(refusal)
     training = training_of(ml_folder, receiver)
@@ -112,7 +112,7 @@ def test_a_service_that_refuses_values_does_not_hold_up_the_end(ml_folder, is_kn
     assert training.close(WAIT_S)
 
 
-def test_a_defect_in_reading_is_not_the_hosts(ml_folder, monkeypatch):
+def test_an_unexpected_error_in_reading_does_not_fail_the_host(ml_folder, monkeypatch):
     training = training_of(ml_folder, None)
     write(ml_folder, 1)
     training.begin(None, None)
@@ -122,7 +122,7 @@ def test_a_defect_in_reading_is_not_the_hosts(ml_folder, monkeypatch):
     assert training.close(WAIT_S)
 
 
-def test_a_local_path_outside_the_tree_is_said(ml_folder):
+def test_a_local_path_outside_the_tree_is_noted(ml_folder):
     notes: list[str] = []
     document = {"S3OutputPath": "s3://bucket/boards", "LocalPath": "/srv/logs"}
     plan = make_plan(config_documents={"tensorboardoutputconfig": document})
@@ -134,7 +134,7 @@ def test_a_local_path_outside_the_tree_is_said(ml_folder):
     assert training.close(WAIT_S)
 
 
-def test_progress_is_told_while_looks_at_files_wait_because_they_cost_much(ml_folder, monkeypatch):
+def test_progress_is_reported_while_polls_of_files_pause_for_their_cost(ml_folder, monkeypatch):
     monkeypatch.setattr(training_watch, "MAX_LOAD", 1e-9)
     receiver = FakeReceiver()
     progress = ProgressWatch(SystemClock())
@@ -150,7 +150,7 @@ def test_progress_is_told_while_looks_at_files_wait_because_they_cost_much(ml_fo
     assert training.close(WAIT_S)
 
 
-def test_a_program_is_not_let_wait_for_a_service_that_is_away(ml_folder):
+def test_the_token_is_withdrawn_while_the_service_is_unreachable(ml_folder):
     file = status_token_file(MlTree(ml_folder))
     file.parent.mkdir(parents=True)
     file.write_text("token")
@@ -168,7 +168,7 @@ def test_a_program_is_not_let_wait_for_a_service_that_is_away(ml_folder):
     assert list(file.parent.iterdir()) == [], "a link of the program's is not followed"
 
 
-def test_a_defect_in_handing_out_the_token_does_not_reach_the_heartbeat(ml_folder, monkeypatch):
+def test_an_error_of_the_token_file_does_not_reach_the_heartbeat(ml_folder, monkeypatch):
     def fail(*_):
         raise KeyError("odd")
 
@@ -177,7 +177,7 @@ def test_a_defect_in_handing_out_the_token_does_not_reach_the_heartbeat(ml_folde
     training.take_note_of_service(is_away=True)
 
 
-def test_too_many_names_are_said_once(ml_folder, monkeypatch):
+def test_too_many_names_are_reported_once(ml_folder, monkeypatch):
     monkeypatch.setattr(finding_store, "MAX_NAMES", 1)
     notes: list[str] = []
     receiver = FakeReceiver()

@@ -1,4 +1,4 @@
-"""A host whose attempt may be over with its program: saved tensors are stored before it says that it has ended."""
+"""A host whose attempt may end with its program: saved tensors are stored before the host reports the exit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_S = 30.0
 
 
 class FakeSlowMirror:
-    """Stores everything when it is told to."""
+    """Stores all files when the test lets it."""
 
     num_stored = 1
     error = ""
@@ -83,7 +83,7 @@ def mirror(tmp_path: Path, service: FakeService) -> FakeSlowMirror:
     return FakeSlowMirror(tmp_path / "tensors")
 
 
-def test_a_host_that_is_stopped_has_ended_when_its_tensors_are_stored(service: FakeService, host_of, mirror) -> None:
+def test_a_stopped_host_reports_its_exit_after_its_tensors_are_stored(service: FakeService, host_of, mirror) -> None:
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     host = host_of(FakeSavingSteps(mirror))
     assert host.program
@@ -97,9 +97,7 @@ def test_a_host_that_is_stopped_has_ended_when_its_tensors_are_stored(service: F
     service.order(OrderKind.RELEASE)
 
 
-def test_a_store_that_does_not_get_done_does_not_hold_the_host_up_for_long(
-    service: FakeService, host_of, mirror, monkeypatch
-) -> None:
+def test_a_slow_store_delays_the_host_only_up_to_a_limit(service: FakeService, host_of, mirror, monkeypatch) -> None:
     monkeypatch.setattr(host_life, "_LAST_FILES_S", 0.2)
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
@@ -109,7 +107,9 @@ def test_a_store_that_does_not_get_done_does_not_hold_the_host_up_for_long(
     assert "settled" not in mirror.calls
 
 
-def test_a_program_that_has_finished_is_not_waited_for_before_its_upload(service: FakeService, host_of, mirror) -> None:
+def test_a_finished_programs_exit_is_reported_before_its_tensors_are_stored(
+    service: FakeService, host_of, mirror
+) -> None:
     service.lead_through_life()
     host_of(FakeSavingSteps(mirror)).program.end(0)
     service.wait_for_phase(HostPhase.DONE)

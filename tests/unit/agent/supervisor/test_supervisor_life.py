@@ -71,7 +71,7 @@ def test_parts_of_the_preparation_overlap_and_code_waits_for_its_channel(service
 
 
 @pytest.mark.parametrize("part", ["tree", "code", "channel:data", "environment", "start"])
-def test_an_error_in_any_step_is_told_with_its_fault(service: FakeService, host_of, part: str) -> None:
+def test_an_error_in_any_step_is_reported_with_its_fault(service: FakeService, host_of, part: str) -> None:
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
     host = host_of(FakeSteps(channels=["data"], errors={part: AgentError("no such thing", fault=Fault.USER)}))
@@ -91,7 +91,7 @@ def test_a_part_that_fails_does_not_wait_for_the_others(service: FakeService, ho
     assert steps.given_up.is_set()
 
 
-def test_a_defect_in_a_step_is_ours_and_leaves_a_traceback(service: FakeService, host_of) -> None:
+def test_an_unexpected_error_in_a_step_is_internal_and_logs_a_traceback(service: FakeService, host_of) -> None:
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
     host = host_of(FakeSteps(errors={"code": ZeroDivisionError("by zero")}))
     facts = service.wait_for_phase(HostPhase.EXITED)
@@ -103,7 +103,7 @@ def test_a_defect_in_a_step_is_ours_and_leaves_a_traceback(service: FakeService,
     assert "fake_steps.py" in agent_log
 
 
-def test_a_defect_in_the_supervisor_ends_the_host_and_never_hangs(
+def test_an_unexpected_error_in_the_supervisor_ends_the_host_without_a_hang(
     service: FakeService, host_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.lead_through_life()
@@ -121,7 +121,7 @@ def test_a_defect_in_the_supervisor_ends_the_host_and_never_hangs(
     assert host.join() == EXIT_RELEASED
 
 
-def test_an_order_to_run_that_comes_early_is_kept(service: FakeService, host_of) -> None:
+def test_an_early_order_to_run_is_kept(service: FakeService, host_of) -> None:
     host = host_of(FakeSteps(hold=["code"]))
     service.order(OrderKind.RUN)
     service.wait_for("order 1 taken up", lambda s: any(report.last_order == 1 for report in s.reports))

@@ -150,7 +150,7 @@ def test_drain_waits_for_a_service_that_is_away(log: LogUnderTest, service: Fake
     assert service.texts == ["first", "second"]
 
 
-def test_drain_ends_when_there_is_no_use_in_it(log: LogUnderTest, service: FakeService) -> None:
+def test_drain_ends_when_no_line_can_be_stored_any_more(log: LogUnderTest, service: FakeService) -> None:
     service.kill()
     log.print("text\n")
     log.log.drain(10.0, give_up=lambda: True)
@@ -164,7 +164,7 @@ def test_the_end_of_the_attempt_is_passed_on(log: LogUnderTest, service: FakeSer
     assert re.search("410", log.overs[0])
 
 
-def test_cut_lines_are_told_once(log: LogUnderTest, service: FakeService) -> None:
+def test_cut_lines_are_reported_once(log: LogUnderTest, service: FakeService) -> None:
     log.print("x" * 200_000 + "\n" + "y" * 200_000 + "\n")
     log.drain()
     assert [text for text in service.texts if text.startswith("clary: ")] == [
@@ -173,7 +173,7 @@ def test_cut_lines_are_told_once(log: LogUnderTest, service: FakeService) -> Non
     assert sum(text.count("x") for text in service.texts if set(text) == {"x"}) == 200_000
 
 
-def test_a_spool_that_gives_nothing_back_is_told_and_not_sent_for_ever(
+def test_unreadable_lines_of_the_spool_end_the_delivery_with_a_note(
     log: LogUnderTest, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.print("first\n")
@@ -185,7 +185,7 @@ def test_a_spool_that_gives_nothing_back_is_told_and_not_sent_for_ever(
     assert service.texts == ["first"]
 
 
-def test_output_that_a_disk_holds_up_delays_nobody_and_arrives(
+def test_output_behind_a_hanging_disk_delays_no_writer_and_arrives(
     log: LogUnderTest, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = threading.Event()

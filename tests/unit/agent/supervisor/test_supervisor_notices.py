@@ -1,4 +1,4 @@
-"""Signals to the agent: notices that the host's capacity ends."""
+"""Signals to the agent: notices that the host's capacity will end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
 @pytest.fixture
 def run(service: FakeService, host_of):
-    """Start a host whose program runs, with its plan's members on notices."""
+    """Return a function that starts a host with a running program, and with changes of the plan about notices."""
 
     def run(*, ends_on_sigterm: bool = True, hold: tuple[str, ...] = (), **plan: object):
         service.plan = replace(service.plan, **plan)
@@ -39,7 +39,7 @@ def noticed(service: FakeService):
     return service.facts.notice
 
 
-def test_a_notice_is_told_at_once_and_the_order_of_the_service_is_obeyed(service: FakeService, run) -> None:
+def test_a_notice_is_reported_at_once_and_the_services_order_is_obeyed(service: FakeService, run) -> None:
     host = run(notice_grace_s=30.0, stop_grace_s=120.0)
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE, is_last=True)
     host.supervisor.terminate("SIGTERM")
@@ -56,7 +56,7 @@ def test_a_notice_is_told_at_once_and_the_order_of_the_service_is_obeyed(service
     assert any("the capacity of this host is taken back (SIGTERM from the engine)" in text for text in service.texts)
 
 
-def test_an_order_is_cut_to_what_the_notice_leaves(service: FakeService, run) -> None:
+def test_the_grace_of_an_order_is_limited_to_the_time_left_by_the_notice(service: FakeService, run) -> None:
     host = run(notice_grace_s=5.0)
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
     host.supervisor.terminate()
@@ -85,7 +85,7 @@ def test_every_wait_ends_soon_enough_to_hear_a_signal_that_came_just_before_it(
 
     class Recorded(queue.SimpleQueue):
         def get(self, block=True, timeout=None):
-            if sys._getframe(1).f_code.co_filename.endswith("/supervisor.py"):  # others wait in threads of their own
+            if sys._getframe(1).f_code.co_filename.endswith("/supervisor.py"):  # other threads wait on their own
                 waits.append(timeout)
             return super().get(block, timeout)
 
@@ -98,7 +98,7 @@ def test_every_wait_ends_soon_enough_to_hear_a_signal_that_came_just_before_it(
     assert all(wait is not None and wait <= SIGNAL_LOOK_S for wait in waits)
 
 
-def test_a_host_that_hears_no_order_stops_by_itself_and_leaves_when_its_time_is_over(service: FakeService, run) -> None:
+def test_a_host_without_an_order_stops_by_itself_and_exits_in_time(service: FakeService, run) -> None:
     host = run(notice_grace_s=1.5, ends_on_sigterm=False)
     began_s = time.monotonic()
     host.supervisor.terminate()
@@ -122,9 +122,7 @@ def test_a_notice_to_a_host_whose_engine_does_not_kill_leaves_the_grace_of_a_sto
     assert service.facts.phase is HostPhase.EXITED
 
 
-def test_a_host_without_the_service_stops_by_itself_and_tells_when_the_service_is_back(
-    service: FakeService, run
-) -> None:
+def test_a_host_without_the_service_stops_by_itself_and_reports_later(service: FakeService, run) -> None:
     host = run(notice_grace_s=20.0)
     program = host.program
     service.kill()
@@ -142,7 +140,7 @@ def test_a_host_without_the_service_stops_by_itself_and_tells_when_the_service_i
     assert "last words" in service.texts
 
 
-def test_a_host_leaves_in_time_when_the_service_stays_away(service: FakeService, run) -> None:
+def test_a_host_exits_in_time_while_the_service_stays_unreachable(service: FakeService, run) -> None:
     host = run(notice_grace_s=1.5)
     program = host.program
     service.kill()
@@ -153,7 +151,7 @@ def test_a_host_leaves_in_time_when_the_service_stays_away(service: FakeService,
     assert time.monotonic() - began_s < 4.0
 
 
-def test_a_notice_while_preparing_gives_up_and_is_told(service: FakeService, host_of) -> None:
+def test_a_notice_during_preparation_aborts_it_and_is_reported(service: FakeService, host_of) -> None:
     service.plan = replace(service.plan, notice_grace_s=30.0)
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
     host = host_of(FakeSteps(hold=["code"]))
@@ -164,7 +162,7 @@ def test_a_notice_while_preparing_gives_up_and_is_told(service: FakeService, hos
     assert host.steps.program is None
 
 
-def test_a_notice_before_the_plan_is_told_as_the_agent_leaves(service: FakeService, host_of) -> None:
+def test_a_notice_before_the_plan_is_reported_as_the_agent_exits(service: FakeService, host_of) -> None:
     service.fail("assignment", status=503, count=1000)
     host = host_of()
     service.wait_for_phase(HostPhase.PREPARING)
@@ -187,7 +185,7 @@ def test_a_notice_lets_an_upload_finish(service: FakeService, run) -> None:
     assert service.facts.uploaded == ("s3://bucket/model.tar.gz",)
 
 
-def test_a_signal_to_every_process_is_a_notice_and_a_stop_at_once(service: FakeService, run) -> None:
+def test_a_signal_to_all_processes_is_both_a_notice_and_a_stop(service: FakeService, run) -> None:
     host = run(notice_grace_s=30.0, stop_grace_s=120.0)
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
     host.program.hear_from_outside()
@@ -206,7 +204,7 @@ def test_a_process_that_a_signal_to_every_process_ends_does_not_shorten_the_grac
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
     host = host_of(FakeSteps(num_processes=2, ends_on_sigterm=False))
     program = host.program
-    program.end(-TERM, rank=0)  # its end is noticed before the signal to the host's first process
+    program.end(-TERM, rank=0)  # the end is noticed before the signal to the host's first process
     program.hear_from_outside()
     service.wait_for("the stop", lambda _: host.steps.announced)
     time.sleep(0.3)
@@ -219,9 +217,7 @@ def test_a_process_that_a_signal_to_every_process_ends_does_not_shorten_the_grac
 
 
 @pytest.mark.parametrize("is_signalled", [False, True])
-def test_a_stop_waits_for_the_signal_of_an_engine_that_signals_everybody(
-    service: FakeService, run, is_signalled: bool
-) -> None:
+def test_a_stop_waits_for_an_engine_that_signals_all_processes(service: FakeService, run, is_signalled: bool) -> None:
     host = run(notice_grace_s=30.0, engine_signals_all=True, ends_on_sigterm=False)
     program = host.program
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)

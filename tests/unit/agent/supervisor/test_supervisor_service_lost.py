@@ -1,4 +1,4 @@
-"""A supervisor without its service, for a while or for good, and the end of the attempt."""
+"""A supervisor that loses its service, temporarily or permanently, and the end of the attempt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_restarted_service_finds_the_program_running_and_no_line_lost(service:
     assert [text for text in service.texts if text.startswith("line")] == [f"line {number}" for number in range(100)]
 
 
-def test_a_program_that_ends_while_the_service_is_away_is_told_later(service: FakeService, host_of) -> None:
+def test_the_end_of_a_program_during_an_outage_is_reported_later(service: FakeService, host_of) -> None:
     service.lead_through_life()
     host = host_of()
     program = host.program
@@ -51,7 +51,7 @@ def test_a_program_that_ends_while_the_service_is_away_is_told_later(service: Fa
     assert host.join() == EXIT_RELEASED
 
 
-def test_a_program_is_not_let_report_to_a_service_that_is_away(service: FakeService, host_of, tmp_path) -> None:
+def test_the_token_for_reports_is_withdrawn_during_an_outage(service: FakeService, host_of, tmp_path) -> None:
     steps = FakeSteps()
     steps.ml_folder = tmp_path / "ml"
     token = status_token_file(MlTree(steps.ml_folder))
@@ -82,9 +82,7 @@ def test_lost_answers_repeat_no_order(service: FakeService, host_of) -> None:
     assert len(host.steps.uploads) == 1
 
 
-def test_an_answer_that_never_comes_does_not_keep_the_host_silent_until_it_is_lost(
-    service: FakeService, host_of
-) -> None:
+def test_a_missing_response_does_not_stop_the_reports_of_the_host(service: FakeService, host_of) -> None:
     service.lead_through_life()
     host = host_of()
     program = host.program
@@ -108,7 +106,7 @@ def test_the_end_of_the_attempt_kills_the_program(service: FakeService, host_of,
     assert program.is_closed
 
 
-def test_an_orphan_gives_up_in_the_end(service: FakeService, host_of) -> None:
+def test_an_orphaned_agent_ends_after_a_limit(service: FakeService, host_of) -> None:
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     host = host_of(limits=replace(LIMITS, orphan_s=0.5))
     program = host.program
@@ -117,18 +115,18 @@ def test_an_orphan_gives_up_in_the_end(service: FakeService, host_of) -> None:
     assert program.is_closed
 
 
-def test_without_an_assignment_the_agent_leaves(service: FakeService, host_of) -> None:
+def test_without_an_assignment_the_agent_exits(service: FakeService, host_of) -> None:
     host = host_of(token="wrong")
     assert host.join() == EXIT_FAILED
     assert service.reports == []
 
 
-def test_a_service_that_never_answers_is_given_up(service: FakeService, host_of) -> None:
+def test_a_service_that_never_answers_ends_the_agent(service: FakeService, host_of) -> None:
     service.kill()
     assert host_of().join() == EXIT_FAILED
 
 
-def test_a_plan_without_this_host_is_told_and_left(service: FakeService, host_of) -> None:
+def test_a_plan_without_this_host_is_an_error_and_ends_the_agent(service: FakeService, host_of) -> None:
     service.plan = replace(service.plan, hosts=(replace(service.plan.hosts[0], name="algo-9"),))
     host = host_of()
     assert host.join() == EXIT_FAILED

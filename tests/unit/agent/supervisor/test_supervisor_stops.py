@@ -1,4 +1,4 @@
-"""Orders to stop, in every phase, and processes that do not."""
+"""Orders to stop, in every phase, and processes that do not end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clary.testing.fake_service import FakeService
 
 
 @pytest.mark.parametrize("part", ["tree", "code", "channel:data", "environment"])
-def test_a_stop_while_preparing_gives_up_every_part(service: FakeService, host_of, part: str) -> None:
+def test_a_stop_during_preparation_aborts_every_part(service: FakeService, host_of, part: str) -> None:
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
     steps = FakeSteps(channels=["data"], hold=[part])
     host = host_of(steps)
@@ -39,7 +39,7 @@ def test_a_stop_while_prepared_never_starts_the_program(service: FakeService, ho
     assert host.steps.program is None
 
 
-def test_a_stop_while_running_signals_everybody_and_ends_early(service: FakeService, host_of) -> None:
+def test_a_stop_signals_all_processes_and_ends_as_soon_as_they_have(service: FakeService, host_of) -> None:
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     host = host_of(FakeSteps(num_processes=2))
     program = host.program
@@ -54,7 +54,7 @@ def test_a_stop_while_running_signals_everybody_and_ends_early(service: FakeServ
     service.order(OrderKind.RELEASE)
 
 
-def test_the_notice_of_a_stop_lies_there_before_anybody_is_signalled(service: FakeService, host_of) -> None:
+def test_the_stop_notice_is_written_before_any_process_is_signalled(service: FakeService, host_of) -> None:
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
     host = host_of(FakeSteps(ends_on_sigterm=False))
@@ -66,7 +66,7 @@ def test_the_notice_of_a_stop_lies_there_before_anybody_is_signalled(service: Fa
     assert host.steps.announced == [("why", 60.0, []), ("shortens it", 0.1, [signal.SIGTERM])]
 
 
-def test_a_stop_goes_on_when_its_notice_cannot_be_written(service: FakeService, host_of) -> None:
+def test_a_stop_continues_if_its_notice_cannot_be_written(service: FakeService, host_of) -> None:
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
     host = host_of(FakeSteps(errors={"announce": OSError(28, "No space left on device")}))
@@ -77,7 +77,7 @@ def test_a_stop_goes_on_when_its_notice_cannot_be_written(service: FakeService, 
     assert any("the notice of the stop could not be written" in text for text in service.texts)
 
 
-def test_what_outlives_the_grace_is_killed(service: FakeService, host_of) -> None:
+def test_processes_that_outlive_the_grace_are_killed(service: FakeService, host_of) -> None:
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
     host = host_of(FakeSteps(ends_on_sigterm=False))
@@ -114,7 +114,7 @@ def test_a_program_that_ends_well_after_sigterm_keeps_its_exit_code(service: Fak
     assert "saved" in service.texts
 
 
-def test_a_stop_waits_for_what_the_processes_have_started(service: FakeService, host_of) -> None:
+def test_a_stop_waits_for_child_processes_of_the_program(service: FakeService, host_of) -> None:
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
     host = host_of()
@@ -128,7 +128,7 @@ def test_a_stop_waits_for_what_the_processes_have_started(service: FakeService, 
     service.wait_for_phase(HostPhase.EXITED)
 
 
-def test_processes_beyond_killing_do_not_hold_the_host(
+def test_unkillable_processes_do_not_hold_the_host(
     service: FakeService, host_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program_watch, "KILL_TIMEOUT_S", 0.2)

@@ -1,4 +1,4 @@
-"""Uploads of a supervisor when its program has ended."""
+"""Uploads by a supervisor after its program has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work of the default steps themselves: places, shares, marks of ranks, files that are not to be trusted."""
+"""The default steps themselves: paths, shares, marks of ranks, and untrusted files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from clary.testing.launch_plans import make_hosts, make_plan
 
 
 class FakeLog:
-    """Keeps how streams were marked."""
+    """Records the prefixes with which streams were marked."""
 
     def __init__(self) -> None:
         self.streams: dict[object, tuple[int | None, str]] = {}
@@ -65,7 +65,7 @@ def steps_of(tmp_path: Path) -> Iterator[object]:
         steps.close()
 
 
-def test_the_default_steps_are_steps(steps_of) -> None:
+def test_the_default_steps_implement_the_protocol(steps_of) -> None:
     steps: Steps = steps_of()
     missing = [name for name in vars(Steps) if not name.startswith("_") and not hasattr(steps, name)]
     assert missing == []
@@ -75,7 +75,7 @@ def test_the_default_steps_are_steps(steps_of) -> None:
     ("work_folder", "home"),
     [("/var/clary/jobs/j/1", "/var/clary"), ("/jobs/home/jobs/jobs/1", "/jobs/home"), ("/somewhere/else", None)],
 )
-def test_the_services_home_is_what_holds_jobs(work_folder: str, home: str | None) -> None:
+def test_the_services_home_is_the_folder_that_holds_jobs(work_folder: str, home: str | None) -> None:
     assert service_home(make_plan(work_folder=work_folder)) == (None if home is None else Path(home))
 
 
@@ -127,7 +127,7 @@ def test_nothing_but_a_plain_file_inside_the_tree_is_read(tmp_path: Path) -> Non
     assert read_start(root, ("output", "failure"), max_bytes=5) is None
 
 
-def test_another_interface_stands_in_the_configuration_and_in_the_variables_of_the_program(steps_of) -> None:
+def test_another_interface_is_set_in_the_configuration_and_the_variables(steps_of) -> None:
     steps = steps_of(isolation=Isolation.NAMESPACES, hosts=make_hosts(2))
     steps.build_tree()
 
@@ -175,8 +175,8 @@ def test_hosts_see_this_installation_at_its_own_path_and_cannot_change_it(steps_
     assert {(bind.source == bind.target, bind.read_only) for bind in binds} == {(True, True)}
 
 
-def test_what_a_package_names_in_a_copy_is_not_shown(steps_of, tmp_path: Path) -> None:
-    """A .pth file in a copy of an environment is a stranger's: the folder that it names stays the machine's."""
+def test_folders_named_by_a_pth_file_in_a_copy_are_not_shown(steps_of, tmp_path: Path) -> None:
+    """A .pth file in a copy of an environment is untrusted: hosts do not show the folder that it names."""
     private, copy = tmp_path / "private", tmp_path / "copy"
     library = copy / "lib" / "python3.11" / "site-packages"
     for folder in (private, library):
@@ -260,10 +260,11 @@ def test_hosts_on_the_network_of_their_nodes_say_that_they_have_no_ssh(steps_of)
     assert "port 22 is not theirs" in note
 
 
-def test_giving_up_breaks_off_a_step_that_waits_for_the_object_store(steps_of, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abort_ends_a_step_that_waits_for_the_object_store(steps_of, monkeypatch: pytest.MonkeyPatch) -> None:
     channel = Channel(name="train", s3_uri="s3://bucket/prefix")
     plan = make_plan()
-    silent = replace(plan.object_store, url="http://127.0.0.1:1")  # refuses: the store goes on trying for seconds
+    # refuses connections: the store client retries for seconds
+    silent = replace(plan.object_store, url="http://127.0.0.1:1")
     steps = steps_of(channels=(channel,), object_store=silent)
     steps.build_tree()
     errors: list[Exception] = []

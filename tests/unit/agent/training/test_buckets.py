@@ -1,4 +1,4 @@
-"""Buckets are few and from left to right, and no count is lost."""
+"""Buckets are few and ordered, and no count is lost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_counts_that_add_up_to_no_number_stay_json():
     assert len(found) <= MAX_BUCKETS
 
 
-def test_a_range_beyond_numbers_is_joined_all_the_same():
+def test_a_range_that_overflows_a_float_is_joined():
     rows = [((place - 170) * 1e306, (place - 169) * 1e306, 1.0) for place in range(340)]
     found = kept(rows)
     assert len(found) <= MAX_BUCKETS

@@ -1,4 +1,4 @@
-"""Pictures have a room of their own: they push no number out, and the last of each tag comes in the end."""
+"""Pictures have a separate budget: they displace no number, and the last picture of each tag is sent at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from clary.agent.training import finding_store
 from clary.agent.training.finding_store import FindingStore
 from clary.contract.training_values import Finding, FindingKind
 
-PICTURE = "x" * 700  # with what a finding costs besides, 1000 bytes
+PICTURE = "x" * 700  # with the other fields of a finding, 1000 bytes
 
 
 def image(step, name="sample", data=PICTURE):
@@ -17,7 +17,7 @@ def steps_of(store):
     return [finding.step for finding in store.batch(None).findings]
 
 
-def test_pictures_beyond_their_room_wait_and_the_newest_of_each_tag_comes_once_there_is_some():
+def test_pictures_beyond_the_budget_wait_and_the_newest_of_each_tag_is_sent():
     store = FindingStore(picture_burst_bytes=2_000.0, picture_bytes_per_s=100.0)
     for step in range(10):
         store.offer(image(step), now_s=0.0)
@@ -33,7 +33,7 @@ def test_pictures_beyond_their_room_wait_and_the_newest_of_each_tag_comes_once_t
     assert store.num_dropped == 7
 
 
-def test_when_nothing_comes_any_more_all_that_wait_are_sent():
+def test_all_waiting_pictures_are_sent_at_the_end():
     store = FindingStore(picture_burst_bytes=1_000.0, picture_bytes_per_s=0.0)
     for step in range(5):
         store.offer(image(step), now_s=0.0)
@@ -44,7 +44,7 @@ def test_when_nothing_comes_any_more_all_that_wait_are_sent():
     assert steps_of(store) == [0, 4, 4], "each once"
 
 
-def test_pictures_that_waited_push_no_number_out_even_when_nothing_comes_any_more():
+def test_waiting_pictures_displace_no_number_even_at_the_end():
     store = FindingStore(max_bytes=6_000, picture_burst_bytes=0.0, picture_bytes_per_s=0.0)
     store.offer(image(99), now_s=0.0)
     for step in range(19):
@@ -67,7 +67,7 @@ def test_pictures_fill_half_of_the_store_at_most_so_that_no_number_is_pushed_out
     assert steps_of(store) == [20]
 
 
-def test_what_waits_is_bounded(monkeypatch):
+def test_the_number_of_waiting_pictures_is_bounded(monkeypatch):
     monkeypatch.setattr(finding_store, "MAX_WAITING_BYTES", 2_500)
     store = FindingStore(picture_burst_bytes=0.0, picture_bytes_per_s=0.0)
     for number in range(5):
@@ -77,7 +77,7 @@ def test_what_waits_is_bounded(monkeypatch):
     assert store.num_dropped == 3
 
 
-def test_a_host_that_makes_up_ever_new_tags_is_not_followed_without_end(monkeypatch):
+def test_the_number_of_tags_of_a_host_is_bounded(monkeypatch):
     monkeypatch.setitem(finding_store._MAX_TAGS, FindingKind.IMAGE, 3)
     store = FindingStore()
     for number in range(5):

@@ -1,4 +1,4 @@
-"""Event files: written values are read, also from cut or damaged files, and nothing hostile does harm."""
+"""Event files: written values are read, even from cut or damaged files, and hostile files do no harm."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_counts_that_add_up_to_no_number_stay_json():
     assert len(buckets) <= MAX_BUCKETS
 
 
-def test_images_of_both_forms_keep_their_bytes_and_large_ones_only_their_place():
+def test_images_of_both_forms_keep_their_bytes_and_large_images_only_their_offset():
     picture = png(2, 2)
     strings = b"".join(block(8, part) for part in (b"2", b"2", picture))
     new = tag("i") + block(8, varint(1 << 3) + varint(7) + strings) + plugin("images")
@@ -112,7 +112,7 @@ def test_images_of_both_forms_keep_their_bytes_and_large_ones_only_their_place()
 
 
 @pytest.mark.parametrize("data", [b"<svg/>", b"\x89PNG\r\n\x1a\n", png(9_000, 1), b""])
-def test_of_what_is_no_picture_that_can_be_shown_the_place_alone_is_kept(data):
+def test_an_image_that_cannot_be_shown_keeps_only_its_offset(data):
     (found,) = read(event(image("i", data)))
     assert (found.kind, found.data, found.size_bytes) == (FindingKind.IMAGE, "", len(data))
 
@@ -139,13 +139,13 @@ def test_the_ends_of_a_histogram_are_those_of_its_values():
     assert json.loads(found.data) == [[0.25, 1.0, 4], [1.0, 7.5, 2]]
 
 
-def test_what_is_no_summary_holds_nothing():
+def test_an_event_without_a_summary_holds_no_values():
     assert read(FILE_VERSION) == []
     assert read(event(tag("text") + tensor(7, b"") + plugin("text"))) == []
     assert read(event(scalar("", 1.0)), event(scalar("x" * 256, 1.0)), event(scalar("a\0b", 1.0))) == []
 
 
-def test_records_are_found_with_their_places_and_a_cut_one_waits():
+def test_records_are_found_with_their_offsets_and_a_cut_record_waits():
     whole = record(FILE_VERSION) + record(event(scalar("a", 1.0)))
     cut = record(event(scalar("b", 2.0)))
     for length in range(len(cut)):
@@ -168,7 +168,7 @@ def test_a_damaged_record_is_left_out_and_a_damaged_length_ends_the_file():
     assert (len(found.records), found.is_lost, found.next_offset) == (1, True, len(first))
 
 
-def test_a_record_that_is_too_large_is_passed_over_without_being_read():
+def test_a_record_that_is_too_large_is_skipped_without_being_read():
     length = struct.pack("<Q", MAX_RECORD_BYTES + 1)
     found = split_records(length + masked(length), offset=0)
     assert (found.num_large, found.next_offset) == (1, 12 + MAX_RECORD_BYTES + 1 + 4)

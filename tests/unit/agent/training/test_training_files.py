@@ -1,4 +1,4 @@
-"""Files that grow are read on from the end of the last look, also if a program has replaced them."""
+"""Growing files are read from the end of the last poll, even if a program has replaced them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_file_longer_than_a_piece_is_read_in_one_look(tmp_path, reading, monke
     assert [step for _, _, step in seen(reading)] == list(range(100))
 
 
-def test_what_is_too_much_for_one_look_is_left_for_the_next_and_said_to_be(tmp_path, reading, monkeypatch):
+def test_data_beyond_one_polls_limit_is_left_for_the_next_poll(tmp_path, reading, monkeypatch):
     monkeypatch.setattr(file_reading, "MAX_LOOK_BYTES", 1000)
     monkeypatch.setattr(file_reading, "PIECE_BYTES", 500)
     put(tmp_path, EVENTS, b"".join(loss(float(step), step) for step in range(100)))
@@ -76,8 +76,8 @@ def test_what_is_too_much_for_one_look_is_left_for_the_next_and_said_to_be(tmp_p
     assert num_looks > 2
 
 
-def test_a_record_longer_than_a_piece_is_read_and_one_that_is_too_long_is_passed_over(tmp_path, reading, notes):
-    long = record(event(scalar("long", 1.0)) + b"\x3a\xe0\xa7\x12" + b"x" * 300_000)  # a field that nobody reads
+def test_a_record_longer_than_a_piece_is_read_and_one_too_long_is_skipped(tmp_path, reading, notes):
+    long = record(event(scalar("long", 1.0)) + b"\x3a\xe0\xa7\x12" + b"x" * 300_000)  # a field that the reader ignores
     large = record(b"x" * (MAX_RECORD_BYTES + 1))
     put(tmp_path, EVENTS, loss(1.0, 1) + long + large + loss(2.0, 2))
     assert [name for name, _, _ in seen(reading)] == ["loss", "long", "loss"]
@@ -86,7 +86,7 @@ def test_a_record_longer_than_a_piece_is_read_and_one_that_is_too_long_is_passed
     assert "8 MiB" in note
 
 
-def test_a_large_record_that_is_still_being_written_does_not_double_what_stands_before_it(tmp_path, reading):
+def test_an_unfinished_large_record_does_not_repeat_earlier_values(tmp_path, reading):
     large = record(b"x" * (MAX_RECORD_BYTES + 1))
     put(tmp_path, EVENTS, loss(1.0, 1) + large[:1000])
     assert seen(reading) == [("loss", 1.0, 1)]
@@ -98,7 +98,7 @@ def test_a_large_record_that_is_still_being_written_does_not_double_what_stands_
     assert seen(reading) == [("loss", 3.0, 3)], "written anew"
 
 
-def test_a_damaged_file_is_said_once_and_not_read_any_further(tmp_path, reading, notes):
+def test_a_damaged_file_is_reported_once_and_not_read_further(tmp_path, reading, notes):
     put(tmp_path, EVENTS, loss(1.0, 1) + b"\xff" * 40)
     assert seen(reading) == [("loss", 1.0, 1)]
     put(tmp_path, EVENTS, loss(2.0, 2))
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_said_once_and_not_read_any_further(tmp_path, reading,
     assert "damaged" in notes[0]
 
 
-def test_pictures_that_are_not_kept_are_said_once(tmp_path, reading, notes):
+def test_pictures_that_are_not_kept_are_reported_once(tmp_path, reading, notes):
     kept, none = record(event(image("i", png(2, 2)))), record(event(image("page", b"<html>"), step=7))
     put(tmp_path, EVENTS, kept + none + none)
     assert len(seen(reading)) == 3
@@ -123,7 +123,7 @@ def test_a_record_that_is_no_event_costs_itself_alone(tmp_path, reading, notes):
     assert len(notes) == 1
 
 
-def test_what_stood_before_the_program_began_is_no_news(tmp_path, reading):
+def test_content_from_before_the_programs_start_is_ignored(tmp_path, reading):
     put(tmp_path, EVENTS, loss(1.0, 1))
     put(tmp_path, "checkpoints/runs/old/events.out.tfevents.0", loss(9.0, 9))
     put(tmp_path, "checkpoints/checkpoint-10/trainer_state.json", b'{"global_step": 10, "max_steps": 30}')
@@ -136,7 +136,7 @@ def test_what_stood_before_the_program_began_is_no_news(tmp_path, reading):
     assert reading.state(5) is None
 
 
-def test_a_file_that_is_written_anew_is_read_from_its_beginning(tmp_path, reading):
+def test_a_rewritten_file_is_read_from_its_beginning(tmp_path, reading):
     put(tmp_path, EVENTS, loss(1.0, 1) + loss(2.0, 2))
     assert len(seen(reading)) == 2
     put(tmp_path, EVENTS, loss(3.0, 3), appends=False)

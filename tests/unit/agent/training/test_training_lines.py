@@ -58,12 +58,12 @@ def test_moments_are_read_in_seconds_milliseconds_and_iso_time(stamp, at_ms):
         line(MetricName=5, Value=1, Timestamp=1),
     ],
 )
-def test_what_is_no_record_is_no_value(data):
+def test_a_line_that_is_no_record_has_no_value(data):
     assert of_json_line(data) is None
 
 
 @pytest.mark.parametrize("step", [10**400, -(10**400), 2**63, float("inf"), float("nan"), True, "7"])
-def test_a_step_that_nothing_counts_to_is_none(step):
+def test_an_impossible_step_is_none(step):
     found = of_json_line(line(MetricName="a", Value=1, Timestamp=1, Step=step))
     assert (found.value, found.step) == (1.0, None)
 
@@ -99,7 +99,7 @@ def test_files_are_known_by_their_paths():
         assert place_of(other) is None
 
 
-def test_the_first_run_keeps_its_names_and_later_ones_are_told_apart():
+def test_the_first_run_keeps_its_names_and_later_runs_get_a_prefix():
     names = RunNames()
     train = place_of("output/tensorboard/exp/train/events.out.tfevents.1")
     evaluation = place_of("output/tensorboard/exp/eval/events.out.tfevents.2")

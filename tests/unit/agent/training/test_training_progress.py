@@ -1,4 +1,4 @@
-"""Progress read from a program's output: bars, steps, epochs; and the time that is left."""
+"""Progress read from a program's output: bars, steps, epochs; and the remaining time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_usual_forms_are_read(line, kind, done, total):
         "reading /data/step/3/4",
     ],
 )
-def test_what_is_no_training_is_no_progress(line):
+def test_output_other_than_training_is_no_progress(line):
     assert sign_in(line) is None
 
 
@@ -75,14 +75,14 @@ def test_hostile_lines_never_raise(line):
         "Epoch 7/999999999 step 3/999999999999999",
     ],
 )
-def test_progress_is_never_more_than_the_service_takes(clock, line):
+def test_progress_never_exceeds_the_services_limits(clock, line):
     watch = ProgressWatch(clock)
     watch.feed([line], rank=0)
     current = watch.current()
     assert current is None or current.total < 10**15
 
 
-def test_a_defect_in_reading_progress_does_not_reach_the_programs_output(clock, monkeypatch, caplog):
+def test_an_error_in_reading_progress_does_not_affect_the_output(clock, monkeypatch, caplog):
     def fail(line):
         raise KeyError(line)
 
@@ -94,7 +94,7 @@ def test_a_defect_in_reading_progress_does_not_reach_the_programs_output(clock, 
     assert caplog.text.count("are not read for progress") == 1
 
 
-def test_a_time_left_that_nobody_waits_for_is_not_told():
+def test_an_absurdly_long_remaining_time_is_not_reported():
     rate = RateEstimate()
     for second in range(5):
         rate.add(float(second), second * 1e-6)
@@ -137,7 +137,7 @@ def test_the_time_left_is_known_after_a_few_points_and_follows_the_rate(clock):
 def test_one_slow_step_does_not_change_the_time_left(clock):
     watch = ProgressWatch(clock)
     feed(watch, clock, [f"step {step}/1000" for step in range(10, 101, 10)])
-    clock.advance(60.0)  # a checkpoint
+    clock.advance(60.0)  # one slow step, as at a checkpoint
     feed(watch, clock, [f"step {step}/1000" for step in range(110, 151, 10)])
     assert watch.current().eta_s == pytest.approx(850 / 5, rel=0.35)
 
@@ -156,7 +156,7 @@ def test_an_outer_bar_of_epochs_says_which_epoch_the_inner_bar_is_of(clock):
     assert (watch.current().done, watch.current().total, watch.current().epoch) == (150, 400, 2)
 
 
-def test_a_bar_that_goes_on_when_an_epoch_ends_counts_the_whole_training(clock):
+def test_a_bar_that_continues_past_an_epoch_counts_the_whole_training(clock):
     watch = ProgressWatch(clock)
     feed(watch, clock, ["Epoch 1/2", " 40%|####      | 40/100 [00:12<00:15]", "Epoch 2/2"])
     feed(watch, clock, [" 60%|######    | 60/100 [00:12<00:15]"])
@@ -171,7 +171,7 @@ def test_a_short_bar_within_the_training_does_not_take_its_place(clock):
     assert watch.current().total == 1000
 
 
-def test_other_ranks_are_not_listened_to_and_epochs_alone_are_progress(clock):
+def test_other_ranks_are_ignored_and_epochs_alone_are_progress(clock):
     watch = ProgressWatch(clock)
     watch.feed(["step 500/1000"], rank=3)
     assert watch.current() is None
@@ -180,7 +180,7 @@ def test_other_ranks_are_not_listened_to_and_epochs_alone_are_progress(clock):
     assert (progress.done, progress.total, progress.unit, progress.percent) == (3, 10, "epochs", 30.0)
 
 
-def test_a_program_that_prints_very_much_is_looked_at_by_samples(clock):
+def test_the_output_of_a_verbose_program_is_sampled(clock):
     watch = ProgressWatch(clock)
     for step in range(1, 1000):
         watch.feed([f"step {step}/1000"], rank=None)
@@ -209,7 +209,7 @@ def test_a_rate_is_never_negative(points):
     assert eta_s is None or eta_s > 0
 
 
-def test_a_rate_begins_anew_when_a_counter_falls():
+def test_a_rate_restarts_when_a_counter_falls():
     estimate = RateEstimate()
     for second in range(10):
         estimate.add(float(second), second * 10.0)

@@ -1,4 +1,4 @@
-"""Files that TensorBoard's own writers have written, read as a job's agent reads them."""
+"""Files written by TensorBoard's own writers, read as a job's agent reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clary.agent.training.file_reading import FileReading
 from clary.contract.picture_files import picture_facts
 from clary.contract.training_values import MAX_BUCKETS, FindingKind
 
-ASSETS = Path(__file__).parents[3] / "assets/event_files"  # with the program that wrote them
+ASSETS = Path(__file__).parents[3] / "assets/event_files"  # together with the program that wrote them
 STEPS = list(range(0, 24 * 50, 50))
 
 
@@ -64,7 +64,7 @@ def test_what_torch_writes_is_read_whole(read):
         assert (facts.media_type, facts.width, facts.height) == ("image/png", 28, 28)
 
 
-def test_the_values_that_torch_wrote_lie_where_they_did(read):
+def test_the_offsets_of_values_that_torch_wrote_are_unchanged(read):
     last = json.loads(read("torch.events.gz")[FindingKind.HISTOGRAM, "weights/layer 1"][-1].data)
     below = sum(count for _, right, count in last if right <= 0)
     assert below == pytest.approx(600, abs=40), "600 of 1000 were drawn around -1, the others around 1"

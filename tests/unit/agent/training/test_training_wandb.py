@@ -1,4 +1,4 @@
-"""Logs of runs as W&B writes them: every number with its step, wherever a block or a look at the file cuts it."""
+"""Logs of runs as W&B writes them: every number with its step, wherever blocks or polls of the file cut a record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def told(record: bytes):
     return [(found.name, found.value, found.step) for found in findings_of(record, offset=0, file=FILE)]
 
 
-def test_a_log_is_known_by_its_name():
+def test_a_log_is_recognised_by_its_name():
     place = place_of(FILE)
     assert (place.kind, place.run) == (FileKind.WANDB, "abcdefgh")
     assert place_of("code/wandb/run-20260101_000000-x/run-x.wandb").kind is FileKind.WANDB
@@ -50,7 +50,7 @@ def test_a_log_is_known_by_its_name():
         assert place_of(other) is None
 
 
-def test_numbers_of_a_call_have_its_step_and_time_and_nothing_else_is_told():
+def test_only_numbers_of_a_call_are_reported_with_its_step_and_time():
     record = history(3, item("eval.loss", 0.25, is_nested=True), loss=0.5, _timestamp=1.7e9, _runtime=2.0, _step=3)
     found = findings_of(record, offset=70, file=FILE)
     assert {(one.name, one.value) for one in found} == {("eval.loss", 0.25), ("loss", 0.5)}
@@ -91,7 +91,7 @@ def test_a_record_is_whole_wherever_blocks_end(size: int):
     sizes=st.lists(st.integers(0, 40_000), max_size=8),
     cuts=st.lists(st.integers(1, 60_000), min_size=1, max_size=8),
 )
-def test_a_file_is_the_same_in_whatever_pieces_it_comes(sizes, cuts):
+def test_the_pieces_in_which_a_file_is_read_make_no_difference(sizes, cuts):
     data = [other_record(size) for size in sizes]
     whole, offset, end, found = log(*data), 0, 0, []
     for cut in [*cuts, len(log(*data))]:
@@ -121,7 +121,7 @@ def test_a_second_run_has_its_id_before_its_names(tmp_path, reading):
     assert seen(reading) == [("loss", 1.0, 1), ("zz/loss", 2.0, 1)]
 
 
-def test_a_record_that_is_too_long_is_passed_over_and_the_next_is_read(tmp_path, reading, notes, monkeypatch):
+def test_a_record_that_is_too_long_is_skipped_and_the_next_is_read(tmp_path, reading, notes, monkeypatch):
     monkeypatch.setattr(file_reading, "PIECE_BYTES", 1000)
     (tmp_path / FILE).write_bytes(log(history(1, loss=1.0), other_record(9 << 20), history(2, loss=2.0)))
     found, num_looks = seen(reading), 1
@@ -132,7 +132,7 @@ def test_a_record_that_is_too_long_is_passed_over_and_the_next_is_read(tmp_path,
     assert "8 MiB" in note
 
 
-def test_damage_costs_a_record_and_a_file_of_another_kind_is_said_once(tmp_path, reading, notes):
+def test_damage_costs_one_record_and_a_file_of_another_kind_is_reported_once(tmp_path, reading, notes):
     good, hurt = history(1, loss=1.0), bytearray(part(1, history(2, loss=2.0)))
     hurt[-1] ^= 1
     (tmp_path / FILE).write_bytes(log(good) + bytes(hurt) + part(1, history(3, loss=3.0)))
@@ -154,7 +154,7 @@ def test_bytes_that_are_no_records_end_the_reading(data):
 
 @settings(deadline=None, max_examples=100)
 @given(st.binary(max_size=200), st.integers(0, 1_000_000))
-def test_anything_at_all_is_survived(data: bytes, offset: int):
+def test_arbitrary_bytes_never_raise(data: bytes, offset: int):
     found = split_records(data, offset=offset)
     assert found.next_offset >= offset
     with contextlib.suppress(Malformed):

@@ -1,4 +1,4 @@
-"""Findings on their way to a service over HTTP that loses answers, dies between storing and answering, or refuses."""
+"""Findings sent over HTTP to a service that loses responses, dies between storing and answering, or refuses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def metrics_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def training(service: FakeService, metrics_file: Path, tmp_path: Path):
-    """A host's training over a real connection to the fake service."""
+    """Return a host's training with a real connection to the fake service."""
     address = AgentAddress(service_url=service.url, job=service.plan.job_name, attempt=1, host="algo-1")
     client, clock = ServiceClient(address, token=service.token), SystemClock()
     progress = ProgressWatch(clock)
@@ -90,7 +90,7 @@ def test_values_outlive_a_service_that_dies_between_storing_and_answering(servic
     assert steps_of(service) == list(range(10))
 
 
-def test_values_that_are_refused_are_given_up_and_later_ones_arrive(service, training, metrics_file):
+def test_refused_values_are_dropped_and_later_values_arrive(service, training, metrics_file):
     service.fail("training", status=400, count=1)
     write(metrics_file, 0, 1)
     deadline_s = time.monotonic() + DEADLINE_S
@@ -117,7 +117,7 @@ def test_the_wait_for_last_values_ends_at_its_deadline_where_the_service_hangs(
     service.heal()
 
 
-def test_the_wait_for_last_values_ends_at_once_when_it_is_vain(service, training, metrics_file):
+def test_the_wait_for_last_values_ends_at_once_if_nothing_will_be_sent(service, training, metrics_file):
     service.partition()
     write(metrics_file, 0, 1)
     training.ended()

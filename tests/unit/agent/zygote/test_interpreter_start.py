@@ -1,4 +1,4 @@
-"""Which programs an interpreter that stands ready can become."""
+"""The programs that a ready zygote can become."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_the_shim_is_the_one_that_launchers_start():
     assert RANK_SHIM == shim_files.RANK_SHIM
 
 
-def test_the_zygote_lies_beside_nothing_that_a_module_could_be_taken_for():
+def test_the_zygotes_folder_holds_nothing_that_can_be_imported():
     with open(ZYGOTE, encoding="utf-8") as file:
         compile(file.read(), ZYGOTE, "exec")
 
@@ -52,7 +52,7 @@ def test_other_command_lines_are_executed(argv, words):
         *("LANG", "PYTORCH_CUDA_ALLOC_CONF", "ATEN_CPU_CAPABILITY", "HOME", "TMPDIR"),
     ],
 )
-def test_what_is_read_at_the_start_has_to_be_the_same(name):
+def test_variables_read_at_interpreter_start_have_to_be_equal(name):
     usual = repr(START[name]) if name in START else "not set"
     start = {**START, name: "/other"}
     assert why_not(**{name: "/other"}) == f"{name} is '/other', and {usual} where {PYTHON} stands ready"
@@ -63,7 +63,7 @@ def test_what_is_read_at_the_start_has_to_be_the_same(name):
 @pytest.mark.parametrize(
     "name", ["RANK", "PATH", "TZ", "NCCL_DEBUG", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_RUN_ID"]
 )
-def test_what_is_read_later_may_differ(name):
+def test_variables_read_later_may_differ(name):
     assert why_not(**{name: "other"}) == ""
 
 
@@ -82,7 +82,7 @@ def test_paths_that_depend_on_the_working_folder_are_not_guessed(path):
         ({"": "x"}, "the variable '' cannot be carried"),
     ],
 )
-def test_what_an_execution_would_refuse_is_left_to_it(variables, words):
+def test_invalid_programs_are_left_to_exec(variables, words):
     assert words in why_not(**variables)
 
 
