@@ -1,1 +1,1 @@
-"""The HTTP side of the service: listener, TLS, settings of the app."""
+"""The HTTP side of the service: listener, TLS, routes and pages, and the start of the service."""

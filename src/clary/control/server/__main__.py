@@ -15,7 +15,7 @@ from clary.control.state_folder import NEW_DATABASE, NEW_KEYS
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT."""
+    """Run the service until SIGTERM or SIGINT."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         settings = load_settings()

@@ -1,8 +1,8 @@
-"""Answers agents and programs of hosts: orders, assignments, parts of traces, a status.
+"""Handlers for requests of agents and programs: orders, assignments, parts of traces, a status.
 
 Source: contract/agent_protocol.py, which lists the requests of agents; docs/user-guides/trainjob-progress.md of
-kubeflow/trainer for the status that programs report themselves: agents give them the address and a
-token (`agent.environments.variables`); transformers, TRL and the Kubeflow SDK post to it.
+kubeflow/trainer for the status that programs report themselves: agents give programs the URL and a token
+(`agent.environments.variables`); transformers, TRL and the Kubeflow SDK post to that URL.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from clary.control.server.edge.internal_http import bearer_token, json_answer, q
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 MAX_WAIT_S = 30.0
-MAX_NUMBERS = 1 << 17  # metrics in a message; agents send 60,000 at once (agent.metrics.row_store)
+MAX_NUMBERS = 1 << 17  # metrics per message; agents send at most 60,000 (agent.metrics.row_store)
 _LONG_NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 async def next_order(gateway: AgentGateway, job: TrainingJob, host: str, query: Mapping[str, str]) -> Order:
-    """Return the next order of a host; waits for it as long as the query's `wait_s` says. Raises: WireError 400.
+    """Return the next order of a host; waits for it up to the query's `wait_s`. Raises: WireError 400.
 
     Args:
-        gateway: has the orders.
-        job: of the agent, which was authorized.
-        host: of the agent.
+        gateway: knows the orders.
+        job: job of the authorized agent.
+        host: host of the agent.
         query: `after`, number of its last order, and `wait_s`, limited to 30 s; both 0 by default.
     """
     try:
@@ -43,15 +43,15 @@ async def next_order(gateway: AgentGateway, job: TrainingJob, host: str, query: 
 
 
 async def next_assignment(gateway: PoolGateway, pool: str, host: str, request: HttpRequest) -> HttpResponse:
-    """Return the attempt that a pool's host serves next, or null; waits as `next_order`.
+    """Return the attempt that a pool's host serves next, or null; waits like `next_order`.
 
     Raises: WireError 400, 403, 410.
 
     Args:
         gateway: knows the job that holds the pool.
-        pool: of the agent, which was authorized.
-        host: of the agent.
-        request: with its token; query `after`, JOB:ATTEMPT of the finished attempt, and `wait_s`.
+        pool: pool of the authorized agent.
+        host: host of the agent.
+        request: contains the token, and the query `after`, JOB:ATTEMPT of the finished attempt, and `wait_s`.
     """
     query = query_of(request)
     found = await gateway.next_assignment(
@@ -61,13 +61,13 @@ async def next_assignment(gateway: PoolGateway, pool: str, host: str, request: H
 
 
 async def take_trace(gateway: AgentGateway, job: TrainingJob, host: str, request: HttpRequest) -> None:
-    """Keep a part of a rank's trace. Raises: WireError 400, 404.
+    """Store a part of a rank's trace. Raises: WireError 400, 404.
 
     Args:
-        gateway: takes the trace.
-        job: of the agent, which was authorized.
-        host: of the agent.
-        request: query `number`, `rank`, `offset` and, with the last part, `last=1`; the body is the part.
+        gateway: stores the trace.
+        job: job of the authorized agent.
+        host: host of the agent.
+        request: query `number`, `rank`, `offset`, and `last=1` with the last part; the body is the part.
     """
     query = query_of(request)
     numbers = [query.get(name, "") for name in ("number", "rank", "offset")]
@@ -82,9 +82,9 @@ async def take_status(gateway: TrainingGateway, job: TrainingJob, host: str, req
     """Store the progress and the metrics that a program reports. Raises: WireError 400, 410, 429.
 
     Args:
-        gateway: takes the status.
-        job: of the program, which was authorized.
-        host: where it runs.
+        gateway: stores the status.
+        job: job of the authorized program.
+        host: host on which the program runs.
         request: its body is JSON of at most `MAX_STATUS_BYTES`.
     """
     if len(request.body) > MAX_STATUS_BYTES:

@@ -1,7 +1,7 @@
-"""Answers requests of boots on other machines: enrols them, and sends the agent's bundle.
+"""Handlers for requests of boots on other machines: enrolment, and the agent's bundle.
 
 Where: `route_table`. Any machine on the nodes' network can send requests to these routes. For each host number the
-first boot with a valid proof gets the agent's tokens; every other boot gets 410. The bundle holds only public code.
+first boot with a valid proof gets the agent's tokens; every other boot gets 410. The bundle contains only public code.
 Source: contract/enrolment.py.
 """
 
@@ -27,8 +27,8 @@ async def enrol(engine: ClusterEngine | None, tag: str, index: str, request: Htt
 
     Args:
         engine: starts hosts on other machines; None if the setting `engine` is local.
-        tag: of the path.
-        index: of the path.
+        tag: tag in the path.
+        index: host index in the path.
         request: its body is an Enrolment.
     Raises: WireError 410 if no pool needs the boot, its proof or claim is wrong, another boot has the number, the index
         is malformed, or `engine` is None; 400 for an invalid body; 503 while the scheduler is unavailable, or if the
@@ -47,18 +47,18 @@ async def enrol(engine: ClusterEngine | None, tag: str, index: str, request: Htt
     except EngineError as error:
         if not error.retryable:
             raise
-        raise WireError("ServiceUnavailable", error.message, http_status=503) from error  # the boot asks again
+        raise WireError("ServiceUnavailable", error.message, http_status=503) from error  # the boot retries
     status = 200 if isinstance(answer, Admission) else 202
     return json_answer(to_plain(answer), status=status)
 
 
 def bundle(engine: ClusterEngine | None, digest: str) -> HttpResponse:
-    """Return the agent's bundle of this digest. Raises: WireError 404 if it is not this release's."""
+    """Return the agent's bundle with this digest. Raises: WireError 404 if this release's bundle has another digest."""
     if engine is None or digest != engine.bundle.digest:
         raise WireError("NotFound", _NONE if engine is None else "this release has another bundle", http_status=404)
     return HttpResponse(status=200, headers=[("Content-Type", "application/zip")], body=engine.bundle.data)
 
 
 def why_late(engine: ClusterEngine | None) -> str:
-    """Return the reason why the scheduler of other machines has not started; empty if it has."""
+    """Return why the scheduler of other machines has not started yet; empty if it has started."""
     return engine.scheduler.why_late if engine is not None and isinstance(engine.scheduler, LateStart) else ""

@@ -1,7 +1,7 @@
-"""Checks the caller of a route: tokens of agents, programs and scrapers, the owner's token, the console's session.
+"""Authorization of a route's caller: by token of an agent, program, scraper or owner, or by console session.
 
-Where: `clary_handler` asks for each request, by its head and again with its body. The part that knows a token compares
-it: a gateway an attempt's, `edge.access` the owner's.
+Where: `clary_handler` authorizes each request by its head, and again with its body. The part that knows a token
+compares it: a gateway the tokens of attempts, `edge.access` the owner's token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clary.control.server.edge.sessions import Session
 from clary.control.server.routing import Caller, Who
 from clary.control.wire.messages import HttpRequest
 
-OWNER_BODY_BYTES = 256 * 1024  # forms of pages, read on the event loop; usual ones have less than a hundredth of it
+OWNER_BODY_BYTES = 256 * 1024  # forms of pages, parsed on the event loop; usual forms have 1/100 of this
 OPEN, OFF = "open", "off"  # values of the setting `metrics_page`; any other value requires the token
 
 
@@ -29,14 +29,14 @@ class Authorizer:
     """Checks the token or session that a route demands of its caller.
 
     Args:
-        agents: tokens of attempts.
-        pools: tokens of warm pools.
-        programs: tokens of hosts' programs.
-        access: the owner's token, and sessions.
-        metrics_token: permits reading the metrics.
-        metrics_page: the setting.
-        max_body_bytes: longest body of a known caller.
-        boxes: tokens of boxes; None with another engine.
+        agents: knows the tokens of attempts.
+        pools: knows the tokens of warm pools.
+        programs: knows the tokens of hosts' programs.
+        access: knows the owner's token and the sessions.
+        metrics_token: token that permits reading the metrics.
+        metrics_page: setting `metrics_page`.
+        max_body_bytes: largest body of a known caller.
+        boxes: knows the tokens of boxes; None with another engine.
         engine: setting `engine`.
     """
 
@@ -69,7 +69,7 @@ class Authorizer:
         Args:
             who: callers that the route permits.
             request: its head; the body may not have arrived yet.
-            values: of the path: job, attempt, host, pool and pool_host, if the route has them.
+            values: values in the path: job, attempt, host, pool, pool_host and box, if the route has them.
         Raises: WireError 401 or 403 for any other caller; 404 and 410 for an unknown agent or box; 409 for a box if the
             engine has no boxes.
         """
@@ -94,7 +94,7 @@ class Authorizer:
                 most = min(self._max_body_bytes, OWNER_BODY_BYTES)
                 return Caller(name="owner", max_body_bytes=most, session=session)
             case Who.TOKEN:
-                self._access.session_of(request)  # refuses a page of another origin
+                self._access.session_of(request)  # refuses changes from a page of another origin
                 self._access.require_token(request)
             case Who.BOX:
                 box = values["box"]

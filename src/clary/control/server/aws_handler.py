@@ -1,7 +1,8 @@
-"""One AWS request from bytes to bytes: route, verify, parse, validate, dispatch, serialise.
+"""Handling of an AWS request: route, verify, parse, validate, dispatch, serialise.
 
-Where: the listener asks `admit` before it reads a body, and passes on every request that is neither S3's nor for the
-service's own pages. `WireError` becomes an answer in the caller's protocol here; the listener answers other errors.
+Where: the listener calls `admit` before it reads a body, and `handle` for every request that is neither for S3 nor for
+the service's own pages. This module turns a `WireError` into an answer in the caller's protocol; the listener answers
+other errors.
 
 A large body is hashed, parsed and validated in a thread, one at a time, so that other requests are answered meanwhile.
 """
@@ -32,24 +33,24 @@ from clary.control.wire.serializing import serialize, serialize_error
 from clary.control.wire.signatures import SignatureVerifier
 from clary.control.wire.validation import validate
 
-CALLS_OF_A_JOB = 2  # of one job's key at once: a search in its logs takes a thread of the log store
-# Operations whose answers warn of members that no handler knows, for the job or its trials.
+CALLS_OF_A_JOB = 2  # concurrent calls with one job's key: a search in logs occupies a thread of the log store
+# Operations that can attach warnings of unknown members to the job or its trials.
 WARNING_OPERATIONS = {
     ("sagemaker", "CreateTrainingJob"),
     ("sagemaker", "UpdateTrainingJob"),
     ("sagemaker", "CreateHyperParameterTuningJob"),
 }
-# Operations with a decision on each member: an unknown one is refused if the answer cannot warn of it.
+# Operations with a decision on each member: an unknown member is refused unless the operation can warn of it.
 DECIDED_OPERATIONS = {("sagemaker", name) for name in TABLES}
-MAX_NAMED = 300  # characters of members that a refusal names
+MAX_NAMED = 300  # characters of members' names in a refusal
 
 
 class AwsHandler:
     """Answers requests of every service but S3.
 
     Args:
-        services: for handlers.
-        verifier: finds the key that a request was signed with.
+        services: services that the operations' handlers use.
+        verifier: verifies signatures and finds the signing key.
         find_grants: returns a key's grants; None permits everything.
         max_body_bytes: largest body of a request.
     """
@@ -70,14 +71,14 @@ class AwsHandler:
         self._turns = Turns(CALLS_OF_A_JOB)
 
     def admit(self, head: HttpRequest) -> Admission | Refusal:
-        """Judge a request by its head: a body is read only from a client that names a known key."""
+        """Decide by a request's head whether to read its body: only for a client that names a known key."""
         protocol = protocol_of(head)
         try:
             authorization = self._verifier.judge_head(head, protocol=protocol)
         except WireError as error:
             return Refusal(answer=serialize_error(error, protocol=protocol, request_id=str(uuid4()), service=None))
-        # Without a hash of the body the head proves nothing: the name of a key is no secret. Then the body counts
-        # against the address, and the connection gives way like a stranger's.
+        # Without a signed hash of the body the head proves nothing, because the name of a key is no secret. Then the
+        # body counts against the budget of the address, and the connection may be evicted like an unknown client's.
         is_proved = head.header("x-amz-content-sha256") is not None
         client = f"key {authorization.access_key_id}" if is_proved else f"somebody at {head.remote}"
         return Admission(client=client, max_body_bytes=self._max_body_bytes, is_known=is_proved)
@@ -115,7 +116,7 @@ class AwsHandler:
             return serialize(operation, result, request_id=request_id)
         except WireError as error:
             if error.details.get(NOTHING_CHANGED):
-                self._verifier.give_back(request)  # a client that tries again at once sends the same signature
+                self._verifier.give_back(request)  # a client that retries at once sends the same signature
             protocol = operation.protocol if operation is not None else protocol_of(request)
             service = operation.service if operation is not None else None
             return serialize_error(error, protocol=protocol, request_id=request_id, service=service)
@@ -138,9 +139,9 @@ class AwsHandler:
 
 
 def _params(request: HttpRequest, operation: Operation) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the parameters of a request, and the unknown members that were removed and need a warning.
+    """Return the parameters of a request, and the unknown members that were removed with a warning.
 
-    Raises: WireError, also for unknown members if the answer has no place for a warning.
+    Raises: WireError, also for unknown members if the operation cannot warn of them.
     """
     params = parse(request, operation)
     validate(operation, params)

@@ -1,6 +1,6 @@
 """Makes backups of the database while the service runs.
 
-Where: `service` starts it as a task; `clary backup make` asks for one at once. PostgreSQL gets no backups.
+Where: `service` starts it as a task; `clary backup make` requests a backup at once. PostgreSQL gets no backups.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from clary.control.store.backups import Backup, Backups
 from clary.control.store.database_life import DatabaseLife
 from clary.control.store.store import Store
 
-REST_FACTOR = 50  # least pause after a backup, as a multiple of its duration
-FIRST_AFTER_S = 5.0  # leaves the start of the service undisturbed
+REST_FACTOR = 50  # shortest pause after a backup, as a multiple of its duration
+FIRST_AFTER_S = 5.0  # pause before the first backup, so that it does not slow down the service's start
 
 log = logging.getLogger(__name__)
 
 
 class BackupKeeper:
-    """Makes a backup every `interval_s` seconds; with 0 it makes no backup by itself."""
+    """Makes a backup every `interval_s` seconds; with 0, only on request."""
 
     def __init__(self, store: Store, life: DatabaseLife, clock: Clock, *, interval_s: float) -> None:
         self._backups = None if store.file is None else life.backups(store.file)
         self._clock = clock
         self._interval_s = interval_s
         self._lock = asyncio.Lock()
-        self.failure = ""  # reason, if the last try failed
+        self.failure = ""  # why the last backup failed; empty if it succeeded
 
     @property
     def backups(self) -> Backups | None:
-        """The stored backups; None for a database that is no file."""
+        """The stored backups; None if the database is not a file."""
         return self._backups
 
     async def run(self) -> None:
@@ -50,7 +50,7 @@ class BackupKeeper:
             pause_s = max(self._interval_s, REST_FACTOR * (self._clock.monotonic() - began_s))
 
     async def make(self) -> Backup | None:
-        """Make a backup now; None for a database that is no file. Raises StoreError."""
+        """Make a backup now and return it; None if the database is not a file. Raises StoreError."""
         if self._backups is None:
             return None
         async with self._lock:

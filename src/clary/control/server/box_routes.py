@@ -1,6 +1,6 @@
-"""Answers boxes, machines that join, and the owner of boxes.
+"""Handlers for requests of boxes, of machines that join, and of the owner of boxes.
 
-Where: `route_table` names these functions. A service with another engine has no desk for boxes, and answers 409.
+Where: `route_table` names these functions. A service with another engine than boxes answers 409.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ JOIN_VALID_S = 3600.0
 
 
 async def next_orders(own: Parts, ask: Asked) -> BoxOrders:
-    """Take the report of a box and return its orders. Raises: WireError 400, 410."""
+    """Store the report of a box and return its orders. Raises: WireError 400, 410."""
     return await desk_of(own).orders(ask.values["box"], ask.message, ask.request.remote)
 
 
@@ -42,21 +42,21 @@ def boxes_page(own: Parts, ask: Asked) -> dict[str, Any]:
 
 
 async def add_box(own: Parts, ask: Asked) -> Any:
-    """Add the box of the body, and return its token. Raises: WireError 400, 409."""
+    """Add the box named in the body, and return its token. Raises: WireError 400, 409."""
     admission = await desk_of(own).add(_new_box(ask.body))
     await _tell_engine(own)
     return to_plain(admission)
 
 
 async def join(own: Parts, ask: Asked) -> Any:
-    """Add a box by its token for joining. Raises: WireError 400, 403, 409."""
+    """Add the machine that sends the request with a join token as a box. Raises: WireError 400, 403, 409."""
     admission = await desk_of(own).join(bearer_token(ask.request), _new_box(ask.body))
     await _tell_engine(own)
     return to_plain(admission)
 
 
 async def join_token(own: Parts, ask: Asked) -> dict[str, Any]:
-    """Make a token for joining; the body may say `valid_s`. Raises: WireError 400, 429."""
+    """Make a join token; the body may contain `valid_s`. Raises: WireError 400, 429."""
     desk = desk_of(own)
     body = ask.body
     valid_s = body.get("valid_s", JOIN_VALID_S) if isinstance(body, dict) else None
@@ -88,7 +88,7 @@ def desk_of(own: Parts) -> BoxDesk:
 
 
 async def _tell_engine(own: Parts) -> None:
-    """Have the engine read the boxes anew, so that the next jobs are judged by them."""
+    """Make the engine reload the boxes, so that they count for the admission of the next jobs."""
     if own.cluster is not None:
         await own.cluster.look_at_kinds()
 

@@ -1,6 +1,6 @@
-"""The service's own pages: finds the route of a request, checks its caller, and turns errors into answers.
+"""Handler for the service's own pages: finds the route of a request, checks its caller, and turns errors into answers.
 
-Where: the listener passes requests for paths below /clary/v1/ and for the metrics. `route_table` has the routes.
+Where: the listener passes requests for paths below /clary/v1/ and for the metrics. `route_table` contains the routes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from clary.control.store.damage import JobUnreadable
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 # A browser logs every answer 404 as an error, and pages often ask for documents that do not exist yet: the console's
-# requests carry the first header, and get the status in the second one.
+# requests have the first header, and answers to them name the status in the second header.
 QUIET = "X-Clary-Quiet"
 QUIET_STATUS = "X-Clary-Status"
 _JOB_NAME = re.compile(r"[a-zA-Z0-9-]{1,63}")  # CreateTrainingJob, TrainingJobName
@@ -38,7 +38,7 @@ class ClaryHandler:
     """Answers requests for the routes of the table.
 
     Args:
-        parts: of the service, for the routes' functions.
+        parts: parts of the service, for the routes' functions.
         authorizer: checks callers.
         guesses: counts wrong tokens.
     """
@@ -50,7 +50,7 @@ class ClaryHandler:
         self._large = LargeBodies()
 
     def admit(self, head: HttpRequest) -> Admission | Refusal:
-        """Judge a request by its head: without a token or cookie for its route, the body may have only a few bytes."""
+        """Decide by its head how large a request's body may be: a few bytes without a token or cookie for its route."""
         try:
             caller = self._enter(head)[1].caller
         except WireError as error:
@@ -85,12 +85,12 @@ class ClaryHandler:
         if isinstance(document, Awaitable):
             document = await document
         if route.hides_secrets and asked.caller.session is not None:
-            document = await asyncio.to_thread(hide_secrets, document)  # a dump of many processes takes a second
+            document = await asyncio.to_thread(hide_secrets, document)  # a second for a dump of many processes
         answer = document if isinstance(document, HttpResponse) else _json_answer(document)
         return finite_answer(answer) if route.who is Who.OWNER else answer
 
     def _enter(self, request: HttpRequest) -> tuple[Route, Asked]:
-        """Return the route of a request, and the request with its caller. Raises: WireError for a wrong caller."""
+        """Return the route of a request, and the request with its caller. Raises: WireError for a refused caller."""
         route, values = match(ROUTES, request.method, request.raw_path)
         caller = self._authorizer.authorize(route.who, request, values)
         asked = Asked(request=request, values=values, caller=caller, found_job=caller.job)

@@ -1,10 +1,10 @@
-"""The console's own files: pages, styles and modules of the package.
+"""Handler for the console's static files: pages, styles and modules of the package.
 
-Where: the listener sends browsers here: GET / and all paths below /console. The browser chooses the page by the
-address, so every address that names no file is answered with `index.html`: a deep link works in a new window.
+Where: the listener routes GET / of browsers and all paths below /console to it. The console chooses the page by the URL
+in the browser, so every path that names no file is answered with `index.html`: a deep link works in a new window.
 
-These files are not secret, and contain no text of jobs, which reaches pages as JSON. The policy forbids inline scripts
-and styles, and other hosts.
+These files are not secret, and contain no text of jobs, which pages fetch as JSON. The content security policy forbids
+inline scripts and styles, and other hosts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SAFETY_HEADERS = [
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    version: tuple[int, int]  # of a file: time of its last change, and size
+    version: tuple[int, int]  # modification time and size of the file
     body: bytes
     etag: str
 
@@ -70,14 +70,14 @@ class ConsoleFiles:
         file = self._find(name)
         if file is None:
             return _plain(404, "the console has no such file")
-        # Browsers ask each time and get 304, so that pages and modules are always of the same release.
+        # Browsers revalidate each file and get 304, so that pages and modules are always of the same release.
         headers = [("Content-Type", media_type), ("ETag", file.etag), ("Cache-Control", "no-cache"), *SAFETY_HEADERS]
         if file.etag in (request.header("if-none-match") or ""):
             return HttpResponse(304, headers)
         return HttpResponse(200, headers, file.body)
 
     def _find(self, name: str) -> _File | None:
-        """Return a file of the folder; None for a missing file, or a name that leads out of the folder."""
+        """Return a file of the folder; None for a missing file, or a name that resolves to a path outside."""
         try:
             path = (self._folder / name).resolve(strict=True)
             if not path.is_relative_to(self._folder) or not path.is_file():
@@ -89,7 +89,7 @@ class ConsoleFiles:
                 body = path.read_bytes()
                 etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
                 known = self._files[path] = _File(version=version, body=body, etag=etag)
-        except (OSError, ValueError, RuntimeError):  # no such file; a name with a NUL; links in a ring
+        except (OSError, ValueError, RuntimeError):  # no such file, a name with NUL, or a cycle of links
             return None
         return known
 

@@ -1,6 +1,6 @@
 """The middle layer of the service: jobs, hosts, and the parts that manage both.
 
-Where: `service` builds it over `foundations`; `doors` answers requests with it. Building it has no effects.
+Where: `service` builds it on `foundations`; `doors` answers requests with it. Construction has no side effects.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from clary.control.store.documents.document_folders import take_over
 from clary.control.store.documents.numbered_documents import REQUEST
 
 REMOTE_TIMEOUT_S = 15.0
-# Folders of numbered documents in releases before 0.1, and the name of each one's first document.
+# Folders of numbered documents in releases before 0.1 -> the name of the first document in each.
 _OLD_FOLDERS = {"dumps": REQUEST, "profiles": REQUEST, "rehearsals": RECORD}
 
 
@@ -57,9 +57,9 @@ class Core:
     """Parts that manage jobs; `load` reads the jobs and finds their hosts.
 
     Args:
-        base: open store, logs and keys.
-        egress: rules on hosts' connections to other networks.
-        prices: of hosts.
+        base: the open store, logs and keys.
+        egress: policy for hosts' connections to other networks.
+        prices: prices of hosts.
     """
 
     def __init__(self, base: Foundations, egress: EgressPolicy, prices: PriceList) -> None:
@@ -124,7 +124,7 @@ class Core:
         )
 
     async def load(self, stack: AsyncExitStack) -> None:
-        """Load all jobs, take back hosts that no job owns, and end rehearsals of an earlier service."""
+        """Load all jobs, release hosts that no job owns, and end rehearsals of an earlier service."""
         hub, store = self.hub, self._base.store
         await self._take_over_folders()
         hub.listen(self.notices.on_change)
@@ -153,7 +153,7 @@ class Core:
             await take_over(folder, self._base.store.documents(kind), first=first, keeps_files=kind != "dumps")
 
     def reconciler(self, isolation: Isolation) -> Reconciler:
-        """Return the reconciler, which moves jobs through their lives; its plans have hosts of this isolation."""
+        """Return the reconciler, which moves jobs through their life cycle; its plans have hosts of this isolation."""
         base, settings = self._base, self._base.settings
         urls = base.ports.urls(settings)
         site = Site(
@@ -162,7 +162,7 @@ class Core:
             secrets=base.secrets,
             object_store=base.object_store,
             service_url=urls.nodes or urls.api,
-            proxy_url=urls.proxy or None if self.source is None else None,  # nodes do not use the proxy of this machine
+            proxy_url=urls.proxy or None if self.source is None else None,  # nodes do not use this machine's proxy
             isolation=isolation,
             is_remote=self.source is not None,
             signals_all=self.source is not None and self.source.signals_all,
@@ -183,7 +183,7 @@ class Core:
 
 
 def _spot_schedule(settings: Settings) -> SpotSchedule | None:
-    """Read the schedule of spot capacity. Raises: ContractError that names the fault in it."""
+    """Read the schedule of spot capacity. Raises: ContractError that names the fault in the schedule."""
     if not settings.spot_schedule_file:
         return None
     return load_schedule(Path(settings.spot_schedule_file).expanduser(), time_scale=settings.spot_time_scale)

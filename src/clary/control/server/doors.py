@@ -53,13 +53,13 @@ async def open_doors(stack: AsyncExitStack, base: Foundations, core: Core, backu
     """Start the S3 front, the listener and the proxy. Raises: ClaryError if one cannot listen.
 
     Args:
-        stack: closes them, the last one first.
-        base: settings, keys, ports and stores.
-        core: its jobs are loaded.
-        backups: for the page that makes a backup.
+        stack: closes them in reverse order.
+        base: the open settings, keys, ports and stores.
+        core: the middle layer, whose jobs are loaded.
+        backups: makes backups for the page that requests one.
     """
     settings, ports, services = base.settings, base.ports, core.services
-    default_router()  # read the service models now, not within the first request
+    default_router()  # loads the service models now, not during the first request
     keys = JobKeys(base.secrets, core.hub, settings)
     names = HostNames(_own_names(settings), service_names(settings.region))
     front = S3Front(
@@ -169,7 +169,7 @@ def _machine_page(base: Foundations, core: Core) -> MachinePage | None:
 
 
 def _own_names(settings: Settings) -> list[str]:
-    """Return the names under which clients reach this machine; a numeric address needs no name."""
+    """Return the host names under which clients reach this machine; numeric addresses are always accepted."""
     own = [settings.host, nodes_host(settings), socket.gethostname()]
     return [*own, *settings.host_names.split(",")]
 

@@ -1,1 +1,1 @@
-"""Actions of users on jobs beside the AWS API, one module an action."""
+"""Users' actions on jobs that the AWS API lacks, one module per group of actions."""

@@ -1,8 +1,8 @@
-"""Rehearsals over HTTP: the faults available here, striking a job, and the records of its programs.
+"""Rehearsals over HTTP: the available faults, injection of faults into a job, and the records of its programs.
 
-Where: `clary rehearse` sends these requests. Only a job that was created as a rehearsal is struck.
+Where: `clary rehearse` sends these requests. Faults are injected only into jobs that were created as rehearsals.
 
-    GET  /clary/v1/rehearsal                 -> kinds of faults that are not available here; room for disks
+    GET  /clary/v1/rehearsal                 -> kinds of faults that are not available here; largest size of disks
     GET  /clary/v1/jobs/NAME/request         -> the job's CreateTrainingJob request
     POST /clary/v1/jobs/NAME/strike          {"kind": "kill", "hosts": ["algo-2"]}
                                              {"kind": "kill-rank", "rank": 3}
@@ -36,7 +36,7 @@ class Faults(Protocol):
         """Return kind of fault -> the reason why it is not available here."""
 
     def largest_disk_bytes(self) -> int:
-        """Return the most bytes of the disks of all hosts of a rehearsal together."""
+        """Return the largest total size in bytes of the disks of a rehearsal's hosts."""
 
     async def kill_host(self, plan: LaunchPlan, host: str) -> None:
         """Kill all processes of a host at once."""
@@ -63,7 +63,7 @@ class Faults(Protocol):
         """
 
     async def fill_disk(self, plan: LaunchPlan, host: str, *, is_full: bool) -> None:
-        """Fill a host's own disk, or free it again.
+        """Fill a host's private disk, or free the space again.
 
         Args:
             plan: of the running attempt.
@@ -72,7 +72,7 @@ class Faults(Protocol):
         """
 
     async def set_rate(self, plan: LaunchPlan, host: str, rate_mbit_s: float | None) -> None:
-        """Limit a host's link to this rate; None restores the plan's rate.
+        """Limit the rate of a host's link, or restore the plan's rate.
 
         Args:
             plan: of the running attempt.
@@ -85,13 +85,13 @@ class Faults(Protocol):
 
 
 class RehearsalActions:
-    """Strikes the hosts of rehearsals with faults, and reads the records of their programs."""
+    """Injects faults into hosts of rehearsals, and reads the records of their programs."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
 
     def page(self) -> dict[str, Any]:
-        """Return the faults that are not available here, with reasons, and the room for disks."""
+        """Return the faults that are not available here, with reasons, and the largest size of disks."""
         largest_bytes = self._faults.largest_disk_bytes()
         return {"refusals": dict(self._faults.refusals()), "largest_disk_bytes": largest_bytes}
 
@@ -104,10 +104,10 @@ class RehearsalActions:
         return {"is_released": job.is_released, "records": await self._faults.records(job.name, int(attempt))}
 
     async def strike(self, job: TrainingJob, body: Any) -> dict[str, Any]:
-        """Strike a job's hosts, or end an earlier fault.
+        """Inject a fault into a job's hosts, or end an earlier fault.
 
-        Raises: WireError for a job that is no rehearsal, that does not train now, or has no such host, and for a
-        fault that failed.
+        Raises: WireError for a job that is no rehearsal, does not train now, or lacks the named host, and if the
+        injection fails.
         """
         _require_rehearsal(job, "is not struck")
         if not isinstance(body, dict) or body.get("kind") not in KINDS:

@@ -29,8 +29,8 @@ async def rerun(services: Services, job: TrainingJob, body: Any) -> dict[str, An
 
     Args:
         services: create the job as the API does, by all its rules.
-        job: to repeat; it may still run. The new job gets its tags.
-        body: changes, as the head of this file says; an empty object changes only the name.
+        job: the job to repeat, which may still run; the new job gets its tags.
+        body: changes in the form of the module docstring; an empty object changes only the name.
     """
     wanted = _checked(body)
     name = wanted.get("name") or next_name(job.name, services.clock.now())

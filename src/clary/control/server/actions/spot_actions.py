@@ -1,9 +1,9 @@
-"""Spot capacity over HTTP: show it, set it, and reclaim that of a job, as a cloud would.
+"""Spot capacity over HTTP: shows it, sets it, and reclaims the capacity of a job, as a cloud would.
 
 Where: `clary spot` sends these requests.
 
     GET  /clary/v1/spot                 -> capacity and the jobs that hold it
-    POST /clary/v1/spot {"capacity": 3} -> this number of hosts from now on; null: by the schedule again
+    POST /clary/v1/spot {"capacity": 3} -> this number of hosts from now on; null restores the schedule
     POST /clary/v1/jobs/NAME/reclaim    -> the job's attempt ends
 """
 
@@ -48,7 +48,8 @@ async def reclaim(services: Services, job: TrainingJob, body: Any) -> dict[str, 
     """End the job's attempt; the job continues on other capacity.
 
     Args:
-        body: `host`, whose capacity is reclaimed (default: the first), and `grace_s` (default: setting `stop_grace_s`).
+        body: `host`, whose capacity is reclaimed (default: the first host), and `grace_s` (default: setting
+            `stop_grace_s`).
 
     Raises: WireError 400 for a job that is not on spot capacity, that has no hosts, or that is already ending.
     """

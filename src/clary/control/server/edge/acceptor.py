@@ -1,7 +1,7 @@
-"""Accepts connections and keeps track of each, so that closing ends all of them.
+"""Accepts connections and tracks each, so that `close` ends all of them.
 
-Where: under `connect_proxy`. When `asyncio.Server` closes, it forgets a connection that it is still accepting: the
-transport is made some turns of the loop later and is never closed.
+Where: under `connect_proxy`. When `asyncio.Server` closes, it loses a connection that it is still accepting: the
+transport is created some iterations of the loop later and is never closed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 100
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_OUT_OF_RESOURCES_PAUSE_S = 1.0  # the connection stays in the backlog: trying again at once would spin
+_OUT_OF_RESOURCES_PAUSE_S = 1.0  # the connection stays in the backlog, so an immediate retry would spin
 
 
 class Acceptor:
     """Listens on an address and serves each connection in a task of its own.
 
     Args:
-        serve: gets both ends of a connection, and closes the writer.
-        limit: bytes that a reader keeps at most.
+        serve: serves a connection, given its reader and writer, and closes the writer.
+        limit: most bytes that a reader buffers.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Acceptor:
         return len(self._tasks)
 
     def start(self, host: str, port: int = 0) -> int:
-        """Listen and return the port; 0 takes a free one.
+        """Listen and return the port; 0 chooses a free port.
 
         Raises: OSError if the port is not free or not permitted.
         """
@@ -75,11 +75,11 @@ class Acceptor:
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(self._listener)
                 loop.call_later(_OUT_OF_RESOURCES_PAUSE_S, self._watch)
-            return  # otherwise the client has closed the connection
+            return  # on other errors the client has closed the connection
         task = asyncio.create_task(self._run(connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: connection.close())  # the task may be cancelled before its first step
+        task.add_done_callback(lambda _: connection.close())  # because the task may be cancelled before its first step
 
     async def _run(self, connection: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=connection, limit=self._limit)

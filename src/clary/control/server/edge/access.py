@@ -1,9 +1,9 @@
 """Identification of people: by token from the command line, or by the console's cookie from a browser.
 
-Where: `authorization` asks for each request of a route that is the owner's. Token and cookie open the same pages;
-pages do not handle cookies.
+Where: `authorization` calls it for each request to a route of the owner. Token and cookie permit the same pages; pages
+do not handle cookies.
 
-Browsers send cookies with requests that any site has caused. A change (any method but GET and HEAD) therefore needs two
+Browsers also send cookies with requests caused by other sites. So a change (any method but GET and HEAD) needs two
 proofs that a page of another origin can not give: the session's CSRF value in a header, and the service's own origin.
 """
 
@@ -26,8 +26,8 @@ class Access:
     """Checks cookies of sessions, their CSRF values, and the admin token.
 
     Args:
-        sessions: knows the valid ones.
-        admin_token: permits all that a session permits.
+        sessions: knows the valid sessions.
+        admin_token: token that permits everything that a session permits.
     """
 
     def __init__(self, sessions: Sessions, *, admin_token: str) -> None:
@@ -35,12 +35,12 @@ class Access:
         self._admin_token = admin_token
 
     def session_of(self, request: HttpRequest) -> Session | None:
-        """Return the session that a request belongs to; None without a valid cookie.
+        """Return the session of a request; None without a valid cookie.
 
-        Raises: WireError 403 for a change that comes from a page of another origin.
+        Raises: WireError 403 for a change from a page of another origin.
         """
         if request.header("authorization") is not None:
-            # a page of another origin cannot send this header without a preflight; the reader of the token decides
+            # a page of another origin cannot send this header without a preflight; the caller checks the token
             return None
         cookie = cookie_of(request, self._sessions.cookie_name(is_secure=request.is_secure))
         if request.method not in _SAFE_METHODS:
@@ -51,7 +51,7 @@ class Access:
         """Return the session of the owner's request; None for a request with a token.
 
         Raises: WireError 401 for a client that is not signed in; 403 for a wrong token, and for a change without its
-            CSRF value or of another origin.
+            CSRF value or from another origin.
         """
         if request.header("authorization") is not None:
             self.require_token(request)
@@ -69,7 +69,7 @@ class Access:
 
 
 def require_csrf(request: HttpRequest, session: Session) -> None:
-    """Raise WireError 403 if a change does not carry the CSRF value of its session."""
+    """Raise WireError 403 if a change lacks the CSRF value of its session."""
     if request.method in _SAFE_METHODS:
         return
     given = request.header(CSRF_HEADER) or ""

@@ -1,6 +1,6 @@
-"""Requests with ids, and the answers that the listener makes itself, without a handler.
+"""Requests with ids, and the answers that the listener makes without a handler.
 
-Where: the listener.
+Where: `listener` uses them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def make_request(
     writer: AbstractStreamWriter,
     task: asyncio.Task[None],
 ) -> ListenerRequest:
-    """Make a request object for the listener; the HTTP library's factory.
+    """Make a request object for the listener, as the HTTP library's request factory.
 
     Args: as `aiohttp.web.BaseRequest`, in the library's order.
     """
@@ -43,13 +43,13 @@ def make_request(
 
 
 def new_request_id() -> str:
-    """Return an id in the form that AWS gives to requests."""
+    """Return a new request id in AWS's format."""
     digits = os.urandom(16).hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def whole_answer(request: ListenerRequest, answer: HttpResponse) -> web.Response:
-    """Return a handler's answer as a response of the HTTP library."""
+    """Convert a handler's answer to a response of the HTTP library."""
     headers = CIMultiDict(answer.headers)
     headers.setdefault("X-Amzn-RequestId", request.clary_request_id)
     response = web.Response(status=answer.status, body=answer.body, headers=headers)
@@ -58,7 +58,7 @@ def whole_answer(request: ListenerRequest, answer: HttpResponse) -> web.Response
 
 
 def refusal(request: ListenerRequest, error: WireError) -> web.Response:
-    """Return an error in the shape of AWS's JSON errors."""
+    """Return an error in the format of AWS's JSON errors."""
     response = error_answer(request, error.http_status, error.code, error.message)
     if error.http_status == BUSY_STATUS:
         response.headers["Retry-After"] = "1"
@@ -66,13 +66,13 @@ def refusal(request: ListenerRequest, error: WireError) -> web.Response:
 
 
 def error_answer(request: ListenerRequest, status: int, code: str, message: str) -> web.Response:
-    """Return an error that has this status, code and message.
+    """Return an error with this status, code and message.
 
     Args:
-        request: gives the answer's id; the connection closes if its body is incomplete.
+        request: contains the answer's id; the connection is closed if its body was not read to the end.
         status: HTTP status.
         code: name of the error, as in AWS's services.
-        message: for users.
+        message: text for users.
     """
     response = web.Response(
         status=status,

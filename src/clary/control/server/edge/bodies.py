@@ -9,11 +9,11 @@ from aiohttp import web
 from clary.base.errors import WireError
 from clary.control.server.edge.body_budget import BodyTicket
 
-BUSY_STATUS = 503  # AWS clients and agents send such a request again after a while
+BUSY_STATUS = 503  # AWS clients and agents retry such a request later
 
 
 async def read_body(request: web.BaseRequest, *, max_bytes: int, ticket: BodyTicket, timeout_s: float) -> bytes:
-    """Return the whole body, after telling a waiting client to send it.
+    """Return the whole body, after sending `100 Continue` to a waiting client.
 
     Args:
         max_bytes: a longer body is refused as soon as its length is known.
@@ -27,7 +27,7 @@ async def read_body(request: web.BaseRequest, *, max_bytes: int, ticket: BodyTic
         raise too_large(max_bytes)
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # These bytes are no part of the answer: its headers must still be sent first.
+        # `100 Continue` is no part of the answer, which must still begin with its own headers.
         request.writer.output_size = 0
     pieces: list[bytes] = []
     num_bytes = 0
@@ -48,5 +48,5 @@ async def read_body(request: web.BaseRequest, *, max_bytes: int, ticket: BodyTic
 
 
 def too_large(max_bytes: int) -> WireError:
-    """Return the error of a body that is longer than its bound."""
+    """Return the error for a body that is longer than its limit."""
     return WireError("RequestEntityTooLarge", f"The request's body is longer than {max_bytes} bytes.", http_status=413)

@@ -1,9 +1,9 @@
-"""Bounds the bytes of bodies that the service holds at once, of one client and in all.
+"""Budget for the bytes of bodies in memory at once, of each client and of all clients.
 
-Where: `bodies` takes bytes as they arrive and gives them back when the request is answered. Pure.
+Where: `bodies` charges bytes as they arrive and returns them when the request is answered. Pure.
 
-The first bytes of each body are free: the number of connections bounds them. So an ordinary request passes while
-another client uses up the budget with large ones.
+The first bytes of each body are free, because the number of connections bounds them. So an ordinary request is accepted
+while another client uses up the budget with large requests.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Self
 
-FREE_BYTES = 64 * 1024  # of each body
+FREE_BYTES = 64 * 1024  # bytes of each body that are not charged
 
 
 class BodyBudget:
     """Counts bytes by client.
 
     Args:
-        total_bytes: of all clients together; one client gets at most half.
+        total_bytes: budget of all clients together; one client gets at most half.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -29,11 +29,11 @@ class BodyBudget:
 
     @property
     def num_held_bytes(self) -> int:
-        """Held bytes beyond the free ones."""
+        """Number of charged bytes in memory."""
         return self._num_held
 
     def take(self, client: str, num_bytes: int) -> str:
-        """Take bytes of the budget for a client; return the reason of a refusal, or an empty text."""
+        """Charge bytes to a client; return why that is refused, or an empty text."""
         if self._held[client] + num_bytes > self._client_bytes:
             return f"large requests of this client hold {self._client_bytes} bytes already, the limit for one client"
         if self._num_held + num_bytes > self._total_bytes:
@@ -52,7 +52,7 @@ class BodyBudget:
 
 
 class BodyTicket:
-    """The bytes of one body; a context manager that gives them back."""
+    """The charged bytes of one body; a context manager that returns them."""
 
     def __init__(self, budget: BodyBudget, client: str) -> None:
         self._budget = budget
@@ -69,7 +69,7 @@ class BodyTicket:
             self._num_taken = 0
 
     def grow(self, num_bytes: int) -> str:
-        """Account for arrived bytes; return the reason why they can not be held, or an empty text."""
+        """Charge arrived bytes; return why they can not be kept in memory, or an empty text."""
         self._num_read += num_bytes
         wanted = max(0, self._num_read - FREE_BYTES) - self._num_taken
         reason = self._budget.take(self._client, wanted) if wanted > 0 else ""

@@ -1,21 +1,21 @@
-"""A proxy for clients that insist on AWS's own addresses, and for programs that use the internet or the owner's LAN.
+"""A proxy for clients that insist on AWS's own host names, and for programs that use the internet or the owner's LAN.
 
 Where: `clary env --tls` sets HTTPS_PROXY to it, so that https://sts.<region>.amazonaws.com ends at the service's TLS
-port without a change to other shells or files of the user; programs inside hosts, which have no route of their own,
-reach it through their relay. It answers CONNECT, and requests with a URL of http://:
+port without a change to other shells or files of the user. Programs inside hosts, which have no other route, reach it
+through their relay. It answers CONNECT, and requests with an http:// URL:
 
     names that the certificate covers -> the TLS port
     every other name of AWS           -> refused: no request for AWS leaves the machine
     everything else                   -> targets that `egress.policy` allows a client on this machine: port 443 of the
                                          internet, and setting `reachable_networks`
 
-[Note: a refusal looks at nothing] A name is looked up once, all its addresses are judged before any is
-connected, and the connection uses a judged address. The proxy refuses a target without testing whether a server
-listens there, so that neither the text nor the time of the answer reveals it.
+[Note: a refusal looks at nothing] A name is resolved once, all its addresses are checked before a connection is opened,
+and the connection uses a checked address. The proxy refuses a target without testing whether a server listens there, so
+neither the text nor the time of the answer reveals that.
 
-[Note: clients prove nothing] A client of a proxy shows no key. So another user of the machine could occupy every
-place as long as a tunnel may idle. Connections of root and of the service's own user, relays of jobs included, keep
-their places; connections of other users get the remaining places and give way, the oldest first.
+[Note: clients prove nothing] A client of a proxy shows no key. So another user of the machine could occupy all places
+with tunnels as long as these may idle. Connections of root and of the service's own user, relays of jobs included, keep
+their places; connections of other users get the remaining places and are evicted for new ones, the oldest first.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from clary.control.server.edge.connection_table import OWN_ADDRESSES, Connection
 
 log = logging.getLogger(__name__)
 
-HEAD_TIMEOUT_S = 10.0  # for a client's whole request head
-CONNECT_TIMEOUT_S = 10.0  # for the name and all its addresses together
-IDLE_TIMEOUT_S = 900.0  # without a byte in either direction; longer than any pause in an upload of results
+HEAD_TIMEOUT_S = 10.0  # limit for a client's whole request head
+CONNECT_TIMEOUT_S = 10.0  # limit for the lookup of a name and the tries of all its addresses
+IDLE_TIMEOUT_S = 900.0  # limit without a byte in either direction; longer than any pause in an upload of results
 MAX_HEAD_BYTES = 16 * 1024
-MAX_CONNECTIONS = 512  # at once, in tunnels or before; each takes two descriptors
-# Of every partition; source: botocore, endpoints.json, dnsSuffix.
+MAX_CONNECTIONS = 512  # concurrent ones, with or without a tunnel; each takes two descriptors
+# Domains of every partition; source: botocore, endpoints.json, dnsSuffix.
 AWS_DOMAINS = (
     "amazonaws.com",
     "amazonaws.com.cn",
@@ -56,15 +56,15 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ConnectProxy:
-    """Listens on a port of its own; one task a connection.
+    """Listens on a port of its own and serves each connection in a task.
 
     Args:
         host: address to listen on.
-        tls_port: of the service, on the same address; 0 without TLS.
+        tls_port: TLS port of the service on the same address; 0 without TLS.
         own_names: names of AWS that lead to the TLS port; `*.` in front stands for one label, as in a certificate.
         has_internet: whether names outside AWS are connected if `policy` is None.
         policy: the allowed targets; None allows the internet, or nothing, by `has_internet`.
-        is_own: whether an address is this machine's; None asks the kernel.
+        is_own: returns whether an address is this machine's; None asks the kernel.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ConnectProxy:
         self._policy = replace(policy, own_ports=policy.own_ports | {tls_port})
         self._is_own = is_own or own_addresses.is_own
         self._resolver = Resolver()
-        # A job gets at most a quarter of all places, and jobs never take the places of the owner's clients.
+        # A job gets at most a quarter of all places, and jobs never use the places of the owner's clients.
         self._table: ConnectionTable[asyncio.StreamWriter] = ConnectionTable(MAX_CONNECTIONS)
         self._acceptor = Acceptor(self._serve_logged, limit=MAX_HEAD_BYTES)
 
@@ -94,7 +94,7 @@ class ConnectProxy:
         return self._acceptor.num_connections
 
     async def start(self, port: int = 0) -> int:
-        """Listen and return the port; 0 takes a free one.
+        """Listen and return the port; 0 chooses a free port.
 
         Raises: EngineError if the port is not free or not permitted.
         """
@@ -123,7 +123,7 @@ class ConnectProxy:
                 await _answer(writer, "503 Service Unavailable", f"{arrival.reason}; close some, or try again")
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             log.debug("proxy: connection ended: %s", error)
-            writer.transport.abort()  # a cut stream must not look complete
+            writer.transport.abort()  # a truncated stream must not look complete
         finally:
             self._table.leave(writer)
             await close(writer)
@@ -159,7 +159,7 @@ class ConnectProxy:
             await close(far[1])
 
     async def _connect(self, asked: Asked, writer: asyncio.StreamWriter) -> Ends | None:
-        """Return both ends of a connection to a client's target, or None after an answer that gives the reason."""
+        """Return reader and writer of a connection to a client's target, or None after an answer with the reason."""
         source = ""
         if self._is_ours(asked.name) and asked.is_tunnel and self._tls_port:
             decision, port = Decision((self._host,)), self._tls_port
@@ -202,7 +202,7 @@ class ConnectProxy:
 
 
 async def _open(addresses: Sequence[str], port: int, *, source: str = "") -> Ends:
-    """Connect to the first address that answers, from `source` if it is given; raises the OSError of the last one."""
+    """Connect to the first address that answers, from `source` if given; raises the OSError of the last address."""
     local = (source, 0) if source else None
     for address in addresses[:-1]:
         try:
@@ -219,7 +219,7 @@ def _peer_text(writer: asyncio.StreamWriter) -> str:
 
 
 def _job_address(writer: asyncio.StreamWriter) -> str:
-    """Return a job's loopback address if the client has one, else an empty text.
+    """Return the client's address if it is a loopback address of a job, else an empty text.
 
     The service counts connections by address: a job's connection from the proxy's own address would count as the
     owner's.
@@ -229,13 +229,13 @@ def _job_address(writer: asyncio.StreamWriter) -> str:
 
 
 def _is_from_here(writer: asyncio.StreamWriter) -> bool:
-    """Whether the client is on this machine: both ends of the connection have the same address, or a loopback one."""
+    """Whether the client is on this machine: both ends of the connection have the same address, or one is loopback."""
     peer = _address(writer, "peername")
     return peer.is_loopback or peer == _address(writer, "sockname")
 
 
 def _address(writer: asyncio.StreamWriter, end: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the address of one end of a connection; an IPv4 address within an IPv6 one is unwrapped."""
+    """Return the address of one end of a connection; an IPv4 address mapped into IPv6 is unwrapped."""
     address = ipaddress.ip_address(writer.get_extra_info(end)[0].partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 

@@ -1,12 +1,13 @@
-"""Decides which connections may be open at once, and which one gives way to a new one.
+"""Decides which connections may be open at once, and which connection is evicted for a new one.
 
-Where: `connections` asks when a connection arrives and closes the chosen one. Pure: keys stand for connections.
+Where: `connections` calls it when a connection arrives, and closes the evicted connection. Pure: keys represent
+connections.
 
-This machine's own address has half of all places; other addresses, those of jobs among them, share the other half, of
-which one address gets at most half. So strangers and jobs cannot take the owner's places. A connection may give way
-while it serves no known client: it is idle, its request is incomplete, or its client has not read a refusal. The one
-that has been in this state the longest gives way. A client that sends its request a byte at a time is closed for the
-next client, so it keeps no client out.
+Half of all places are for this machine's own address. All other addresses, also those of jobs, share the other half, of
+which one address gets at most half. So strangers and jobs cannot use up the owner's places. A connection may be evicted
+while it serves no known client: it is idle, its request is incomplete, or its client has not read a refusal. The
+connection that has been in this state the longest is evicted first. So a client that sends its request a byte at a time
+is evicted for the next client.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ Key = TypeVar("Key")
 
 
 def counted_address(peer: object, end: object) -> str:
-    """Return the address under which a client is counted, or an empty text if it has no address.
+    """Return the address under which a client's connections are counted, or an empty text if it has no address.
 
-    A client on this machine may connect to another of its addresses than loopback, such as setting `host`. Then both
-    ends have that address, and the connection counts as one on loopback.
+    A client on this machine may connect to an address other than loopback, such as setting `host`. Then both ends have
+    that address, and the connection counts as a loopback connection.
 
     Args:
         peer: address of the client's end, as the socket returns it.
@@ -42,15 +43,15 @@ class Arrival(Generic[Key]):
     """Decision on a new connection."""
 
     is_accepted: bool
-    evicted: Key | None = None  # to be closed; no longer in the table
-    reason: str = ""  # why it is refused, or why another one was closed
+    evicted: Key | None = None  # the caller must close it; it is no longer in the table
+    reason: str = ""  # why the connection is refused, or why another connection is evicted
 
 
 class ConnectionTable(Generic[Key]):
     """Counts connections by address.
 
     Args:
-        most: connections at once, at least 4.
+        most: largest number of connections at once, at least 4.
     """
 
     def __init__(self, most: int) -> None:
@@ -60,13 +61,13 @@ class ConnectionTable(Generic[Key]):
         self._peers: dict[Key, str] = {}
         self._counts: Counter[str] = Counter()
         self._num_others = 0
-        self._yielding: dict[str, OrderedDict[Key, None]] = {}  # address -> connections, the oldest first
+        self._yielding: dict[str, OrderedDict[Key, None]] = {}  # address -> evictable connections, the oldest first
 
     def __len__(self) -> int:
         return len(self._peers)
 
     def arrive(self, key: Key, peer: str) -> Arrival[Key]:
-        """Accept a connection from an address if there is a free place or a connection that gives way."""
+        """Accept a connection from an address if there is a free place or a connection to evict."""
         evicted, reason = None, ""
         limit = self._most_own if peer in OWN_ADDRESSES else self._most_of_one
         if self._counts[peer] >= limit:
@@ -86,7 +87,7 @@ class ConnectionTable(Generic[Key]):
         return Arrival(is_accepted=True, evicted=evicted, reason=reason)
 
     def settle(self, key: Key) -> None:
-        """Record that a connection serves a known client, so that it does not give way."""
+        """Record that a connection serves a known client, so that it is not evicted."""
         peer = self._peers.get(key)
         if peer is not None and peer in self._yielding:
             self._yielding[peer].pop(key, None)
@@ -94,7 +95,7 @@ class ConnectionTable(Generic[Key]):
                 del self._yielding[peer]
 
     def unsettle(self, key: Key) -> None:
-        """Note that a connection serves no known client from now on, so that it may give way."""
+        """Record that a connection serves no known client from now on, so that it may be evicted."""
         peer = self._peers.get(key)
         if peer is not None:
             waiting = self._yielding.setdefault(peer, OrderedDict())
@@ -102,7 +103,7 @@ class ConnectionTable(Generic[Key]):
             waiting.move_to_end(key)
 
     def leave(self, key: Key) -> None:
-        """Forget a connection; an unknown one is no error."""
+        """Remove a connection, if it is in the table."""
         self.settle(key)
         peer = self._peers.pop(key, None)
         if peer is None:

@@ -1,8 +1,8 @@
-"""Connections with bounds: on their number, on the time and length of a head, on the time until an answer is read.
+"""Connections with limits on their number, on the time and length of a head, and on the time until an answer is read.
 
-Where: the listener serves with `GuardedServer`. The HTTP library bounds a single header and their number; it has no
-deadline for a head and no bound on its length as a whole. `connection_table` decides which connections are accepted.
-Times are the event loop's, which setting the clock does not change.
+Where: the listener serves with `GuardedServer`. The HTTP library limits the length of a header and the number of
+headers, but neither the time nor the total length of a head. `connection_table` decides which connections are accepted.
+Times are the event loop's monotonic time.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from aiohttp import web
 
 from clary.control.server.edge.connection_table import ConnectionTable, counted_address
 
-HEAD_DEADLINE_S = 10.0  # from a request's first byte to the end of its headers; and for a connection's first byte
+HEAD_DEADLINE_S = 10.0  # from a request's first byte to the end of its headers; also until a connection's first byte
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers
-ANSWER_DEADLINE_S = 60.0  # for a client to read a whole answer that is not streamed
-MAX_REST_BYTES = 16 * 1024 * 1024  # of a refused body; they are discarded so that its client reads the answer
+ANSWER_DEADLINE_S = 60.0  # limit for a client to read an answer that is not streamed
+MAX_REST_BYTES = 16 * 1024 * 1024  # of a refused body that are discarded, so that its client reads the answer
 TLS_HANDSHAKE_S = 5.0
-LOG_EVERY_S = 10.0  # between two log lines on refused connections
-FILES_PER_CONNECTION = 2  # a stream of S3 has another connection to the store
-OTHER_FILES = 256  # logs, the database, agents
+LOG_EVERY_S = 10.0  # shortest time between log lines on refused connections
+FILES_PER_CONNECTION = 2  # an S3 stream needs another connection to the store
+OTHER_FILES = 256  # for logs, the database, agents
 LEAST_CONNECTIONS = 16
 
 _log = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ class GuardedServer(web.Server):
         self._next_word_s = 0.0
 
     def __call__(self) -> web.RequestHandler:
-        """Make the protocol of one connection."""
+        """Create the protocol object of one connection."""
         return GuardedConnection(self, loop=self._loop, **self._kwargs)
 
     def tell(self, text: str) -> None:
-        """Log that a connection was closed or refused, at most once in `LOG_EVERY_S`."""
+        """Log that a connection was evicted or refused, at most once per `LOG_EVERY_S`."""
         now_s = self._loop.time()
         if now_s >= self._next_word_s:
             self._next_word_s = now_s + LOG_EVERY_S
@@ -57,9 +57,9 @@ class GuardedConnection(web.RequestHandler):
     def __init__(self, server: GuardedServer, **options: Any) -> None:
         super().__init__(server, **options)
         self._guarded_by = server
-        self._is_answering = False  # from the end of a head to the end of its answer
+        self._is_answering = False  # true from the end of a head to the end of its answer
         self._head_bytes = 0
-        self._rest_bytes: int | None = None  # discarded since an answer; None if no body is being discarded
+        self._rest_bytes: int | None = None  # bytes discarded since an answer; None if no body is being discarded
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -90,7 +90,7 @@ class GuardedConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes, and count those before a complete head."""
+        """Parse bytes, and count the bytes of an incomplete head."""
         if self._rest_bytes is not None:
             self._throw_away(data)
             return
@@ -110,9 +110,9 @@ class GuardedConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer; a whole answer has a deadline, and until it is read the connection may give way.
+        """Send an answer; unless streamed, it has a deadline, and until it is read the connection may be evicted.
 
-        An answer before the end of its request's body is the connection's last.
+        If the request's body was not read to its end, the connection is closed after the answer.
 
         Args: as `aiohttp.web.RequestHandler.finish_response`.
         """
@@ -129,15 +129,15 @@ class GuardedConnection(web.RequestHandler):
             return resp, True
         finally:
             self._guarded_by.table.unsettle(self)
-            # The discarded rest of a body is no head.
+            # The discarded rest of a body does not count as a head.
             has_rest = not request.content.is_eof()
             self._is_answering = bool(self._messages) or has_rest
             self._rest_bytes = 0 if has_rest else None
 
     def _throw_away(self, data: bytes) -> None:
-        """Discard a piece of a body after its answer, unparsed; the library closes the connection after lingering_time.
+        """Discard a piece of a body after the answer, unparsed; the library closes the connection after lingering_time.
 
-        The library's parser would keep the bytes in memory, and would resume reading that was paused here.
+        The library's parser would keep the bytes in memory, and would resume the reading that this class paused.
         """
         assert self._rest_bytes is not None
         self._rest_bytes += len(data)
@@ -145,18 +145,18 @@ class GuardedConnection(web.RequestHandler):
             self.transport.pause_reading()
 
     def log_exception(self, *args: Any, **options: Any) -> None:
-        """Log an error; on a closed connection only as debug: strangers can cause any number of such errors."""
+        """Log an error; on a closed connection only at debug level: strangers can cause any number of such errors."""
         if self.transport is None:
             self.logger.debug(*args, **options)
         else:
             super().log_exception(*args, **options)
 
     def settle(self) -> None:
-        """Record that the present request is a known client's, so that the connection does not give way."""
+        """Record that a known client sent the present request, so that the connection is not evicted."""
         self._guarded_by.table.settle(self)
 
     def unsettle(self) -> None:
-        """Note that the connection may give way although a request is under way."""
+        """Record that the connection may be evicted although it serves a request."""
         self._guarded_by.table.unsettle(self)
 
     def abort(self) -> None:
@@ -181,7 +181,7 @@ class GuardedConnection(web.RequestHandler):
         if self._head_bytes:
             self._refuse("408 Request Timeout", f"a request's head arrives within {HEAD_DEADLINE_S:g} s")
         else:
-            self.abort()  # the client sent no byte
+            self.abort()  # the client has sent no bytes
 
     def _refuse(self, status: str, text: str) -> None:
         self._end_waiting()
@@ -197,7 +197,7 @@ def _answer(status: str, text: str, headers: str = "") -> bytes:
 
 
 def allowed_connections(wanted: int) -> int:
-    """Return the number of connections that this process can serve; raises its limit of open files if necessary."""
+    """Return the number of connections that this process can serve; raise its limit of open files if necessary."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted * FILES_PER_CONNECTION + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -209,7 +209,7 @@ def allowed_connections(wanted: int) -> int:
 
 
 class HandshakeSite(web.SockSite):
-    """A site with a deadline of a few seconds for the TLS handshake; connections are counted after it."""
+    """A site with a limit of `TLS_HANDSHAKE_S` for the TLS handshake; connections are counted after the handshake."""
 
     async def start(self) -> None:
         """Listen."""

@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
-STRANGER_BODY_BYTES = 8 * 1024  # of a request whose head names no known client
+STRANGER_BODY_BYTES = 8 * 1024  # largest body of a request whose head names no known client
 
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """The body is read."""
+    """The decision to read the body."""
 
     client: str  # client whose share of the body budget it uses
     max_body_bytes: int
-    is_known: bool  # whether the head names a known client; else the connection may give way
+    is_known: bool  # whether the head names a known client; otherwise the connection may be evicted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """The answer is ready; the body is not read."""
+    """The decision to send an answer without reading the body."""
 
     answer: HttpResponse
-    delay_s: float = 0.0  # before it is sent
+    delay_s: float = 0.0  # seconds before the answer is sent
 
 
-Gate = Callable[[HttpRequest], Admission | Refusal]  # gets a request without its body
+Gate = Callable[[HttpRequest], Admission | Refusal]  # called with a request without its body
 
 
 def admit_strangers(head: HttpRequest) -> Admission:

@@ -1,8 +1,8 @@
-"""Slows down guessing: answers to wrong tokens are delayed, and a right token always passes.
+"""Slows down guessing: answers to wrong tokens are delayed, and a right token is always accepted.
 
 Where: `sign_in` and `clary_handler` call this only for wrong tokens. Pure but for the clock.
-An address that has sent many wrong tokens gets each further refusal later. Its next tokens are still checked: a job may
-guess from the same address as the owner, whose token must still be accepted.
+Each further refusal to an address that has sent many wrong tokens is delayed longer, up to a limit. Its next tokens are
+still checked: a job may guess from the same address as the owner, whose token must still be accepted.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from clary.base.clock import Clock
 from clary.base.errors import WireError
 
-MAX_WRONG = 10  # wrong tokens of one address within WRONG_S that are answered at once
+MAX_WRONG = 10  # number of wrong tokens of one address within WRONG_S that are answered at once
 WRONG_S = 60.0
-MAX_ADDRESSES = 1000  # remembered ones; the one with the oldest last wrong token is dropped first
+MAX_ADDRESSES = 1000  # remembered addresses; the address whose last wrong token is the oldest is dropped first
 FIRST_DELAY_S = 0.05
 MAX_DELAY_S = 1.0
 
@@ -25,8 +25,8 @@ MAX_DELAY_S = 1.0
 class WrongGuess:
     """The answer to one wrong token."""
 
-    delay_s: float  # before the answer
-    retry_after_s: float  # 0: an ordinary refusal; else the answer is 429 with this value
+    delay_s: float  # seconds before the answer is sent
+    retry_after_s: float  # if 0, an ordinary refusal; else the answer is 429 with this value
 
 
 class GuessLimiter:
@@ -57,6 +57,6 @@ class GuessLimiter:
 
 
 def too_many_guesses(address: str, wrong: WrongGuess) -> WireError:
-    """Return the error of a wrong token after many wrong ones."""
+    """Return the error for a wrong token after many other wrong tokens."""
     message = f"too many wrong tokens from {address}: try again in {math.ceil(wrong.retry_after_s)} s"
     return WireError("TooManyRequests", message, http_status=429)

@@ -1,8 +1,8 @@
-"""Names under which the service answers, so that no page of another site reaches it by a name of its own.
+"""Host names under which the service answers, so that no page of another site reaches it under that site's name.
 
-Where: `listener` asks for each request. The owner of `evil.example` may let that name resolve to 127.0.0.1; requests of
-its pages then have their own origin, and only the Host header shows this (DNS rebinding). Requests for numeric
-addresses are always answered: no name was resolved. Pure.
+Where: `listener` checks each request. The owner of `evil.example` may let that name resolve to 127.0.0.1; then requests
+of its pages count as same-origin, and only the Host header reveals them (DNS rebinding). Requests for numeric addresses
+are always answered, because no name was resolved. Pure.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 
-LOCAL_NAME = "localhost"  # and names that end in it; RFC 6761 section 6.3: the network never resolves them
+LOCAL_NAME = "localhost"  # also names that end in it; RFC 6761 section 6.3: the network never resolves these
 
 
 class HostNames:
     """Knows the names of one service.
 
     Args:
-        own: names of the service itself, in any case; a bucket may stand in front of each.
-        others: names of AWS that resolve to the service; `*.` in front stands for one or several labels.
+        own: names of the service itself, in any case; clients may put a bucket in front of each.
+        others: names of AWS that resolve to the service; a leading `*.` stands for one or several labels.
     """
 
     def __init__(self, own: Iterable[str], others: Iterable[str] = ()) -> None:
@@ -30,9 +30,9 @@ class HostNames:
         self._suffixes = tuple(sorted(name[1:] for name in patterns))
 
     def why_refused(self, host: str | None) -> str | None:
-        """Return the reason why a request with this Host header is refused, None if it is answered.
+        """Return why a request with this Host header is refused, or None if it is answered.
 
-        A request without the header is answered: every browser sends it.
+        A request without the header is answered, because every browser sends the header.
         """
         if host is None:
             return None

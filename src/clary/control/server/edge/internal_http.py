@@ -13,7 +13,7 @@ from clary.base.errors import WireError
 from clary.control.wire.json_bounds import has_more_values
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
-MAX_VALUES = 500_000  # a full batch of log lines has about this many
+MAX_VALUES = 500_000  # a full batch of log lines has about this many values
 
 # Pages change often and may contain hostile text: browsers must not cache them, or treat them as anything but JSON.
 JSON_HEADERS = [
@@ -46,7 +46,7 @@ def read_json(request: HttpRequest, *, most_values: int = MAX_VALUES) -> Any:
 def _no_collection() -> Iterator[None]:
     """Pause Python's garbage collection, which takes three quarters of the time of a parse.
 
-    The parser is one call that lets no other thread run: the service answers no other request meanwhile.
+    The parser does not release the interpreter lock, so the service answers no other request meanwhile.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -58,7 +58,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def query_of(request: HttpRequest) -> dict[str, str]:
-    """Return the decoded query: the last value of a repeated name, and no NUL, which some databases refuse."""
+    """Return the decoded query, with the last value of a repeated name, without NUL, which some databases refuse."""
     pairs = parse_qsl(request.query, keep_blank_values=True)
     return {name.replace("\0", ""): value.replace("\0", "") for name, value in pairs}
 
@@ -69,15 +69,15 @@ def json_answer(document: Any, *, status: int = 200) -> HttpResponse:
 
 
 def finite_answer(answer: HttpResponse) -> HttpResponse:
-    """Return a JSON answer that all parsers accept: null for infinite and NaN values, which Python writes by name."""
+    """Return a JSON answer that all parsers accept: null for NaN and infinite values, which Python writes as words."""
     if answer.header("content-type") != "application/json":
         return answer
     if b"NaN" not in answer.body and b"Infinity" not in answer.body:
-        return answer  # the usual case; the words may also stand within a text
+        return answer  # usually; the words may also occur within a text
     document = json.loads(answer.body, parse_constant=lambda _name: None)
     return HttpResponse(answer.status, answer.headers, json.dumps(document).encode())
 
 
 def error_answer(error: WireError) -> HttpResponse:
-    """Return an error in the shape of AWS's JSON errors."""
+    """Return an error in the format of AWS's JSON errors."""
     return json_answer({"__type": error.code, "message": error.message}, status=error.http_status)

@@ -1,6 +1,6 @@
-"""Runs the work on a body: at once, or in a thread if other requests would wait for long.
+"""Runs the processing of a body: inline, or in a thread if other requests would wait too long.
 
-Where: the handlers of AWS requests and of agents' requests have one each.
+Where: `aws_handler` and `clary_handler` have one `LargeBodies` each.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any
 
 from clary.control.wire.messages import HttpRequest
 
-LARGE_BODY_BYTES = 64 * 1024  # the work on a body of this size takes a few milliseconds
+LARGE_BODY_BYTES = 64 * 1024  # processing a body of this size takes a few milliseconds
 
-Run = Callable[..., Awaitable[Any]]  # runs a function with its arguments, at once or in a thread
+Run = Callable[..., Awaitable[Any]]  # runs a function with its arguments, inline or in a thread
 
 
 class LargeBodies:
-    """Works on large bodies one at a time: threads that parse slow each other down, and the event loop."""
+    """Processes large bodies one at a time, because parsing threads slow down each other and the event loop."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Semaphore(1)
 
     @asynccontextmanager
     async def runner(self, request: HttpRequest) -> AsyncIterator[Run]:
-        """Yield a function that runs others on a request's body; a large body holds its turn until the block ends."""
+        """Yield a function that runs other functions on a request's body; a large body keeps its turn in the block."""
         if len(request.body) <= LARGE_BODY_BYTES and not (request.body and request.header("content-encoding")):
             yield _at_once
             return

@@ -1,19 +1,19 @@
-"""The one port: reads HTTP, gives each request to the first handler that wants it, writes the answer.
+"""The HTTP listener: reads a request, passes it to the first handler whose route matches, writes the answer.
 
 Where: outermost part of the service. Below it: `clary_handler` (agents and the command line), `objects.front` (S3) and
 `aws_handler` (every other AWS service). A second port with TLS has the same handlers.
 
     request -> signed for S3                       -> S3 front, streaming
-            -> /clary/v1/..., GET /metrics         -> health here, the rest to clary_handler
+            -> /clary/v1/..., GET /metrics         -> the health check here, other requests to clary_handler
             -> GET / of a browser, /console...     -> the console's files
-            -> not signed and no API request       -> S3 front, which refuses it in S3's shape
+            -> not signed and no API request       -> S3 front, which refuses it in S3's format
             -> everything else                     -> aws_handler, with its whole body
 
 S3 comes first because a bucket may be called `clary`.
 
-A handler's gate judges a request by its head: the client is known, or names a known key, before a body is read.
+A handler's gate decides by a request's head whether its body is read: for a client that is known or names a known key.
 
-No request ends the service: an error that a handler does not catch becomes a 500 with the request's id, and its
+No request can crash the service: an error that a handler does not catch becomes a 500 with the request's id, and its
 traceback is logged. Broken HTTP is answered by the HTTP library with 400 before any handler sees it.
 """
 
@@ -51,13 +51,13 @@ from clary.control.server.edge.host_names import HostNames
 from clary.control.server.edge.passing_troubles import why_not_now
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
-BODY_TIMEOUT_S = 30.0  # for the whole body of an API request
-MAX_LINE_BYTES = 16 * 1024  # request line; presigned URLs are long
-MAX_HEADER_BYTES = 16 * 1024  # one header
+BODY_TIMEOUT_S = 30.0  # limit for the whole body of an API request
+MAX_LINE_BYTES = 16 * 1024  # length of a request line; presigned URLs are long
+MAX_HEADER_BYTES = 16 * 1024  # length of one header
 LINGER_S = 2.0  # time for which the rest of a refused body is discarded, so that the client can read the answer
 KEEPALIVE_S = 75.0
-READ_BUFFER_BYTES = 64 * 1024  # of each connection; it holds at most twice as many
-RECEIVE_BUFFER_BYTES = 512 * 1024  # of each connection, in the kernel
+READ_BUFFER_BYTES = 64 * 1024  # read buffer of a connection, which holds at most twice as many bytes
+RECEIVE_BUFFER_BYTES = 512 * 1024  # receive buffer of a connection in the kernel
 BODY_BUDGET_BYTES = 64 * 1024 * 1024
 MAX_CONNECTIONS = 2048
 MAX_HEADERS = 100
@@ -79,7 +79,7 @@ class StreamingHandler(Protocol):
 
 @dataclass(frozen=True)
 class Route:
-    """One line of the list of handlers."""
+    """One entry of the list of handlers."""
 
     name: str
     matches: Callable[[web.BaseRequest], bool]
@@ -91,20 +91,20 @@ class Listener:
 
     Args:
         host: address to listen on.
-        port: 0 takes a free one; read `port` after `start`.
+        port: 0 chooses a free port; read `port` after `start`.
         aws_handler: answers AWS requests other than S3.
         s3_front: answers S3 requests; started and closed by the caller.
         clary_handler: answers requests below /clary/v1/ other than the health check, and GET /metrics; None
             answers 404.
         console_handler: answers browsers that open / or /console; None leaves the paths to AWS and S3.
         max_body_bytes: largest body of a request that is not S3.
-        aws_gate: judges heads of AWS requests before their bodies are read; None reads every body.
-        clary_gate: the same for clary_handler.
+        aws_gate: gate for AWS requests, called before their bodies are read; None reads every body.
+        clary_gate: likewise for clary_handler.
         host_names: names under which requests are answered; None answers under every name.
-        body_budget: bytes of bodies that are held at once; None makes an own budget.
+        body_budget: budget for bytes of bodies in memory; None creates a new budget.
         max_connections: most open connections.
         tls_context: certificate of the TLS port; None opens no such port.
-        tls_port: 0 takes a free one.
+        tls_port: 0 chooses a free port.
         nodes_host: further address of the TLS port, for other machines; empty adds none.
         body_timeout_s: seconds for the whole body of a request that is not S3.
     """
@@ -153,7 +153,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port that is listened on; valid after `start`."""
+        """The listening port; valid after `start`."""
         return self._ports[0]
 
     @property
@@ -171,7 +171,7 @@ class Listener:
             table=ConnectionTable(self._max_connections),
             request_factory=make_request,
             access_log=None,
-            auto_decompress=False,  # objects are stored as sent
+            auto_decompress=False,  # objects are stored as sent, without decompression
             max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_HEADER_BYTES,
             max_headers=MAX_HEADERS,
@@ -192,7 +192,7 @@ class Listener:
             raise
 
     async def close(self) -> None:
-        """Stop listening, give requests under way a few seconds, close all connections."""
+        """Stop listening, give running requests a few seconds, close all connections."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -205,7 +205,8 @@ class Listener:
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Each connection inherits it: else the kernel may hold up to 32 MiB of unread data for each.
+            # Each connection inherits the buffer size: otherwise the kernel may buffer up to 32 MiB of unread data for
+            # each.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
             listening.bind((host, port))
         except OSError as error:
@@ -219,7 +220,7 @@ class Listener:
         await HandshakeSite(self._runner, listening, ssl_context=tls_context, backlog=BACKLOG).start()
 
     async def _dispatch(self, request: ListenerRequest) -> web.StreamResponse:
-        """Give a request to the first route that matches; one of the named boundaries for broad except."""
+        """Pass a request to the first route that matches; one of the places that may catch every exception."""
         request_id = request.clary_request_id = new_request_id()
         try:
             refused = self._head_refusal(request)
@@ -240,7 +241,7 @@ class Listener:
             return error_answer(request, 500, "InternalFailure", message)
 
     def _head_refusal(self, request: ListenerRequest) -> web.Response | None:
-        """Return the refusal of a head, before any handler sees it; None if it is fine."""
+        """Return the refusal of a head before any handler is called; None if the head is acceptable."""
         size = sum(len(name) + len(value) for name, value in request.raw_headers)
         if size > MAX_HEAD_BYTES:
             return error_answer(
@@ -305,7 +306,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _settled(front: StreamingHandler) -> RequestHandler:
-    """Return a handler that passes requests signed for S3 to the front, as requests of known clients.
+    """Return a handler that passes requests signed for S3 to the front, and marks their clients as known.
 
     The front refuses a request without a known key at once, and does not read its body.
     """
@@ -318,7 +319,7 @@ def _settled(front: StreamingHandler) -> RequestHandler:
 
 
 def settle(request: web.BaseRequest) -> None:
-    """Record that a request's client is known, so that its connection does not give way."""
+    """Record that a request's client is known, so that its connection is not evicted."""
     connection = request.protocol
     if isinstance(connection, GuardedConnection):
         connection.settle()

@@ -1,6 +1,6 @@
 """Chooses the handler of a request, by its head alone.
 
-Where: the listener's routes call these, in their order.
+Where: the listener's routes call these functions in order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_health(request: web.BaseRequest) -> bool:
 
 
 def is_console(request: web.BaseRequest) -> bool:
-    """Whether a browser asks for the console: clients of AWS sign, name an action, or do not accept HTML."""
+    """Whether a browser requests the console: AWS clients sign, name an action, or do not accept HTML."""
     path, _, query = request.raw_path.partition("?")
     if request.method not in ("GET", "HEAD") or "Authorization" in request.headers:
         return False
@@ -37,7 +37,7 @@ def is_console(request: web.BaseRequest) -> bool:
 def is_internal(request: web.BaseRequest) -> bool:
     """Whether a request is for the service's own pages, the metrics among them.
 
-    Signed requests of S3 for a bucket called metrics have matched an earlier route.
+    Requests signed for S3 and a bucket called metrics have matched an earlier route.
     """
     is_metrics = request.method == "GET" and request.raw_path.partition("?")[0] == METRICS_PATH
     return is_metrics or request.raw_path.startswith(INTERNAL_PREFIX)
@@ -47,7 +47,7 @@ def is_signed_for_s3(request: web.BaseRequest) -> bool:
     """Whether the scope of the signature, in headers or query, is S3's."""
     authorization = request.headers.get("Authorization")
     if authorization is not None:
-        # Signatures of version 2 start so; only S3 has them (and refuses them).
+        # Signatures of version 2 begin like this; only the S3 front handles them (it refuses them in headers).
         return "/s3/aws4_request" in authorization or authorization.startswith("AWS ")
     query = request.raw_path.partition("?")[2]
     if "X-Amz-Credential=" in query:
@@ -56,7 +56,7 @@ def is_signed_for_s3(request: web.BaseRequest) -> bool:
 
 
 def looks_like_s3(request: web.BaseRequest) -> bool:
-    """Whether a request that is not signed for S3 is no request of another AWS service either."""
+    """Whether a request that is not signed for S3 is not for another AWS service either."""
     headers = request.headers
     query = request.raw_path.partition("?")[2]
     if "Authorization" in headers or "X-Amz-Target" in headers or "Action=" in query or "X-Amz-Credential=" in query:

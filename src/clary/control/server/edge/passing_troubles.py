@@ -1,6 +1,6 @@
-"""Failures that end once a disk has room or the database is back; the client gets the reason.
+"""Temporary failures, from a full disk or an unavailable database; the answer names the reason.
 
-Where: the listener, for errors that no handler has caught. Clients and agents send such a request again.
+Where: the listener uses it for errors that no handler has caught. Clients and agents retry such a request.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from clary.control import full_disks
 
 
 def why_not_now(error: Exception) -> str:
-    """Return the reason why a request failed for now; empty if the failure is a defect of the service."""
+    """Return why a request failed temporarily; empty if the failure is a defect of the service."""
     if isinstance(error, StoreError) and error.fault is Fault.INFRASTRUCTURE:
         return error.message
     if isinstance(error, OSError) and full_disks.is_refusal(error):

@@ -1,12 +1,12 @@
 """Signed cookies of console sessions, and the one-time codes of `clary console`.
 
-Where: `sign_in` begins and ends sessions, `access` reads the cookie of each request. A cookie carries all facts of its
-session, so they survive a restart of the service; only sessions that were ended before their time are stored, in a file
-of the state folder.
+Where: `sign_in` begins and ends sessions, `access` reads the cookie of each request. A cookie contains all facts of its
+session, so sessions survive a restart of the service. Only sessions that were ended early are stored, in a file of the
+state folder.
 
 A cookie: BASE64(JSON of id, user, end, boot and began) . BASE64(HMAC-SHA256 of that with the key of the state folder).
-Within one boot of the machine a session lasts by monotonic time, even if the clock is set; after another boot, by its
-end in seconds since 1970.
+Within one boot of the machine a session's end is checked by monotonic time, even if the clock is set; after another
+boot, by wall time.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from typing import Any
 from clary.base.clock import Clock, boot_id
 
 SESSION_S = 12 * 3600
-CODE_S = 120.0  # the browser opens right after the code is made
-MAX_CODES = 100  # unused ones at once; the oldest is dropped
-MAX_COOKIE_LENGTH = 1024  # real ones have about 300 characters
-MAX_REVOKED = 1000  # remembered ones; the oldest is dropped. Not by their ends: the clock may be set back
-OWNER = "owner"  # user with the admin token; a state folder has no other users
+CODE_S = 120.0  # the browser opens right after the code is created
+MAX_CODES = 100  # unused codes at once; the oldest is dropped
+MAX_COOKIE_LENGTH = 1024  # real cookies have about 300 characters
+MAX_REVOKED = 1000  # remembered revocations; the oldest is dropped, not the first to end: the clock may be set back
+OWNER = "owner"  # the holder of the admin token; a state folder has no other users
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Session of a person signed in to the console."""
+    """Session of a user, signed in to the console."""
 
     session_id: str
     user: str
     ends_at_s: int  # seconds since 1970
-    csrf: str  # pages send it with each change; other sites can not guess it
+    csrf: str  # value that pages send with each change; other sites can not guess it
 
     @property
     def is_admin(self) -> bool:
@@ -55,9 +55,9 @@ class Sessions:
     """Makes, reads and revokes sessions.
 
     Args:
-        key: of the state folder; it permits making sessions.
-        revoked_path: file of revoked sessions; it need not exist.
-        clock: for ends of sessions.
+        key: secret key of the state folder, which signs sessions.
+        revoked_path: file of revoked sessions, which may be missing.
+        clock: decides when sessions and codes end.
     """
 
     def __init__(self, key: bytes, revoked_path: Path, clock: Clock) -> None:
@@ -65,13 +65,13 @@ class Sessions:
         self._revoked_path = revoked_path
         self._clock = clock
         self._revoked = _read_revoked(revoked_path)
-        self._codes: dict[str, float] = {}  # digest of a code -> its end, monotonic
+        self._codes: dict[str, float] = {}  # digest of a code -> monotonic time of its end
 
     def cookie_name(self, *, is_secure: bool) -> str:
         """Return the name of this state folder's cookies.
 
-        Browsers keep cookies by host and not by port: two services of one machine need two names. A browser accepts a
-        name with `__Host-` in front only over TLS, and only from this very host.
+        Browsers store cookies by host, not by port, so two services of one machine need two names. A browser accepts a
+        name that begins with `__Host-` only over TLS, and only from exactly this host.
         """
         name = f"clary_session_{self._sign(b'name', b'')[:6].hex()}"
         return f"__Host-{name}" if is_secure else name
@@ -92,7 +92,7 @@ class Sessions:
         return session, cookie
 
     def read(self, cookie: str) -> Session | None:
-        """Return the session of a cookie; None for a forged, damaged, expired or revoked one."""
+        """Return the session of a cookie; None for a forged, damaged, expired or revoked cookie."""
         if len(cookie) > MAX_COOKIE_LENGTH:
             return None
         left, _, right = cookie.partition(".")
@@ -109,7 +109,7 @@ class Sessions:
         return Session(session_id=facts["id"], user=facts["user"], ends_at_s=facts["end"], csrf=csrf)
 
     def revoke(self, session: Session) -> None:
-        """End a session; it stays ended after a restart unless the file cannot be written."""
+        """End a session; it stays ended after a restart, unless the file cannot be written."""
         self._revoked[session.session_id] = session.ends_at_s
         while len(self._revoked) > MAX_REVOKED:
             del self._revoked[next(iter(self._revoked))]
@@ -118,7 +118,7 @@ class Sessions:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                 json.dump(self._revoked, file)
             temporary.replace(self._revoked_path)
-        except OSError as error:  # the user stays signed out until the service restarts
+        except OSError as error:  # the session stays ended until the service restarts
             _log.warning("cannot write %s: %s; ended sessions are valid after a restart", self._revoked_path, error)
 
     def new_code(self) -> str:
@@ -132,7 +132,7 @@ class Sessions:
         return code
 
     def redeem(self, code: str) -> bool:
-        """Whether a code is valid: made here, not expired, not used; this uses it up."""
+        """Use up a code, and return whether it was valid: created by this service, not expired, not used before."""
         # Looked up by digest, so that the time of the search reveals nothing about existing codes.
         end = self._codes.pop(_digest(code), None)
         return end is not None and end > self._clock.monotonic()
@@ -168,7 +168,7 @@ def _encode(data: bytes) -> str:
 def _decode(text: str) -> bytes:
     data = text.encode("ascii")
     decoded = base64.b64decode(data + b"=" * (-len(data) % 4), altchars=b"-_", validate=True)
-    if _encode(decoded) != text:  # only one spelling of a digest is accepted
+    if _encode(decoded) != text:  # only one encoding of a digest is accepted
         raise ValueError("not the spelling of `_encode`")
     return decoded
 

@@ -1,14 +1,14 @@
-"""Signing in to the console and out of it.
+"""Sign-in to the console, and sign-out.
 
-Where: `route_table` names these functions; `authorization` has checked cookie, origin and CSRF value before.
+Where: `route_table` names these functions; `authorization` has checked cookie, origin and CSRF value before the call.
 
     POST   /clary/v1/session       {"token": "..."} or {"code": "..."} -> Set-Cookie; {"user", "is_admin", "csrf", ...}
-    GET    /clary/v1/session       -> the same without a new cookie, or 401
+    GET    /clary/v1/session       -> likewise without a new cookie, or 401
     DELETE /clary/v1/session       -> ends the session
     POST   /clary/v1/session-code  -> {"code", "valid_s"}: a code for one session; admin token only (`clary console`)
 
-The token is the admin token of the state folder. A code reaches the browser in the fragment of an address, which no
-server and no proxy ever sees.
+The token is the admin token of the state folder. The browser gets a code in the fragment of a URL, which is never sent
+to a server or proxy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class SignIn:
     async def begin(self, request: HttpRequest) -> HttpResponse:
         """Begin a session for a right token or code. Raises: WireError 400, 403, 429."""
         kind, secret = _secret_of(read_json(request))
-        # Checked before wrong ones are counted: programs of jobs may guess from the owner's address.
+        # A right token is accepted whatever the count of wrong ones: programs of jobs may guess from the owner's
+        # address.
         if kind == "code":
             is_right = self._sessions.redeem(secret)
         else:
@@ -70,7 +71,7 @@ class SignIn:
         return answer
 
     def end(self, request: HttpRequest, session: Session | None) -> HttpResponse:
-        """End a session, if there is one, and delete its cookie."""
+        """End the session, if there is one, and delete its cookie."""
         if session is not None:
             self._sessions.revoke(session)
         answer = json_answer({})
@@ -84,7 +85,7 @@ class SignIn:
         return _facts(session)
 
     def new_code(self) -> dict[str, Any]:
-        """Return a code that opens one session. Sessions may not make codes: a stolen one must not outlast its end."""
+        """Return a code that opens one session. Sessions may not create codes: a stolen one must not be prolonged."""
         return {"code": self._sessions.new_code(), "valid_s": CODE_S}
 
     def _set_cookie(self, value: str, *, is_secure: bool, max_age_s: int) -> tuple[str, str]:
@@ -110,7 +111,7 @@ def cookie_of(request: HttpRequest, cookie_name: str) -> str | None:
 
 
 def _secret_of(body: Any) -> tuple[str, str]:
-    """Return `token` or `code`, and its value; raises WireError 400 for a body with neither."""
+    """Return `token` or `code`, and its value. Raises: WireError 400 for a body without either."""
     document = body if isinstance(body, dict) else {}
     kind = "token" if "token" in document else "code"
     secret = document.get(kind)

@@ -1,6 +1,6 @@
 """TLS for clients that insist on it: a private authority and the service's certificate.
 
-Where: the service makes them before its listener starts; `clary env --tls` points AWS_CA_BUNDLE at the authority and
+Where: the service creates them before its listener starts; `clary env --tls` points AWS_CA_BUNDLE at the authority and
 HTTPS_PROXY at `connect_proxy`. Both SageMaker SDKs ask STS at https://sts.<region>.amazonaws.com, whatever
 AWS_ENDPOINT_URL says: the certificate covers that name in every region.
 """
@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS = 3650
-CERTIFICATE_DAYS = 825  # some clients refuse longer ones
+CERTIFICATE_DAYS = 825  # some clients refuse longer validity
 RENEW_BEFORE_DAYS = 30
-BACKDATE = timedelta(days=1)  # for clients whose clock is behind
+BACKDATE = timedelta(days=1)  # backdated for clients whose clock is behind
 SERVICE_HOSTS = ("sts", "s3", "api.sagemaker", "metrics.sagemaker", "logs", "monitoring", "iam")
 
 _Key = ec.EllipticCurvePrivateKey
@@ -36,28 +36,28 @@ _Key = ec.EllipticCurvePrivateKey
 class TlsFiles:
     """Paths of certificates and keys; only their owner can read the keys."""
 
-    authority: Path  # clients trust it: AWS_CA_BUNDLE
+    authority: Path  # certificate that clients trust: AWS_CA_BUNDLE
     authority_key: Path
     certificate: Path
     key: Path
 
 
 def service_names(region: str) -> frozenset[str]:
-    """Return the names of AWS that the service's certificate covers: STS everywhere, the others in `region`."""
+    """Return the names of AWS that the service's certificate covers: STS in every region, others in `region`."""
     regional = {f"{service}.{region}.amazonaws.com" for service in SERVICE_HOSTS}
     everywhere = {f"{service}.amazonaws.com" for service in SERVICE_HOSTS}
-    # Old clients know no endpoint variable and put the bucket into the host name.
+    # Old clients do not know the endpoint variable and put the bucket into the host name.
     buckets = {f"*.s3.{region}.amazonaws.com", "*.s3.amazonaws.com"}
     return frozenset(regional | everywhere | buckets | {f"sts.{name}.amazonaws.com" for name in _regions()})
 
 
 def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime, nodes_host: str = "") -> TlsFiles:
-    """Return the service's certificate and its authority; made if they are absent, expiring or for other names.
+    """Return the service's certificate and its authority; create them if absent, expiring or for other names.
 
     The authority stays the same as long as it is valid, so that clients which trust it stay connected.
 
     Args:
-        folder: `<home>/tls`; made if absent.
+        folder: `<home>/tls`; created if absent.
         region: names like sts.<region>.amazonaws.com are covered.
         host: address that the service listens on, covered too.
         now: aware time of day.
@@ -200,7 +200,7 @@ def _save(certificate_path: Path, key_path: Path, pair: tuple[x509.Certificate, 
     key_text = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    # Key first: after a crash in between, the pair does not match and is made again.
+    # The key is written first: after a crash in between, the pair does not match and is created again.
     for path, content, mode in (
         (key_path, key_text, 0o600),
         (certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644),
