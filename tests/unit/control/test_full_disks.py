@@ -56,7 +56,7 @@ def test_clients_are_told_to_free_space_only_for_full_disks_and_not_for_defects(
         assert why_not_now(defect) == ""
 
 
-async def test_clients_that_try_again_at_once_hear_of_the_disk_again():
+async def test_clients_that_retry_at_once_get_the_error_of_the_disk_again():
     """A retry within the same second has the same signature and must not be refused as a repetition."""
     clock = FakeClock()
     keys = Credentials(access_key_id="AKID", secret_access_key="secret")

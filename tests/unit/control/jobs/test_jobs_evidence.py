@@ -62,7 +62,7 @@ def test_the_verdict_is_final_when_no_loss_is_found_within_the_silence_limit():
     assert script.send(cut_off(script)).job.failure.host == "algo-1", "its results are under way"
 
 
-def test_a_host_that_is_lost_meanwhile_ends_the_wait():
+def test_a_host_that_is_lost_during_the_wait_ends_the_wait():
     script = failed()
     lost = events.HostLost(host="algo-2", why="algo-2 was lost: silent", last_sign_at=at(1))
     assert script.send(lost).job.secondary_status is SecondaryStatus.RESTARTING
@@ -92,7 +92,7 @@ def test_a_failure_that_is_restarted_anyway_is_restarted_without_a_wait():
     assert script.job.secondary_status is SecondaryStatus.RESTARTING
 
 
-def test_the_next_attempt_waits_for_evidence_of_its_own():
+def test_the_next_attempt_waits_for_its_own_evidence():
     script = failed()
     script.send(cut_off(script)).all(HostPhase.RELEASED, exits=KILLED).send(events.Released())
     assert (script.job.failed_at, script.job.has_all_evidence) == (None, False)

@@ -28,7 +28,7 @@ def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, weed_process.GRPC_OFFSET])
-def test_port_is_taken_if_it_or_its_grpc_port_is(offset: int) -> None:
+def test_a_port_is_in_use_if_it_or_its_grpc_port_is(offset: int) -> None:
     ports = weed_process.choose_ports()
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

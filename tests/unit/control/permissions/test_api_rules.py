@@ -205,7 +205,7 @@ def test_a_resource_that_a_job_creates_belongs_to_the_job(service, operation, pa
     assert decision.if_made == if_made
 
 
-def test_every_operation_of_the_service_is_decided_on_purpose():
+def test_every_operation_of_the_service_has_a_rule_or_is_listed_as_reserved():
     """A new operation is refused until it is in a table, or is listed here as reserved for the owner."""
     owners_alone = {
         ("sagemaker", name)

@@ -85,7 +85,7 @@ async def test_a_host_may_be_silent_for_the_whole_limit_while_its_peers_train(pl
     assert (await plane.job()).end_cause is None
 
 
-async def test_a_survivor_s_exit_code_comes_before_a_cut_link_is_noticed_and_the_job_is_restarted(plane):
+async def test_a_job_is_restarted_if_an_exit_code_arrives_before_the_cut_link_is_noticed(plane):
     """Both agents live and obey, so both programs have ended long before two seconds have passed without a frame."""
     first, second = await running(plane)
     await leave(plane, first, by_itself=True)

@@ -106,7 +106,7 @@ def test_nan_is_stored_as_missing():
 
 
 @given(num_rows=st.integers(0, 12), num_columns=st.integers(0, 12), seed=st.integers(0, 2**32))
-def test_bytes_are_set_apart_the_same_way_whether_rows_or_columns_are_more(num_rows, num_columns, seed):
+def test_bytes_are_grouped_by_position_for_any_number_of_rows_and_columns(num_rows, num_columns, seed):
     """Blocks of earlier releases can be read: a column has the first bytes of all values, then the second bytes ..."""
     chance = random.Random(seed)
     columns = [array("f", [chance.uniform(-1e6, 1e6) for _ in range(num_rows)]) for _ in range(num_columns)]

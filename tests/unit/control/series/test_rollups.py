@@ -29,7 +29,7 @@ def test_spans_without_rows_are_left_out():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_roll_ups_of_roll_ups_are_those_of_the_rows(seed):
+def test_roll_ups_of_roll_ups_equal_those_of_the_rows(seed):
     """Values are missing at random, and the rows are cut at a random time before they are folded."""
     chance = random.Random(seed)
     values = [None if chance.random() < 0.3 else chance.uniform(-5, 5) for _ in range(900)]

@@ -140,7 +140,7 @@ async def test_an_anonymous_request_is_refused_in_its_own_protocol(handler):
     assert b"<ErrorResponse" in answer.body
 
 
-async def test_calls_of_one_jobs_key_leave_the_service_to_others(monkeypatch):
+async def test_calls_with_one_job_s_key_do_not_block_other_callers(monkeypatch):
     """Each search in logs takes a thread, so calls of a job's key wait for each other."""
     goes_on, under_way = asyncio.Event(), []
 

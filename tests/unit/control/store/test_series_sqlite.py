@@ -24,7 +24,7 @@ class TestSeriesOnSqlite(SeriesContract):
     """Runs the contract against a database file."""
 
 
-async def test_where_hosts_left_off_is_looked_up_and_not_searched_for(database_url: str) -> None:
+async def test_the_last_batch_of_each_host_is_found_by_the_index(database_url: str) -> None:
     """Each batch makes this query, so its cost must not grow with the number of jobs."""
     asked = {"job_names": ["a", "b"], "attempts": [1], "hosts": ["algo-1", "algo-2"]}
     store = await Store.open(database_url)

@@ -41,7 +41,7 @@ def test_shares_of_a_step_follow_from_the_events():
     assert found["top"][0]["name"] == "gloo:all_reduce"
 
 
-def test_time_that_an_operation_waits_in_is_no_computing():
+def test_time_in_which_an_operation_waits_does_not_count_as_computing():
     """A backward pass that waits for a collective has one operation around the wait, and none inside of it."""
     trace = trace_of(
         [

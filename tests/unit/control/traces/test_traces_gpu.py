@@ -60,7 +60,7 @@ def test_a_kernel_belongs_to_the_step_that_launched_it_however_late_it_runs():
     assert mark.completions[10, REDUCE, 0] - mark.arrivals[10, REDUCE, 0] == pytest.approx(20_000)
 
 
-def test_clocks_are_set_by_kernels_of_one_collective_though_gpus_lag_differently():
+def test_clocks_are_aligned_by_kernels_of_one_collective_although_gpus_lag_differently():
     """Both GPUs end a collective together; by the second clock, 5 s ahead, its program launched it far earlier."""
     first = marks(0, 30)
     second = marks(1, 130, ahead_ms=4900.0, boot_id="another")

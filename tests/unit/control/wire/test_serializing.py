@@ -102,7 +102,7 @@ def test_query_responses_are_wrapped_in_the_service_s_namespace():
     assert read_by_botocore(GET_ROLE, response)["Role"] == role
 
 
-def test_xml_survives_every_character():
+def test_every_character_in_xml_is_kept_or_replaced():
     role = {"RoleName": "<&>\"'\r\n\t\x00\x1b\ufffe\ud800 \U0001f600"}
     response = serialize(GET_ROLE, {"Role": role}, request_id=REQUEST_ID)
     found = read_by_botocore(GET_ROLE, response)["Role"]["RoleName"]

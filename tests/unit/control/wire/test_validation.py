@@ -96,7 +96,7 @@ def test_any_instance_type_passes_unless_the_caller_is_strict(instance_type):
 
 
 @pytest.mark.parametrize("instance_type", ["", "x" * (LENIENT_MAX_LENGTH + 1)])
-def test_a_lenient_value_still_has_a_length(instance_type):
+def test_a_lenient_value_still_has_a_length_limit(instance_type):
     params = good()
     params["ResourceConfig"]["InstanceType"] = instance_type
     assert "at 'resourceConfig.instanceType' failed to satisfy constraint: Member must have length" in message_of(

@@ -1,4 +1,4 @@
-"""Lost, doubled and hung jobs by the ledger. The tests prove that the check finds each kind of violation."""
+"""The ledger finds lost, doubled and hung jobs: for each kind of violation, a test shows that it is found."""
 
 import dataclasses
 

@@ -55,7 +55,7 @@ def test_forged_bytes_arrive_and_the_connection_stays_open():
         assert connection.recv(100) == b"more"
 
 
-def test_only_the_wanted_connections_are_borrowed():
+def test_only_connections_that_match_the_filter_are_used():
     nobody = fault_links.leads_to_port(1)
     with echo() as (_, process, _), fault_links.connections_of(process.pid, nobody) as borrowed:
         assert borrowed == []

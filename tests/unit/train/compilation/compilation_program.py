@@ -67,7 +67,7 @@ class Pair(NamedTuple):
 
 def watched(**wishes):
     """Return a fresh report, and set it in the single hook of this process."""
-    torch._dynamo.reset()  # Dynamo skips a function permanently after it once failed to trace it
+    torch._dynamo.reset()  # after Dynamo has failed once to trace a function, it skips the function permanently
     report = SpiedReport()
     WATCH._report, WATCH._wishes, WATCH._num_compiled = report, Wishes(**wishes), 0
     return report

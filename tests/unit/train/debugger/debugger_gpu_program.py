@@ -171,7 +171,7 @@ def test_a_hook_of_the_program_still_prevents_a_graph():
             del_hook()
 
 
-def test_numbers_are_saved_whatever_device_the_program_makes_its_tensors_on():
+def test_numbers_are_saved_with_any_default_device():
     """`meta` stands for a GPU, on which reading a number would synchronise."""
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -1,4 +1,4 @@
-"""One rule of a job as its process evaluates it: built-in or from a user's file, also with all kinds of faults."""
+"""One rule of a job as its process evaluates it: a built-in rule or one of a user's file, including failing ones."""
 
 import json
 import struct

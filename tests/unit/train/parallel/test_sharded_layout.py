@@ -31,7 +31,7 @@ def test_pieces_of_all_segments_contain_every_parameter_once(found: list[tuple[i
 
 
 @given(shapes, st.integers(1, 8))
-def test_a_buffer_wastes_less_elements_than_its_degree(found: list[tuple[int, ...]], degree: int) -> None:
+def test_a_buffer_wastes_fewer_elements_than_its_degree(found: list[tuple[int, ...]], degree: int) -> None:
     layout = FlatLayout(tuple(map(str, range(len(found)))), tuple(found), degree)
     assert 0 <= layout.padded_numel - sum(layout.numels) < degree
 
@@ -90,7 +90,9 @@ def test_degree_1_shards_no_parameter() -> None:
         ("aaabbbcccddd", 12, (4, 3)),
     ],
 )
-def test_grid(hosts: str, degree: int, grid: tuple[int, int] | None) -> None:
+def test_a_grid_needs_several_hosts_with_equally_many_neighbouring_ranks(
+    hosts: str, degree: int, grid: tuple[int, int] | None
+) -> None:
     assert host_grid(list(hosts), degree) == grid
 
 

@@ -187,7 +187,7 @@ def test_the_program_s_own_profiler_starts_even_while_another_thread_captures_a_
         assert "started torch.profiler itself" in running.state()["words"]
 
 
-def test_a_window_without_a_gpu_knows_of_no_captures():
+def test_a_window_without_a_gpu_does_not_wait_for_captures():
     """Otherwise a child that was forked during a capture would wait at the gate forever."""
     with program() as running, mock.patch.object(graph_captures, "gate", None):
         running.step()

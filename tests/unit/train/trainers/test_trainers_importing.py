@@ -46,7 +46,7 @@ def test_an_imported_module_is_patched_at_once(library):
     assert module.word == "as written, then mended"
 
 
-def test_a_module_whose_code_runs_is_mended_at_its_end(library, tmp_path):
+def test_a_module_that_is_being_imported_is_patched_at_the_end_of_its_import(library, tmp_path):
     """Like transformers.trainer, whose import loads torch; the end of torch's import calls the patch function."""
     middle = "import test_calls\ntest_calls.asks()\nassert 'word' not in globals()\n"
     (tmp_path / "pretended" / "inner.py").write_text(f"{middle}word = 'as written'\n")

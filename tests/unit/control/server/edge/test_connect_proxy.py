@@ -293,7 +293,7 @@ async def test_a_client_that_never_finishes_its_head_is_dropped(start, monkeypat
         assert await reader.read(-1) == b""
 
 
-async def test_each_direction_ends_by_itself(start):
+async def test_each_direction_ends_separately(start):
     """The target ends its direction first: the client's later bytes still arrive, and vice versa."""
     said = asyncio.get_running_loop().create_future()
 

@@ -74,7 +74,7 @@ async def test_a_request_is_forwarded_in_origin_form_without_the_headers_for_the
     assert answered == b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
 
 
-async def test_the_second_request_of_a_connection_is_never_sent_on(through):
+async def test_the_second_request_of_a_connection_is_never_forwarded(through):
     """The second request may be meant for another target, which has not been checked."""
     one = b"GET http://PLACE/ HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
     answered, got = await through(one + b"GET http://169.254.169.254/ HTTP/1.1\r\n\r\n", body_end=b"abc")

@@ -84,7 +84,7 @@ async def test_without_a_token_the_newest_page_is_returned_and_leads_back(logs: 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-async def test_any_walk_by_tokens_shows_the_lines_around_its_place(
+async def test_pages_by_tokens_equal_slices_of_all_lines(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """Compare the pages of a real log with slices of a list."""

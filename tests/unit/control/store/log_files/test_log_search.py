@@ -60,7 +60,7 @@ async def test_all_pages_of_a_search_equal_the_search_without_a_limit(
         assert tuple(found) == whole
 
 
-async def test_a_search_sees_lines_that_came_after_its_last_page(logs: LogStore) -> None:
+async def test_a_search_finds_lines_that_arrived_after_its_last_page(logs: LogStore) -> None:
     """`aws logs tail --follow` queries again from the last time and recognises events by their ids."""
     await logs.append(STREAM, 0, lines("a", "b", at_ms=5, step_ms=0))
     first = (await logs.filter_events(start_ms=0)).events

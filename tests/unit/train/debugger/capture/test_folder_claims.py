@@ -50,7 +50,7 @@ def test_a_second_process_is_refused_only_while_the_first_saves(tmp_path: Path) 
     assert Writer(tmp_path, "worker_0").close(limit_s=LIMIT_S)
 
 
-def test_a_program_that_has_ended_well_is_recorded_and_releases_the_folder(tmp_path: Path) -> None:
+def test_a_program_that_ended_without_an_error_is_recorded_and_releases_the_folder(tmp_path: Path) -> None:
     assert Writer(tmp_path, "worker_0").close(limit_s=LIMIT_S)
     assert has_ended_well(tmp_path, "worker_0")
     assert not has_ended_well(tmp_path, "worker_1")

@@ -8,7 +8,7 @@ from clary.train.parallel.fsdp.context.blocks import block_backward, block_forwa
 from clary.train.parallel.fsdp.context.layout import chunks_of, positions_of, visible, whole_order
 
 
-def test_parts_are_those_that_scripts_cut():
+def test_parts_equal_those_that_scripts_cut():
     """A script splits a sequence into 2 n chunks, and takes chunk `rank` and its mirror chunk from the end."""
     size, tokens = 4, torch.arange(48).view(2, 24)
     seen = []
@@ -91,7 +91,7 @@ def test_queries_without_a_visible_key_in_a_block_are_left_unchanged():
     assert not merge(far, far)[0].isnan().any()
 
 
-def test_kernels_of_gpus_take_what_they_are_given():
+def test_gpu_kernels_accept_the_arguments_that_attention_passes():
     """Checks shapes and arguments only, because there is no GPU here."""
     kept, blocks._KERNEL_DTYPES = blocks._KERNEL_DTYPES, {"meta": (torch.bfloat16,)}
     try:

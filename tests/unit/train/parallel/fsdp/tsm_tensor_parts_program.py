@@ -156,7 +156,7 @@ class Layer(nn.Module):
         self.self_attn = Attention()
 
 
-def test_structures():
+def test_the_structure_of_a_model_is_found_and_obstacles_are_named():
     model = nn.ModuleList([Layer()])
     (layer,) = find_structure(model).layers
     assert (layer.name, layer.mlp, why_not(layer)) == ("0", None, None)
