@@ -139,7 +139,7 @@ async def test_names_that_the_certificate_covers_reach_the_tls_port(start, name,
 async def test_other_names_of_aws_are_refused(start, monkeypatch, name):
     monkeypatch.setattr(
         connect_proxy, "CONNECT_TIMEOUT_S", 0.0
-    )  # without a refusal, the timeout would keep the request here, too
+    )  # even if the name is not refused, no request leaves this machine
     status, body = await ask(await start(), connect(name))
     assert status == 403
     assert b"nothing meant for AWS leaves this machine" in body
