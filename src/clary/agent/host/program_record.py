@@ -44,7 +44,7 @@ class ProgramRecord:
         self.init_pid = 0
         self.not_isolated: tuple[str, ...] = ()
         self.num_forked = 0  # processes forked from the standby interpreter
-        self.why_not_again: str | None = None  # why the host serves no other program; empty if it can, None until known
+        self.why_not_again: str | None = None  # reason why the host serves no other program, or ""; None until known
         self.why_not_forked = ""  # a sentence, if processes that could have been forked were not
 
     def apply(self, report: Mapping[str, Any], *, sender: int) -> None:

@@ -1,15 +1,15 @@
-"""The zygote of a host that stands by: started, asked to fork the ranks of a program, ended.
+"""The zygote of a standby host: its start, its forks of a program's ranks, its end.
 
-Where: `standing_by` starts it in the first process of the host, `keeper` has it fork. Its code is
+Where: `standing_by` starts it in the first process of the host, `keeper` lets it fork. The zygote runs
 `clary.agent.zygote.clary_zygote`. Messages are JSON objects, one per packet:
 
     from the zygote: ready, refused (reason), forked (pids), over
     to the zygote: fork, with descriptors: the order as a file in memory, the gate, the agent's socket, outputs
 
-Forked ranks wait at the gate, a pipe, until the process that has forked them has ended, which makes this process their
-parent, and until their pids are known here. That process is the zygote itself, or, if the zygote lasts from program to
-program, a child of it, whose end the zygote reports (`over`). On an earlier error the gate closes and the ranks exit
-without a trace, so the caller can start all processes anew.
+Forked ranks wait at the gate, a pipe, until the process that forked them has ended, which makes this process their
+parent, and until their pids are known here. The forking process is the zygote, or, if the zygote lasts for several
+programs, a child of the zygote, whose end the zygote reports (`over`). After an earlier error the gate closes and the
+ranks exit without effect, so the caller can execute all processes instead.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from clary.agent.host.spawning import spawn
 from clary.agent.host.standstill import Standstill
 from clary.base.processes import read_entry
 
-READY_LIMIT_S = 20.0  # from the start order; a zygote that still imports is ready before a new interpreter would be
+READY_LIMIT_S = 20.0  # from the start order; longer than the start of a new interpreter takes
 FORK_LIMIT_S = 10.0  # milliseconds per rank, unless the machine swaps
-# An idle zygote counts as stuck after this time: giving it up too early only costs the start of new interpreters.
+# Time after which an idle zygote counts as stuck; if it is too short, the only cost is the start of new interpreters.
 LOOK_INTERVAL_S = 0.25
-MAX_IDLE_LOOKS = 12  # 3 s, on a machine that is not busy
+MAX_IDLE_LOOKS = 12  # 3 s on a machine that is not busy
 KILL_LIMIT_S = 2.0
-MAX_DESCRIPTORS = 253  # the most that the kernel passes in one message (SCM_MAX_FD)
+MAX_DESCRIPTORS = 253  # the kernel's limit of descriptors per message (SCM_MAX_FD)
 MAX_PROCESSES = 200
 _MAX_MESSAGE_BYTES = 65536
 _GO = b"g"
@@ -48,7 +48,7 @@ _INHERITED_FILES = ("oom_score_adj", "coredump_filter", "autogroup")
 
 
 class Zygote:
-    """One zygote; it forks for one program and ends, or with `lasts` for one after the other."""
+    """One zygote; it forks for one program and ends, or, with `lasts`, for several programs in succession."""
 
     def __init__(self, pid: int, remote: socket.socket, *, failure: str, lasts: bool = False) -> None:
         self.pid = pid
@@ -58,7 +58,7 @@ class Zygote:
         self._socket.settimeout(FORK_LIMIT_S)
         self._failure = failure
         self._has_ended = False
-        self._heritage: dict[str, object] = {}  # as it was before its first program
+        self._heritage: dict[str, object] = {}  # attributes before the first program
 
     @classmethod
     def start(
@@ -72,10 +72,10 @@ class Zygote:
         """Start the interpreter and return without waiting for its imports.
 
         Args:
-            standby: argv, environment, and whether it lasts, as `standby` writes them.
-            parent_watched: whether the zygote dies with this process.
-            prepare: called in the zygote's process before it executes.
-            confinement: entered after that; its forks stay in it.
+            standby: argv, environment, and whether the zygote lasts, in the form written by `standby`.
+            parent_watched: whether the zygote must die with this process.
+            prepare: called in the zygote's process before exec.
+            confinement: entered after `prepare`; the zygote's forks inherit it.
         """
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         output_read, output_write = os.pipe()
@@ -100,9 +100,9 @@ class Zygote:
         return cls(pid, here, failure=failure, lasts=bool(standby.get("lasts")))
 
     def why_unfit(self) -> str:
-        """Return why it cannot fork for another program, in words; empty if it can.
+        """Return "", or the reason why the zygote cannot fork for another program.
 
-        Programs of its user can set its limits and priorities, which the next program would inherit.
+        Programs of the same user can set the zygote's limits and priorities, which the next program would inherit.
         """
         if not self.lasts or self._has_ended:
             return "its interpreter has ended"
@@ -118,14 +118,15 @@ class Zygote:
     def fork(
         self, processes: Sequence[Mapping[str, Any]], *, control: socket.socket, parent_watched: bool
     ) -> tuple[dict[int, int], str]:
-        """Fork those of `processes` that are marked for it; then the zygote ends, unless it lasts.
+        """Fork the marked ones of `processes`; then the zygote ends, unless it lasts.
 
         Args:
-            processes: as `program_order` writes them, with `forks`.
+            processes: in the form of `program_order`, with `forks`.
             control: socket to the agent, where each process announces itself.
             parent_watched: whether the processes die with this process.
 
-        Returns: index -> pid of the forked processes, children of this process; and why none was forked, in words.
+        Returns: index -> pid of the forked processes, which are children of this process; and the reason if no process
+            was forked.
         """
         marked = {index: process for index, process in enumerate(processes) if _can_fork(process)}
         forked: dict[int, int] = {}
@@ -209,7 +210,7 @@ class Zygote:
 
     def _expect(self, kind: str, *, within_s: float) -> dict[str, Any]:
         """Return the next message, which must be of this kind."""
-        # A zygote that still imports may wait for files of a FUSE mount, which looks idle.
+        # A zygote that still imports may wait for files of a FUSE mount, so that it looks idle.
         max_idle_looks = 2 * MAX_IDLE_LOOKS if kind == "ready" else MAX_IDLE_LOOKS
         self._wait_for(
             self._socket.fileno(), f"did not say {kind!r} within", limit_s=within_s, max_idle_looks=max_idle_looks
@@ -223,7 +224,7 @@ class Zygote:
         return message
 
     def _await_end(self, limit_s: float) -> None:
-        """Wait until the zygote has ended by itself, so that its children become this process's."""
+        """Wait until the zygote has ended by itself, so that its children become this process's children."""
         watched = os.pidfd_open(self.pid)
         try:
             self._wait_for(watched, "lived on for", limit_s=limit_s, max_idle_looks=MAX_IDLE_LOOKS)
@@ -233,7 +234,7 @@ class Zygote:
     def _wait_for(self, descriptor: int, otherwise: str, *, limit_s: float, max_idle_looks: int) -> None:
         """Wait until a descriptor is readable, unless the zygote is idle for too long.
 
-        Raises: OSError whose text is `otherwise` and the time, about the zygote.
+        Raises: OSError with the text `otherwise` and the time.
         """
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
@@ -249,9 +250,9 @@ class Zygote:
 
 
 def heritage(pid: int) -> dict[str, object]:
-    """Return the attributes of a process that its forks inherit and that others of its user can set, by name.
+    """Return name -> value of a process's inherited attributes that other processes of its user can set.
 
-    PR_SET_DUMPABLE bars none of these calls.
+    PR_SET_DUMPABLE does not prevent these calls.
     Raises: OSError.
     Source: prlimit(2), sched(7), setpriority(2), ioprio_set(2), proc(5).
     """
@@ -267,6 +268,6 @@ def heritage(pid: int) -> dict[str, object]:
 
 
 def _can_fork(process: Mapping[str, Any]) -> bool:
-    """Whether the zygote may fork a process; `spawn` reports a bad working folder better."""
+    """Whether the zygote may fork a process; not with a bad working folder, which `spawn` reports better."""
     folder = process["working_folder"]
     return bool(process.get("forks")) and os.path.isdir(folder) and os.access(folder, os.X_OK)

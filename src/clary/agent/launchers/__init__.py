@@ -1,14 +1,14 @@
 """Launchers: the processes that a host starts for a job, as plain data.
 
-Where: the supervisor makes a `LaunchContext` when code and environment are ready, `select` names the launcher, its
-`build` returns the processes, and `agent.host` starts them. Launchers start no process themselves.
+Where: the supervisor creates a `LaunchContext` when code and environment are ready, `select` returns the launcher, its
+`build` returns the processes, and `agent.host` starts them. Launchers do not start processes themselves.
 
 context      inputs of launchers, and settings that their processes share
-selection    which launcher a job gets
+selection    choice of a job's launcher
 command, toolkit, plain, torch_distributed, smddp, mpi, parameter_server, multi_worker_mirrored
 ranks        processes with ranks, for the launchers that start ranks themselves
-jax_world    what jax asks for: a coordinator, the number of processes, each process's number
-open_mpi     a real mpirun, where the environment or the machine has one
+jax_world    variables for jax: a coordinator, the number of processes, each process's index
+open_mpi     a real mpirun, if the environment or the machine has one
 shims/       files that run inside the program's environment; they import nothing of clary
 """
 

@@ -1,7 +1,8 @@
 """ContainerEntrypoint and ContainerArguments, verbatim.
 
-Where: SDK v3's drivers, `@remote` and users' own commands come this way. No shell is added, no word is changed - except
-on hosts that share this machine's files, which have no `/opt/ml`: there the words get the host's own folder.
+Where: SDK v3's drivers, `@remote` and users' own commands are started by this launcher. No shell is added and no
+argument is changed, except on hosts that share this machine's files and have no `/opt/ml`: there `/opt/ml` in arguments
+is replaced by the host's own folder.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from clary.contract.ml_tree import OPT_ML
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
-    """Return the one process of this host."""
+    """Return the single process of this host."""
     variables = {name: _relocated(context, value) for name, value in context.variables.items()}
     variables |= context.host_list()
     variables["PYTHONPATH"] = context.python_path(variables.get("PYTHONPATH", ""))
@@ -27,7 +28,7 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return a note if words of the command were changed."""
+    """Return a note if arguments of the command were changed."""
     words = (*(context.plan.command or ()), *context.plan.user_environment.values())
     if context.is_isolated or not any(str(OPT_ML) in word for word in words):
         return ()

@@ -1,6 +1,6 @@
 """Inputs of launchers: facts of a job and a host, and settings that their processes share.
 
-Where: the supervisor makes one with `make_context`; every launcher is a pure function of it.
+Where: the supervisor creates a context with `make_context`; every launcher is a pure function of it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class LaunchContext:
 
     plan: LaunchPlan
     host: HostPlan
-    inside: MlTree  # the tree as the program sees it
+    inside: MlTree  # `/opt/ml` in the program's view
     python: str  # interpreter of the prepared environment
-    library_folder: str  # Clary's train side, as the program sees it
+    library_folder: str  # path of Clary's train side in the program's view
     variables: Mapping[str, str]  # the program's environment, without the launchers' variables
-    entry_point: EntryPoint | None  # None: hyperparameters name no program
+    entry_point: EntryPoint | None  # None: the hyperparameters name no program
     arguments: tuple[str, ...]  # of the program
     distribution: Distribution
     open_mpi: OpenMpi | None = None
-    train_program: str | None = None  # `train` of the environment, as containers have it
+    train_program: str | None = None  # the command `train` of the environment, as in containers
 
     @property
     def is_isolated(self) -> bool:
@@ -44,14 +44,14 @@ class LaunchContext:
 
     @property
     def has_own_network(self) -> bool:
-        """Whether only the job's hosts reach a port of this host; hosts on nodes of a cluster share a network."""
+        """Whether only the job's hosts can reach ports of this host; hosts on nodes of a cluster share a network."""
         return bool(self.plan.network.namespace_paths)
 
     @property
     def peers(self) -> tuple[HostPlan, ...]:
-        """Hosts that share ranks with this one, in the order of their ranks.
+        """Hosts that take part in the same distribution as this host, in the order of their ranks.
 
-        Like AWS's launchers: group by group, sorted by name inside a group, so algo-10 stands before algo-2.
+        Like AWS's launchers: by instance group, sorted by name in a group, so algo-10 precedes algo-2.
         """
         groups = self.distribution.instance_groups or (self.host.instance_group,)
         members = [host for host in self.plan.hosts if host.instance_group in groups]
@@ -60,7 +60,7 @@ class LaunchContext:
 
     @property
     def node_rank(self) -> int:
-        """Place of this host among its peers."""
+        """Index of this host among its peers."""
         return self.peers.index(self.host)
 
     @property
@@ -70,7 +70,7 @@ class LaunchContext:
 
     @property
     def master_address(self) -> str:
-        """The master's name for its peers, or its address where hosts share this machine's names."""
+        """The master's name for its peers, or its address if hosts share this machine's names."""
         return self.address_of(self.master)
 
     def address_of(self, host: HostPlan) -> str:
@@ -94,15 +94,15 @@ class LaunchContext:
             return (self.python, RANK_SHIM, entry_point.name, *self.arguments)
         if entry_point.kind is EntryKind.PACKAGE:
             return (self.python, RANK_SHIM, "-m", entry_point.module, *self.arguments)
-        # `exec` inside bash runs a file by its first line, or as a bash script without such a line.
+        # `exec` inside bash runs a file by its shebang line, or as a bash script if it has none.
         return ("/bin/bash", "-c", 'exec "$0" "$@"', f"./{entry_point.name}", *self.arguments)
 
     def python_path(self, *before: str) -> str:
-        """Return PYTHONPATH: the paths of `before`, which may be joined by colons, then Clary's own."""
+        """Return PYTHONPATH: the paths in `before`, which may contain colons, then Clary's own path."""
         return ":".join(path for path in (*":".join(before).split(":"), SHIMS_FOLDER, self.library_folder) if path)
 
     def environment(self, additions: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of a process: code first on PYTHONPATH, ours last, the master's address."""
+        """Return the environment of a process: the code first and Clary last on PYTHONPATH, the master's address."""
         return {
             **self.variables,
             "PYTHONPATH": self.python_path(str(self.inside.code), self.variables.get("PYTHONPATH", "")),
@@ -123,10 +123,10 @@ class LaunchContext:
         """Return a process that starts in the code folder.
 
         Args:
-            argv: its command line.
-            additions: variables over those of `environment`.
+            argv: command line of the process.
+            additions: variables that override those of `environment`.
             rank: among all processes of the job; None for a process that is no rank or starts ranks of its own.
-            local_rank: among the ranks of this host.
+            local_rank: index among the ranks of this host.
         """
         return ProcessSpec(
             argv=argv,
@@ -148,10 +148,10 @@ def make_context(
     entry_point: EntryPoint | None,
     ask: Ask,
 ) -> LaunchContext:
-    """Gather the inputs of launchers; programs are looked up in the PATH of `variables`.
+    """Collect the inputs of launchers; programs are searched in the PATH of `variables`.
 
     Args:
-        ask: runs a process in the program's host, and returns its output.
+        ask: runs a process in the program's host and returns the process's output.
     """
     distribution = read_distribution(plan.hyperparameters)
     uses_mpi = distribution.kind in (DistributionKind.MPI, DistributionKind.MODELPARALLEL)

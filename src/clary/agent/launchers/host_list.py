@@ -1,6 +1,6 @@
-"""The list of the job's hosts for launchers inside the program: `deepspeed` on PATH starts its ranks by it.
+"""The list of the job's hosts for launchers inside the program, by which `deepspeed` on PATH starts its ranks.
 
-Where: every process of a job gets it, as one variable; see `shims/clary_deepspeed.py`.
+Where: every process of a job gets the list as one variable; see `shims/clary_deepspeed.py`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ HOST_LIST_VARIABLE = "CLARY_HOST_LIST"
 
 
 def host_list_variables(hosts: Sequence[tuple[str, str, int]], *, here: str, port: int) -> dict[str, str]:
-    """Return the variable; an empty dict for a host that takes no part in the distribution.
+    """Return the variable; empty for a host that takes no part in the distribution.
 
     Args:
         hosts: name, address and number of ranks, in the order of ranks.
-        here: the name of this host.
-        port: of the store of rank 0.
+        here: name of this host.
+        port: port of the store of rank 0.
     """
     if here not in [name for name, _, _ in hosts]:
         return {}

@@ -1,9 +1,9 @@
 """mpi: a real mpirun across the hosts if Open MPI is installed, otherwise ranks started by Clary.
 
-With Open MPI, the first host runs mpirun; the others run a small server (`shims/clary_mpi.py`) through which mpirun
-starts its daemons, in place of ssh: no sshd, no keys, no fixed port of the machine. Ranks get the variables of the host
-that they run on. Without Open MPI, ranks are started as by both mpirun and torchrun; programs that link MPI (mpi4py)
-then see a world of one rank, and a note reports it.
+With Open MPI, the first host runs mpirun; the other hosts run a small server (`shims/clary_mpi.py`) through which
+mpirun starts its daemons instead of ssh: no sshd, no keys, no fixed port of the machine. Ranks get the variables of
+their own host. Without Open MPI, Clary starts the ranks with the variables of both mpirun and torchrun; programs that
+link MPI (mpi4py) then see a world of one rank, and a note reports it.
 Source: sagemaker-training 5.1.4 `mpi.MasterRunner` (options of mpirun).
 """
 
@@ -25,7 +25,7 @@ from clary.agent.launchers.ranks import (
 from clary.agent.launchers.shim_files import MPI_RSH_SHIM, MPI_SHIM
 
 REMOTE_PORT = 7790  # port of the server on each host's own address
-_OPEN_MPI_5 = 5  # PRRTE in place of ORTE: other names for the launcher's parameters
+_OPEN_MPI_5 = 5  # PRRTE instead of ORTE: the launcher's parameters have other names
 _DEFAULTS: Mapping[str, str] = {"NCCL_MIN_NRINGS": "4", "NCCL_DEBUG": "INFO"}
 
 
@@ -41,7 +41,7 @@ def build(context: LaunchContext, *, additions: Mapping[str, str] | None = None)
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return remarks on how ranks are started, and on custom options without effect."""
+    """Return notes on the start of ranks, and on custom options without effect."""
     ignored = context.distribution.mpi_options.only_mpirun
     if context.open_mpi is None:
         found = ["no Open MPI in the environment: ranks are started without mpirun; programs that use mpi4py need it"]
@@ -87,7 +87,7 @@ def _leader(context: LaunchContext, mpirun: tuple[str, ...], additions: Mapping[
 
 
 def _options(context: LaunchContext, mpi: OpenMpi, shared: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the options that every mpirun gets; the user's come last and so take precedence."""
+    """Return the options for mpirun; the user's options come last and so take precedence."""
     options: list[str] = ["-np", str(world_size(context)), "--allow-run-as-root"]
     options += ["--bind-to", "none", "--map-by", "slot", "--mca", "pml", "ob1"]
     if mpi.major >= _OPEN_MPI_5:
@@ -97,7 +97,7 @@ def _options(context: LaunchContext, mpi: OpenMpi, shared: Mapping[str, str]) ->
         options += ["--mca", "btl", "^openib", "--mca", "btl_vader_single_copy_mechanism", "none"]
         options += ["--mca", "orte_abort_on_non_zero_status", "1"]
     for name in shared:
-        options += ["-x", name]  # the value stands in mpirun's own environment
+        options += ["-x", name]  # the value is in mpirun's own environment
     custom = context.distribution.mpi_options
     for option, name, value in custom.mca:
         options += [f"--{option}", name, value]

@@ -1,6 +1,6 @@
 """TensorFlow's MultiWorkerMirroredStrategy: the program once on every host, with TF_CONFIG.
 
-Source: sagemaker-tensorflow-training: every host a worker on port 8890, in the order of their names.
+Source: sagemaker-tensorflow-training: every host is a worker on port 8890, in the order of the hosts' names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PORT = 8890
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
-    """Return the one process of this host; its rank is its worker's index."""
+    """Return the single process of this host; its rank is the worker's index."""
     config = {
         "cluster": {"worker": [_address(context, index, peer) for index, peer in enumerate(context.peers)]},
         "environment": "cloud",
@@ -27,11 +27,11 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return a note that the workers' servers are open if hosts share the machine's network."""
+    """Return a note, if hosts share the machine's network, that other users can reach the workers' servers."""
     return () if context.has_own_network or len(context.peers) == 1 else (OPEN_SERVERS,)
 
 
 def _address(context: LaunchContext, index: int, peer: HostPlan) -> str:
-    # Hosts that share an address share its ports: each gets one after the master's.
+    # Hosts with the same address share its ports: each host gets another port after the master's.
     port = _PORT if context.is_isolated else context.plan.network.master_port + 1 + index
     return f"{context.address_of(peer)}:{port}"

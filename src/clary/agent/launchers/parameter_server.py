@@ -1,10 +1,10 @@
-"""Parameter servers as the images of each framework start them.
+"""Parameter servers, as in the images of each framework.
 
-TensorFlow: on every host a server and a worker, with TF_CONFIG; the first host is the master. One process per host: the
-shim starts the server beside the worker and ends it when the master has ended, which other hosts see by its port. With
-one host the program runs alone, as on SageMaker. MXNet: on every host a server and a worker, on the first host a
-scheduler too; DMLC_* variables define the roles. PyTorch's images know no parameter servers: every host runs the
-program alone.
+TensorFlow: every host has a server and a worker, with TF_CONFIG; the first host is the master. There is one process per
+host: the shim starts the server and the worker, and ends the server after the master has ended, which other hosts
+detect at the master's port. With one host the program runs alone, as on SageMaker. MXNet: every host has a server and a
+worker, the first host also a scheduler; DMLC_* variables define the roles. PyTorch's images have no parameter servers:
+every host runs the program alone.
 Source: sagemaker-tensorflow-training `training.train`, `_build_tf_config`, `_run_ps`; sagemaker-mxnet-training
 `training.train`, `_env_vars_for_role`; sagemaker-pytorch-training `training.train`; ps-lite `van.cc` (DMLC_NODE_HOST).
 """
@@ -33,7 +33,7 @@ _OPEN_SERVERS_OF_MXNET = (
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
-    """Return the one process of this host; its rank is 0 for the master."""
+    """Return the single process of this host; the master's rank is 0."""
     style = server_style(context.plan.environment.image)
     if style is ServerStyle.MXNET:
         return _build_mxnet(context)
@@ -43,7 +43,7 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return notes: PyTorch's images start no parameter servers; other images' are open on a shared network."""
+    """Return notes: PyTorch has no parameter servers; other servers are reachable by others on a shared network."""
     style = server_style(context.plan.environment.image)
     if style is ServerStyle.NONE:
         return ("parameter_server has no effect with PyTorch: every host runs the program alone, as on SageMaker",)
@@ -56,7 +56,7 @@ def notes(context: LaunchContext) -> tuple[str, ...]:
 def _build_mxnet(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     num_hosts = str(len(context.peers))
     scheduler = context.peers[0]
-    # Without it the node takes the machine's first address that is not loopback, which the network can reach.
+    # Without this variable the node uses the machine's first non-loopback address, which the network can reach.
     bound = {} if context.is_isolated else {"DMLC_NODE_HOST": context.host.address}
     additions = {
         **{name: address for name, address in bound.items() if name not in context.variables},
@@ -95,6 +95,6 @@ def _build_tensorflow(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def _address(context: LaunchContext, index: int, port: int) -> str:
-    if not context.is_isolated:  # a shared address: two ports per host, after the master's
+    if not context.is_isolated:  # shared address: two ports per host, after the master's
         port = context.plan.network.master_port + 1 + 2 * index + (port - _WORKER_PORT)
     return f"{context.address_of(context.peers[index])}:{port}"

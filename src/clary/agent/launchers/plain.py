@@ -1,4 +1,4 @@
-"""The program once on every host; no ranks.
+"""Launcher of the program, once per host and without ranks.
 
 Source: sagemaker-training 5.1.4 `process.ProcessRunner`: `python train.py --arguments` in the code folder.
 """
@@ -11,5 +11,5 @@ from clary.agent.launchers.context import LaunchContext
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
-    """Return the one process of this host."""
+    """Return the single process of this host."""
     return (context.process(context.program(), additions=jax_world.host_variables(context)),)

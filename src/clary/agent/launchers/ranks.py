@@ -1,6 +1,6 @@
-"""Processes with ranks, for the launchers that start ranks themselves: one per local rank, on every host at once.
+"""Processes with ranks, for launchers that start ranks themselves: one process per local rank.
 
-Where: torch_distributed, smddp and mpi build their processes from these.
+Where: torch_distributed, smddp and mpi build their processes with these functions.
 Source: torch 2.13 `torch.distributed.run` (variables of a worker) and `elastic.multiprocessing`; Open MPI 4.1 FAQ,
 "What environment variables does Open MPI set for each process".
 """
@@ -20,7 +20,7 @@ def first_rank(context: LaunchContext) -> int:
 
 
 def world_size(context: LaunchContext) -> int:
-    """Return the number of ranks of all peers."""
+    """Return the number of ranks on all peers."""
     return sum(peer.processes_per_host for peer in context.peers)
 
 
@@ -44,7 +44,7 @@ def torch_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": f"{context.plan.job_name}-{context.plan.attempt}",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # Rank 0 serves the store itself: no torchrun runs beside it.
+        # Rank 0 serves the store itself, because there is no torchrun.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": str(context.inside.root / ".clary" / "errors" / f"rank-{rank}.json"),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -55,7 +55,7 @@ def torch_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
 
 
 def rank_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
-    """Return the variables of a rank that Clary starts itself: torchrun's, and jax's variables to find its peers."""
+    """Return the variables of a rank started by Clary: torchrun's variables, and jax's to find its peers."""
     variables = jax_world.process_variables(
         context, process_id=first_rank(context) + local_rank, num_processes=world_size(context)
     )
@@ -63,7 +63,7 @@ def rank_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
 
 
 def mpi_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
-    """Return the variables that mpirun sets for one rank and that programs without MPI read."""
+    """Return the variables of mpirun for one rank, which programs without MPI also read."""
     return {
         "OMPI_COMM_WORLD_RANK": str(first_rank(context) + local_rank),
         "OMPI_COMM_WORLD_SIZE": str(world_size(context)),
@@ -75,7 +75,7 @@ def mpi_variables(context: LaunchContext, local_rank: int) -> dict[str, str]:
 
 
 def mpi_ranks(context: LaunchContext, shared: Mapping[str, str]) -> tuple[ProcessSpec, ...]:
-    """Return this host's ranks as both mpirun and torchrun would start them; every rank gets the variables `shared`."""
+    """Return this host's ranks with the variables of mpirun and torchrun, and the variables `shared`."""
     program = context.program()
     return tuple(
         context.process(
@@ -89,6 +89,6 @@ def mpi_ranks(context: LaunchContext, shared: Mapping[str, str]) -> tuple[Proces
 
 
 def option_variables(context: LaunchContext) -> dict[str, str]:
-    """Return the variables of `-x NAME=VALUE` in custom_mpi_options; `-x NAME` passes a variable that is set anyway."""
+    """Return the variables of `-x NAME=VALUE` in custom_mpi_options; `-x NAME` needs no action."""
     options: Mapping[str, str | None] = context.distribution.mpi_options.variables
     return {name: value for name, value in options.items() if value is not None}

@@ -1,6 +1,6 @@
 """The choice of a job's launcher.
 
-Where: the supervisor asks once, when code and environment are ready.
+Where: the supervisor calls `select` once, when code and environment are ready.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def _no_notes(_: LaunchContext) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """One way to start a job's processes.
+    """A method to start a job's processes.
 
     Args:
         name: name for logs and `describe`.
         build: returns the processes of the context's host. Raises: AgentError for a program that it cannot launch.
         notes: returns sentences on differences from the user's expectations.
-        uses_ssh: whether its processes may reach the other hosts by ssh; Clary's own launchers do not.
+        uses_ssh: whether its processes may connect to other hosts by ssh; Clary's own launchers do not.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Launcher:
     uses_ssh: bool = False
 
 
-# As sagemaker-training 5.1.4 `mpi._modelparallel_environment_command`. `mp_parameters` reach the program as
+# As in sagemaker-training 5.1.4 `mpi._modelparallel_environment_command`. `mp_parameters` reach the program as
 # `--mp_parameters` and as SM_HP_MP_PARAMETERS; the environment has both already.
 _SMP_NCCL: Mapping[str, str] = {"NCCL_PROTO": "simple", "NCCL_ALGO": "ring"}
 _COMMAND = Launcher(name="command", build=command.build, notes=command.notes, uses_ssh=True)
@@ -70,9 +70,9 @@ _BY_KIND: Mapping[DistributionKind, Launcher] = {
 
 
 def select(context: LaunchContext) -> Launcher:
-    """Return the launcher of a job on a host: the request's command, the image's `train`, or by distribution.
+    """Return the launcher for a host: for the request's command, the image's `train`, or the distribution.
 
-    Hosts whose instance group takes no part in the distribution use the plain launcher.
+    A host whose instance group takes no part in the distribution gets the plain launcher.
     Raises: AgentError with fault USER for a distribution that cannot be launched.
     """
     if context.plan.command is not None:

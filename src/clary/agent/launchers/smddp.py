@@ -1,7 +1,7 @@
-"""pytorchddp and smdistributed.dataparallel: ranks as `mpirun smddprun` makes them.
+"""pytorchddp and smdistributed.dataparallel: ranks as started by `mpirun smddprun`.
 
-Both use the same protocol. Ranks get torchrun's variables and mpirun's, because scripts use either, and the variables
-of SMDDP's launcher, except FI_* and NCCL_PROTO, which concern Amazon's network cards.
+Both use the same protocol. Ranks get the variables of torchrun and mpirun, because scripts use either set, and the
+variables of SMDDP's launcher, except FI_* and NCCL_PROTO, which are for Amazon's network cards.
 Source: sagemaker-training 5.1.4 `smdataparallel.SMDataParallelRunner`; SMDATAPARALLEL_LOCAL_RANK: transformers 5.23
 `Trainer._wrap_model`, which reads it.
 """
@@ -18,8 +18,8 @@ from clary.contract.settings.hyperparameters import platform_text
 
 _SERVER_PORT = "7592"
 _DEFAULTS: Mapping[str, str] = {"RDMAV_FORK_SAFE": "1", "NCCL_DEBUG": "INFO"}
-# accelerate 1.15 `state.PartialState.set_device` and `Accelerator.prepare_model`, which otherwise gives DDP a GPU's
-# index.
+# accelerate 1.15 `state.PartialState.set_device` and `Accelerator.prepare_model`, which otherwise pass a GPU's index to
+# DDP.
 _ACCELERATE_ON_CPU: Mapping[str, str] = {"ACCELERATE_TORCH_DEVICE": "cpu", "ACCELERATE_BYPASS_DEVICE_MAP": "true"}
 
 
@@ -33,13 +33,13 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return a remark on the custom options without effect, if there are any."""
+    """Return a note on custom options without effect, if there are any."""
     ignored = context.distribution.mpi_options.only_mpirun
     return (f"custom_mpi_options without effect, as no mpirun runs: {', '.join(ignored)}",) if ignored else ()
 
 
 def _without_gpus(context: LaunchContext) -> dict[str, str]:
-    """Return the variables that keep accelerate on the CPU: it assumes CUDA with SMDDP. The user's settings stay."""
+    """Return variables that keep accelerate, which assumes CUDA with SMDDP, on the CPU; user settings win."""
     if context.host.resources.gpu_indices:
         return {}
     return {name: value for name, value in _ACCELERATE_ON_CPU.items() if name not in context.variables}

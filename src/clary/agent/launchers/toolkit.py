@@ -1,7 +1,7 @@
 """The image's own `train`: containers whose ENTRYPOINT takes that argument, and AWS's sagemaker-training toolkit.
 
-Where: used when the hyperparameters name no program (a container of the user's own), or when the job's Environment
-holds CLARY_LAUNCHER=toolkit and the environment has a `train`.
+Where: used if the hyperparameters name no program (a container of the user's own), or if the job's Environment has
+CLARY_LAUNCHER=toolkit and the Python environment has a `train`.
 Source: SageMaker developer guide: `docker run IMAGE train`.
 """
 
@@ -15,12 +15,12 @@ LAUNCHER_VALUE = "toolkit"
 
 
 def is_asked_for(context: LaunchContext) -> bool:
-    """Whether the user asks for the image's `train` although Clary could launch the program itself."""
+    """Whether the user requests the image's `train` although Clary could launch the program itself."""
     return context.plan.user_environment.get(LAUNCHER_VARIABLE) == LAUNCHER_VALUE
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
-    """Return the one process of this host; SM_* are left to the program, which derives its own.
+    """Return the single process of this host, without SM_*, which the program derives itself.
 
     Raises: AgentError if the environment has no `train`.
     """
@@ -29,7 +29,7 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     process = context.process((context.train_program,))
     kept = {name: value for name, value in process.environment.items() if not name.startswith("SM_")}
     if not context.is_isolated:
-        kept["SM_STUDIO_LOCAL_MODE"] = "true"  # the toolkit then does not wait for names that do not resolve here
+        kept["SM_STUDIO_LOCAL_MODE"] = "true"  # then the toolkit does not wait for host names that do not resolve here
     kept |= {name: value for name, value in context.plan.user_environment.items() if name.startswith("SM_")}
     return (
         ProcessSpec(
@@ -43,5 +43,5 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return the remark that the image's own program runs in place of Clary's launchers."""
+    """Return the note that the image's own program runs instead of Clary's launchers."""
     return (f"the image's own {context.train_program} runs the job; Clary's launchers are not used",)

@@ -1,7 +1,7 @@
-"""ANSI escape sequences taken out of a stream of bytes: colours, cursor movements, titles, links.
+"""Removal of ANSI escape sequences from a stream of bytes: colours, cursor movements, titles, links.
 
-Where: `log_lines.LineSplitter` feeds a process's output through one, if the setting `log_ansi` is strip. The sizes of
-the chunks make no difference, because an incomplete sequence is held back.
+Where: `log_lines.LineSplitter` filters a process's output with it if the setting `log_ansi` is strip. The result does
+not depend on chunk sizes, because an incomplete sequence is held back.
 Source: ECMA-48, sections 5.3 to 5.6; xterm control sequences for OSC that BEL ends.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-# Bounds keep the held text small; a longer one is text, not a sequence. No sequence spans a line end.
+# Length limits keep the held text small; a longer sequence counts as text. No sequence spans a line end.
 _CSI = rb"\[[0-?]{0,64}[ -/]{0,8}"
 _STRING = rb"[\]PX^_][^\x07\x1b\r\n]{0,4096}"
 _SHORT = rb"[ -/]{0,8}"
@@ -18,13 +18,13 @@ _BEGUN = re.compile(rb"\x1b(?:" + _CSI + rb"|" + _STRING + rb"\x1b?|" + _SHORT +
 
 
 class AnsiFilter:
-    """Filters one stream; not safe for several threads at once."""
+    """Filters one stream; not thread-safe."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes and return the ones outside of escape sequences."""
+        """Process bytes; return the bytes outside of escape sequences."""
         if not self._held and b"\x1b" not in data:
             return data
         data = self._held + data
@@ -34,6 +34,6 @@ class AnsiFilter:
         return _SEQUENCE.sub(b"", data[:end])
 
     def finish(self) -> bytes:
-        """Return the held bytes of a sequence that never ended."""
+        """Return the held bytes of an unfinished sequence."""
         held, self._held = self._held, b""
         return held

@@ -1,11 +1,12 @@
-"""Finds the error that ended a process in its output, with the time at which it was printed.
+"""Search in a process's output for the error that ended it, and the time at which it was printed.
 
-Where: `log_intake` reads the last lines of each stream with it, `last_words` chooses one line for users. It serves
-programs that leave no record of their own (`clues`): bash around Python, another interpreter, a launcher whose ranks
-share one pipe and mark their lines.
+Where: `log_intake` scans the last lines of each stream with it, `last_words` chooses one line for users. It is for
+programs that leave no error record (`clues`): bash around Python, another interpreter, a launcher whose ranks share one
+pipe and prefix their lines.
 
-Only the last exception of each rank is kept, because programs print and survive others; of a chain ("During handling of
-the above exception...") the last exception, which ended the program, with the time of the first.
+Only the last exception of each rank is kept, because programs print other exceptions and survive them. Of a chain
+("During handling of the above exception...") the last exception, which ended the program, is kept with the time of the
+first.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ MAX_RANKS = 256
 _PREFIX = re.compile(r"^(?:\[1,(?:mpirank:)?(\d+)[^\]]*\]<std(?:out|err)>:\s?)?(?:\[rank(\d+)\]:\s?)?")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-# Python prints no traceback above these if they are in the program's own file.
+# Python prints no traceback for these if they are in the program's own file.
 _SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError): ")
 # The output of an uncaught C++ exception before its abort: the watchdogs of NCCL and gloo end ranks in this way.
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']+)'")
 _WHAT = re.compile(r"\s*what\(\):\s+(.*)")
-# torchrun's own line about a rank that a signal ended; ranks that end with an exit code print errors of their own.
+# torchrun's line about a rank killed by a signal; ranks that end with an exit code print their own errors.
 _ELASTIC = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+) \(pid: \d+\) of binary")
 _MPIRUN = re.compile(r"mpirun noticed that (process rank (\d+) .*exited on signal \d+.*)")
-# mpirun's other form, sometimes, for a killed rank; the code is a shell's.
+# mpirun's alternative line for a killed rank; the code is a shell's.
 _MPI_PROCESS = re.compile(r"\s*Process name: \[\[\d+,\d+\],(\d+)\]")
 _MPI_CODE = re.compile(r"\s*Exit code:\s+(\d+)")
 _SIGNAL_BASE = 128
-# A line that only looks like an exception: shown to users if no better line is found.
+# A line that only resembles an exception: shown to users if no better line is found.
 _LOOSE = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::.*)?")
 
 
@@ -42,16 +43,16 @@ class ErrorScanner:
     """Reads the lines of one stream in order.
 
     Args:
-        rank: of the printing process; None if lines name it themselves, or it is unknown.
+        rank: of the printing process; None if it is unknown or lines contain it.
     """
 
     def __init__(self, rank: int | None) -> None:
         self._rank = rank
         self._inside: dict[int | None, bool] = {}  # rank -> whether its lines are inside a traceback
-        self._terminated: dict[int | None, str] = {}  # rank -> class of the C++ exception whose text comes next
-        self._chained: set[int | None] = set()  # ranks whose next exception belongs to the last one
+        self._terminated: dict[int | None, str] = {}  # rank -> class of the C++ exception whose text follows
+        self._chained: set[int | None] = set()  # ranks whose next exception continues a chain
         self._found: dict[int | None, Clue] = {}
-        self._mpi_rank: int | None = None  # mpirun prints the exit code of this process in the next line
+        self._mpi_rank: int | None = None  # identifies the process whose exit code mpirun prints in the next line
         self._last: str | None = None
         self._loose: str | None = None
 
@@ -62,13 +63,13 @@ class ErrorScanner:
 
     @property
     def words(self) -> str | None:
-        """The last exception of any rank; else the last line that looks like one."""
+        """The last exception of any rank; else the last line that resembles an exception."""
         return self._last or self._loose
 
     def feed(self, line: str, at: datetime) -> None:
-        """Take the next line."""
+        """Process the next line."""
         match = _PREFIX.match(line)
-        assert match is not None  # each part may be absent
+        assert match is not None  # each part is optional
         marked = match[2] or match[1]
         rank = self._rank if self._rank is not None or marked is None else int(marked)
         text = line[match.end() :].rstrip()
@@ -105,11 +106,11 @@ class ErrorScanner:
             at = self._found[rank].at
         self._chained.discard(rank)
         if rank in self._found and self._found[rank].text.startswith(("local rank", "process rank")):
-            return  # an exception after a launcher's line on a dead rank is the launcher's own
+            return  # an exception after a launcher's line about a dead rank is the launcher's own
         self._keep(rank, text, at)
 
     def _keep_exit(self, rank: int, code: int, at: datetime) -> None:
-        """Keep a launcher's report of a rank's end, unless the rank has printed an error of its own."""
+        """Record a launcher's report of a rank's end, unless the rank has printed an error itself."""
         if rank not in self._found:
             is_signal = code > _SIGNAL_BASE
             how = f"was ended by {signal_name(code - _SIGNAL_BASE)}" if is_signal else f"ended with exit code {code}"

@@ -2,7 +2,7 @@
 
     output_buffer (memory) -> log_intake (lines) -> log_spool (disk) -> log_shipper (service)
 
-Where: `supervisor` makes one; each arrow is a thread, so that none of the four parts waits for the next.
+Where: `supervisor` creates one; each arrow is a thread, so that no part waits for the next part.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from clary.base.clock import Clock
 from clary.contract.agent_protocol import Clue
 from clary.contract.launch_plan import LaunchPlan
 
-FLUSH_LIMIT_S = 30.0  # for the disk to take the last output of a program that has ended
+FLUSH_LIMIT_S = 30.0  # for the write of an ended program's last output to the disk
 
 
 class HostLog:
-    """Takes output and sentences, delivers them as numbered lines.
+    """Receives output and sentences, and delivers them as numbered lines.
 
     Args:
-        service: where lines go.
-        plan: has the metric definitions and the log rules.
-        folder: the spool's own folder, removed by `close`.
-        clock: for the log's progress bars and bounds.
+        service: receives the lines.
+        plan: of the attempt, with metric definitions and log rules.
+        folder: the spool's folder, removed by `close`.
+        clock: for progress bars and the limits on lines.
         on_over: called when the service accepts no more data of this attempt.
-        on_note: called with a sentence that a user should know about the log; from any thread.
+        on_note: called with a sentence about the log for users; from any thread.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class HostLog:
         self._on_note = on_note
         self._is_hung = False
         self._spool = LogSpool(folder, clock=clock, max_bytes=plan.log_rules.spool_max_bytes)
-        self.progress = ProgressWatch(clock)  # the program's reports of its progress
+        self.progress = ProgressWatch(clock)  # progress reports of the program
         self._intake = LogIntake(
             self._spool,
             clock=clock,
@@ -71,26 +71,26 @@ class HostLog:
 
     @property
     def num_outputs(self) -> int:
-        """Pieces of output so far; grows while the program prints."""
+        """Number of pieces of output so far; grows while the program prints."""
         return self._intake.num_outputs
 
     def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
-        """Set the marks of lines of the stream `key`, before its first bytes.
+        """Set the prefix and rank of lines of the stream `key`, before its first bytes.
 
         Args: as `steps.OutputLog.open`.
         """
         self._intake.open(key, rank=rank, prefix=prefix)
 
     def on_output(self, key: Hashable, data: bytes) -> None:
-        """Take bytes of one stream, in order; empty bytes end it. Never waits for a disk or for the service."""
+        """Receive bytes of one stream, in order; empty bytes end it. Never wait for a disk or the service."""
         self._buffer.put(key, data)
 
     def say(self, *sentences: str) -> None:
-        """Add the agent's own lines, after the output so far."""
+        """Append the agent's own lines after the output so far."""
         self._buffer.say(*sentences)
 
     def end_output(self) -> None:
-        """End the output: a last part without a line end becomes a line, and lost lines are reported."""
+        """End the output: an incomplete last line becomes a line, and lost lines are reported."""
         self._flush()
         self._intake.finish()
         if self._intake.num_dropped:  # the log reports each gap at its place
@@ -115,7 +115,7 @@ class HostLog:
         return self._intake.clues()
 
     def drain(self, timeout_s: float, *, give_up: Callable[[], bool]) -> None:
-        """Wait until every line so far is stored by the service, as `LogShipper.drain`."""
+        """Wait until the service has stored all lines so far, as `LogShipper.drain`."""
         self._flush()
         if not self._shipper.drain(timeout_s, give_up=give_up) and not give_up():
             self._on_note(f"the service did not take the last log lines of this host within {timeout_s:g} s")
@@ -129,7 +129,7 @@ class HostLog:
         return has_flushed and has_stopped
 
     def _flush(self) -> None:
-        """Wait until the intake has the buffer's content, `FLUSH_LIMIT_S` at most."""
+        """Wait until the intake has received the buffer's content, for `FLUSH_LIMIT_S` at most."""
         if not self._buffer.flush(0.0 if self._is_hung else FLUSH_LIMIT_S) and not self._is_hung:
             self._is_hung = True  # the end of the job waits only once for a hanging disk, not for each call
             self._on_note(f"the disk of this host did not take the last output within {FLUSH_LIMIT_S:g} s")

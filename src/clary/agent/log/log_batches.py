@@ -1,7 +1,7 @@
-"""Batches of log lines for the service; the next one is made while the last is being sent.
+"""Batches of log lines for the service; the next batch is made while the current batch is sent.
 
-Where: `log_shipper` takes one after the other. Reading, metric matching and encoding cost the agent about as much
-processor time as storing costs the service; in a flood both would otherwise wait for each other.
+Where: `log_shipper` sends one batch after the other. Reading, metric matching and encoding cost the agent about as much
+processor time as storing costs the service; in a flood both would otherwise alternate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.contract.agent_protocol import LogBatch
 
 BATCH_LINES = 16_384
 BATCH_BYTES = 1024 * 1024  # of text; as JSON at most six times as much, which is below the service's bound on bodies
-FLOOD_BYTES = BATCH_BYTES // 2  # after a batch of so many bytes another follows
+FLOOD_BYTES = BATCH_BYTES // 2  # a batch of this size is probably followed by another
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class ReadyBatch:
 class LogBatches:
     """Makes batches from a spool.
 
-    Threads: `take`, `acknowledge` and `close` belong to one thread. A second thread, which exists only in floods, works
-    while the first one sends; the two never read at once.
+    Threads: one thread calls `take`, `acknowledge` and `close`. A second thread, which exists only in floods, works
+    while the first thread sends; the two never read concurrently.
 
     Args:
-        spool: where lines come from.
-        metrics: finds metric values in lines on their way; closed with this.
-        encode: puts a batch into the form in which it is sent.
+        spool: source of the lines.
+        metrics: finds metric values in the lines; closed by `close`.
+        encode: encodes a batch for sending.
 
     Attributes:
         first: number of the first line that the service does not have; it decreases if the service has lost lines that
@@ -51,19 +51,19 @@ class LogBatches:
         self._encode = encode
         self._maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-batches")  # starts no thread yet
         self._ahead: Future[ReadyBatch] | None = None
-        self._ahead_sequence = 0  # first line of the batch made ahead
+        self._ahead_sequence = 0  # first line of the prepared batch
         self._taken: ReadyBatch | None = None  # returned again until it is acknowledged
         self.first = 0
 
     def acknowledge(self, end: int) -> None:
-        """Record that the service has all lines below a number, and needs the lines from it on."""
+        """Record that the service has all lines below a number and needs the lines from that number on."""
         self.first, self._taken = end, None
         self._spool.let_go(end)
 
     def take(self) -> ReadyBatch | None:
-        """Return a batch from `first` on, the same until it is acknowledged; in a flood also begin to make the next.
+        """Return a batch from `first` on, the same until acknowledged; in a flood also start on the next batch.
 
-        None if the spool holds no such line yet. Raises: AgentError if the spool cannot return its lines.
+        Return None if the spool has no such line yet. Raises: AgentError if the spool cannot return its lines.
         """
         if self._taken is not None:
             return self._taken
@@ -76,16 +76,16 @@ class LogBatches:
         return ready
 
     def close(self) -> None:
-        """End the second thread and the matching of metrics."""
+        """End the second thread and metric matching."""
         self._maker.shutdown(wait=True, cancel_futures=True)
         self._metrics.close()
 
     def _take_ahead(self, first_sequence: int) -> ReadyBatch | None:
-        """Return the batch made ahead, or None if there is no such batch or the service has asked for other lines."""
+        """Return the prepared batch, or None if there is none or the service has requested other lines."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return None
-        error = ahead.exception()  # waits for it, so that only one thread reads
+        error = ahead.exception()  # waits for the batch, so that only one thread reads
         if self._ahead_sequence != first_sequence:
             return None
         if error is not None:
@@ -94,7 +94,7 @@ class LogBatches:
 
     def _make(self, first_sequence: int) -> ReadyBatch:
         blocks = self._spool.read(first_sequence, max_lines=BATCH_LINES, max_bytes=BATCH_BYTES)
-        if not blocks:  # an empty batch would be sent and answered as fast as both sides can
+        if not blocks:  # an empty batch would be sent again and again without a pause
             raise AgentError(
                 f"the spool of this host holds lines {first_sequence} to {self._spool.end_sequence - 1}, but gives back"
                 " none of them; were its files removed?"

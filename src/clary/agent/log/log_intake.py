@@ -1,7 +1,7 @@
-"""Entry of output into the log: bytes of processes and sentences of the agent become lines in the spool.
+"""Conversion of processes' output and the agent's sentences into lines of the spool.
 
-Where: `output_buffer` passes on the output that `clary.agent.host` reads from the program's pipes, and the supervisor's
-sentences. Both wait only for a write to a local file.
+Where: `output_buffer` passes the output that `clary.agent.host` reads from the program's pipes, and the supervisor's
+sentences. Both calls wait only for a write to a local file.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class _Stream:
 
 
 class LogIntake:
-    """Turns output into numbered lines; safe for many threads.
+    """Converts output into numbered lines; thread-safe.
 
     Args:
-        spool: takes the lines.
+        spool: receives the lines.
         clock: source of times for progress bars and for the rate of lines.
-        rules: decide which output enters the log.
-        on_lines: called with lines as printed, and their rank; it never waits.
+        rules: limits on the output in the log.
+        on_lines: called with printed lines and their rank; must not block.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class LogIntake:
         self._rules = rules or LogRules()
         self._on_lines = on_lines
         self._limit = LogLimit(self._rules, now_s=clock.monotonic())
-        self.num_outputs = 0  # pieces of output so far
+        self.num_outputs = 0  # number of pieces of output so far
         self._lock = threading.Lock()
         self._streams: dict[Hashable, _Stream] = {}
         self._ended: dict[int | None, deque[tuple[datetime, str]]] = {}  # rank -> last lines of streams that have ended
 
     def open(self, key: Hashable, *, rank: int | None = None, prefix: str = "") -> None:
-        """Set the marks of lines of the stream `key`; a stream that is not opened has no rank and no prefix."""
+        """Set the prefix and rank of lines of the stream `key`; other streams have neither."""
         with self._lock:
             self._streams[key] = self._new_stream(rank, prefix)
 
     def on_output(self, key: Hashable, data: bytes) -> None:
-        """Take bytes that one process printed, in order; empty bytes end the stream."""
+        """Receive bytes that one process printed, in order; empty bytes end the stream."""
         with self._lock:
             stream = self._streams.get(key)
             if stream is None:
@@ -85,11 +85,11 @@ class LogIntake:
 
     @property
     def num_dropped(self) -> int:
-        """Dropped lines of output, which came faster than the rules allow."""
+        """Number of lines dropped because they came faster than the rules allow."""
         return self._limit.num_dropped
 
     def last_lines(self, rank: int | None) -> list[str]:
-        """Return the last lines that a process printed, without prefix; `rank` as passed to `open`."""
+        """Return the last lines that a process printed, without prefixes; `rank` as passed to `open`."""
         with self._lock:
             open_ones = (stream.last_lines for stream in self._streams.values() if stream.rank == rank)
             return [line for _, line in next(open_ones, self._ended.get(rank, ()))]
@@ -108,17 +108,17 @@ class LogIntake:
         return tuple(found)
 
     def say(self, *sentences: str) -> None:
-        """Add the agent's own lines."""
+        """Append the agent's own lines."""
         lines = [OWN_PREFIX + line for sentence in sentences for line in sentence.splitlines() if line.strip()]
         with self._lock:
             self._spool.append(lines, is_own=True)
 
     def on_gap(self, key: Hashable, sentence: str) -> None:
-        """Record that output of one stream is missing here; the cut line ends.
+        """Record a gap in the output of one stream, which ends its incomplete line.
 
         Args:
             key: of the stream.
-            sentence: text about it for the log.
+            sentence: text about the gap for the log.
         """
         with self._lock:
             stream = self._streams.get(key)
@@ -127,14 +127,14 @@ class LogIntake:
             self._spool.append([sentence], is_own=True)
 
     def tick(self) -> None:
-        """Show idle progress bars and report dropped lines; call it about once a second."""
+        """Log idle progress bars and report dropped lines; call it about once per second."""
         with self._lock:
             for stream in self._streams.values():
                 self._append(stream, stream.splitter.tick(self._clock.monotonic()))
             self._tell_dropped()
 
     def finish(self) -> None:
-        """End every stream: a last part without a line end becomes a line."""
+        """End every stream: an incomplete last line becomes a line."""
         with self._lock:
             for stream in self._streams.values():
                 self._append(stream, stream.splitter.finish())

@@ -1,7 +1,7 @@
-"""The bound on a host's output in the log: further lines are dropped, counted and reported.
+"""Rate limit on a host's output in the log: excess lines are dropped, counted and reported.
 
-Where: `log_intake` asks about every line that a process prints; sentences of the agent's own always pass. Only dropping
-a flood neither slows down the program nor fills the disk and the service's store.
+Where: `log_intake` checks every line that a process prints; the agent's own sentences are exempt. Dropping is the only
+response to a flood that neither slows down the program nor fills the disk and the service's store.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from __future__ import annotations
 from clary.agent.token_bucket import TokenBucket
 from clary.contract.launch_plan import LogRules
 
-BURST_S = 10.0  # lines of so many seconds may come at once
+BURST_S = 10.0  # burst: lines of this many seconds may arrive at once
 NOTICE_INTERVAL_S = 1.0
 
 
 class LogLimit:
-    """Decides line by line; not safe for several threads at once.
+    """Decides line by line; not thread-safe.
 
     Args:
-        rules: bounds of lines and bytes a second; 0 means no bound.
+        rules: limits on lines and bytes per second; 0: no limit.
         now_s: monotonic time.
     """
 
     def __init__(self, rules: LogRules, *, now_s: float) -> None:
-        self.num_dropped = 0  # dropped lines in all
+        self.num_dropped = 0  # total number of dropped lines
         self._rules = rules
         self._lines = _bucket(rules.max_lines_per_s, now_s)
         self._bytes = _bucket(rules.max_bytes_per_s, now_s)
         self._dropped_lines = 0  # dropped lines since the last notice
         self._dropped_bytes = 0
-        self._broken: set[str] = set()  # bounds exceeded since then
+        self._broken: set[str] = set()  # limits exceeded since the last notice
         self._noticed_at_s = now_s - NOTICE_INTERVAL_S
 
     def admit(self, lines: list[str], now_s: float) -> list[str]:
-        """Return the lines that may enter the log, in order; the others are counted as dropped."""
+        """Return the lines that may enter the log, in order; count other lines as dropped."""
         if self._lines is None and self._bytes is None:
             return lines
         sizes = [_size_bytes(line) for line in lines]
@@ -42,11 +42,11 @@ class LogLimit:
         return [line for line, size_bytes in zip(lines, sizes, strict=True) if self._admit_one(size_bytes, now_s)]
 
     def notice(self, now_s: float, *, is_last: bool = False) -> str | None:
-        """Return a sentence about lines dropped since the last one, at most once a second, or None.
+        """Return a sentence about lines dropped since the last sentence, at most once per second, or None.
 
         Args:
             now_s: monotonic time.
-            is_last: whether no output follows, so that the sentence may not wait.
+            is_last: whether no output follows, so that the sentence must not be delayed.
         """
         if not self._dropped_lines or (now_s - self._noticed_at_s < NOTICE_INTERVAL_S and not is_last):
             return None
@@ -69,7 +69,7 @@ class LogLimit:
         return False
 
     def _broken_bounds(self, num_lines: int, size_bytes: int, now_s: float, *, may_owe: bool = False) -> list[str]:
-        """Return, in words, the bounds that are exceeded now."""
+        """Return phrases about the limits that are currently exceeded."""
         broken = []
         if self._lines is not None and not self._lines.has(num_lines, now_s, may_owe=may_owe):
             broken.append(f"{self._rules.max_lines_per_s} lines/s (setting log_max_lines_per_s)")

@@ -1,16 +1,16 @@
-r"""Bytes that a process prints -> lines of text that a log can hold.
+r"""Conversion of a process's printed bytes into lines of text for a log.
 
 Where: `log_intake` keeps one `LineSplitter` for each output of each process, so that ranks never mix within a line.
-Rules, decided once:
-- A line ends at `\n` (or `\r\n`), or when its process has ended. Text without an end is held back however long it
-  takes: programs that write in blocks cut lines anywhere, and a cut line would hide metrics.
-- `\r` repaints a line, as progress bars do. A line shows its last state when it ends; a running bar shows its state at
-  most every `BAR_INTERVAL_S`.
+Rules:
+- A line ends at `\n` (or `\r\n`), or when its process has ended. An incomplete line is held back without a time limit:
+  programs that write in blocks split lines anywhere, and a split line would hide metrics.
+- `\r` repaints a line, as progress bars do. A finished line is logged in its last state; the state of a running bar is
+  logged at most every `BAR_INTERVAL_S`.
 - A line longer than `PIECE_BYTES` becomes several lines; `LineSplitter.has_cut` reports it, so that the log can note
 it.
-- Escape sequences of terminals are kept or removed whole, by an argument of the splitter.
-- Invalid UTF-8 is written out as `\xff`, NUL is removed, an empty line becomes one space (log services refuse empty
-  events, and blank lines belong to the shape of a program's output).
+- Terminal escape sequences are kept or removed as units, by an argument of the splitter.
+- Invalid UTF-8 is escaped as `\xff`, NUL is removed, an empty line becomes one space (log services refuse empty events,
+  and blank lines are part of a program's layout).
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ import math
 from clary.agent.log.ansi_filter import AnsiFilter
 
 BAR_INTERVAL_S = 5.0
-PIECE_BYTES = 65536  # of UTF-8; log services take 256 KiB per event
+PIECE_BYTES = 65536  # bytes of UTF-8; log services accept 256 KiB per event
 BLANK_LINE = " "
 _LONGEST_CHARACTER_BYTES = 4
 
 
 class LineSplitter:
-    """Splits one stream of bytes; not safe for several threads at once.
+    """Splits one stream of bytes; not thread-safe.
 
     Args:
-        strips_ansi: whether escape sequences are taken out.
+        strips_ansi: whether to remove escape sequences.
     """
 
     def __init__(self, *, strips_ansi: bool = False) -> None:
         self.has_cut = False  # whether a line was too long and was cut into pieces
         self._ansi = AnsiFilter() if strips_ansi else None
-        self._partial = b""  # bytes since the last line end; of a bar only its last two states
+        self._partial = b""  # bytes since the last line end; for a progress bar only its last two states
         self._is_bar = False
-        self._shown_bar: str | None = None  # the newest state in the log
+        self._shown_bar: str | None = None  # the newest state of the bar in the log
         self._bar_shown_at_s = -math.inf
         self._fed_at_s = -math.inf
 
     def feed(self, data: bytes, now_s: float) -> list[str]:
-        """Take bytes and return the lines that they complete; `now_s` is monotonic time."""
+        """Process bytes; return the lines that they complete. `now_s` is monotonic time."""
         self._fed_at_s = now_s
         if self._ansi is not None:
             data = self._ansi.feed(data)
@@ -65,21 +65,21 @@ class LineSplitter:
         return self._show_bar(_last_state(_decode(self._partial)), now_s)
 
     def finish(self) -> list[str]:
-        """Return the rest when the stream has ended."""
+        """Return the remaining text after the end of the stream."""
         if self._ansi is not None:
             self._partial += self._ansi.finish()
         partial, self._partial = self._partial, b""
         return self._complete(partial) if partial else []
 
     def _complete(self, block: bytes) -> list[str]:
-        """Lines of a block that ends where a line ends."""
+        """Return the lines of a block that ends at a line end."""
         text = _decode(block)
         lines = text.split("\n")
         if "\r" in text:
             lines = [_last_state(line) if "\r" in line else line for line in lines]
         if self._is_bar:
             self._is_bar = False
-            if lines[0] == self._shown_bar:  # the log shows the bar's last state already
+            if lines[0] == self._shown_bar:  # the log already has the bar's last state
                 del lines[0]
             self._shown_bar = None
         if max(map(len, lines), default=0) * _LONGEST_CHARACTER_BYTES > PIECE_BYTES:
@@ -87,7 +87,7 @@ class LineSplitter:
         return [line or BLANK_LINE for line in lines]
 
     def _repaint(self, now_s: float) -> list[str]:
-        """Keep the last two states of a bar and return the newest whole one when it is time to show it."""
+        """Keep the last two states of a bar; return the newest complete state if the bar is due."""
         states = self._partial.split(b"\r")
         if len(states) == 1:
             return []
@@ -106,7 +106,7 @@ class LineSplitter:
         return self._pieces(state)
 
     def _cut_partial(self) -> list[str]:
-        """Drop whole pieces of a line that has not ended."""
+        """Remove complete pieces from an unfinished line."""
         end = len(self._partial) - len(self._partial) % PIECE_BYTES
         while end and self._partial[end : end + 1] and self._partial[end] & 0xC0 == 0x80:  # inside a character
             end -= 1
@@ -139,5 +139,5 @@ def _decode(data: bytes) -> str:
 
 
 def _last_state(line: str) -> str:
-    r"""Return the visible state of a line with `\r` in a terminal: the last one that is not blank."""
+    r"""Return the visible state of a line with `\r` in a terminal: the last state that is not blank."""
     return next((state for state in reversed(line.split("\r")) if state.strip()), "")

@@ -1,7 +1,7 @@
-"""Lines that could not be kept: counted, and reported in the log at their place.
+"""Counter of lost lines, which the log reports where they are missing.
 
-Where: `log_spool` has one for lines that its disk or its bound refuses, `output_buffer` one for each stream that a
-hanging disk blocks.
+Where: `log_spool` has one for lines that the disk or the size limit refuses, `output_buffer` has one for each stream
+blocked by a hanging disk.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ OWN_PREFIX = "clary: "  # prefix of lines that the agent adds to the program's o
 
 
 class LogLoss:
-    """Counts one gap after the other; not safe for several threads at once."""
+    """Counts the lines of successive gaps; not thread-safe."""
 
     def __init__(self) -> None:
-        self.num_lines = 0  # lost lines in all
+        self.num_lines = 0  # total number of lost lines
         self._gap_lines = 0  # lost lines since the last sentence
         self._gap_bytes = 0
         self._reasons: list[str] = []
@@ -25,15 +25,15 @@ class LogLoss:
 
     @property
     def newest_reason(self) -> str:
-        """The reason of the last loss; only of an open gap."""
+        """The reason of the last loss in the open gap."""
         return self._reasons[-1]
 
     def add(self, num_lines: int, size_bytes: int, reason: str) -> None:
         """Count lost lines, with the reason.
 
         Args:
-            num_lines: 0 if only a part of a line is lost.
-            size_bytes: of their text.
+            num_lines: number of lines; 0 if only a part of a line is lost.
+            size_bytes: size of the lost text.
             reason: a clause for the sentence; each reason is named once per gap.
         """
         self.num_lines += num_lines
@@ -43,13 +43,13 @@ class LogLoss:
             self._reasons.append(reason)
 
     def sentence(self) -> str | None:
-        """Return the sentence for the log at this place, or None without a loss."""
+        """Return the sentence about the open gap for the log, or None without a gap."""
         if not self._reasons:
             return None
         reasons = " and ".join(self._reasons)
         return f"{OWN_PREFIX}{self._gap_lines} lines ({self._gap_bytes} bytes) were lost here: {reasons}"
 
     def note_told(self) -> None:
-        """Begin to count anew: the log has the sentence."""
+        """Start a new count after the log has received the sentence."""
         self._gap_lines = self._gap_bytes = 0
         self._reasons.clear()

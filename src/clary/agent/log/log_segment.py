@@ -1,7 +1,7 @@
-"""One stretch of the spool: blocks of log lines in a file, or in memory where the disk takes no file.
+"""One segment of the spool: blocks of log lines in a file, or in memory if the disk accepts no file.
 
-Where: `log_spool` appends to its last segment and reads from any. `contract.log_blocks` defines the form of blocks in a
-file.
+Where: `log_spool` appends to its last segment and reads from all segments. `contract.log_blocks` defines the format of
+blocks in a file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _READ_BYTES = 1024 * 1024
 
 
 class Segment:
-    """Blocks from line `first_sequence` on; without a descriptor the blocks lie in memory."""
+    """Blocks from line `first_sequence` on; in memory if there is no descriptor."""
 
     def __init__(self, path: Path, descriptor: int | None, *, first_sequence: int) -> None:
         self.path = path
@@ -34,24 +34,24 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path, *, first_sequence: int) -> Self:
-        """Make an empty file. Raises: OSError."""
+        """Create a segment with an empty file. Raises: OSError."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         return cls(path, descriptor, first_sequence=first_sequence)
 
     @property
     def end_sequence(self) -> int:
-        """The number after the last line's."""
+        """The number after the last line's number."""
         return self.first_sequence + self.num_lines
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether it has no file."""
+        """Whether the segment has no file."""
         return self._descriptor is None
 
     def append(self, block: bytes, num_lines: int) -> None:
         """Append a block.
 
-        Raises: OSError; no part of the block then remains.
+        Raises: OSError; then no part of the block remains.
         """
         if self._descriptor is None:
             self._memory += block
@@ -69,11 +69,11 @@ class Segment:
         self.num_lines += num_lines
 
     def read(self, offset: int, size_bytes: int) -> tuple[list[LogBlock], int]:
-        """Return blocks from `offset` on, at least one, and the offset after them.
+        """Return one or more blocks from `offset` on, and the offset after them.
 
         Args:
-            offset: where a block begins.
-            size_bytes: of the segment as the caller knows it; later blocks are not read.
+            offset: start of a block.
+            size_bytes: size of the segment known to the caller; later blocks are not read.
 
         Raises: AgentError if the disk returns fewer bytes than were written.
         """

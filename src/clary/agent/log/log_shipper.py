@@ -1,6 +1,6 @@
-"""The thread that carries log lines from the spool to the service.
+"""The thread that sends log lines from the spool to the service.
 
-Where: the supervisor starts it, and ends it when all lines are delivered; see `sender` for the guarantees about lines.
+Where: the supervisor starts it, and ends it after all lines are delivered; see `sender` for the delivery guarantees.
 `drain` ensures that all output is readable before a terminal status.
 """
 
@@ -19,30 +19,30 @@ from clary.agent.service_client import AttemptOver, BackOff
 from clary.base.errors import AgentError
 from clary.contract.agent_protocol import LogBatch, LogReceipt
 
-GATHER_S = 0.05  # a batch that is not full waits this long for more lines; a line may take 300 ms
+GATHER_S = 0.05  # wait of an incomplete batch for more lines; a line may take 300 ms to the service
 TICK_S = 1.0
 
 
 class LogReceiver(Protocol):
-    """The service as the shipper sees it."""
+    """The part of the service that the shipper uses."""
 
     def encode_logs(self, batch: LogBatch) -> bytes:
         """Return an encoded batch; may be called from another thread than `send_logs`."""
 
     def send_logs(self, body: bytes) -> LogReceipt:
-        """Store an encoded batch; raises ServiceUnreachable, ServiceRefused or AttemptOver."""
+        """Store an encoded batch. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
 
 
 class LogShipper(Sender):
-    """Sends lines in order until it is aborted; repeats each batch until it is stored.
+    """Sends lines in order until `abort`; repeats each batch until it is stored.
 
     Args:
         service: receives the lines.
         spool: source of the lines.
-        intake: ticked about once a second, for progress bars.
-        metrics: finds metric values in lines on their way.
+        intake: its `tick` is called about once per second, for progress bars.
+        metrics: finds metric values in the lines.
         on_over: called when the service accepts no more data of this attempt.
-        on_problem: called with a sentence on an error that prevents all further delivery.
+        on_problem: called with a sentence about an error that prevents all further delivery.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class LogShipper(Sender):
         self._next_tick_s = time.monotonic() + TICK_S
 
     def drain(self, timeout_s: float, *, give_up: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until every line appended so far is stored; return whether it is.
+        """Wait until every line appended so far is stored; return whether all are.
 
         Args:
             timeout_s: longest time without progress while the service answers.
-            give_up: called several times a second; true ends the wait.
+            give_up: called several times per second; True ends the wait.
         """
         return self.wait_sent(self._spool.end_sequence, timeout_s, outlasts_outages=True, is_vain=give_up)
 
     def abort(self) -> None:
-        """Send no further batch; returns at once."""
+        """Send no further batch; return at once."""
         super().abort()
         self._spool.wake()
 

@@ -3,7 +3,7 @@
 Where: `host_root` mounts them through `machine_view`; the supervisor checks program files in other folders before a
 start. Programs see only these folders, the plan's binds and the host's own files.
 
-[Note: whose files are whose]
+[Note: owners of files]
 With a root service, programs are root of a user namespace. In system folders, which contain files of distributions, the
 machine's root is mapped to the programs' root, so that package managers work; files there that not all users may read
 are hidden (`closed_files`). In all other folders the machine's users appear as nobody: the kernel lets programs read

@@ -43,7 +43,7 @@ class Census(Protocol):
         """Seconds between calls of `look`; None: no calls."""
 
     def look(self) -> None:
-        """Record what the program would leave behind if it ended now."""
+        """Record the leftovers that the program would have if it ended now."""
 
 
 class NamespaceCensus:

@@ -1,14 +1,14 @@
-"""deepspeed, with the ranks of a job's hosts: each host that calls it starts its own ranks, without ssh or pdsh.
+"""`deepspeed` across a job's hosts: each host that calls it starts its own ranks, without ssh or pdsh.
 
-    clary_deepspeed.py OPTIONS... train.py ARGUMENTS...       in place of `deepspeed`
+    clary_deepspeed.py OPTIONS... train.py ARGUMENTS...       replaces `deepspeed`
     clary_deepspeed.py --clary-rank FORM train.py ARGUMENTS...   one rank, as DeepSpeed's launcher of a host starts it
 
-Where: `bin/deepspeed` stands first in PATH of a job. DeepSpeed's own launcher knows this machine, or hosts of a
-hostfile that it reaches by ssh; a job has hosts, each of which runs the program's command. The command line is read by
-DeepSpeed's own parser, and DeepSpeed's own launcher of one host starts the ranks, each through `clary_rank`.
-Command lines that ask for another start method stay unchanged, and the real deepspeed runs: those with a hostfile,
-`localhost` in --include or --exclude, --launcher, --force_multi, --no_ssh or --autotuning.
-It runs in the user's environment: Python 3.8 or later, the standard library and deepspeed, nothing of clary.
+Where: `bin/deepspeed` comes first in PATH of a job. DeepSpeed's own launcher supports this machine, or hosts of a
+hostfile that it reaches by ssh; but every host of a job runs the program's command. DeepSpeed's own parser parses the
+command line, and DeepSpeed's own launcher of one host starts the ranks, each through `clary_rank`. Command lines for
+another start method run the real deepspeed unchanged: with a hostfile, `localhost` in --include or --exclude,
+--launcher, --force_multi, --no_ssh or --autotuning. It runs in the user's environment: Python 3.8 or later, with the
+standard library and deepspeed, without clary.
 Source: DeepSpeed 0.19 `launcher.runner` (options), `launcher.launch` (ranks of one host).
 """
 
@@ -28,11 +28,11 @@ RANK_ROLE = "--clary-rank"
 _LAUNCH = "deepspeed.launcher.launch"
 _FOLDER = os.path.dirname(os.path.realpath(__file__))
 _NOT_FOUND_CODE = 127
-_OWN_WAYS = ("launcher_args", "force_multi", "no_ssh", "autotuning", "ssh_port", "venv_script")  # for starting ranks
+_OWN_WAYS = ("launcher_args", "force_multi", "no_ssh", "autotuning", "ssh_port", "venv_script")  # to start ranks
 
 
 class NotOursError(Exception):
-    """The real deepspeed has to handle the command line."""
+    """The real deepspeed must handle the command line."""
 
 
 class CommandError(Exception):
@@ -40,7 +40,7 @@ class CommandError(Exception):
 
 
 def main() -> None:
-    """Act by the command line of this process; never returns."""
+    """Execute this process's command line; never return."""
     arguments = sys.argv[1:]
     if arguments[:1] == [RANK_ROLE]:
         _be_rank(arguments[1], arguments[2:])
@@ -55,7 +55,7 @@ def main() -> None:
     except (NotOursError, SystemExit):  # the real deepspeed prints --help and the errors of its parser
         _run_real(arguments)
     except Exception as error:  # noqa: BLE001 - a version of DeepSpeed that this does not know
-        if len(told["hosts"]) > 1:  # DeepSpeed's own launcher would train on each host alone
+        if len(told["hosts"]) > 1:  # DeepSpeed's own launcher would train on each host separately
             sys.exit(
                 f"deepspeed: the ranks of {len(told['hosts'])} hosts cannot be started with this version: {error!r}. "
                 'Start them with torch_distributed, or each host alone with "python -m deepspeed.launcher.runner".'
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def command_of(arguments: list[str], runner: Any, told: dict[str, Any]) -> list[str] | None:
-    """Return the command that starts the ranks of this host; None if the command line leaves this host out.
+    """Return the command that starts the ranks of this host; None if the command line excludes this host.
 
     Args:
         runner: the module `deepspeed.launcher.runner`.
@@ -111,7 +111,7 @@ def command_of(arguments: list[str], runner: Any, told: dict[str, Any]) -> list[
 
 
 def _passed_on(parsed: Any, defaults: Any) -> list[str]:
-    """Return the given options that DeepSpeed's launcher of one host has too."""
+    """Return the given options that DeepSpeed's launcher of one host supports too."""
     options = [f"--{name}" for name in ("bind_cores_to_rank", "quiet") if getattr(parsed, name, False)]
     for name in ("bind_core_list", "enable_each_rank_log", "log_level"):
         value = getattr(parsed, name, None)
@@ -132,7 +132,7 @@ def _parse_quietly(arguments: list[str], runner: Any) -> Any:
 
 
 def _be_rank(form: str, program: list[str]) -> NoReturn:
-    """Replace this process by a rank's program, with the argument --local_rank as DeepSpeed gives it."""
+    """Replace this process by a rank's program, with the argument --local_rank as from DeepSpeed."""
     kind, _, local_rank = form.partition(",")
     given = [f"--local_rank={os.environ['LOCAL_RANK']}"] if local_rank == "local_rank" else []
     words = [*(["-m"] if kind == "module" else []), program[0], *given, *program[1:]]

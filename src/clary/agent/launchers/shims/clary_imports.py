@@ -1,7 +1,7 @@
-"""Calls a function as soon as a program has imported a module.
+"""Import hook that calls a function as soon as a program has imported a module.
 
-Where: `clary_jax` and `clary_numpy`, which `clary_rank` calls before it runs a program.
-It runs in the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
+Where: `clary_jax` and `clary_numpy` use it; `clary_rank` calls them before it runs a program. It runs in the user's
+environment: Python 3.8 or later, with the standard library only, without clary.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 
 def when_imported(name: str, act: Callable[[types.ModuleType], object]) -> None:
-    """Call `act` with a module when it is imported, or at once if it is loaded.
+    """Call `act` with a module after its import, or at once if it is already imported.
 
-    A second call for a module that is not loaded yet does nothing.
+    A second call for a module that is not yet imported does nothing.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -26,7 +26,7 @@ def when_imported(name: str, act: Callable[[types.ModuleType], object]) -> None:
 
 
 class ImportFinder(MetaPathFinder):
-    """Intercepts the import of one module, once, and leaves other modules to other finders."""
+    """Intercepts the import of one module, once; other finders handle all other modules."""
 
     def __init__(self, name: str, act: Callable[[types.ModuleType], object]) -> None:
         self.awaits = name
@@ -35,7 +35,7 @@ class ImportFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's own spec, with a loader that calls the function afterwards; None for any other name.
+        """Return the module's spec, with a loader that then calls the function; None for any other name.
 
         Args: as `MetaPathFinder.find_spec`.
         """
@@ -49,7 +49,7 @@ class ImportFinder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads by another loader, puts that loader back in its place, and calls the function."""
+    """Loads a module with its original loader, restores that loader in the spec, and calls the function."""
 
     def __init__(self, loader: Loader, act: Callable[[types.ModuleType], object]) -> None:
         self._loader = loader

@@ -1,14 +1,14 @@
-"""Tells jax which process of a job it is in, for `jax.distributed.initialize()` without arguments.
+"""The job's processes for `jax.distributed.initialize()` without arguments.
 
 Where: `clary_rank` calls `install` before it runs a program, and `part_from_peers` when a program has failed. jax reads
 the coordinator's address from the environment, but the number of processes only from the kinds of cluster that it
-knows. When jax is imported, a class of ours becomes the first of these. It comes before those of Open MPI, Slurm and
-Kubernetes, whose variables may be those of a cluster that the job's hosts lie on. A program without jax is not
-affected, and arguments of `initialize` take precedence. The coordinator accepts every client without authentication. By
-default it listens on every address of the machine; if its own address is loopback, as for hosts that share a machine's
-network, it listens only there. It runs in the user's environment: Python 3.8 or later, the standard library only,
-nothing of clary.
-Source: `_src/clusters/cluster.py` of jax 0.4.20, 0.4.38 and 0.10.2, which asks subclasses of `ClusterEnv` in the order
+knows. When jax is imported, a class of ours becomes the first kind. It precedes Open MPI, Slurm and Kubernetes, whose
+variables may describe the cluster under the job's hosts. A program without jax is not affected, and arguments of
+`initialize` take precedence. The coordinator accepts every client without authentication. By default it listens on
+every address of the machine; if its address is loopback, as for hosts that share a machine's network, this module
+restricts it to loopback. It runs in the user's environment: Python 3.8 or later, with the standard library only,
+without clary.
+Source: `_src/clusters/cluster.py` of jax 0.4.20, 0.4.38 and 0.10.2, which tries subclasses of `ClusterEnv` in the order
 of a list.
 """
 
@@ -24,11 +24,11 @@ from typing import Any
 
 _MODULE = "jax._src.clusters"
 _ADDRESS = "JAX_COORDINATOR_ADDRESS"
-_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"  # jax reads it after it has asked its clusters
+_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"  # jax reads it after it has tried its clusters
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _LAST_PORT = 65535
-# Number of processes and own number, as torchrun, mpirun and the job's launcher name them. A rank that is started
-# inside of a host's process inherits the launcher's variables, so these come last.
+# Variables with the number of processes and the own index, of torchrun, mpirun and the job's launcher. A rank started
+# inside a host's process inherits the launcher's variables, so these come last.
 _NUMBERS = (
     ("WORLD_SIZE", "RANK"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -41,17 +41,18 @@ _LOCAL_NUMBERS = (
 
 
 def install() -> None:
-    """Register our class when jax is imported, or at once if it is loaded; a second call does nothing."""
-    importlib.import_module("clary_imports").when_imported(_MODULE, register)  # beside this file
+    """Register our class when jax is imported, or at once if it is already imported; a second call does nothing."""
+    importlib.import_module("clary_imports").when_imported(_MODULE, register)  # module in this file's folder
 
 
 def register(clusters: types.ModuleType) -> None:
-    """Put a class of ours before the kinds of cluster that jax knows.
+    """Insert a class of ours before jax's own kinds of cluster.
 
-    A jax with another list of clusters stays as it is, and its log reports it: a program without `initialize` works.
+    A jax version with another list of clusters is left unchanged, with a log line: programs without `initialize` still
+    work.
 
     Args:
-        clusters: jax's module.
+        clusters: jax's module of clusters.
     """
     try:
         base = clusters.ClusterEnv
@@ -60,7 +61,7 @@ def register(clusters: types.ModuleType) -> None:
             return
         own = type("ClaryCluster", (base,), {"name": "clary", "opt_in_only_method": False, **_answers()})
         if own in kinds:
-            kinds.remove(own)  # a new subclass puts itself last
+            kinds.remove(own)  # a new subclass is appended at the end
         kinds.insert(0, own)
         _keep_coordinator_on_loopback(base)
     except Exception as error:  # noqa: BLE001 - boundary: somebody else's module
@@ -72,9 +73,9 @@ def register(clusters: types.ModuleType) -> None:
 
 
 def _keep_coordinator_on_loopback(base: Any) -> None:
-    """Have jax's coordinator listen only on loopback if its address is loopback."""
+    """Restrict jax's coordinator to loopback if its address is loopback."""
     ask = base.auto_detect_unset_distributed_params
-    told: list[str] = []  # addresses set here: a second `initialize` may name another one
+    told: list[str] = []  # addresses set here: a second `initialize` may use another address
 
     def ask_and_bind(*arguments: object, **options: object) -> Any:
         found = ask(*arguments, **options)
@@ -89,22 +90,22 @@ def _keep_coordinator_on_loopback(base: Any) -> None:
 
 
 def part_from_peers() -> bool:
-    """Let a failed process of jax end without its peers; return whether it was connected to them.
+    """Let a failed process of jax end without a wait for its peers; return whether it was connected to them.
 
-    The peers wait inside of a sum for this process. jax waits for the peers, up to 300 s, in a function of `atexit` and
-    again when the interpreter destroys its client. Meanwhile the failure would stay unknown.
+    The peers wait in a collective for this process, and jax waits for the peers, up to 300 s, in an `atexit` function
+    and again when the interpreter destroys jax's client. Meanwhile the failure would stay unnoticed.
     """
     try:
         if sys.modules["jax._src.distributed"].global_state.client is None:
             return False
         atexit.unregister(sys.modules["jax._src.api"].clean_up)
-    except (KeyError, AttributeError):  # no jax, or another version of it
+    except (KeyError, AttributeError):  # no jax, or another version
         return False
     return True
 
 
 def coordinator_address() -> str | None:
-    """Return host:port of jax's coordinator; below a torchrun, the port after its store's; None if unknown."""
+    """Return host:port of jax's coordinator, under torchrun the port after its store's; None if unknown."""
     address = os.environ.get(_ADDRESS)
     if address:
         return address
@@ -115,18 +116,18 @@ def coordinator_address() -> str | None:
 
 
 def process_numbers() -> tuple[int, int] | None:
-    """Return the number of processes and this process's number; None if unknown."""
+    """Return the number of processes and this process's index; None if unknown."""
     return _first_pair(_NUMBERS)
 
 
 def local_device() -> int | None:
-    """Return the GPU of this process among those of its host; None, for all of them, if no other process runs there."""
+    """Return the index of this process's GPU on its host; None (all GPUs) if the host has no other process."""
     pair = _first_pair(_LOCAL_NUMBERS)
     return pair[1] if pair is not None and pair[0] > 1 else None
 
 
 def _answers() -> dict[str, object]:
-    """Return the methods that jax calls; older versions pass fewer arguments."""
+    """Return the methods that jax calls; older versions of jax pass fewer arguments."""
 
     def address(_: type, /, *arguments: object, **options: object) -> str:
         return coordinator_address() or ""

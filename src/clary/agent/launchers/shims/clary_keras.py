@@ -1,10 +1,10 @@
-"""Gives a program Keras 2 for `import keras`, where `tf.keras` is Keras 2 because its image had that.
+"""Keras 2 for `import keras` in programs whose `tf.keras` is Keras 2, as it was in their image.
 
 Where: `clary_rank` calls `install` before it runs a program; the service sets `CLARY_KERAS_2` and TF_USE_LEGACY_KERAS.
-Both names were one library in such images: layers of `keras` went into models of `tf.keras`. Here the package `keras`
-is Keras 3, whose layers those models refuse, and tf_keras is Keras 2. Modules of `keras` are those of tf_keras, the
-same objects. Keras 3 itself cannot be imported by such a program.
-It runs in the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
+Both names were one library in such images: layers of `keras` worked in models of `tf.keras`. Here the package `keras`
+is Keras 3, whose layers those models refuse, and tf_keras is Keras 2. So modules of `keras` become the module objects
+of tf_keras. Such a program cannot import Keras 3. It runs in the user's environment: Python 3.8 or later, with the
+standard library only, without clary.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 
 VARIABLE = "CLARY_KERAS_2"
-_LEGACY = "TF_USE_LEGACY_KERAS"  # what TensorFlow asks; a program may have set another value
+_LEGACY = "TF_USE_LEGACY_KERAS"  # read by TensorFlow; a program may have set another value
 _TOLD = "CLARY_TOLD_KERAS_2"  # one process of a program prints the message
 
 
 def install() -> None:
-    """Make `keras` Keras 2 if the service asks for it; a second call does nothing."""
+    """Make `keras` Keras 2 if the service's variable is set; a second call does nothing."""
     is_there = any(type(one).__name__ == KerasFinder.__name__ for one in sys.meta_path)
     if os.environ.get(VARIABLE) and not is_there:
         sys.meta_path.insert(0, KerasFinder())
 
 
 class KerasFinder(MetaPathFinder):
-    """Finds modules of `keras` in tf_keras, if that is installed and TF_USE_LEGACY_KERAS is set."""
+    """Finds modules of `keras` in tf_keras, if tf_keras is installed and TF_USE_LEGACY_KERAS is set."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec whose module is that of tf_keras; None for any other name.
+        """Return a spec that loads the module of tf_keras; None for any other name.
 
         Args: as `MetaPathFinder.find_spec`.
         """
@@ -50,7 +50,7 @@ class KerasFinder(MetaPathFinder):
 
 
 class _SameModule(Loader):
-    """Loads a module by the name that it has in tf_keras, and leaves it as it is."""
+    """Loads a module under its name in tf_keras, unchanged."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -62,11 +62,11 @@ class _SameModule(Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system has put the other one there
+        module.__spec__ = self._spec  # restores the spec, which the import system has replaced
 
 
 def _tell() -> None:
-    """Print once a program that `keras` is Keras 2."""
+    """Print once per program that `keras` is Keras 2."""
     if os.environ.get(_TOLD) or os.environ.get("RANK", "0") != "0":
         return
     os.environ[_TOLD] = "1"

@@ -1,15 +1,15 @@
-"""Open MPI across hosts without ssh: mpirun on the first host starts its daemons on the others through here.
+"""Open MPI across hosts without ssh: mpirun on the first host starts its daemons on other hosts with this program.
 
-    clary_mpi.py serve ADDRESS:PORT      on every other host: runs mpirun's commands, until the leader has finished
+    clary_mpi.py serve ADDRESS:PORT      on every other host: runs mpirun's commands until the leader has ended
     clary_mpi.py lead MPIRUN...          on the first host: waits for the servers, runs mpirun, tells them when it has
                                          ended
-    clary_mpi.py rsh [-x] HOST COMMAND   in place of ssh: mpirun calls it (`bin/clary-mpi-rsh`)
+    clary_mpi.py rsh [-x] HOST COMMAND   replaces ssh: mpirun calls it (`bin/clary-mpi-rsh`)
 
 Where: the mpi launcher starts `serve` and `lead`. CLARY_MPI_SECRET holds the secret of the attempt's hosts,
 CLARY_MPI_PEERS a JSON object: host name -> [address, port]. Both sides of a connection prove that they know the secret
-(HMAC over the other's nonce). Then the client sends one line of JSON. A command's output and exit code come back as
-frames: kind (1 byte), length (4 bytes, big endian), content. It runs in the user's environment: Python 3.8 or later,
-the standard library only, nothing of clary.
+(HMAC over the other side's nonce). Then the client sends one line of JSON. The server returns a command's output and
+exit code as frames: kind (1 byte), length (4 bytes, big endian), content. It runs in the user's environment: Python 3.8
+or later, with the standard library only, without clary.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ import threading
 import time
 from typing import Any, BinaryIO
 
-LEADER_WAIT_S = 300.0  # for the leader to call; hosts of a job start within seconds of each other
+LEADER_WAIT_S = 300.0  # for the leader to connect; hosts of a job start within seconds of each other
 CONNECT_WAIT_S = 300.0  # for a server to listen
 HANDSHAKE_S = 30.0
 END_WAIT_S = 20.0  # for daemons to end after mpirun has ended
 _POLL_S = 0.1
 _NONCE_BYTES = 16
 _MAX_LINE_BYTES = 1 << 20
-_MAX_PROOF_BYTES = 128  # of a line of an unauthenticated peer; nonces and proofs have 32 and 64
+_MAX_PROOF_BYTES = 128  # limit of a line from an unauthenticated peer; nonces and proofs have 32 and 64
 _CHUNK_BYTES = 1 << 16
 _OUT, _ERR, _EXIT = 1, 2, 3
 _HEADER = struct.Struct(">BI")
 _CODE = struct.Struct(">i")
 _SHELL = "/bin/bash"  # keeps signals blocked, unlike dash; see _leave_signals_to_ranks
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_CANNOT_REACH_CODE = 255  # the exit code that ssh has
-_STAT_PARENT_FIELD = 1  # of /proc/PID/stat, counted behind the command's closing bracket
+_CANNOT_REACH_CODE = 255  # exit code of a failed ssh
+_STAT_PARENT_FIELD = 1  # index of the field in /proc/PID/stat, after the command's closing bracket
 
 
 class HandshakeError(Exception):
-    """The other side does not know the secret, or does not speak this protocol."""
+    """The other side does not know the secret, or does not use this protocol."""
 
 
 def main() -> None:
-    """Act by the first word of the command line."""
+    """Execute the subcommand of the command line."""
     role, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if role == "serve" and len(arguments) == 1:
         address, _, port = arguments[0].rpartition(":")
@@ -65,9 +65,9 @@ def main() -> None:
 
 
 class Server:
-    """Runs commands for mpirun until the leader reports its end or disconnects.
+    """Runs commands for mpirun until the leader reports mpirun's end or disconnects.
 
-    SIGTERM and SIGINT are left to the ranks, see `_leave_signals_to_ranks`.
+    Only the ranks get SIGTERM and SIGINT, see `_leave_signals_to_ranks`.
     """
 
     def __init__(self, address: str, port: int, *, secret: bytes) -> None:
@@ -83,15 +83,15 @@ class Server:
         return int(self._listener.getsockname()[1])
 
     def run(self) -> int:
-        """Serve; return 0 if the leader reported its end, 1 if it never connected or disconnected."""
+        """Serve; return 0 if the leader reported the end, 1 if it never connected or disconnected early."""
         _leave_signals_to_ranks()
-        # Daemons that mpirun puts in the background become children of this process, which can end them.
+        # Daemons in the background become children of this process, so that it can end them.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
         if not self._is_led.wait(LEADER_WAIT_S):
             print(f"clary-mpi: the first host did not call within {LEADER_WAIT_S:.0f} s", file=sys.stderr)
         else:
-            self._end.wait()  # the connection ends with the leader: it needs no deadline
+            self._end.wait()  # no deadline: the connection ends with the leader
         self._listener.close()
         _end_descendants(END_WAIT_S if self._code == 0 else 0.0)
         return self._code
@@ -147,17 +147,17 @@ class Server:
             pump.start()
         code = process.wait()
         for pump in pumps:
-            pump.join(END_WAIT_S)  # a daemon left in the background may hold the pipes open
+            pump.join(END_WAIT_S)  # a daemon in the background may keep the pipes open
         with lock:
             try:
                 connection.sendall(_HEADER.pack(_EXIT, _CODE.size) + _CODE.pack(code))
                 connection.shutdown(socket.SHUT_WR)
             except OSError:
-                pass  # mpirun has ended; the leader's connection reports how
+                pass  # mpirun has ended; the leader's connection reports the result
 
 
 def lead(command: list[str], *, peers: dict[str, tuple[str, int]], secret: bytes) -> int:
-    """Run mpirun when every server answers; returns its exit code, or 128 plus the number of the signal that ended it.
+    """Run mpirun once every server answers; return its exit code, or 128 + the signal that ended it.
 
     Args:
         command: mpirun with its arguments.
@@ -184,22 +184,22 @@ def lead(command: list[str], *, peers: dict[str, tuple[str, int]], secret: bytes
 def _leave_signals_to_ranks() -> None:
     """Block SIGTERM and SIGINT here and in child processes: mpirun and its daemons.
 
-    A stop reaches every process of the job at once. mpirun would then end the job without waiting for ranks that save
-    their state; its daemons unblock all signals of the ranks that they start, so ranks still get them.
+    A stop signals every process of the job at once. mpirun would then end the job without a wait for ranks that save
+    their state. mpirun's daemons unblock all signals in the ranks that they start, so ranks still get them.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
 
 def rsh(arguments: list[str], *, peers: dict[str, tuple[str, int]], secret: bytes) -> int:
-    """Run a command on a host, as ssh would: print its output here, return its exit code.
+    """Run a command on a host, as ssh would: print its output here and return its exit code.
 
     Args:
-        arguments: ssh's: options, which are ignored, the host, the words of the command.
+        arguments: as for ssh: options, which are ignored, the host, and the words of the command.
         peers: name -> address and port of each host's server.
         secret: of the attempt.
     Raises: as `connect`.
     """
-    _leave_signals_to_ranks()  # mpirun has unblocked the signals, and the command must outlive them
+    _leave_signals_to_ranks()  # mpirun has unblocked the signals, which must not end this command
     while arguments and arguments[0].startswith("-"):
         arguments = arguments[1:]
     if len(arguments) < 2 or arguments[0] not in peers:
@@ -213,7 +213,7 @@ def rsh(arguments: list[str], *, peers: dict[str, tuple[str, int]], secret: byte
 
 
 def connect(name: str, place: tuple[str, int], secret: bytes) -> tuple[socket.socket, BinaryIO]:
-    """Connect to a host's server, which may still be starting; return the connection and the stream to read from it.
+    """Connect to a host's server, which may still be starting; return the connection and its input stream.
 
     Args:
         name: of the host, for messages.
@@ -238,7 +238,7 @@ def greet(connection: socket.socket, secret: bytes, *, role: str) -> BinaryIO:
     """Prove to the other side that we know the secret, and check its proof; return the stream to read.
 
     Args:
-        connection: a new one; has no timeout after success.
+        connection: a new connection; without a timeout after success.
         secret: of the attempt.
         role: of this side, `client` or `server`.
     Raises: HandshakeError, OSError.
@@ -258,7 +258,7 @@ def greet(connection: socket.socket, secret: bytes, *, role: str) -> BinaryIO:
 
 
 def _proof(secret: bytes, role: str, nonce: str) -> str:
-    """Return the proof of knowing the secret in this role; an echo of the other side's proof is no proof."""
+    """Return the proof of the secret for a role; the role makes an echo of the other side's proof invalid."""
     return hmac.new(secret, f"{role}:{nonce}".encode(), "sha256").hexdigest()
 
 
@@ -279,7 +279,7 @@ def _pump(pipe: BinaryIO, connection: socket.socket, kind: int, lock: Any) -> No
 
 
 def _kill_when_gone(stream: BinaryIO, process: subprocess.Popen[bytes]) -> None:
-    """Kill a command whose caller has closed the connection before it ended."""
+    """Kill a command if its caller closes the connection before the command has ended."""
     with contextlib.suppress(OSError):
         stream.read()
     if process.poll() is None:
@@ -303,7 +303,7 @@ def _relay(stream: BinaryIO) -> int:
 
 
 def _end_descendants(wait_s: float) -> None:
-    """Give descendants `wait_s` to end by themselves, then kill them; daemons of mpirun end in milliseconds."""
+    """Wait `wait_s` for descendants to end by themselves, then kill them; mpirun's daemons end in milliseconds."""
     deadline_s = time.monotonic() + wait_s
     while True:
         pids = _descendants()
@@ -318,7 +318,7 @@ def _end_descendants(wait_s: float) -> None:
 
 
 def _descendants() -> list[int]:
-    """Return processes below this one, zombies left out."""
+    """Return the descendants of this process, without zombies."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

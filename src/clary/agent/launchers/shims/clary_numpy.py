@@ -1,9 +1,9 @@
-"""Answers for names that NumPy has no more, which scripts for AWS's older images use: `numpy.int`, `numpy.Inf`.
+"""Names that NumPy has removed and scripts for AWS's older images still use: `numpy.int`, `numpy.Inf`.
 
-Where: `clary_rank` calls `install` before it runs a program. NumPy is asked first, so a name that it has keeps NumPy's
-meaning. A name that it refuses gets its old meaning from `_MEANINGS` or `_SUCCESSORS`, and one process of a program
-says so. Other names fail with NumPy's own message, since nothing has the same meaning today.
-It runs in the user's environment: Python 3.8 or later, the standard library only, nothing of clary.
+Where: `clary_rank` calls `install` before it runs a program. NumPy is asked first, so an existing name keeps NumPy's
+meaning. A removed name gets its old meaning from `_MEANINGS` or `_SUCCESSORS`, and one process of a program prints a
+message. Other names fail with NumPy's own message, since they have no equivalent today. It runs in the user's
+environment: Python 3.8 or later, with the standard library only, without clary.
 Source: release notes of NumPy 1.20 (aliases of Python's types), 1.24 (their end), 2.0 and 2.4 (the other names).
 """
 
@@ -16,7 +16,7 @@ import types
 from typing import Any
 
 _TOLD = "CLARY_TOLD_NUMPY"  # one process of a program prints the message
-# Types of Python and numbers that names stood for. Below them: names, and the names that NumPy has for the same today.
+# Name -> Python type or number that it meant. `_SUCCESSORS` below: name -> NumPy's current name.
 _MEANINGS: dict[str, Any] = {
     "bool": bool,
     "int": int,
@@ -48,15 +48,15 @@ _SUCCESSORS = {
 
 
 def install() -> None:
-    """Register our answers when NumPy is imported, or at once if it is loaded; a second call does nothing."""
-    importlib.import_module("clary_imports").when_imported("numpy", register)  # beside this file
+    """Register the removed names when NumPy is imported, or at once if it already is; a second call does nothing."""
+    importlib.import_module("clary_imports").when_imported("numpy", register)  # module in this file's folder
 
 
 def register(numpy: types.ModuleType) -> None:
-    """Make the module answer for names of older versions; a second call does nothing.
+    """Add the removed names to the module; a second call does nothing.
 
     Args:
-        numpy: the module. A version before 1.20 has no function for missing names, and stays as it is.
+        numpy: the module. A version before 1.20 has no function for missing names, and is left unchanged.
     """
     ask = vars(numpy).get("__getattr__")
     if ask is None or getattr(ask, "is_clary", False):
@@ -81,7 +81,7 @@ def register(numpy: types.ModuleType) -> None:
 
 
 def _tell(name: str, words: str, version: str) -> None:
-    """Print once a program that it gets a name that its NumPy does not have."""
+    """Print once per program that it uses a name that its NumPy has removed."""
     if os.environ.get(_TOLD) or os.environ.get("RANK", "0") != "0":
         return
     os.environ[_TOLD] = "1"

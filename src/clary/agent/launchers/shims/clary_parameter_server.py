@@ -1,13 +1,13 @@
-"""Parameter servers of TensorFlow or MXNet beside the worker of a host.
+"""The worker of a host, with a parameter server of TensorFlow or MXNet.
 
     clary_parameter_server.py WORKER COMMAND...
 
 Where: the parameter_server launcher starts it. For TensorFlow with TF_CONFIG, CLARY_PS_TASK (the server's index) and
-CLARY_PS_MASTER (host:port of the master; empty on the master's own host). A server never ends by itself: it is ended
-when the worker has ended on the master's host, and elsewhere when the worker has ended and the master's port is closed.
-For MXNet with the worker's DMLC_* variables and CLARY_PS_ROLES, the other roles here: `import mxnet` runs a server or a
-scheduler until its end. They are ended with the worker. It runs in the user's environment: Python 3.8 or later, the
-standard library and the framework, nothing of clary.
+CLARY_PS_MASTER (host:port of the master; empty on the master's own host). A server never ends by itself: on the
+master's host it is killed after the worker has ended, on other hosts after the worker has ended and the master's port
+is closed. For MXNet with the worker's DMLC_* variables and CLARY_PS_ROLES, the other roles of this host: `import mxnet`
+runs a server or a scheduler until its end. Both are killed after the worker. It runs in the user's environment: Python
+3.8 or later, with the standard library and the framework, without clary.
 Source: sagemaker-tensorflow-training `training._run_ps`, `_wait_until_master_is_down`; sagemaker-mxnet-training
 `training._run_mxnet_process`.
 """
@@ -22,11 +22,11 @@ import sys
 import time
 
 MASTER_POLL_S = 2.0
-_POLL_S = 0.1  # between looks at the two processes
+_POLL_S = 0.1  # interval between checks of the two processes
 _CONNECT_S = 5.0
 _KILL_WAIT_S = 10.0
 
-# No GPU: the worker of this host has them.
+# No GPUs: this host's worker uses them.
 _SERVER = """
 import json, os
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -38,9 +38,9 @@ server_class(cluster_spec, job_name="ps", task_index=int(os.environ["CLARY_PS_TA
 
 
 def main() -> int:
-    """Run server and worker; returns the worker's exit code, a signal's number below 0; 1 if a server fails first."""
+    """Run server and worker; return the worker's exit code, or -signal; return 1 if a server fails first."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # worker and server get the signal themselves
+        signal.signal(number, lambda *_: None)  # worker and server receive the signal directly
     servers: list[subprocess.Popen[bytes]] = []
     try:
         for program, variables in _servers():
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def _servers() -> list[tuple[str, dict[str, str]]]:
-    """Return (code, variables) of each process that runs beside the worker."""
+    """Return (code, variables) of each process other than the worker."""
     roles = os.environ.get("CLARY_PS_ROLES")
     if roles is None:
         return [(_SERVER, {})]
@@ -75,7 +75,7 @@ def _servers() -> list[tuple[str, dict[str, str]]]:
 
 
 def _wait_for_end_of(master: str) -> None:
-    """Wait until no process listens at `master`; otherwise the job's own time limit ends it."""
+    """Wait until no process listens at `master`; only the job's time limit bounds the wait."""
     host, _, port = master.rpartition(":")
     while True:
         try:
@@ -86,7 +86,7 @@ def _wait_for_end_of(master: str) -> None:
 
 
 def _end_as(code: int) -> None:
-    """End this process as the worker has ended, so that the job's FailureReason names the same signal."""
+    """End this process in the same way as the worker, so that the job's FailureReason names the same signal."""
     if code >= 0:
         sys.exit(code)
     if -code != signal.SIGKILL:

@@ -3,17 +3,17 @@
     python clary_rank.py train.py ARGUMENTS...
     python clary_rank.py -m package.module ARGUMENTS...
 
-Where: launchers start every Python program through this file, the torchrun shim every rank. It runs in the user's
-environment: Python 3.8 or later, the standard library only, nothing of clary.
+Where: launchers start every Python program through this file, and the torchrun shim starts every rank through it. It
+runs in the user's environment: Python 3.8 or later, with the standard library only, without clary.
 
 [Note: why the teardown is skipped]
-A thread of torch's gloo takes the interpreter's lock while `Py_FinalizeEx` runs, is ended by a forced unwind through
-C++ code that may not throw, and so turns a finished training into an abort (exit -6, "terminate called without an
-active exception"; torch 2.13 on Python 3.11, some per cent of runs with several process groups). So if torch is loaded,
-every step that a program can expect at its end is done here in Python's own order - traceback, non-daemon threads,
-atexit, process group, MPI, buffers - and the process exits by `os._exit`. Programs without torch end as usual. An abort
-before that point is the program's own and is not touched. This can be removed when torch joins those threads. A program
-of jax or MXNet that fails while it is connected to its peers exits in the same way: see `_would_wait_for_peers`.
+A thread of torch's gloo acquires the interpreter's lock while `Py_FinalizeEx` runs; Python ends the thread by a forced
+unwind through C++ code that must not throw, which turns a finished training into an abort (exit -6, "terminate called
+without an active exception"; torch 2.13 on Python 3.11, some per cent of runs with several process groups). So if torch
+is loaded, this file performs the steps at a program's end in Python's own order (traceback, non-daemon threads, atexit,
+process group, MPI, buffers) and exits by `os._exit`. Programs without torch end as usual. An earlier abort is the
+program's own and is not changed. This code can be removed when torch joins those threads. A program of jax or MXNet
+that fails while it is connected to its peers exits in the same way: see `_would_wait_for_peers`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ import types
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 
-ERRORS_VARIABLE = "CLARY_ERRORS_FOLDER"  # a rank's record of its fatal error, for the agent to find the first cause
+ERRORS_VARIABLE = "CLARY_ERRORS_FOLDER"  # record of a rank's fatal error, by which the agent finds the first cause
 MAX_ERROR_CHARACTERS = 800
-DESTROY_TIMEOUT_S = 10.0  # for the process group; peers may have ended and never answer
-# Advice on "operator torchvision::nms does not exist", which is a fault of the installation and not of nms.
+DESTROY_TIMEOUT_S = 10.0  # for the process group, because peers may have ended and never answer
+# Advice on "operator torchvision::nms does not exist", which is an error of the installation, not of nms.
 _TORCHVISION = (
     "torchvision's compiled part does not load beside this torch: their versions differ, or one is built for GPUs and "
     "the other for CPUs; install both from one index, on a machine without a GPU by: pip install torch torchvision "
@@ -50,12 +50,12 @@ _OF_MPIRUN = {
 }
 _CANNOT_OPEN_CODE = 2  # exit code of `python missing.py`
 _INTERRUPTED_CODE = 128 + signal.SIGINT
-_FLUSH_FAILED_CODE = 120  # exit code of a Python that cannot write the rest of its output
+_FLUSH_FAILED_CODE = 120  # exit code of Python when it cannot write its remaining output
 _OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 def main() -> None:
-    """Run the program that the command line names; never returns if torch is loaded."""
+    """Run the program of the command line; never return if torch is loaded."""
     arguments = sys.argv[1:]
     is_module = arguments[:1] == ["-m"]
     if len(arguments) < 1 + is_module:
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _take_rank_of_mpirun() -> None:
-    """Set torch's variables if mpirun has started this rank, which sets only names of its own; MASTER_* are set."""
+    """Set torch's variables if mpirun, which sets only its own, has started this rank; MASTER_* are already set."""
     told = {name: os.environ.get(source) for name, source in _OF_MPIRUN.items()}
     if "RANK" in os.environ or None in told.values():
         return
@@ -93,15 +93,15 @@ def _prepare_libraries() -> None:
     """Prepare jax, NumPy and Keras for the program, which may import them."""
     for name in ("clary_jax", "clary_numpy", "clary_keras"):
         try:
-            importlib.import_module(name).install()  # beside this file, whose folder is on the path
+            importlib.import_module(name).install()  # modules in this file's folder, which is on the path
         except ImportError:
-            continue  # a copy of this file alone; jax then needs its arguments
+            continue  # a copy of only this file; then programs must pass arguments to jax
 
 
 def _would_wait_for_peers() -> bool:
-    """Return whether the teardown of this failed process would wait for peers that wait for it in a sum.
+    """Whether this failed process's teardown would wait for peers that wait for it in a collective.
 
-    A worker of MXNet with parameter servers meets all others when its store is destroyed.
+    With parameter servers, an MXNet worker waits for all other workers when its store is destroyed.
     """
     module = sys.modules.get("clary_jax")
     is_jax = module is not None and bool(module.part_from_peers())
@@ -109,7 +109,7 @@ def _would_wait_for_peers() -> bool:
 
 
 def _new_main() -> types.ModuleType:
-    """Put an empty `__main__` in this file's place; it stays, so that threads and atexit find their globals."""
+    """Replace `__main__` by an empty module, which stays so that threads and atexit find their globals."""
     program = types.ModuleType("__main__")
     program.__builtins__ = builtins  # type: ignore[attr-defined]
     if sys.version_info < (3, 14):
@@ -121,7 +121,7 @@ def _new_main() -> types.ModuleType:
 def _run_script(script: str, arguments: list[str]) -> None:
     path = os.path.abspath(script)
     sys.argv = [script, *arguments]
-    if not getattr(sys.flags, "safe_path", False):  # with it, python puts no script's folder in front
+    if not getattr(sys.flags, "safe_path", False):  # with this option Python does not prepend the script's folder
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     if os.path.isdir(path):
         runpy.run_path(script, run_name="__main__")
@@ -155,7 +155,7 @@ def _run_module(name: str, arguments: list[str]) -> None:
 
 
 def _exit_code(error: SystemExit) -> int:
-    """Return the exit code that Python gives a SystemExit; print a code that is not a number, as Python does."""
+    """Return the exit code for a SystemExit; print a code that is not a number, as Python does."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -198,7 +198,7 @@ def _show(error: BaseException) -> int:
 
 
 def _leave_word(name: str, message: str) -> None:
-    """Record the error that ended this rank, and its time.
+    """Write the record of the error that ended this rank, with its time.
 
     Peers fail within milliseconds, and logs do not show which rank failed first.
     """
@@ -215,7 +215,7 @@ def _leave_word(name: str, message: str) -> None:
             json.dump(record, file)
         os.replace(path + ".part", path)
     except OSError:
-        pass  # for example a full disk: the traceback in the log has to suffice
+        pass  # for example a full disk: then only the log has the traceback
 
 
 def _leave(code: int, is_interrupted: bool) -> None:
@@ -248,7 +248,7 @@ def _finish(act: Callable[[], object]) -> None:
 
 
 def _destroy_process_group() -> None:
-    """Let torch tell its peers that this rank leaves; given up after `DESTROY_TIMEOUT_S`."""
+    """Let torch notify its peers that this rank leaves, for `DESTROY_TIMEOUT_S` at most."""
     distributed = sys.modules.get("torch.distributed")
 
     def destroy() -> None:
@@ -274,7 +274,7 @@ def _mpi() -> types.ModuleType | None:
 
 
 def _abort_mpi(code: int) -> None:
-    """End every rank of the world, which would wait for this one for ever, as `python -m mpi4py` does."""
+    """Abort all ranks, as `python -m mpi4py` does, because they would wait for this rank for ever."""
     module = _mpi()
     if module is not None and module.COMM_WORLD.Get_size() > 1:
         _flush(sys.stdout)
@@ -283,14 +283,14 @@ def _abort_mpi(code: int) -> None:
 
 
 def _finalize_mpi() -> None:
-    """Finalize MPI, which the skipped teardown would do; mpirun takes a rank without it for failed."""
+    """Finalize MPI, as the skipped teardown would; without this mpirun treats the rank as failed."""
     module = _mpi()
     if module is not None:
         _finish(module.Finalize)
 
 
 def _flush(stream: object) -> bool:
-    """Flush; return whether no output was lost."""
+    """Flush standard output and error; return whether no output was lost."""
     if stream is None or getattr(stream, "closed", False):
         return True
     try:

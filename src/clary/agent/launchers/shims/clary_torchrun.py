@@ -1,11 +1,11 @@
 """torchrun, with every rank started through `clary_rank`.
 
-Where: `bin/torchrun` stands first in PATH of a job, so that launchers which call torchrun by name (SDK v3's driver,
-AWS's toolkit, users' scripts) get ranks that end cleanly; see the note in `clary_rank`. The command line is read by
-torch's own parser. If it cannot be read, the real torchrun runs with it, unchanged. Once a stop is announced, ranks are
-not signalled: they have received SIGTERM, and torchrun would send a second one and kill them after 30 s. If a scheduler
-signals every process itself, the announcement comes moments after the signal. It runs in the user's environment: Python
-3.8 or later, the standard library and torch, nothing of clary.
+Where: `bin/torchrun` comes first in PATH of a job, so that launchers that call torchrun by name (SDK v3's driver, AWS's
+toolkit, users' scripts) get ranks that end cleanly; see the note in `clary_rank`. Torch's own parser parses the command
+line. If it fails, the real torchrun runs with the unchanged command line. After the notice of a stop, ranks are not
+signalled: they have already received SIGTERM, and torchrun would send a second SIGTERM and kill them after 30 s. If a
+scheduler signals every process itself, the notice appears moments after the signal. It runs in the user's environment:
+Python 3.8 or later, with the standard library and torch, without clary.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import sys
 import time
 from collections.abc import Iterable
 
-NOTICE_VARIABLE = "CLARY_STOP_NOTICE"  # path of a file that exists once a stop was ordered
+NOTICE_VARIABLE = "CLARY_STOP_NOTICE"  # variable with the path of a file that exists once a stop was ordered
 _POLL_S = 0.02
 _NOTICE_WAIT_S = 1.0  # from a scheduler's SIGTERM to the agent's notice
-_SIGNAL_BASE = 128  # a shell's exit code of a signalled process: this plus the signal's number
+_SIGNAL_BASE = 128  # added to a signal's number, as in a shell's exit code
 _FOLDER = os.path.dirname(os.path.realpath(__file__))
 _NOT_FOUND_CODE = 127
 
 
 def main() -> None:
-    """Run torchrun with the command line of this process; never returns if the real torchrun takes over."""
+    """Run torchrun with this process's command line; never return if the real torchrun replaces this process."""
     arguments = sys.argv[1:]
     try:
         run = importlib.import_module("torch.distributed.run")
@@ -40,22 +40,22 @@ def main() -> None:
     leave_ranks_alone_at_stop()
     try:
         run.main(rewritten)
-    except Exception as error:  # a kind of failure that only torch can name
+    except Exception as error:  # a kind of failure that only torch can describe
         if stop_deadline_s() is None or type(error).__name__ != "SignalException":
             raise
         sys.exit(_SIGNAL_BASE + error.sigval)  # type: ignore[attr-defined]
 
 
 def leave_ranks_alone_at_stop() -> None:
-    """Have torchrun wait, during a stop, for its ranks to end by themselves before it ends them.
+    """Patch torchrun: during a stop it waits for its ranks to end by themselves before it ends them.
 
-    Source: `PContext.close` of torch.distributed.elastic, through which every version ends its ranks.
+    Source: `PContext.close` of torch.distributed.elastic, which every version calls to end its ranks.
     """
     try:
         context = importlib.import_module("torch.distributed.elastic.multiprocessing.api").PContext
         close = context.close
     except (ImportError, AttributeError):
-        return  # a torch that ends its ranks in another way stays unchanged
+        return  # a torch version that ends its ranks in another way is left unchanged
 
     def close_after_ranks(self: object, *arguments: object, **options: object) -> object:
         if type(sys.exc_info()[1]).__name__ == "SignalException":
@@ -67,14 +67,14 @@ def leave_ranks_alone_at_stop() -> None:
 
 
 def wait_for_notice() -> None:
-    """Wait a moment for the notice of a stop; torchrun was signalled."""
+    """Wait a moment for the notice of a stop, after torchrun was signalled."""
     until_s = time.monotonic() + _NOTICE_WAIT_S
     while os.environ.get(NOTICE_VARIABLE) and stop_deadline_s() is None and time.monotonic() < until_s:
         time.sleep(_POLL_S)
 
 
 def wait_for_ranks(pids: Iterable[int]) -> None:
-    """Wait until these children have ended, or until the agent kills them anyway; at once without a stop."""
+    """Wait until these children have ended or the agent kills them; return at once without a stop."""
     deadline_s = stop_deadline_s()
     left = list(pids)
     while left and deadline_s is not None and time.monotonic() < deadline_s:
@@ -84,7 +84,7 @@ def wait_for_ranks(pids: Iterable[int]) -> None:
 
 
 def stop_deadline_s() -> float | None:
-    """Return the monotonic time at which the agent kills the remaining processes, or None without a stop order."""
+    """Return the monotonic time of the agent's kill, or None without a stop order."""
     try:
         with open(os.environ[NOTICE_VARIABLE], encoding="utf-8") as file:
             return float(json.load(file)["deadline_monotonic_s"])
@@ -93,7 +93,7 @@ def stop_deadline_s() -> float | None:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a child still runs; its exit status is left for the code that started it."""
+    """Whether a child still runs; do not reap it, which is left to the code that started it."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:
@@ -101,9 +101,9 @@ def _is_running(pid: int) -> bool:
 
 
 def rewrite(arguments: list[str], run: object) -> list[str]:
-    """Return torchrun's arguments with the program behind `clary_rank`.
+    """Return torchrun's arguments with the program run through `clary_rank`.
 
-    Other programs than Python's (--no-python), and those that runpy runs already (--run-path), stay unchanged.
+    Programs that are not Python (--no-python) or that runpy runs (--run-path) are left unchanged.
     Raises: ValueError if options and program cannot be distinguished.
     """
     parsed = _parse_quietly(arguments, run)
