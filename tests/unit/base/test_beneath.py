@@ -1,4 +1,4 @@
-"""Paths below a folder are reached as they are, or refused: no entry in a path's place leads elsewhere."""
+"""Paths below a folder are opened as they are, or refused: an entry that replaces a path never leads elsewhere."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ VICTIM = b"of the machine\n"
 
 @pytest.fixture(params=["openat2", "walk"])
 def way(request, monkeypatch):
-    """Both ways down, with and without openat2."""
+    """Use both implementations: with and without openat2."""
     has_it = request.param == "openat2"
     if has_it and not beneath._has_openat2():
         pytest.skip("this kernel has no openat2")
@@ -26,7 +26,7 @@ def way(request, monkeypatch):
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A folder of the machine with a file, beside the program's folder."""
+    """Make a folder of the machine with a file, outside the program's folder."""
     folder = tmp_path / "machine"
     folder.mkdir()
     (folder / "file").write_bytes(VICTIM)
@@ -36,7 +36,7 @@ def victim(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def owned(tmp_path: Path):
-    """The program's folder, opened."""
+    """Open the program's folder."""
     (tmp_path / "owned" / "sub").mkdir(parents=True)
     (tmp_path / "owned" / "file").write_bytes(b"own")
     with Folder.at(tmp_path / "owned") as folder:
@@ -44,7 +44,7 @@ def owned(tmp_path: Path):
 
 
 def put(kind: str, place: Path, victim: Path) -> None:
-    """Put something else at a place, as a program does."""
+    """Replace an entry by another kind of entry, as a program may do."""
     if place.is_dir() and not place.is_symlink():
         place.rename(place.with_name(f"{place.name}-moved"))
     else:
@@ -70,7 +70,7 @@ def put(kind: str, place: Path, victim: Path) -> None:
 
 
 def outcome(act) -> str:
-    """Return the name of an act's error, or a word for success; an act that hangs fails the test."""
+    """Return the name of the error that `act` raises, or "done"; fail if `act` hangs."""
     said: list[str] = []
 
     def run() -> None:
@@ -125,7 +125,7 @@ def test_reading_refuses_whatever_is_no_file_and_does_not_wait(kind, answer, own
         lambda folder: next(entries(folder, "sub")),
     ],
 )
-def test_no_act_goes_through_a_folder_that_became_a_link(act, owned, victim, tmp_path):
+def test_no_operation_follows_a_folder_that_became_a_link(act, owned, victim, tmp_path):
     put("folder-link", tmp_path / "owned" / "sub", victim)
     assert outcome(lambda: act(owned)) == "ELOOP"
     assert [path.name for path in victim.iterdir()] == ["file"]
@@ -135,7 +135,7 @@ def test_no_act_goes_through_a_folder_that_became_a_link(act, owned, victim, tmp
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", ["link", "hard-link", "dangling", "pipe", "socket"])
-def test_writing_takes_the_place_and_leaves_the_other_file_alone(kind, owned, victim, tmp_path):
+def test_writing_replaces_the_entry_and_leaves_its_target_unchanged(kind, owned, victim, tmp_path):
     put(kind, tmp_path / "owned" / "file", victim)
     owned.write("file", b"new", mode=0o640)
     assert (tmp_path / "owned" / "file").read_bytes() == b"new"
@@ -143,18 +143,18 @@ def test_writing_takes_the_place_and_leaves_the_other_file_alone(kind, owned, vi
     assert (tmp_path / "owned" / "file").stat().st_mode & 0o777 == 0o640
     assert (victim / "file").read_bytes() == VICTIM
     assert (victim / "file").stat().st_mode & 0o777 == 0o600
-    assert sorted(owned.names()) == ["file", "sub"]  # no part is left
+    assert sorted(owned.names()) == ["file", "sub"]  # no temporary file is left
 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("path", ["/etc/passwd", "../machine/file", "sub/../../machine/file", "..", "a\0b"])
-def test_paths_that_lead_up_are_refused_by_every_way(path, owned, victim):
+def test_paths_that_lead_up_are_refused_by_every_operation(path, owned, victim):
     assert outcome(lambda: owned.read(path, max_bytes=1)) == "EINVAL"
     assert outcome(lambda: owned.write(path, b"")) == "EINVAL"
 
 
 @pytest.mark.usefixtures("way")
-def test_what_is_there_is_read_listed_and_made(owned, tmp_path):
+def test_files_and_folders_are_read_listed_and_made(owned, tmp_path):
     owned.folder("a/b", create=True).close()
     owned.write("a/b/c", bytes(10))
     assert owned.read("a/b/c", max_bytes=4) == bytes(4)
@@ -223,7 +223,7 @@ def test_a_file_that_is_swapped_all_the_time_is_never_another_one(owned, victim,
 
 
 @pytest.mark.usefixtures("way")
-def test_a_tree_is_removed_without_what_its_links_lead_to(owned, victim, tmp_path):
+def test_a_tree_is_removed_without_the_targets_of_its_links(owned, victim, tmp_path):
     tree = tmp_path / "owned" / "tree"
     for kind in ("link", "folder-link", "hard-link", "pipe", "socket", "folder"):
         tree.mkdir(exist_ok=True)
@@ -267,7 +267,7 @@ def test_a_copied_tree_holds_links_as_text_and_follows_none(owned, victim, tmp_p
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", ["link", "folder-link", "hard-link", "pipe", "socket"])
-def test_a_copied_tree_ends_at_an_entry_that_stands_in_the_way_of_a_folder(kind, owned, victim, tmp_path):
+def test_copying_a_tree_fails_at_an_entry_in_place_of_a_folder(kind, owned, victim, tmp_path):
     (tmp_path / "owned" / "place").mkdir()
     (tmp_path / "owned" / "place" / "new").write_bytes(b"new")
     (tmp_path / "copy").mkdir()
@@ -280,7 +280,7 @@ def test_a_copied_tree_ends_at_an_entry_that_stands_in_the_way_of_a_folder(kind,
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", ["file", "link"])
-def test_a_copied_tree_ends_at_a_folder_that_stands_in_the_way_of_a_file_or_link(kind, owned, victim, tmp_path):
+def test_copying_a_tree_fails_at_a_folder_in_place_of_a_file_or_link(kind, owned, victim, tmp_path):
     if kind == "link":
         put(kind, tmp_path / "owned" / "place", victim)
     else:

@@ -1,4 +1,4 @@
-"""A process is known by id and start time, not by its name, and is signalled only if it is still the same."""
+"""A process is identified by pid and start time instead of its name, and is signalled only if both still match."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ PR_SET_NAME = 15
 
 @pytest.fixture
 def child():
-    """Start a Python program and wait until it says `up`."""
+    """Start a Python program and wait until it prints `up`."""
     children = []
 
     def start(code=SLEEPER):
@@ -33,13 +33,13 @@ def child():
         process.stdout.close()
 
 
-def test_a_running_process_is_alive_and_one_that_took_its_id_is_another():
+def test_a_process_that_reused_a_pid_is_another_process():
     own = ProcessId.of(os.getpid())
     assert own.is_alive()
     assert not ProcessId(own.pid, str(int(own.started) - 1)).is_alive()
 
 
-def test_an_id_that_nobody_has_names_no_process():
+def test_an_unused_pid_names_no_process():
     largest = int(Path("/proc/sys/kernel/pid_max").read_text())
     assert ProcessId.of(largest + 1) is None
     assert read_entry(largest + 1) is None
@@ -63,7 +63,7 @@ def test_terminate_waits_until_the_process_has_ended(child):
     assert process.wait(0.5) == -signal.SIGTERM
 
 
-def test_terminate_says_when_the_process_goes_on_and_kill_ends_it(child):
+def test_terminate_reports_a_process_that_survives_and_kill_ends_it(child):
     process = child(DEAF)
     identity = ProcessId.of(process.pid)
     assert not identity.terminate(timeout_s=0.1)
@@ -72,7 +72,7 @@ def test_terminate_says_when_the_process_goes_on_and_kill_ends_it(child):
     assert process.wait(0.5) == -signal.SIGKILL
 
 
-def test_a_process_that_took_the_id_is_not_signalled(child):
+def test_a_process_that_reused_the_pid_is_not_signalled(child):
     process = child()
     stale = ProcessId(process.pid, "1")
     assert stale.terminate(timeout_s=1)
@@ -80,7 +80,7 @@ def test_a_process_that_took_the_id_is_not_signalled(child):
     assert process.poll() is None
 
 
-def test_a_name_that_is_no_text_disturbs_nobody(child):
+def test_a_process_name_that_is_no_text_does_no_harm(child):
     rename = f"import ctypes; ctypes.CDLL(None).prctl({PR_SET_NAME}, b'\\xff) Z \\xfe'); "
     process = child(rename + SLEEPER)
     assert b"\xff" in Path(f"/proc/{process.pid}/stat").read_bytes()

@@ -1,4 +1,4 @@
-"""The machine's process list and the tree below one process."""
+"""The machine's process list, and the tree below one process."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def test_command_names_of_any_form_do_not_shift_the_fields(name):
 
 
 @pytest.mark.parametrize(("flags", "is_exiting"), [(0x400000, False), (0x400004, True), (0x400200, True)])
-def test_a_process_whose_end_has_begun_is_told_by_its_flags(flags, is_exiting):
+def test_an_exiting_process_is_recognised_by_its_flags(flags, is_exiting):
     fields = [b"R", b"41"] + [b"0"] * 4 + [str(flags).encode()] + [b"0"] * 12 + [b"987654"] + [b"0"] * 30
     assert parse_stat(b"42 (sh) " + b" ".join(fields) + b"\n").is_exiting is is_exiting
 
@@ -47,7 +47,7 @@ def test_descendants_are_found_through_every_generation_and_zombies_are_not():
 
 
 def test_programs_that_were_just_started_have_their_arguments_and_variables():
-    """The parent goes on before they are laid out: without waiting, four of five reads here found nothing."""
+    """The parent continues before exec has set them: without a wait, four of five reads found nothing here."""
     command = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()", "marked"]
     for _ in range(50):
         with subprocess.Popen(command, stdin=subprocess.PIPE, env={"OF_A_TEST": "yes"}) as process:

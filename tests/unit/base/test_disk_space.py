@@ -1,4 +1,4 @@
-"""Full disks are named, other errors pass."""
+"""Errors of full disks are translated; other errors pass unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places that are kept from programs are found behind mounts of other names."""
+"""Paths that programs must not see are found behind mounts at other paths."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def found(folder, *binds, place=HOME):
     return shown_at(folder, place, mountinfo=table(*enumerate(binds)))
 
 
-def test_a_folder_that_shows_nothing_of_a_place_is_none():
+def test_a_folder_that_shows_no_part_of_a_hidden_path_is_accepted():
     assert found("/srv/data") is None
     assert found("/root/.clary-data") is None
     assert found("/srv", ("254:1", "/root/.clary", "/srv/other")) is None, "another file system"
@@ -26,18 +26,18 @@ def test_a_folder_that_shows_nothing_of_a_place_is_none():
 
 
 @pytest.mark.parametrize("folder", ["/", "/root", "/root/.clary", "/root/.clary/secrets"])
-def test_a_place_is_seen_in_what_holds_it_and_in_its_own_parts(folder):
+def test_a_hidden_path_is_found_in_its_parents_and_in_its_parts(folder):
     assert found(folder) == folder
 
 
 @pytest.mark.parametrize("root", ["/", "/root", "/root/.clary", "/root/.clary/secrets"])
 @pytest.mark.parametrize("point", ["/srv/data/deep/state", "/srv/data", "/srv/data/with\\040space"])
-def test_a_bind_mount_of_a_place_or_of_what_holds_it_is_found(root, point):
+def test_a_bind_mount_of_a_hidden_path_or_of_its_parents_is_found(root, point):
     assert found("/srv/data", ("254:0", root, point)) == point.replace("\\040", " ")
     assert found("/srv", ("254:0", root, point)) == point.replace("\\040", " ")
 
 
-def test_a_place_that_is_itself_a_mount_is_known_by_what_is_mounted():
+def test_a_hidden_path_that_is_a_mount_is_found_by_its_source():
     mounted = ("254:1", "/state", HOME)
     assert found("/srv/data", mounted) == "/srv/data"
     assert found("/srv/data/state/secrets", mounted) == "/srv/data/state/secrets"

@@ -1,4 +1,4 @@
-"""Dataclasses to plain data and back."""
+"""Conversion of dataclasses to plain data and back."""
 
 import json
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ class Columns:
     names: tuple[str, ...] = ()
 
 
-def test_lists_of_numbers_are_what_each_of_their_items_would_be() -> None:
+def test_items_of_lists_of_numbers_are_converted_like_single_numbers() -> None:
     found = from_plain(Columns, {"numbers": [1, None, 2.5], "counts": [1, True], "names": ["a"]})
     assert found == Columns(numbers=(1.0, None, 2.5), counts=[1, True], names=("a",))
     assert [type(number) for number in found.numbers] == [float, type(None), float]
@@ -140,12 +140,12 @@ def test_whole_numbers_become_floats_where_floats_are_declared() -> None:
         ({"name": "t", "parent": {"name": 1}}, "Tree.parent.name: expected str"),
     ],
 )
-def test_a_misfit_is_named_by_its_path(data: Any, words: str) -> None:
+def test_a_value_of_the_wrong_type_is_named_by_its_path(data: Any, words: str) -> None:
     with pytest.raises(ContractError, match=words):
         from_plain(Tree, data)
 
 
-def test_a_misfit_that_is_nested_too_deep_to_be_written_is_refused_all_the_same() -> None:
+def test_a_value_nested_too_deeply_is_refused() -> None:
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]

@@ -1,4 +1,4 @@
-"""Many ranks in few words, and back."""
+"""Lists of ranks as short texts, and back."""
 
 import pytest
 from hypothesis import given
@@ -31,5 +31,5 @@ def test_ranks_come_back_from_their_text(ranks):
 
 
 @pytest.mark.parametrize("text", ["x", "1-", "-1", "1,,2", "0-7:", "5:2", "1 2", "99999999999", f"0-{MAX_RANKS + 5}"])
-def test_texts_of_another_kind_name_nobody(text):
+def test_texts_of_another_form_name_no_ranks(text):
     assert ranks_of(text) == ()

@@ -1,4 +1,4 @@
-"""Signals in words."""
+"""Names of signals for messages."""
 
 import pytest
 
@@ -9,5 +9,5 @@ from clary.base.signal_names import signal_name
     ("signum", "name"),
     [(9, "signal 9 (SIGKILL)"), (11, "signal 11 (SIGSEGV)"), (77, "signal 77"), (0, "signal 0"), (None, "signal None")],
 )
-def test_a_signal_is_told_by_number_and_name(signum, name):
+def test_a_signal_is_described_by_number_and_name(signum, name):
     assert signal_name(signum) == name

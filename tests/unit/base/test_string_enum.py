@@ -1,4 +1,4 @@
-"""Enums that are texts: the class for Pythons before 3.11 behaves as the standard library's."""
+"""Enums whose members are texts: the class for Python before 3.11 behaves as the standard library's."""
 
 import json
 import runpy

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: the old one or the new, through no link, closed to others."""
+"""Files that are replaced atomically, without following a link, and private if asked."""
 
 import os
 import stat
@@ -18,7 +18,7 @@ def test_a_file_is_replaced_in_one_step_or_not_at_all(tmp_path, monkeypatch):
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
 
 
-def test_nothing_is_written_through_a_link_that_somebody_has_laid(tmp_path):
+def test_nothing_is_written_through_a_link_in_place_of_the_file(tmp_path):
     target = tmp_path / "theirs"
     target.write_text("theirs")
     path = tmp_path / "token"

@@ -1,4 +1,4 @@
-"""`clary checkpoints`: tables, lines for faults, exit codes, and no control character from a bucket."""
+"""`clary checkpoints`: tables, lines for faults, exit codes, and no control character from names in a bucket."""
 
 import json
 import time
@@ -18,7 +18,7 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 class FakeConnection(Connection):
-    """Answers from a list of pages and remembers the requests."""
+    """Returns a list of pages in order, and records the requests."""
 
     def __init__(self, answers):
         self.__dict__.update(answers=list(answers), asked=[])
@@ -110,7 +110,7 @@ def test_sets_are_a_table_with_age_size_attempt_and_state():
     assert rows[2][-4:] == ["2", "4", "closed", "whole"]
 
 
-def test_a_set_of_another_job_and_a_damaged_one_are_told():
+def test_a_set_of_another_job_and_a_damaged_set_are_marked():
     other = set_row(entry(job_arn="arn:x:training-job/be\x1bfore"), job_arn=entry()["job_arn"], now=NOW)
     assert other[6] == "1 of be\\x1bfore"
     damaged = entry(state="damaged", fault="no manifest\n\x1b[31m", taken_at=None)
@@ -127,7 +127,7 @@ def test_times_at_the_ends_of_the_calendar_are_shown(taken, monkeypatch):
     time.tzset()
 
 
-def test_no_set_yet_and_sets_left_out_are_said():
+def test_the_list_reports_that_no_set_exists_or_that_sets_are_left_out():
     assert checkpoints.listing("demo", page(), now=NOW) == "no set of checkpoints of demo below s3://b/ckpt yet"
     assert checkpoints.listing("demo", page(entry(), num_left_out=3), now=NOW).endswith("\nand 3 older sets")
 
@@ -151,7 +151,7 @@ def test_a_host_that_is_behind_stalled_or_could_not_finish_says_so_below_the_tab
     assert checkpoints.listing("demo", page(entry(), hosts={"algo-1": facts}), now=NOW).endswith(line)
 
 
-def test_a_host_that_says_little_is_shown_all_the_same():
+def test_a_host_with_few_facts_is_shown():
     assert mirror_lines({"algo-1": {}}, now=NOW) == ["algo-1: no set yet; nothing to store"]
     assert mirror_lines({"algo-1": to_plain(CheckpointFacts())}, now=NOW) == ["algo-1: no set yet; nothing to store"]
     restored = {"set_number": 3, "restored_set": 2, "restored_files": 1, "restored_bytes": 10}
@@ -212,7 +212,7 @@ def test_every_wrong_file_has_a_line_and_the_last_line_is_the_verdict(monkeypatc
     ]
 
 
-def test_content_with_a_place_of_its_own_names_the_object():
+def test_content_under_a_separate_key_is_shown_with_the_key():
     item = {"path": "a", "key": ".clary-checkpoints/algo-1/files/ab", "fault": "is missing"}
     bad = set_report(wrong={"count": 1, "first": [item]})
     (line,) = checkpoints.finding_lines(report(bad, is_whole=False))
@@ -240,7 +240,7 @@ def test_a_job_that_is_called_verify_can_be_listed_and_verified(monkeypatch):
 
 
 @pytest.mark.parametrize("words", [("a", "b"), ("verify", "a", "b"), ("a", "--set", "1"), ("a", "--host", "algo-1")])
-def test_words_that_fit_together_in_no_way_are_wrong_usage(words, monkeypatch, capsys):
+def test_arguments_that_do_not_fit_together_are_wrong_usage(words, monkeypatch, capsys):
     code, fake = command(monkeypatch, [], *words)
     assert (code, fake.asked) == (2, [])
     assert "verify" in capsys.readouterr().err
@@ -266,7 +266,7 @@ def test_a_size_that_no_disk_has_is_still_a_text():
     assert size(10**30).endswith(" EB")
 
 
-def test_what_is_printed_is_one_line_without_control_characters_or_turned_writing():
+def test_names_are_printed_on_one_line_without_control_or_bidi_characters():
     hostile = "a\x1b]0;title\x07\n\r\x00\u202egnp.exe\x9b\udcff"
     shown = printable(hostile)
     assert shown.isprintable()
@@ -275,7 +275,7 @@ def test_what_is_printed_is_one_line_without_control_characters_or_turned_writin
     assert len(printable("x" * 10_000)) < 400
 
 
-def test_a_set_that_is_known_by_rest_or_not_at_all_is_never_called_whole(monkeypatch, capsys):
+def test_a_set_without_evidence_better_than_rest_is_never_called_whole(monkeypatch, capsys):
     rested = set_report(evidence={"closed": 3, "rested": 1}, least_rest_s=43.2, doubtful=["a\x1b.pt"])
     old = set_report("algo-2", evidence={"": 6}, doubtful=["a", "b", "c", "d", "e", "f"])
     verdict = {"is_whole": False, "is_as_stored": True}

@@ -1,4 +1,4 @@
-"""Commands without a service: exit codes, texts, and how pages become lines."""
+"""Commands without a service: exit codes, messages, and the conversion of pages to lines."""
 
 import argparse
 import http.server
@@ -51,12 +51,12 @@ def test_without_a_service_a_command_says_how_to_start_one(home, capsys, command
     assert output.err == f"clary: no service runs for {home}; start one with: clary up\n"
 
 
-def test_down_of_nothing_is_done(home, capsys):
+def test_down_without_a_service_succeeds(home, capsys):
     assert main(["down"]) == 0
     assert capsys.readouterr().out == f"clary does not run for {home}\n"
 
 
-def test_a_service_that_was_killed_does_not_run_and_nobody_on_its_port_gets_the_keys(home, capsys):
+def test_another_server_on_the_port_of_a_killed_service_gets_no_keys(home, capsys):
     requests = []
 
     class FakeStranger(http.server.BaseHTTPRequestHandler):
@@ -80,7 +80,7 @@ def test_a_service_that_was_killed_does_not_run_and_nobody_on_its_port_gets_the_
     assert "no service runs" in capsys.readouterr().err
 
 
-def test_a_service_that_does_not_answer_is_said_with_its_address(home, capsys):
+def test_a_service_that_does_not_answer_is_named_with_its_address(home, capsys):
     left_record(home, process=ProcessId.of(os.getpid()))
     assert main(["describe", "x"]) == 1
     assert "the service at http://127.0.0.1:9 does not answer" in capsys.readouterr().err
@@ -96,11 +96,11 @@ def test_a_wrong_settings_file_is_named_with_its_key_by_every_command(home, caps
     assert output.err.startswith(f"clary: {home}/settings.toml: unknown setting 'prot'; known are ")
 
 
-def test_a_damaged_record_is_said_and_not_taken_for_no_service(home, capsys):
+def test_a_damaged_record_is_an_error_and_does_not_mean_no_service(home, capsys):
     folder = left_record(home, process=ProcessId.of(os.getpid()))
     folder.service_record_path.write_text("{")
     assert main(["jobs"]) == 1
-    assert "127.0.0.1:9 does not answer" in capsys.readouterr().err  # as its copy says
+    assert "127.0.0.1:9 does not answer" in capsys.readouterr().err  # according to the copy of the record
     folder.service_record_copy_path.write_text("")
     assert main(["jobs"]) == 2
     assert "service.json does not name a service" in capsys.readouterr().err
@@ -127,7 +127,7 @@ def test_wrong_usage_ends_with_two_and_says_it_on_stderr(home, capsys, command):
     assert "usage: clary" in output.err
 
 
-def test_env_unset_takes_away_only_what_is_ours_and_needs_no_service(home, capsys, monkeypatch):
+def test_env_unset_removes_only_our_variables_and_needs_no_service(home, capsys, monkeypatch):
     assert main(["env", "--unset"]) == 0
     plain = capsys.readouterr().out
     assert plain.startswith("unset AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID")
@@ -179,7 +179,7 @@ def test_errors_become_exit_codes(home, capsys, monkeypatch, error, code):
     assert output.err == (f"clary: {error.message}\n" if isinstance(error, ClaryError) else "")
 
 
-def test_a_reader_that_has_gone_ends_the_command_without_a_traceback(home):
+def test_a_closed_pipe_ends_the_command_without_a_traceback(home):
     code = (
         "import sys\nfrom clary.cli import main, plan\n"
         "plan.connect = lambda: type('C', (), {'job_page': lambda self, *names: {'x': 'y' * 10**6}})()\n"
@@ -194,7 +194,7 @@ def test_a_reader_that_has_gone_ends_the_command_without_a_traceback(home):
 
 
 class FakeConnection(Connection):
-    """Answers from a list of pages or calls and remembers the requests."""
+    """Returns a list of pages or call results in order, and records the requests."""
 
     def __init__(self, answers):
         self.__dict__.update(answers=list(answers), asked=[])
@@ -253,7 +253,7 @@ def test_without_follow_a_log_that_grows_ends_with_what_there_is(home, monkeypat
     assert printed(capsys) == ["algo-1 at 1"]
 
 
-def test_follow_goes_on_until_the_job_is_over_and_every_line_is_out(home, monkeypatch, capsys):
+def test_follow_continues_until_the_job_has_ended_and_every_line_is_printed(home, monkeypatch, capsys):
     pages = [page(("algo-1", 1)), page(), page(("algo-1", 2), sure=2, over=True), page(("algo-1", 3), over=True)]
     assert run_logs(monkeypatch, pages, "--follow").answers == []
     assert printed(capsys) == ["algo-1 at 1", "algo-1 at 2", "algo-1 at 3"]
@@ -261,7 +261,7 @@ def test_follow_goes_on_until_the_job_is_over_and_every_line_is_out(home, monkey
 
 @pytest.fixture
 def two_hours_east(monkeypatch):
-    """This machine's zone; POSIX counts to the west."""
+    """Set this machine's time zone to UTC+2; in POSIX, offsets count to the west."""
     monkeypatch.setenv("TZ", "EAST-2")
     time.tzset()
     yield
@@ -269,7 +269,7 @@ def two_hours_east(monkeypatch):
     time.tzset()
 
 
-def test_lines_begin_with_their_time_here_if_asked_for(home, two_hours_east, monkeypatch, capsys):
+def test_lines_begin_with_their_local_time_if_requested(home, two_hours_east, monkeypatch, capsys):
     run_logs(monkeypatch, [page(("algo-1", 3_723_004))], "--timestamps")
     shown = "1970-01-01T03:02:03.004+02:00"
     assert capsys.readouterr().out == f"{shown} algo-1 | algo-1 at 3723004\n"
@@ -303,7 +303,7 @@ def test_jobs_beyond_one_page_are_listed(home, monkeypatch, capsys):
 
 
 def listed(name, **members):
-    """Return a job as the service's page of all jobs has it."""
+    """Return a job as it appears on the service's page of all jobs."""
     return {
         "name": name,
         "status": "InProgress",
@@ -320,7 +320,7 @@ def listed(name, **members):
     }
 
 
-def test_jobs_that_wait_say_their_place_their_reason_and_when_they_may_start(home, monkeypatch, capsys):
+def test_waiting_jobs_show_place_reason_and_estimated_start(home, monkeypatch, capsys):
     place = {"place": 2, "num_waiting": 205, "start_in_s": 720.0, "basis": "past jobs", "estimate": "if so"}
     rows = [
         listed("waits", pending_reason="Needs 2 hosts.", queue=place),
@@ -344,7 +344,7 @@ def state_page(state, status=None):
     return {"name": "x", "status": status or state, "state": state, "failure_reason": ""}
 
 
-def test_stop_waits_as_long_as_it_is_told_and_says_the_end(home, monkeypatch, capsys):
+def test_stop_waits_up_to_its_timeout_and_reports_the_end(home, monkeypatch, capsys):
     answers = [{}, state_page("Stopping"), state_page("Stopped")]
     monkeypatch.setattr("clary.cli.stop.connect", lambda: FakeConnection(answers))
     monkeypatch.setattr("clary.cli.stop.POLL_S", 0.0)
@@ -355,7 +355,7 @@ def test_stop_waits_as_long_as_it_is_told_and_says_the_end(home, monkeypatch, ca
     assert "has not ended within 0 s" in capsys.readouterr().err
 
 
-def test_stop_says_of_a_job_that_waited_that_it_is_stopped(home, monkeypatch, capsys):
+def test_stop_reports_a_waiting_job_as_stopped(home, monkeypatch, capsys):
     monkeypatch.setattr("clary.cli.stop.connect", lambda: FakeConnection([{}, state_page("Stopped")]))
     assert main(["stop", "x"]) == 0
     assert capsys.readouterr().out == "x is Stopped\n"
@@ -367,7 +367,7 @@ def test_stop_says_of_a_job_that_waited_that_it_is_stopped(home, monkeypatch, ca
     assert capsys.readouterr().out.startswith("x is stopping; follow it with")
 
 
-def test_names_that_were_left_out_are_counted_beside_those_that_a_program_reads(home, monkeypatch, capsys):
+def test_the_number_of_names_left_out_is_printed_to_stderr(home, monkeypatch, capsys):
     answers = [{"jobs": [listed("a"), listed("b")], "next": "t", "total": 208, "states": {}}]
     monkeypatch.setattr("clary.cli.jobs.connect", lambda: FakeConnection(answers))
     assert main(["jobs", "--names", "-n", "2", "--status", "Failed"]) == 0
@@ -376,7 +376,7 @@ def test_names_that_were_left_out_are_counted_beside_those_that_a_program_reads(
     assert told.err == "clary: 2 of 208 jobs; -n 208 prints all\n"
 
 
-def test_a_job_name_is_one_part_of_the_path_whatever_is_in_it(monkeypatch):
+def test_a_job_name_is_one_segment_of_the_path_whatever_its_characters(monkeypatch):
     asked = []
     monkeypatch.setattr(connection.Connection, "get", lambda self, path, query=None: asked.append(path) or {})
     fake = Connection(Settings(), None, None, None)
@@ -385,7 +385,7 @@ def test_a_job_name_is_one_part_of_the_path_whatever_is_in_it(monkeypatch):
     assert asked == ["jobs/a%2Fplan%3Fx%3D1%23/logs", "jobs/a"]
 
 
-def test_describe_of_a_failed_job_says_why_and_what_each_host_did():
+def test_describe_of_a_failed_job_shows_the_reason_and_each_host():
     text = describe(
         {
             "name": "job-1",
@@ -456,7 +456,7 @@ def test_counts_are_whole_numbers_from_one():
     ("command", "of"),
     [("", "clary"), ("nonsense", "clary"), ("describe", "clary describe"), ("describe x --whyy", "clary describe")],
 )
-def test_wrong_usage_names_the_help_that_says_what_is_right(home, capsys, monkeypatch, command, of):
+def test_wrong_usage_names_the_commands_help(home, capsys, monkeypatch, command, of):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as ended:
         main(command.split())
@@ -466,7 +466,7 @@ def test_wrong_usage_names_the_help_that_says_what_is_right(home, capsys, monkey
     assert said.endswith(f"; see: {of} --help\n")
 
 
-def test_every_command_says_what_it_is_for_in_its_own_help(home, capsys, monkeypatch):
+def test_every_command_describes_itself_in_its_own_help(home, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         main(["dump", "--help"])

@@ -1,4 +1,4 @@
-"""Lines of a log that `clary logs` shows: by time, attempt and pattern."""
+"""The lines of a log that `clary logs` shows: chosen by time, attempt and pattern."""
 
 import argparse
 from datetime import UTC, datetime, timedelta
@@ -24,34 +24,34 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
         ("0s", timedelta()),
     ],
 )
-def test_how_long_ago_is_a_moment(text, ago):
+def test_a_duration_before_now_is_a_time(text, ago):
     assert moment_ms(text, now=NOW) == (NOW - ago).timestamp() * 1000
 
 
 @pytest.mark.parametrize("text", ["2026-01-31T12:00:00Z", "2026-01-31T13:00:00.000+01:00", "2026-01-31 12:00:00+00:00"])
-def test_an_iso_time_is_a_moment(text):
+def test_an_iso_time_is_a_time(text):
     assert moment_ms(text) == NOW.timestamp() * 1000
 
 
-def test_an_iso_time_without_a_zone_is_this_machines():
+def test_an_iso_time_without_a_zone_is_in_this_machines_zone():
     local = NOW.astimezone().replace(tzinfo=None)
     assert moment_ms(local.isoformat()) == NOW.timestamp() * 1000
 
 
-def test_moments_before_1970_are_1970():
+def test_times_before_1970_become_1970():
     assert moment_ms("999999999w", now=NOW) == 0
     assert moment_ms("1901-01-01T00:00:00Z") == 0
 
 
 @pytest.mark.parametrize("text", ["", "soon", "10", "m", "-5m", "10m later", "2026-13-01", "1e3s", "\u0661m", "9" * 30])
-def test_what_is_no_moment_is_refused_with_the_forms_there_are(text):
+def test_an_invalid_time_is_refused_with_the_valid_forms(text):
     with pytest.raises(argparse.ArgumentTypeError, match="expected how long ago"):
         moment_ms(text)
 
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
-    """Queries of `clary logs`; the service has two lines, one of them on a second page."""
+    """Return the list of queries of `clary logs`; the service has two lines, one of them on a second page."""
     monkeypatch.setenv("CLARY_HOME", str(tmp_path))
     queries = []
 
@@ -67,7 +67,7 @@ def asked(tmp_path, monkeypatch):
     return queries
 
 
-def test_time_and_attempt_are_asked_of_the_service_on_every_page(asked):
+def test_time_and_attempt_are_sent_with_the_request_for_every_page(asked):
     when = ["--since", "2026-01-31T11:00:00Z", "--until", "2026-01-31T12:00:00Z"]
     assert main(["logs", "x", *when, "--attempt", "1", "--rank", "0"]) == 0
     end_ms = int(NOW.timestamp() * 1000)
@@ -98,7 +98,7 @@ def test_grep_shows_lines_in_which_the_expression_is_found(asked, capsys, patter
         (["--attempt", "first"], "invalid int value: 'first'"),
     ],
 )
-def test_a_choice_that_makes_no_sense_is_wrong_usage(asked, capsys, arguments, complaint):
+def test_invalid_options_are_wrong_usage(asked, capsys, arguments, complaint):
     with pytest.raises(SystemExit) as ended:
         main(["logs", "x", *arguments])
     assert ended.value.code == 2
@@ -106,16 +106,14 @@ def test_a_choice_that_makes_no_sense_is_wrong_usage(asked, capsys, arguments, c
     assert asked == []
 
 
-def test_a_stretch_of_time_that_ends_before_it_begins_is_refused(asked, capsys):
+def test_a_period_that_ends_before_it_begins_is_refused(asked, capsys):
     assert main(["logs", "x", "--since", "1h", "--until", "2h"]) == 2
     assert capsys.readouterr().err == "clary: --since must be a time before --until\n"
     assert asked == []
 
 
 @pytest.mark.parametrize(("no_colour", "is_painted"), [("", True), ("1", False)])
-def test_hosts_are_painted_on_a_terminal_whose_user_has_nothing_against_colours(
-    asked, monkeypatch, capsys, no_colour, is_painted
-):
+def test_hosts_are_coloured_on_a_terminal_unless_no_color_is_set(asked, monkeypatch, capsys, no_colour, is_painted):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", no_colour)
     monkeypatch.setattr(logs.sys.stdout, "isatty", lambda: True)

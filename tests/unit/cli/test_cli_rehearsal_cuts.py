@@ -1,4 +1,4 @@
-"""Cuts of a rehearsal that overlap: the end of one opens nothing that another one still cuts."""
+"""Overlapping network cuts of a rehearsal: the end of one cut reopens no link that another still cuts."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ RUNNING = {"status": "InProgress", "secondary_status": "Training", "state": "Run
 
 
 class FakeTime:
-    """The module `time`, moved by the test."""
+    """Replaces the module `time`; moved by the test."""
 
     def __init__(self):
         self.now_s = 100.0
@@ -23,7 +23,7 @@ class FakeTime:
 
 @dataclass
 class FakeConnection:
-    """A service whose job of two hosts trains; keeps the orders that it gets."""
+    """A service with a training job of two hosts; records the orders that it receives."""
 
     attempt: int = 1
     struck: list = field(default_factory=list)
@@ -46,7 +46,7 @@ def clock(monkeypatch):
 
 
 class FakeReader:
-    """Finds nothing in lines."""
+    """Finds no values in lines."""
 
     def read_all(self, lines):
         return []
@@ -63,7 +63,7 @@ def follow(watch, clock, seconds):
         clock.now_s += 1.0
 
 
-def test_a_cut_between_two_that_ends_first_leaves_the_longer_one_alone(clock):
+def test_the_end_of_a_short_cut_leaves_an_overlapping_longer_cut(clock):
     connection = FakeConnection()
     job = watch(connection, "algo-2@1s+9s", "algo-1:algo-2@3s+2s")
     follow(job, clock, 8)
@@ -72,7 +72,7 @@ def test_a_cut_between_two_that_ends_first_leaves_the_longer_one_alone(clock):
     assert connection.struck[2:] == [(True, ("algo-2",), False)]
 
 
-def test_a_cut_of_an_attempt_that_is_gone_keeps_none_of_the_next(clock):
+def test_a_cut_of_an_ended_attempt_does_not_extend_cuts_of_the_next(clock):
     connection = FakeConnection()
     job = watch(connection, "algo-2@1s", "algo-2@5s+2s")
     follow(job, clock, 4)
@@ -81,7 +81,7 @@ def test_a_cut_of_an_attempt_that_is_gone_keeps_none_of_the_next(clock):
     assert connection.struck[1:] == [(False, ("algo-2",), False), (True, ("algo-2",), False)]
 
 
-def test_what_is_said_of_a_job_is_its_state():
+def test_only_changes_of_the_jobs_state_are_printed():
     said = []
     watch = JobWatch(connection=FakeConnection(), name="job", reader=None, say=said.append)
     watch.look()

@@ -1,4 +1,4 @@
-"""When the job of a rehearsal failed, as its page tells it."""
+"""The time at which the job of a rehearsal failed, taken from its page."""
 
 import math
 
@@ -17,15 +17,15 @@ def test_a_failure_is_timed_from_the_first_training():
     assert failed_at_s({"transitions": TRANSITIONS, "timeline": timeline}) == 122.5
 
 
-def test_what_nobody_knows_has_no_time():
+def test_an_unknown_failure_has_no_time():
     assert failed_at_s({}) is None
     assert failed_at_s({"transitions": TRANSITIONS, "timeline": []}) is None
     assert failed_at_s({"transitions": TRANSITIONS[:1], "timeline": [CAUSE]}) is None
 
 
-def test_a_last_value_that_is_no_number_is_taken_as_such():
+def test_a_last_value_that_is_no_number_is_accepted():
     class FakeConnection:
-        """Answers with one job that is over."""
+        """Returns one job that has ended."""
 
         def job_page(self, name, page="", query=None):
             return {"is_released": True} if page == "records" else facts

@@ -11,7 +11,7 @@ from clary.base.errors import ClaryError
 from clary.cli import service_start, up
 from clary.control.objects.start_patience import LONGEST_START_S
 
-# What a service does whose object store takes its time: it logs, and writes its address down when it is ready.
+# A service with a slow object store: it logs, and writes its address when it is ready.
 SLOW = """
 import sys, time
 from pathlib import Path
@@ -29,7 +29,7 @@ STUBBORN = (
 
 @pytest.fixture
 def started(tmp_path):
-    """Return a function that starts programs in place of the service; end the ones that a test leaves."""
+    """Return a function that starts programs in place of the service; end the programs that a test leaves."""
     processes = []
 
     def start(code, *arguments):
@@ -52,17 +52,17 @@ def wait(process, tmp_path, *, said=None):
     )
 
 
-def test_a_start_that_logs_is_waited_for_past_the_silence_and_what_it_does_is_said(tmp_path, started, monkeypatch):
+def test_a_start_that_logs_is_waited_for_and_its_last_line_is_printed(tmp_path, started, monkeypatch):
     monkeypatch.setattr(service_start, "SILENCE_S", 2.0)
     monkeypatch.setattr(service_start, "NOTE_INTERVAL_S", 0.5)
     said = []
-    process = started(SLOW, str(tmp_path / "ready"), "15")  # more than twice the silence
+    process = started(SLOW, str(tmp_path / "ready"), "15")  # more than twice the allowed silence
     assert wait(process, tmp_path, said=said) == tmp_path / "ready"
     assert process.poll() is None
     assert any("it said last: INFO the object store does not serve yet: " in sentence for sentence in said), said
 
 
-def test_a_silent_start_is_given_up_and_ended(tmp_path, started, monkeypatch):
+def test_a_silent_start_is_ended_after_the_limit(tmp_path, started, monkeypatch):
     monkeypatch.setattr(service_start, "SILENCE_S", 1.0)
     process = started(SILENT)
     with pytest.raises(ClaryError, match=r"did not answer within \d+ s and is ended: it has neither"):
@@ -70,7 +70,7 @@ def test_a_silent_start_is_given_up_and_ended(tmp_path, started, monkeypatch):
     assert process.poll() is not None
 
 
-def test_a_start_that_shows_life_for_ever_has_an_end(tmp_path, started, monkeypatch):
+def test_an_active_start_is_ended_at_the_longest_wait(tmp_path, started, monkeypatch):
     monkeypatch.setattr(service_start, "LONGEST_WAIT_S", 1.5)
     process = started("while True: pass")
     with pytest.raises(ClaryError, match=r"it is busy, but 1\.5 s have passed"):
@@ -78,7 +78,7 @@ def test_a_start_that_shows_life_for_ever_has_an_end(tmp_path, started, monkeypa
     assert process.poll() is not None
 
 
-def test_a_service_that_does_not_leave_is_killed_and_that_is_said(tmp_path, started, monkeypatch):
+def test_a_service_that_ignores_sigterm_is_killed_and_reported(tmp_path, started, monkeypatch):
     monkeypatch.setattr(service_start, "SILENCE_S", 1.0)
     monkeypatch.setattr(service_start, "END_GRACE_S", 0.3)
     process = started(STUBBORN)
@@ -91,12 +91,12 @@ def test_a_service_that_does_not_leave_is_killed_and_that_is_said(tmp_path, star
     assert said[-1] == "the service did not end within 0 s and is killed"
 
 
-def test_a_service_is_waited_for_longer_than_its_store_may_take_to_be_found_dead_and_started_anew():
+def test_the_waits_exceed_the_time_to_restart_a_dead_object_store():
     assert service_start.LONGEST_WAIT_S > 2 * LONGEST_START_S
-    assert service_start.SILENCE_S > 30.0 + 10.0  # the store's silence, and the grace of its end
+    assert service_start.SILENCE_S > 30.0 + 10.0  # the allowed silence of the store, plus its grace period
 
 
-def test_up_says_what_the_log_of_a_service_that_ended_says(tmp_path, monkeypatch, capsys):
+def test_up_prints_the_end_of_the_log_of_a_service_that_ended(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CLARY_HOME", str(tmp_path))
     ending = [sys.executable, "-c", "import sys; print('the port is taken'); sys.exit(3)"]
     monkeypatch.setattr(up, "_command", lambda _: ending)

@@ -1,4 +1,4 @@
-"""wait, delete, rerun and cp without a service: their requests, output and ends."""
+"""wait, delete, rerun and cp without a service: their requests, output and exit codes."""
 
 import json
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from clary.contract.object_store import ObjectInfo
 
 
 class FakeService:
-    """Answers calls and pages from tables; a list is answered one after the other, an error is raised."""
+    """Answers calls and pages from tables; items of a list are returned in turn, and errors are raised."""
 
     def __init__(self, calls=None, pages=None):
         self.calls, self.pages, self.asked = calls or {}, pages or {}, []
@@ -50,7 +50,7 @@ def told(state, secondary="", status="", failure_reason=""):
 
 
 RUNNING, PENDING = told("Running", "Training", "InProgress"), told("Queued", "Pending", "InProgress")
-CAME = told("Queued", "Starting", "InProgress")  # no hosts were asked for yet
+CAME = told("Queued", "Starting", "InProgress")  # no hosts have been requested yet
 FAILED = told("Failed", failure_reason="AlgorithmError: boom")
 GONE = WireError("NotFound", "there is no training job 'x'")
 
@@ -69,14 +69,16 @@ GONE = WireError("NotFound", "there is no training job 'x'")
         ("x --for Starting --timeout 0", [CAME], 124, "x is Queued"),
     ],
 )
-def test_wait_ends_when_the_job_is_there_or_can_not_come_there(monkeypatch, capsys, arguments, answers, code, line):
+def test_wait_ends_when_the_job_reaches_or_can_no_longer_reach_the_state(
+    monkeypatch, capsys, arguments, answers, code, line
+):
     use(monkeypatch, "wait", pages={"state": answers})
     assert main(["wait", *arguments.split()]) == code
     assert capsys.readouterr().out == f"{line}\n"
     assert answers == []
 
 
-def test_a_job_that_has_come_to_its_state_has_not_ended(monkeypatch, capsys):
+def test_a_job_that_reached_its_state_has_not_ended(monkeypatch, capsys):
     use(monkeypatch, "wait", pages={"state": [RUNNING]})
     assert main(["wait", "x", "--for", "Running", "--json"]) == 0
     (job,) = json.loads(capsys.readouterr().out)
@@ -99,12 +101,12 @@ def test_wait_takes_seconds_alone(seconds):
         main(["wait", "x", f"--timeout={seconds}"])
 
 
-def test_wait_for_a_job_that_does_not_exist_says_so(monkeypatch):
+def test_wait_for_a_missing_job_is_an_error(monkeypatch):
     use(monkeypatch, "wait", pages={"state": GONE})
     assert main(["wait", "x"]) == 3
 
 
-def test_delete_goes_on_behind_a_job_that_cannot_be_deleted(monkeypatch, capsys):
+def test_delete_continues_after_a_job_that_cannot_be_deleted(monkeypatch, capsys):
     refused = WireError("ValidationException", "in status InProgress")
     fake = use(monkeypatch, "delete", calls={"DeleteTrainingJob": [{}, refused, {}]})
     assert main(["delete", "a", "b", "c"]) == 1
@@ -114,7 +116,7 @@ def test_delete_goes_on_behind_a_job_that_cannot_be_deleted(monkeypatch, capsys)
     assert len(fake.asked) == 3
 
 
-def test_delete_of_nothing_is_an_error_unless_it_is_not(monkeypatch, capsys):
+def test_delete_of_a_missing_job_is_an_error_unless_ignored(monkeypatch, capsys):
     use(monkeypatch, "delete", calls={"DeleteTrainingJob": GONE})
     assert main(["delete", "x"]) == 3
     capsys.readouterr()
@@ -170,7 +172,7 @@ def test_rerun_as_a_rehearsal_of_itself_prints_the_request_and_creates_nothing(m
         ("my-job:modle", "did you mean 'model'?"),
     ],
 )
-def test_cp_says_what_there_is_to_copy(source, words, capsys):
+def test_cp_lists_what_can_be_copied(source, words, capsys):
     assert main(["cp", source, "."]) == 2
     assert words in capsys.readouterr().err
 
@@ -181,7 +183,7 @@ def test_cp_unpacks_archives_alone(capsys):
 
 
 class FakeStore:
-    """Objects by key; a downloaded file holds its key."""
+    """Holds objects by key; a downloaded file contains its key."""
 
     def __init__(self, *keys):
         self._objects = [ObjectInfo(key=key, size_bytes=len(key), etag='"e"') for key in keys]
@@ -201,7 +203,7 @@ def fetched(store, uri, target):
     return [item.path for item in copying.fetch(store, uri, target, unpacks=False, what="the model of x")]
 
 
-def test_an_archive_goes_into_a_folder_or_to_the_name_that_was_given(tmp_path):
+def test_an_archive_is_copied_into_a_folder_or_to_the_given_name(tmp_path):
     store = FakeStore("out/x/model.tar.gz")
     assert fetched(store, "s3://b/out/x/model.tar.gz", tmp_path) == [tmp_path / "model.tar.gz"]
     assert fetched(store, "s3://b/out/x/model.tar.gz", tmp_path / "new" / "m.tgz") == [tmp_path / "new" / "m.tgz"]
@@ -219,14 +221,14 @@ def test_no_key_leads_out_of_the_folder(tmp_path, key):
     assert not list(tmp_path.rglob("passwd"))
 
 
-def test_what_does_not_exist_is_said_with_its_place(tmp_path):
+def test_a_missing_object_is_reported_with_its_uri(tmp_path):
     for uri in ("s3://b/none.tar.gz", "s3://b/none/"):
         with pytest.raises(WireError, match="the model of x does not exist") as caught:
             fetched(FakeStore(), uri, tmp_path)
         assert caught.value.code == "NotFound"
 
 
-def test_the_place_of_each_thing_follows_from_the_request():
+def test_the_uri_of_each_output_follows_from_the_request():
     sent = {**REQUEST, "HyperParameters": {"sagemaker_submit_directory": '"s3://b/code.tar.gz"'}}
     connection = SimpleNamespace(job_page=lambda job, page: {"request": sent})
     places = {

@@ -1,4 +1,4 @@
-"""Services elsewhere: the choice of one, refusals, and the place and use of keys."""
+"""Remote services: the choice of a service, refusals, and the storage and use of keys."""
 
 import http.server
 import json
@@ -52,7 +52,7 @@ def test_a_context_is_added_used_and_removed(office, home, capsys):
     assert listed(capsys) == {"local": True}
 
 
-def test_keys_lie_in_a_file_for_its_owner_alone_and_are_not_printed(office, home, capsys):
+def test_keys_are_stored_in_a_private_file_and_not_printed(office, home, capsys):
     file = home / "contexts.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert main(["context"]) == 0
@@ -78,19 +78,19 @@ def test_the_option_comes_before_the_variable_and_the_variable_before_the_file(o
     assert contexts.chosen_service(settings)[0] == "office"
 
 
-def test_a_name_that_nobody_gave_is_answered_with_those_that_there_are(office, capsys):
+def test_an_unknown_context_is_answered_with_the_known_names(office, capsys):
     assert main(["--context", "offcie", "jobs"]) == 3
     assert "there is no context 'offcie'; there are local, office; did you mean 'office'?" in capsys.readouterr().err
 
 
-def test_a_url_without_keys_says_which_are_missing(home, monkeypatch, capsys):
+def test_a_url_without_keys_is_refused_with_the_missing_keys(home, monkeypatch, capsys):
     monkeypatch.setenv("CLARY_URL", "https://gpu1")
     assert main(["jobs"]) == 2
     assert "CLARY_ADMIN_TOKEN, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY are not set" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("url", ["gpu1:4570", "ftp://gpu1", "https://", "https://gpu1/path"])
-def test_what_is_no_address_is_refused(home, url):
+def test_an_invalid_address_is_refused(home, url):
     with pytest.raises(ClaryError, match="expected http://host:port"):
         contexts.RemoteService(**{**SERVICE, "url": url}).check("x")
 
@@ -107,14 +107,14 @@ def test_keys_do_not_go_over_a_network_in_the_clear_unless_that_is_allowed(home)
 @pytest.mark.parametrize(
     "command", ["up", "down", "doctor", "backup", "backup list", "backup make", "backup restore", "backup restore x"]
 )
-def test_what_acts_on_this_machine_is_refused_for_a_service_elsewhere(office, command, capsys):
+def test_commands_for_this_machine_are_refused_for_a_remote_service(office, command, capsys):
     for chosen in (["--context", "office"], []):
         assert main([*chosen, *command.split()]) == 2
         assert f"clary {command.split()[0]} acts on this machine" in capsys.readouterr().err
         assert main(["context", "use", "office"]) == 0
 
 
-def test_a_restore_that_was_meant_for_a_service_elsewhere_leaves_the_database_here_alone(office, home):
+def test_a_restore_for_a_remote_service_leaves_the_local_database_alone(office, home):
     home.mkdir(exist_ok=True)
     database = home / "clary.db"
     database.write_bytes(b"here")
@@ -150,26 +150,26 @@ def test_a_command_asks_the_service_of_its_context_with_its_token(home, tmp_path
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"url": "x"}', '{"url": 1}'])
-def test_what_is_no_export_is_refused(home, tmp_path, text, capsys):
+def test_an_invalid_export_is_refused(home, tmp_path, text, capsys):
     (tmp_path / "bad.json").write_text(text)
     assert main(["context", "add", "bad", str(tmp_path / "bad.json")]) == 2
     assert "expected what `clary context export` prints" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["local", "a b", "../x", ""])
-def test_what_is_no_name_is_refused(home, tmp_path, name):
+def test_an_invalid_name_is_refused(home, tmp_path, name):
     (tmp_path / "one.json").write_text(json.dumps(SERVICE))
     assert main(["context", "add", name, str(tmp_path / "one.json")]) == 2
 
 
-def test_variables_for_clients_lead_to_the_service_elsewhere(office, home, capsys):
+def test_variables_for_clients_point_to_the_remote_service(office, home, capsys):
     assert main(["--context", "office", "env", "--json"]) == 0
     variables = json.loads(capsys.readouterr().out)
     assert variables["AWS_ENDPOINT_URL"] == "https://gpu1:4571"
     assert "contexts/office/client/sagemaker-config.yaml" in variables["SAGEMAKER_USER_CONFIG_OVERRIDE"]
 
 
-def test_a_variable_that_is_nearly_a_setting_is_said_and_ours_are_not():
+def test_a_misspelt_setting_variable_is_reported_and_our_variables_are_not():
     slips = unknown_variables({"CLARY_MAX_HOST": "2", "CLARY_PORT": "1", "PATH": "x"})
     assert slips == ["CLARY_MAX_HOST is no setting and has no effect; did you mean CLARY_MAX_HOSTS?"]
     ours = ("URL", "CONTEXT", "ADMIN_TOKEN", "CA_FILE", "PLAIN_HTTP", "CUDA_ON_CPU", "REHEARSAL", "STEPS_FOLDER")

@@ -1,4 +1,4 @@
-"""`clary describe --why`: the failure, its place, whether to try again, and the rows of the timeline."""
+"""`clary describe --why`: the failure, its location, the advice on a retry, and the rows of the timeline."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def row(at, kind, where, what):
     return {"at": f"2026-01-01T00:00:{at}+00:00", "kind": kind, "where": where, "what": what, "num_folded": 1}
 
 
-def test_the_cause_is_told_with_its_place_verdict_and_advice():
+def test_the_cause_is_shown_with_location_verdict_and_advice():
     lines = why(facts(cause=cause())).splitlines()
     assert lines[0] == "job  Failed (Failed)"
     assert lines[1] == "  failure   AlgorithmError: algo-2: rank 3: KeyError: 'label', exit code: 1"
@@ -57,7 +57,7 @@ def test_a_job_without_failure_says_so():
     assert lines[:2] == ["job  Completed (Completed)", "  failure   none"]
 
 
-def test_of_a_job_that_waits_why_it_waits_is_told():
+def test_a_waiting_job_shows_its_place_and_reason():
     queue = {"place": 2, "num_waiting": 9, "start_in_s": 60.0, "basis": "past jobs", "estimate": "if all goes on so"}
     text = why(facts(state="Queued", queue=queue, pending_reason="Needs 4 hosts; 2 of 4 hosts are free."))
     assert "  queue     place 2 of 9, starts in about 1m 00s (if all goes on so)\n" in text
@@ -65,7 +65,7 @@ def test_of_a_job_that_waits_why_it_waits_is_told():
     assert "failure" not in text
 
 
-def test_of_a_job_that_was_ended_without_failure_the_last_word_is_told():
+def test_a_job_ended_without_a_failure_shows_its_last_message():
     last = {"status": "MaxRuntimeExceeded", "message": "Training job runtime exceeded MaxRuntimeInSeconds provided"}
     lines = why(facts(status="Stopped", state="Stopped", transitions=[last])).splitlines()
     assert lines[1:3] == [
@@ -79,7 +79,7 @@ def test_a_job_that_never_had_hosts_has_no_share_of_their_time():
     assert "time and money" not in describe(waits)
 
 
-def test_rows_tell_time_to_the_millisecond_kind_place_and_words():
+def test_rows_show_time_in_milliseconds_kind_location_and_message():
     text = why(
         facts(
             cause=cause(),
@@ -100,7 +100,7 @@ def described(**members):
     return facts(transitions=[], hosts=[], metrics=[{"name": "loss", "value": float("nan")}], **members)
 
 
-def test_what_a_program_says_reaches_no_terminal_as_its_codes():
+def test_control_codes_in_a_programs_output_do_not_reach_the_terminal():
     said = described(warnings=["algo-1: \033[2J"])
     said["failure_reason"] = "AlgorithmError: ValueError: \033]0;owned\007\nsecond line"
     for text in (describe(said), why({**said, "cause": cause()})):
@@ -109,7 +109,7 @@ def test_what_a_program_says_reaches_no_terminal_as_its_codes():
     assert "  - algo-1: \\x1b[2J" in describe(said)
 
 
-def test_how_this_machine_differs_stands_under_a_heading_of_its_own():
+def test_differences_of_this_machine_have_their_own_heading():
     text = describe(described(warnings=["the disk is full"], emulation=["ml.m5.large has 4 CPUs", "torch 2.8"]))
     lines = text.splitlines()
     assert lines[lines.index("warnings") :] == [
@@ -121,7 +121,7 @@ def test_how_this_machine_differs_stands_under_a_heading_of_its_own():
 
 def test_a_loss_that_is_no_number_is_null_in_json_and_nan_for_people(monkeypatch, capsys):
     class FakeConnection:
-        """Answers with one job."""
+        """Returns one job."""
 
         def job_page(self, name):
             return described()
@@ -188,9 +188,9 @@ def test_on_a_terminal_tables_fit_and_every_word_is_still_there(words, width):
         assert (word in told) == (word in whole)
 
 
-def test_what_is_no_terminal_gets_lines_whole(monkeypatch, capsys):
+def test_pipes_get_unfolded_lines(monkeypatch, capsys):
     class FakeConnection:
-        """Answers with one job."""
+        """Returns one job."""
 
         def job_page(self, name):
             return wide_facts()

@@ -1,4 +1,4 @@
-"""Leftovers in the output of `clary doctor`, and things that it does not call so."""
+"""Leftovers in the output of `clary doctor`, and files and processes that it does not report as leftovers."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def lines_of(capsys, label):
     return [line for line in capsys.readouterr().out.splitlines() if line[4:].startswith(label)]
 
 
-def test_what_is_emulated_is_said_and_nothing_that_is_here_is_called_missing(home, sockets, capsys):
+def test_emulated_features_are_listed_and_present_features_are_not_missing(home, sockets, capsys):
     main(["doctor", "--json"])
     findings = json.loads(capsys.readouterr().out)
     emulated = [finding["text"] for finding in findings if finding["name"] == "emulated"]
@@ -86,7 +86,7 @@ def test_the_object_store_of_a_service_that_runs_is_no_leftover(home, sockets, c
     assert "memory limits  kept by somebody" in output, "what the service found out, not what this command would"
 
 
-def test_sockets_of_a_dead_store_are_told_with_the_way_to_remove_them(home, sockets, capsys):
+def test_sockets_of_a_dead_store_are_listed_with_the_command_to_remove_them(home, sockets, capsys):
     StoreRecord(ports=PORTS, process=None).write(home.root / "run" / "seaweed.json")
     path = weed_process.socket_paths(PORTS)[0]
     with socket.socket(socket.AF_UNIX) as listener:
@@ -99,7 +99,7 @@ def test_sockets_of_a_dead_store_are_told_with_the_way_to_remove_them(home, sock
     assert f"socket {path}; remove it: rm {path}" in line
 
 
-def test_a_folder_of_a_released_attempt_is_told_when_its_removal_is_over(home):
+def test_a_folder_of_a_released_attempt_is_a_leftover_after_its_removal_ended(home):
     folder = attempt(home, "job-a")
     (folder / "algo-1" / "program-x").mkdir()
     (folder / "algo-1" / "agent.log").touch()
@@ -111,7 +111,7 @@ def test_a_folder_of_a_released_attempt_is_told_when_its_removal_is_over(home):
     ]
 
 
-def test_what_a_running_job_has_is_no_leftover(home):
+def test_resources_of_a_running_job_are_no_leftovers(home):
     folder = attempt(home, "job-a", is_released=False)
     (folder / "algo-1" / "program-x").mkdir()
     mark = attempt_record.read_record(folder).mark
@@ -133,7 +133,7 @@ def test_another_services_job_of_the_same_name_is_not_ours(home, tmp_path):
 
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
-    """A folder in place of the machine's /dev/shm."""
+    """Make a folder that replaces the machine's /dev/shm."""
     folder = tmp_path / "shm"
     folder.mkdir()
     plain_users, plain_segments = machine_census.shared_memory_users, machine_census.shared_memory
@@ -142,7 +142,7 @@ def memory(tmp_path, monkeypatch):
     return folder
 
 
-def test_memory_that_nobody_uses_is_told_with_the_plain_jobs_that_ran_meanwhile_and_is_no_problem(home, memory, capsys):
+def test_unused_shared_memory_is_listed_with_the_plain_jobs_of_its_time(home, memory, capsys):
     folder = attempt(home, "job-a", is_released=False)
     (memory / "segment").write_bytes(b"x" * 100)
     assert attempt_leftovers.unclaimed_memory(home.jobs) == [], "the job runs"
@@ -154,7 +154,7 @@ def test_memory_that_nobody_uses_is_told_with_the_plain_jobs_that_ran_meanwhile_
     assert line.endswith(f"rm {memory}/segment")
 
 
-def test_memory_from_another_time_or_of_isolated_jobs_or_in_use_is_not_told(home, memory):
+def test_shared_memory_in_use_or_of_other_times_or_isolated_jobs_is_not_listed(home, memory):
     attempt(home, "isolated", is_plain=False)
     segment = memory / "segment"
     segment.touch()

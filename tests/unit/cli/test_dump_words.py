@@ -1,4 +1,4 @@
-"""Output of `clary dump`: suspects first, ranks by place, then the rest; hostile names harm no terminal."""
+"""Output of `clary dump`: suspects first, then ranks by location, then other processes; names are escaped."""
 
 from clary.cli.dump_words import dump_text
 
@@ -52,7 +52,7 @@ def lines_of(*arguments, threads=False, colours=False, **changes):
     return dump_text(page(*arguments, **changes), threads=threads, colours=colours).splitlines()
 
 
-def test_ranks_stand_by_place_and_suspects_come_first():
+def test_ranks_are_ordered_by_location_after_suspects():
     odd = group(("algo-2", 2), is_odd=True, doing="is stopped by a signal", operation="")
     lines = lines_of(
         group(("algo-1", 0), ("algo-1", 1)), odd, suspicions=[suspect("rank 2 on algo-2", "it is stopped")]
@@ -64,7 +64,7 @@ def test_ranks_stand_by_place_and_suspects_come_first():
     assert "1 rank, rank 2 on algo-2: is stopped by a signal   << stands out" in lines
 
 
-def test_a_job_that_gets_on_has_nobody_who_stands_out():
+def test_a_job_with_progress_has_no_suspects():
     assert lines_of(group(("algo-1", 0)))[-1] == "nobody stands out"
     assert lines_of()[-1] == "no rank could be looked at"
 
@@ -126,7 +126,7 @@ def with_calls(*groups, threads=False):
     return dump_text(shown, threads=threads, colours=False).splitlines()
 
 
-def test_the_last_collectives_stand_below_each_other_by_what_was_called():
+def test_the_last_collectives_are_listed_by_operation():
     lines = with_calls(
         calls_of(*(called(rank, 41) for rank in (0, 1, 2)), called(3, 40, "finished", is_behind=True)),
         calls_of({**called(0, 1, pid=0), "call": None}, called(1, 7, differs=True), name="f" * 40, kind="nccl"),
@@ -143,7 +143,7 @@ def test_the_last_collectives_stand_below_each_other_by_what_was_called():
     assert not any("unused" in line for line in lines)
 
 
-def test_many_groups_are_cut_and_all_there_with_threads():
+def test_many_groups_are_cut_and_shown_whole_with_the_option_threads():
     groups = [calls_of(called(0, 1), name=f"group-{number}") for number in range(12)]
     assert "4 more" in with_calls(*groups)
     assert any("group-11" in line for line in with_calls(*groups, threads=True))
@@ -157,6 +157,6 @@ def test_hostile_names_of_groups_cannot_steer_a_terminal():
     assert "process 10" in text
 
 
-def test_who_is_waited_for_is_told_from_who_is_suspected():
+def test_awaited_ranks_are_distinguished_from_suspected_ranks():
     lines = lines_of(suspicions=[suspect("rank 0", "it computes", "waited for")])
     assert lines[2] == "WAITED FOR  rank 0: it computes"

@@ -33,7 +33,7 @@ def page(**changes):
     }
 
 
-def test_a_job_that_is_well_has_two_matrices_without_colours():
+def test_a_healthy_job_has_two_matrices_without_colours():
     assert health_text(page(), colours=False) == "\n".join(
         [
             "demo  Completed, attempt 1",
@@ -54,7 +54,7 @@ def test_a_job_that_is_well_has_two_matrices_without_colours():
     assert not is_bad(page())
 
 
-def test_what_is_not_well_is_named_in_its_cell_and_told_below():
+def test_defects_are_named_in_their_cells_and_explained_below():
     sick = page(sick=[{"host": "algo-1", "peer": "algo-2", "reason": "algo-1 to algo-2, mtu: 1280"}])
     sick["hosts"]["algo-1"][-1:] = [
         item("algo-1", "mtu", "bad", "algo-2", words="packets above 1280 bytes vanish", cause="a hop"),
@@ -70,7 +70,7 @@ def test_what_is_not_well_is_named_in_its_cell_and_told_below():
     assert is_bad(sick)
 
 
-def test_what_is_under_way_is_not_called_well():
+def test_pending_checks_are_not_shown_as_good():
     early = page(status="InProgress", state="Queued")
     early["hosts"]["algo-2"][-1] = item("algo-2", "link", "pending", "algo-1")
     early["hosts"]["algo-2"][6] = item("algo-2", "collective", "pending")
@@ -97,7 +97,7 @@ def test_a_job_without_checks_or_without_hosts_says_so():
     assert "has reported its checks yet" in health_text(page(hosts={"algo-1": []}), colours=False)
 
 
-def test_attempts_that_ended_early_are_told_with_their_reason():
+def test_attempts_that_ended_early_are_listed_with_their_reason():
     text = health_text(page(attempt=2, past_attempts=[{"number": 1, "reason": "the link is sick"}]), colours=False)
     assert "attempt 1 ended early: the link is sick" in text
 

@@ -1,4 +1,4 @@
-"""clary hosts and clary join without boxes: words, refusals, bounded output, fingerprints."""
+"""`clary hosts` and `clary join` without boxes: messages, refusals, bounded output, fingerprints."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ BOX = FACTS | {
 
 
 class FakeService:
-    """Answers pages, and keeps all messages."""
+    """Returns pages, and records all messages."""
 
     def __init__(self, *pages, answers=None):
         self.pages, self.sent, self.answers = list(pages), [], answers or {}
@@ -48,7 +48,7 @@ def use(monkeypatch, *pages, **options):
     return fake
 
 
-def test_a_box_in_words():
+def test_a_box_is_described_in_one_line():
     assert shape_words(FACTS) == "8 CPUs, 62 GiB, no GPUs, namespaces"
     one = FACTS | {"num_cpus": 1, "gpus": ["GPU-1"], "isolation": "namespaces without root"}
     assert shape_words(one) == "1 CPU, 62 GiB, 1 GPU, namespaces without root"
@@ -60,13 +60,13 @@ def test_a_box_in_words():
     assert box_note(BOX | {"why": "not heard of"}, "other") == "not heard of"
 
 
-def test_a_clock_that_differs_is_said():
+def test_a_clock_offset_is_shown():
     assert clock_words("box1", 1.9) == ""
     assert clock_words("box1", -7.2).startswith("box1: its clock is 7 s behind this machine's")
     assert clock_words("box1", 7.2).startswith("box1: its clock is 7 s ahead of this machine's")
 
 
-def test_boxes_and_what_waits_are_listed(monkeypatch, capsys):
+def test_boxes_and_requests_to_join_are_listed(monkeypatch, capsys):
     use(monkeypatch, page(BOX, waiting=["waits for 1 box: box1 runs job-7"]))
     assert main(["hosts"]) == 0
     header, row, waits = capsys.readouterr().out.splitlines()
@@ -88,7 +88,7 @@ def test_boxes_are_drained_and_resumed(monkeypatch, capsys, act, words):
     assert main(["hosts", act, "../x"]) == 3
 
 
-def test_removing_waits_until_the_box_is_gone_and_tells_of_one_that_does_not_answer(monkeypatch, capsys):
+def test_removal_waits_for_the_box_and_reports_one_that_does_not_answer(monkeypatch, capsys):
     leaving = BOX | {"state": "gone", "why": "ends what it runs"}
     use(monkeypatch, page(leaving), page(leaving), page())
     assert main(["hosts", "remove", "box1"]) == 0
@@ -110,7 +110,7 @@ PROBE = {
 
 
 def add(monkeypatch, *answers, pages=()):
-    """Add box1, which gives these answers."""
+    """Add box1, whose machine gives these answers."""
     admission = {"token": "t", "service_url": "https://head:4571", "ca_pem": "c"}
     fake = use(monkeypatch, *(pages or [page()]), answers={"boxes": admission})
     left = list(answers)
@@ -127,7 +127,7 @@ def add(monkeypatch, *answers, pages=()):
     return fake, main(["hosts", "add", "ml@box1"])
 
 
-def test_a_box_is_added_once_its_daemon_has_asked(monkeypatch, capsys):
+def test_a_box_is_added_once_its_daemon_has_connected(monkeypatch, capsys):
     ready = BOX | {"state": "ready", "was_heard": True, "daemon": "d" * 64, "restarts": "systemd"}
     early = ready | {"was_heard": False}
     fake, code = add(monkeypatch, PROBE, {"daemon": "d" * 64}, pages=[page(), page(early), page(ready)])
@@ -160,7 +160,7 @@ def test_a_new_box_that_can_not_be_installed_is_forgotten_and_a_known_one_stays(
         ({"why_no_service": "\x1b[2J"}, "https://head:4571: \\x1b[2J;"),
     ],
 )
-def test_a_machine_that_can_not_be_a_box_says_why(changes, words):
+def test_a_machine_that_cannot_be_a_box_is_refused_with_the_reason(changes, words):
     with pytest.raises(ClaryError) as caught:
         checked_probe(PROBE | changes, "box1", "https://head:4571")
     assert words in caught.value.message
@@ -180,13 +180,13 @@ def test_a_machine_that_can_not_be_a_box_says_why(changes, words):
         Place(target="box1", ssh_options=("Port=22\nProxyCommand=x",)),
     ],
 )
-def test_what_is_more_than_a_name_is_refused(place):
+def test_a_host_name_with_other_characters_is_refused(place):
     with pytest.raises(ClaryError, match="expected"):
         place.check()
 
 
 @pytest.mark.parametrize("target", ["box1", "ml@box1", "ml@10.0.0.5", "my_user@my-box.example.com", "ml@fe80::1"])
-def test_names_that_ssh_takes_are_taken(target):
+def test_names_that_ssh_accepts_are_accepted(target):
     Place(target=target, python="/opt/py-3.11/bin/python3.11", ssh_options=("Port=2222", "ProxyJump jump")).check()
 
 
@@ -215,7 +215,7 @@ def test_output_is_read_while_input_is_written():
     assert run_python(echo, given) == (3, b"1048576", b"e")
 
 
-def test_a_program_that_reads_nothing_or_says_too_much_or_hangs_is_ended():
+def test_a_program_that_reads_nothing_or_prints_too_much_or_hangs_is_ended():
     assert run_python("print('done')", b"x" * (1 << 20)) == (0, b"done\n", b"")
     code, output, _ = run_python("while True: print('y' * 1000)")
     assert (code, len(output)) == (-1, MAX_OUTPUT_BYTES)
@@ -225,7 +225,7 @@ def test_a_program_that_reads_nothing_or_says_too_much_or_hangs_is_ended():
         run_bounded(["no-such-program"], b"", limit_s=1.0)
 
 
-# An authority that nobody has: made for this test, its key was never kept.
+# A certificate authority made for this test; its key was not kept.
 PEM = """-----BEGIN CERTIFICATE-----
 AAECAwQFBgcICQoLDA0ODw==
 -----END CERTIFICATE-----
@@ -240,7 +240,7 @@ def test_fingerprints_are_of_the_certificate_and_not_of_its_text():
 
 
 def joins(monkeypatch, tmp_path, token, *arguments, served=PEM):
-    """Run clary join against a service that has this authority; return its code and all questions."""
+    """Run `clary join` against a service with this authority; return its exit code and all requests."""
     asked = []
 
     def request(url, ca_pem, method, path, *, token="", document=None):
@@ -278,7 +278,7 @@ def test_a_service_with_another_authority_gets_no_token(monkeypatch, tmp_path, c
         assert "is not the service that the token is for" in capsys.readouterr().err
 
 
-def test_whom_to_trust_can_be_said_by_file_or_fingerprint_and_must_be_said(monkeypatch, tmp_path, capsys):
+def test_the_trusted_authority_must_be_given_by_file_or_fingerprint(monkeypatch, tmp_path, capsys):
     authority = tmp_path / "ca.pem"
     authority.write_text(PEM)
     code, asked = joins(monkeypatch, tmp_path, "secret", "--ca", str(authority))

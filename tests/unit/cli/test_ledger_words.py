@@ -1,4 +1,4 @@
-"""`clary describe`, section "time and money": parts, goodput, bill."""
+"""`clary describe`, section "time and money": parts, goodput, cost."""
 
 from clary.cli.ledger_words import ledger_lines
 
@@ -58,7 +58,7 @@ def test_several_hosts_have_a_column_each_and_what_ended_early_is_counted():
     assert told[4] == "goodput 87.5 % of 2 hosts x 2m 00s; 4 attempts, 2 reclaimed and 1 restarted"
 
 
-def test_a_spot_job_is_told_what_it_saved_and_what_it_would_have_cost():
+def test_a_spot_job_shows_its_savings_and_the_on_demand_cost():
     assert ledger_lines(facts(bill=bill()))[-2:] == [
         "training 121 s a host, billable 36 s: 70.2 % saved, spot capacity costs 0.3 of the price on demand",
         "1 host would have cost $0.26 on demand, $0.08 on spot capacity (approximate: prices.json, us-east-1, 2026-08)",
@@ -71,7 +71,7 @@ def test_a_job_on_demand_saves_nothing_and_cents_are_not_rounded_away():
     assert told[-1].startswith("1 host would have cost $0.0020 on demand, $0.0006 on spot capacity")
 
 
-def test_a_type_without_a_price_is_named_and_no_cost_is_told():
+def test_an_instance_type_without_a_price_is_named_and_no_cost_is_shown():
     notes = ["no price is known for local: name one in a file of setting prices_file"]
     told = ledger_lines(facts(bill=bill(on_demand_usd=None, spot_usd=None, notes=notes)))
     assert told[-1] == notes[0]

@@ -17,7 +17,7 @@ MINUTE_MS = 60_000
 
 
 class FakeConnection(Connection):
-    """Answers with one page and remembers the requests."""
+    """Returns one page, and records the requests."""
 
     def __init__(self, page):
         self.__dict__.update(page=page, asked=[], secrets=SimpleNamespace(metrics_token="metrics-token"))
@@ -87,7 +87,7 @@ def test_numbers_are_shown_with_their_unit(number, name, text):
         ("gpu-12/utilisation_percent", "gpu 12 utilisation"),
     ],
 )
-def test_series_have_names_for_people(name, words):
+def test_series_have_readable_names(name, words):
     assert words_of(name) == words
 
 
@@ -139,14 +139,14 @@ def test_the_table_for_terminals_has_spark_lines():
     assert lines[3].endswith(SPARKS[0] + SPARKS[-1])
 
 
-def test_what_is_missing_is_told():
+def test_missing_series_are_reported():
     assert "no host has measured anything" in metrics_text(page(), lines=True)
     text = metrics_text(page(series("host/x", 1), num_dropped=7, damaged=["block 3 is damaged"]), lines=False)
     assert "7 rows were given up" in text
     assert text.endswith("block 3 is damaged")
 
 
-def test_names_that_nothing_has_are_said_with_what_shows_all(monkeypatch, capsys):
+def test_unknown_names_are_reported_with_the_option_that_shows_all(monkeypatch, capsys):
     assert command(monkeypatch, page(), "demo", "--names", "cpu")[0] == 0
     assert capsys.readouterr().out.splitlines()[1] == (
         "no host has measured anything called cpu in these 16m 00s; --names '*' shows all that is measured"
@@ -155,13 +155,13 @@ def test_names_that_nothing_has_are_said_with_what_shows_all(monkeypatch, capsys
     assert "called" not in capsys.readouterr().out
 
 
-def test_what_a_training_says_is_of_the_whole_job(monkeypatch, capsys):
+def test_training_metrics_belong_to_the_whole_job(monkeypatch, capsys):
     code, fake = command(monkeypatch, {}, "demo", "--training", "--host", "algo-2")
     assert (code, fake.asked) == (2, [])
     assert "leave out --host" in capsys.readouterr().err
 
 
-def test_a_point_that_no_json_holds_is_passed_over():
+def test_a_point_that_json_cannot_hold_is_skipped():
     found = series("host/cpu_percent", 170, 190)
     found["points"][1][3] = None
     assert "170 %" in metrics_text(page(found), lines=True)
@@ -178,7 +178,7 @@ def test_options_reach_the_service(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == answer
 
 
-def test_json_has_every_series_and_a_table_what_people_look_for(monkeypatch, capsys):
+def test_json_has_every_series_and_the_table_a_selection(monkeypatch, capsys):
     _, fake = command(monkeypatch, page(), "demo", "--json")
     assert fake.asked[0][2]["names"] == "*"
     shown = SeriesQuery(job_name="demo", names=metrics.SHOWN, start_ms=0, end_ms=1, step_ms=1)

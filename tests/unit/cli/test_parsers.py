@@ -1,4 +1,4 @@
-"""Common parts of every command: examples that parse, JSON, guesses at misspelt words, completion in shells."""
+"""Parts common to all commands: examples that parse, JSON, suggestions for misspelt words, completion in shells."""
 
 import contextlib
 import shlex
@@ -15,7 +15,7 @@ from clary.cli.main import VERBS, build_parser, main
 from clary.cli.parsers import did_you_mean, parsers_below
 
 CLI = Path(clary.cli.__file__).parent
-# `run` prints what its program prints, `completion` a script; `spot` wants an action.
+# `run` prints its program's output, `completion` prints a script, `spot` needs an action.
 WITHOUT_JSON = {"", "run", "completion", "spot"}
 
 
@@ -49,19 +49,19 @@ def test_every_command_prints_json_if_asked(path):
         ("pools ende x", "did you mean 'end'?"),
     ],
 )
-def test_a_slip_is_answered_with_what_was_probably_meant(command, meant, capsys):
+def test_a_misspelt_word_is_answered_with_the_likely_one(command, meant, capsys):
     with pytest.raises(SystemExit) as ended:
         main(command.split())
     assert ended.value.code == 2
     assert meant in capsys.readouterr().err
 
 
-def test_nothing_is_guessed_where_nothing_is_near():
+def test_nothing_is_suggested_without_a_similar_word():
     assert did_you_mean("xyzzy", ["jobs", "up"]) == ""
 
 
 def completed(shell_script, *words, jobs=()):
-    """Return bash's offers for the last word."""
+    """Return bash's completions of the last word."""
     names = "\\n".join(jobs)
     line = " ".join(map(shlex.quote, words))
     text = (
@@ -100,7 +100,7 @@ def test_completion_refuses_a_shell_that_it_does_not_know(capsys):
     assert "choose from" in capsys.readouterr().err
 
 
-def test_a_verb_alone_is_parsed_as_with_all_others_beside_it():
+def test_a_verb_loaded_alone_is_parsed_as_with_all_verbs():
     whole, _ = build_parser()
     (all_verbs,) = (action for action in whole._actions if action.dest == "command")
     assert list(all_verbs.choices) == list(VERBS)
@@ -140,7 +140,7 @@ def test_modules_of_other_verbs_are_not_imported(line):
 
 
 @pytest.mark.parametrize("words", [["--help"], ["completion", "bash"], []])
-def test_what_tells_all_verbs_knows_all_of_them(words, capsys):
+def test_the_overview_of_verbs_lists_all_of_them(words, capsys):
     with contextlib.suppress(SystemExit):
         main(words)
     said = "".join(capsys.readouterr())

@@ -1,4 +1,4 @@
-"""`clary profile-report`: verdicts for people and programs, and the page in a file."""
+"""`clary profile-report`: verdicts as text and JSON, and the page written to a file."""
 
 import json
 
@@ -35,7 +35,7 @@ PAGE = {
 
 
 class FakeConnection(Connection):
-    """Answers with the page, with its HTML if that is asked for."""
+    """Returns the page, and its HTML on request."""
 
     def __init__(self):
         self.__dict__.update(asked=[])
@@ -52,7 +52,7 @@ def connection(monkeypatch):
     return fake
 
 
-def test_verdicts_come_with_those_that_fire_first(connection, capsys):
+def test_verdicts_that_fired_are_listed_first(connection, capsys):
     assert main(["profile-report", "demo"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "demo  Completed"
@@ -68,12 +68,12 @@ def test_verdicts_come_with_those_that_fire_first(connection, capsys):
     assert connection.asked == [("demo", "profiler-report", {"format": "json"})]
 
 
-def test_the_page_is_written_where_it_is_wanted(connection, capsys, tmp_path):
+def test_the_page_is_written_to_the_given_path(connection, capsys, tmp_path):
     assert main(["profile-report", "demo", "--output", str(tmp_path / "report.html"), "--json"]) == 0
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == "<!DOCTYPE html>\u00e9"
     assert "html" not in json.loads(capsys.readouterr().out)
 
 
-def test_a_place_that_cannot_be_written_is_named(connection, capsys, tmp_path):
+def test_a_path_that_cannot_be_written_is_named(connection, capsys, tmp_path):
     assert main(["profile-report", "demo", "--output", str(tmp_path / "no" / "report.html")]) == 2
     assert "can not be written" in capsys.readouterr().err

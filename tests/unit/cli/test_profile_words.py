@@ -94,7 +94,7 @@ def test_progress_counts_ranks_by_state():
     assert states_text(states) == "2 recording, 1 waiting (step 41)"
 
 
-def test_one_that_is_being_taken_says_how_far_it_is():
+def test_an_unfinished_profile_shows_its_progress():
     states = [{"state": "recording", "step": 41}, {"state": "waiting", "step": 0}]
     taken = {**page(), "summary": None, "is_over": False, "states": states}
     assert profile_text(taken).splitlines()[2] == "it is being taken: 1 recording, 1 waiting (step 41)"

@@ -1,4 +1,4 @@
-"""A waiting job in words: all of it for its own page, and short for a row of a table."""
+"""Descriptions of a waiting job: the full form for its page, and a short form for a table row."""
 
 import pytest
 
@@ -39,11 +39,11 @@ def waiting(reason, *, place=3, num_waiting=26, start_in_s=720.0, basis="MaxRunt
         ({**waiting(OTHERS), "state": "Running"}, ""),
     ],
 )
-def test_a_row_says_place_and_estimate_and_the_reason_only_where_the_place_is_not_the_reason(facts, brief):
+def test_a_row_shows_the_reason_only_if_the_place_in_the_queue_is_not_the_reason(facts, brief):
     assert waiting_brief(facts) == brief
 
 
-def test_a_reason_of_any_length_fits_into_a_row_and_the_jobs_own_page_says_the_grounds_of_the_estimate():
+def test_rows_cut_long_reasons_and_the_jobs_page_explains_the_estimate():
     facts = waiting("no box has room for it and so on " * 20, place=1)
     assert len(waiting_brief(facts)) <= len("place 1 of 26, within 12m 00s; ") + MOST_REASON
     assert waiting_brief(facts).endswith("...")

@@ -1,4 +1,4 @@
-"""The first step of the command: other systems than Linux get a sentence, and no traceback."""
+"""The first step of the command: on systems other than Linux it prints a message instead of a traceback."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ def test_linux_is_not_refused():
     assert why_not_here("linux") == ""
 
 
-def test_the_command_says_so_before_it_imports_anything_of_linux():
+def test_the_message_is_printed_before_linux_modules_are_imported():
     code = (
         "import sys; sys.platform = 'darwin'; sys.modules['fcntl'] = None; sys.modules['resource'] = None\n"
         "from clary.cli.start import main; sys.exit(main())"

@@ -24,7 +24,7 @@ VERDICT = {
 PAGE = {"job": "demo", "status": "InProgress", "since_ms": 0, "until_ms": 120_000, "ranks": [RANK], "verdict": VERDICT}
 
 
-def test_the_table_shows_each_rank_and_the_verdict_stands_below_with_its_evidence():
+def test_the_table_shows_each_rank_above_the_verdict_and_its_evidence():
     assert stragglers_text(PAGE).splitlines() == [
         "demo  InProgress, seconds of a step, medians of 2m 00s",
         "",

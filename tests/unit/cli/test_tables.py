@@ -1,4 +1,4 @@
-"""Tables on screens: long cells are folded, nothing of them is lost."""
+"""Tables on screens: long cells are folded without losing text."""
 
 import itertools
 
@@ -18,7 +18,7 @@ def test_a_table_that_fits_is_the_same_with_and_without_a_width():
     assert table(HEADER, rows, width=80) == table(HEADER, rows)
 
 
-def test_the_widest_column_gives_way_first_and_its_lines_stand_below_each_other():
+def test_the_widest_column_is_folded_first():
     rows = [("job-1", "done", "one two three four five six seven eight")]
     assert table(HEADER, rows, width=36).splitlines() == [
         "NAME   STATUS  WHAT",
@@ -34,13 +34,13 @@ def test_a_cell_that_is_folded_keeps_its_indent():
 
 
 @pytest.mark.parametrize("lengths", itertools.product((0, 5, 30, 200), repeat=3))
-def test_whatever_is_long_fits_into_a_screen_and_nothing_is_lost(lengths):
+def test_any_long_table_fits_the_width_and_loses_no_text(lengths):
     row = tuple(letter * length for letter, length in zip("abc", lengths, strict=True))
     told = table(HEADER, [row, row], width=80)
     assert max(map(len, told.splitlines())) <= 80
     assert sorted(words_of(told)) == sorted(words_of(table(HEADER, [row, row])))
 
 
-def test_columns_are_not_made_narrower_than_what_can_be_read():
+def test_columns_keep_a_readable_minimum_width():
     row = ("x" * 40, "y" * 40, "z" * 40)
     assert max(map(len, table(HEADER, [row], width=10).splitlines())) == 3 * 12 + 4

@@ -1,4 +1,4 @@
-"""No order to a terminal passes that a stranger wrote; colours do."""
+"""Control sequences in untrusted text do not reach the terminal; our own colours do."""
 
 import io
 import sys
@@ -32,7 +32,7 @@ class FakeTerminal(io.StringIO):
         ("\u2028", "\\u2028"),
     ],
 )
-def test_orders_to_a_terminal_are_spelled_out(text, shown):
+def test_control_sequences_are_escaped(text, shown):
     assert safe_text(text) == shown
 
 
@@ -74,7 +74,7 @@ def test_a_colour_ends_with_its_line():
     assert ended_colours("plain") == "plain"
 
 
-def test_the_guard_is_the_stream_in_all_else():
+def test_the_guard_passes_all_other_attributes_to_the_stream():
     terminal = FakeTerminal()
     guard = GuardedTerminal(terminal)
     guard.writelines(["a\x07", "b"])

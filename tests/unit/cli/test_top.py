@@ -1,4 +1,4 @@
-"""`clary top`: rows, their cut to a screen, keys, and one table for pipes."""
+"""`clary top`: rows, their cut to the screen, keys, and one table for pipes."""
 
 import itertools
 import json
@@ -38,7 +38,7 @@ def facts(name="job", **changes):
 
 
 def series(**values):
-    """Return a page; values are host__name with - and / spelled _ and __."""
+    """Return a page of series; the name of a value is host__name, with _ for - and __ for /."""
     found = [
         {
             "host": host,
@@ -69,7 +69,7 @@ def cells(row):
     return dict(zip(HEADER, row, strict=True))
 
 
-def test_a_row_adds_up_its_hosts_and_shows_what_came_last():
+def test_a_row_combines_its_hosts_and_shows_the_latest_values():
     row = job_row(facts(progress={"percent": 45.2, "eta_s": 90, "done": 1, "unit": "steps"}), BUSY)
     assert cells(row.cells) == {
         "NAME": "job",
@@ -89,7 +89,7 @@ def test_a_row_adds_up_its_hosts_and_shows_what_came_last():
     assert (second["MEMORY"], second["WAITS FOR"]) == ("-", "no rank has moved for 5 minutes")
 
 
-def test_what_is_not_known_is_a_dash():
+def test_unknown_values_are_dashes():
     waiting = facts(hosts=[], metrics=[], **QUEUED, pending_reason="0 of 2 hosts are free " * 5)
     row = cells(job_row(waiting, {}).cells)
     assert (row["AGE"], row["PROGRESS"], row["CPU"], row["MEMORY"], row["GPU"], row["LAST METRIC"]) == ("-",) * 6
@@ -97,7 +97,7 @@ def test_what_is_not_known_is_a_dash():
     assert len(row["WAITS FOR"]) == 60
 
 
-def test_a_job_that_waits_is_queued_and_says_its_place():
+def test_a_waiting_job_is_shown_as_queued_with_its_place():
     row = job_row(facts(hosts=[], metrics=[], **QUEUED, queue=PLACE, pending_reason="0 of 2 hosts are free."), {})
     assert cells(row.cells)["STATUS"] == "Queued"
     assert cells(row.cells)["WAITS FOR"].startswith("place 3 of 205, start unknown")
@@ -117,7 +117,7 @@ def plain_rows(count, num_hosts=1):
 
 
 @given(st.integers(0, 30), st.integers(0, 29), st.integers(1, 30), st.integers(1, 200), st.sets(st.integers(0, 29)))
-def test_the_chosen_job_is_always_on_a_screen_that_has_room(count, chosen, height, width, opened):
+def test_the_selected_job_is_always_on_a_screen_with_room(count, chosen, height, width, opened):
     rows = plain_rows(count)
     name = f"job-{min(chosen, max(0, count - 1))}"
     names = frozenset(f"job-{index}" for index in opened)
@@ -129,13 +129,13 @@ def test_the_chosen_job_is_always_on_a_screen_that_has_room(count, chosen, heigh
 
 
 @given(st.lists(st.text("abc", min_size=1), unique=True), st.text("abc"), st.integers(-3, 3))
-def test_choosing_never_leaves_the_list(names, chosen, by):
+def test_the_selection_never_leaves_the_list(names, chosen, by):
     found = moved(names, chosen, by)
     assert found in names if names else found == ""
 
 
 class FakeScreen:
-    """A window with keys to come and the lines that were drawn last."""
+    """A window with prepared keys; records the lines drawn last."""
 
     def __init__(self, keys, *, size=(20, 120)):
         self._keys = iter(keys)
@@ -164,14 +164,14 @@ class FakeScreen:
         return [line.split()[0] for line, is_chosen in self.frames[frame] if is_chosen]
 
 
-def test_keys_choose_open_close_and_leave():
+def test_keys_select_open_close_and_quit():
     window = FakeScreen(["j", "j", "j", "k", "\n", "\n", "q"])
     top.watch(window, lambda: (plain_rows(3), 3), clock=lambda: 0.0)
     chosen = [window.chosen(frame) for frame in range(7)]
     assert chosen == [["job-0"], ["job-1"], ["job-2"], ["job-2"], ["job-1"], ["job-1", "algo-0"], ["job-1"]]
 
 
-def test_rows_are_read_anew_every_two_seconds_and_a_service_that_is_away_is_said():
+def test_rows_are_refreshed_every_two_seconds_and_an_unreachable_service_is_shown():
     times = itertools.count(0.0, 0.5)
     reads = []
 
@@ -191,7 +191,7 @@ def test_rows_are_read_anew_every_two_seconds_and_a_service_that_is_away_is_said
     assert window.frames[away][2][0].startswith("job-0"), "what was known stays"
 
 
-def test_a_job_that_is_gone_leaves_the_choice_on_another():
+def test_the_selection_moves_to_another_job_when_its_job_is_gone():
     lists = iter([plain_rows(2), plain_rows(1)])
     times = itertools.count(0.0, 3.0)
     window = FakeScreen(["j", -1, "q"])
@@ -214,8 +214,8 @@ def test_a_screen_of_any_size_is_drawn_on(size):
     assert len(window.frames[0]) <= size[0]
 
 
-def test_a_terminal_that_refuses_a_line_costs_that_line_alone():
-    """Curses raises where a line ends beyond the window: it became smaller, or letters are two columns wide."""
+def test_a_line_that_the_terminal_refuses_is_lost_alone():
+    """Curses raises if a line ends beyond the window, which may have shrunk, or may hold letters two columns wide."""
 
     class FakeNarrowScreen(FakeScreen):
         def addnstr(self, line, column, text, count, attribute):
@@ -228,12 +228,12 @@ def test_a_terminal_that_refuses_a_line_costs_that_line_alone():
     assert [text.split()[0] for text, _ in window.frames[0]] == ["2", "job-0", "job-1"]
 
 
-def test_a_job_that_goes_on_between_two_lists_is_shown_once():
+def test_a_job_that_moves_between_two_lists_is_shown_once():
     rows, total = top.read_rows(FakeConnection({"Starting": ["job"], "Running": ["job"]}))
     assert ([row.name for row in rows], total) == (["job"], 1)
 
 
-def test_what_is_left_out_of_the_screen_is_counted_and_jobs_with_hosts_come_first(monkeypatch, capsys):
+def test_rows_that_do_not_fit_are_counted_and_jobs_with_hosts_are_first(monkeypatch, capsys):
     queued = [f"waits-{number}" for number in range(205)]
     fake = FakeConnection({"Queued": queued, "Running": ["runs"], "Starting": ["starts"], "Stopping": ["stops"]})
     rows, total = top.read_rows(fake)
@@ -261,7 +261,7 @@ print("left cleanly")
 """
 
 
-def test_it_draws_on_a_real_terminal_and_leaves_it_by_q():
+def test_top_draws_on_a_real_terminal_and_quits_on_q():
     ours, theirs = pty.openpty()
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
@@ -283,7 +283,7 @@ def test_it_draws_on_a_real_terminal_and_leaves_it_by_q():
 
 
 def read_until(terminal, wanted, *, timeout_s=60):
-    """Return a terminal's output until some text has come."""
+    """Return a terminal's output until a text has appeared."""
     text = ""
     deadline = time.monotonic() + timeout_s
     while wanted not in text and time.monotonic() < deadline:
@@ -293,7 +293,7 @@ def read_until(terminal, wanted, *, timeout_s=60):
 
 
 class FakeConnection:
-    """Answers as a service with one job, and with another that was deleted a moment ago."""
+    """Acts as a service with one job, and with another that was just deleted."""
 
     def __init__(self, names=None):
         self._names = {"Running": ["job", "gone"]} if names is None else names
@@ -321,13 +321,13 @@ def test_json_and_a_pipe_get_everything_once(monkeypatch, capsys):
     assert [line.split()[0] for line in text.splitlines()] == ["NAME", "job", "algo-1", "algo-2"]
 
 
-def test_nothing_that_runs_is_said(monkeypatch, capsys):
+def test_without_running_jobs_a_message_is_shown(monkeypatch, capsys):
     monkeypatch.setattr(top, "connect", lambda: FakeConnection({}))
     top.run(top.argparse.Namespace(json=False, once=True))
     assert capsys.readouterr().out == "no job runs or waits\n"
 
 
-def test_a_screen_of_eighty_columns_leaves_out_what_says_nothing_and_shows_the_rest():
+def test_a_screen_of_eighty_columns_omits_empty_columns():
     running = facts(progress={"percent": 56.0, "eta_s": 40.4, "done": 1, "unit": "steps"})
     running["hosts"] = running["hosts"][:1]
     rows = [job_row(running, series(of={("algo-1", "host/cpu_percent"): 182.0, ("algo-1", "host/memory_bytes"): 1e9}))]

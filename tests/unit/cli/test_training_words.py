@@ -1,4 +1,4 @@
-"""A training in words: progress in a line, metrics in a table."""
+"""Text about a training: progress as a line, metrics as a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_progress_is_one_line(changes, text):
     assert progress_text(progress(**changes)) == text
 
 
-def test_metrics_are_a_table_and_no_number_is_said_to_be_none():
+def test_metrics_are_a_table_and_non_numbers_are_shown_as_such():
     rows = [
         {"name": "loss", "last": 0.123456789, "step": 12, "least": 0.1, "greatest": 2.5, "num_values": 12},
         {"name": "rate", "last": None, "step": None, "least": None, "greatest": None, "num_values": 1},
@@ -41,16 +41,16 @@ def test_metrics_are_a_table_and_no_number_is_said_to_be_none():
     assert lines[4].split() == ["rate", "nan", "-", "nan", "nan", "1"]
 
 
-def test_a_job_that_said_nothing_is_said_to():
+def test_a_job_without_metrics_gets_a_message():
     page = {"job": "demo", "status": "Completed", "progress": None, "metrics": []}
     assert "said nothing" in training_text(page)
 
 
-def test_who_follows_a_log_hears_of_progress_when_it_has_changed(monkeypatch, capsys):
+def test_a_followed_log_shows_progress_when_it_has_changed(monkeypatch, capsys):
     pages = [{"progress": None}, {"progress": progress()}, {"progress": progress()}, {"progress": progress(done=460)}]
 
     class FakeConnection:
-        """Answers with the next page."""
+        """Returns the next page."""
 
         def job_page(self, name):
             return pages.pop(0)

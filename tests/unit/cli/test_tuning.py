@@ -1,4 +1,4 @@
-"""`clary tuning` without a service: its questions, output and exit codes."""
+"""`clary tuning` without a service: its requests, output and exit codes."""
 
 import io
 import json
@@ -17,7 +17,7 @@ ROWS = [row_of(tuning_job(name), [trial(1, 0.9, tuning_job=name)]) for name in (
 
 
 def page_of(trials, **changes):
-    """Return the page of a tuning job as the service has it."""
+    """Return the page of a tuning job as the service sends it."""
     rows = [
         {
             "number": one.number,
@@ -40,7 +40,7 @@ def page_of(trials, **changes):
 
 
 class FakeService:
-    """Answers pages one after the other; an error is raised."""
+    """Returns pages in order; an error is raised."""
 
     def __init__(self, *answers):
         self.answers, self.asked, self.posted = list(answers), [], []
@@ -84,7 +84,7 @@ def test_without_a_name_tuning_jobs_are_listed(use, capsys):
     assert fake.asked == ["tuning"] * 4
 
 
-def test_one_is_printed_whole_and_as_json(use, capsys):
+def test_one_tuning_job_is_printed_whole_and_as_json(use, capsys):
     page = page_of(many_trials(3))
     fake = use(page, page)
     assert main(["tuning", "tuned"]) == 0
@@ -96,13 +96,13 @@ def test_one_is_printed_whole_and_as_json(use, capsys):
     assert fake.asked == ["tuning/tuned"] * 2
 
 
-def test_one_that_there_is_not_is_said_with_the_exit_code_of_absence(use, capsys):
+def test_a_missing_tuning_job_has_the_exit_code_of_absence(use, capsys):
     use(WireError("NotFound", "there is no tuning job 'x y'"))
     assert main(["tuning", "x y"]) == 3
     assert capsys.readouterr().err == "clary: there is no tuning job 'x y'\n"
 
 
-def test_one_is_stopped_and_then_shown(use, capsys):
+def test_a_tuning_job_is_stopped_and_then_shown(use, capsys):
     fake = use(page_of([trial(1, 0.9)], **{**RUNS, "status": TuningStatus.STOPPING}))
     assert main(["tuning", "tu ned", "--stop"]) == 0
     assert fake.posted == ["tuning/tu%20ned/stop"]
@@ -110,7 +110,7 @@ def test_one_is_stopped_and_then_shown(use, capsys):
 
 
 @pytest.mark.parametrize("arguments", [["--follow"], ["--stop"], ["tuned", "--names"]])
-def test_options_that_do_not_go_together_are_refused(use, capsys, arguments):
+def test_conflicting_options_are_refused(use, capsys, arguments):
     use()
     assert main(["tuning", *arguments]) == 2
     assert capsys.readouterr().err.startswith("clary: ")
@@ -130,7 +130,7 @@ def test_a_pipe_that_follows_gets_a_line_for_each_trial_and_then_all(use, capsys
     assert lines[2] == "tuned  Completed"
 
 
-def test_following_one_that_fails_ends_with_the_exit_code_of_failure(use, capsys):
+def test_following_a_tuning_job_that_fails_ends_with_the_exit_code_of_failure(use, capsys):
     failed = page_of([trial(1, None)], status=TuningStatus.FAILED, end_reason="no training job has told a value")
     use(failed, failed, failed)
     assert main(["tuning", "tuned", "--follow"]) == 1
@@ -140,13 +140,13 @@ def test_following_one_that_fails_ends_with_the_exit_code_of_failure(use, capsys
 
 
 class FakeTerminal(io.StringIO):
-    """Stdout that is a screen of so many columns and rows."""
+    """Stdout that is a terminal of this size in columns and rows."""
 
     def isatty(self):
         return True
 
 
-def test_a_terminal_that_follows_shows_all_anew_in_the_place_of_the_last(use, monkeypatch):
+def test_a_terminal_that_follows_is_redrawn_in_place(use, monkeypatch):
     screen = FakeTerminal()
     monkeypatch.setattr("sys.stdout", screen)
     monkeypatch.setenv("COLUMNS", "140")

@@ -1,4 +1,4 @@
-"""Words of `clary tuning`: facts of a tuning job, importance, the table of trials."""
+"""Text of `clary tuning`: facts of a tuning job, importance, the table of trials."""
 
 from datetime import timedelta
 
@@ -50,7 +50,7 @@ RUNS = {**ENDED, "number": 2, "job": "tuned-002-b", "state": "Running", "value":
 WAITS = {**RUNS, "number": 3, "job": "tuned-003-c", "state": "Queued", "started_at": None, "curve": []}
 
 
-def test_the_head_says_how_far_it_is_what_was_best_and_what_ends_it():
+def test_the_head_shows_progress_the_best_trial_and_the_limits():
     assert head_lines(PAGE, now=NOW) == [
         "tuned  InProgress",
         "  objective   minimize loss",
@@ -64,14 +64,14 @@ def test_the_head_says_how_far_it_is_what_was_best_and_what_ends_it():
     ]
 
 
-def test_the_head_of_one_that_has_ended_says_why():
+def test_the_head_of_an_ended_tuning_job_shows_the_reason():
     ended = {**PAGE, "status": "Failed", "ended_at": NOW.isoformat(), "end_reason": "all\x1b[2J failed", "best": None}
     lines = head_lines(ended, now=NOW + timedelta(hours=3))
     assert lines[-1] == "  ended       all\\x1b[2J failed"
     assert "  time        10m 00s" in lines
 
 
-def test_trials_stand_in_a_table_with_values_so_far_and_a_mark_at_the_best():
+def test_the_table_of_trials_has_current_values_and_marks_the_best():
     lines = trials_text({**PAGE, "trials": [ENDED, RUNS, WAITS]}, now=BEGIN + timedelta(seconds=90)).splitlines()
     assert [line.split() for line in lines] == [
         ["#", "JOB", "STATE", "LOSS", "LR", "OPT", "TOOK"],
@@ -105,13 +105,13 @@ def test_a_line_on_a_trial_has_its_objective_its_parameters_and_why_it_ended():
     )
 
 
-def test_a_trial_that_goes_on_from_the_checkpoints_of_another_says_of_which():
+def test_a_trial_that_continues_another_names_it():
     trial = {**ENDED, "continues": 2, "stop_reason": "Hyperband: after 3 values of loss others of its rung are better"}
     line = trial_line(trial, "loss")
     assert line.endswith("; goes on from trial 2; Hyperband: after 3 values of loss others of its rung are better")
 
 
-def test_the_list_has_a_row_for_each():
+def test_the_list_has_a_row_for_each_tuning_job():
     row = {**PAGE, "max_trials": 40}
     assert list_text([row], now=NOW).splitlines()[1].split() == (
         ["tuned", "InProgress", "Hyperband", "5", "of", "40", "loss", "0.12346", "10m", "00s", "ago", "10m", "00s"]

@@ -1,4 +1,4 @@
-"""Problems told by `clary up`: the same if the service has just started, ran before, or is told as JSON."""
+"""Problems that `clary up` reports: the same for a new and a running service, and in JSON."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ RECORD = SimpleNamespace(url="http://127.0.0.1:1", tls_url="", pid=1, version="0
 
 
 class FakeConnection:
-    """A service that answers with one problem."""
+    """A service that reports one problem."""
 
     record = RECORD
 
@@ -26,7 +26,7 @@ class FakeConnection:
 
 @pytest.fixture
 def say(tmp_path, monkeypatch, capsys):
-    """Return a function that runs `clary up` over a machine without torch and returns its output."""
+    """Return a function that runs `clary up` on a machine without torch and returns its output."""
     monkeypatch.setenv("CLARY_HOME", str(tmp_path))
     monkeypatch.setattr(up, "why_default_fails", lambda settings, probe: "no torch; run: pip install torch")
     connection = FakeConnection(tmp_path)
@@ -42,7 +42,7 @@ def say(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_a_missing_torch_and_the_command_that_mends_it_are_told_each_time(say, is_running):
+def test_a_missing_torch_is_reported_each_time_with_the_command_to_install_it(say, is_running):
     text = say(is_running=is_running, is_json=False)
     assert "  !!     AWS's framework images are refused: no torch; run: pip install torch\n" in text
     assert "  note   a disk is full\n" in text
@@ -57,7 +57,7 @@ def test_a_missing_torch_and_the_command_that_mends_it_are_told_each_time(say, i
 @pytest.mark.parametrize(("engine", "told"), [("local", ""), ("boxes", "with engine local, not boxes")])
 def test_a_service_that_runs_is_not_taken_for_one_with_another_engine(tmp_path, monkeypatch, engine, told):
     monkeypatch.setenv("CLARY_HOME", str(tmp_path))
-    monkeypatch.setenv("CLARY_ENGINE", "local")  # so that what the command sets does not outlive the test
+    monkeypatch.setenv("CLARY_ENGINE", "local")  # variables that the command sets must not outlive the test
     monkeypatch.setattr(up, "why_default_fails", lambda settings, probe: "")
     monkeypatch.setattr(up, "find_running", lambda settings: FakeConnection(tmp_path))
     options = argparse.Namespace(foreground=False, json=False, new_database=False, new_keys=False, engine=engine)

@@ -1,4 +1,4 @@
-"""The hook of `import torch` follows a job's DebugHookConfig, which no program fails by, and finds ranks of mpirun."""
+"""The hook of `import torch` applies a job's DebugHookConfig without failing programs, and handles ranks of mpirun."""
 
 import os
 import subprocess
@@ -59,14 +59,14 @@ def test_a_configuration_is_read(register, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", '{"HookParameters": {"reductions": "median"}}'])
-def test_a_configuration_that_is_wrong_is_said_and_the_program_goes_on(register, tmp_path, text):
+def test_an_invalid_configuration_is_reported_and_the_program_continues(register, tmp_path, text):
     file = tmp_path / "hook.json"
     file.write_text(text)
     done = register(SMDEBUG_CONFIG_FILE_PATH=str(file))
     assert "nothing will be saved, training goes on" in done.stderr
 
 
-def test_ranks_of_mpirun_are_told_as_in_jobs(register):
+def test_ranks_of_mpirun_get_the_variables_of_jobs(register):
     done = register(SAYS_RANKS, CLARY_RUN_MASTER_PORT="4711", **MPI)
     assert done.stdout == "['1', '2', '1', '2', '127.0.0.1', '4711']\n"
 
@@ -74,14 +74,14 @@ def test_ranks_of_mpirun_are_told_as_in_jobs(register):
 @pytest.mark.parametrize(
     "variables",
     [
-        MPI,  # a job whose user runs mpirun
+        MPI,  # a job whose user starts mpirun
         {"CLARY_RUN_MASTER_PORT": "4711"},
     ],
 )
-def test_nothing_is_told_to_other_programs(register, variables):
+def test_other_programs_get_no_variables(register, variables):
     assert register(SAYS_RANKS, **variables).stdout == "[None, None, None, None, None, None]\n"
 
 
-def test_a_launcher_s_own_ranks_stay(register):
+def test_variables_that_a_launcher_has_set_stay(register):
     done = register(SAYS_RANKS, CLARY_RUN_MASTER_PORT="4711", RANK="0", WORLD_SIZE="1", **MPI)
     assert done.stdout == "['0', '1', None, None, None, None]\n"

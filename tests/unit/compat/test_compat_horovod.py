@@ -1,4 +1,4 @@
-"""`horovod` by its name: a real one wins, ours is found without one, and an old Python is told so."""
+"""`import horovod`: an installed Horovod takes precedence, otherwise ours is imported."""
 
 from __future__ import annotations
 

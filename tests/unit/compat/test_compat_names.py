@@ -1,4 +1,4 @@
-"""The foreign names as files: their imports, the oldest Python that reads them, and launchers' readings of them."""
+"""The foreign names as files: their imports, the oldest Python that parses them, and launchers that inspect them."""
 
 import ast
 import importlib
@@ -15,7 +15,7 @@ from clary.train._native import errors
 
 COMPAT = Path(clary.__file__).parent / "compat"
 FILES = sorted(COMPAT.rglob("*.py"))
-# Imported whatever the interpreter's version is: torch's autoload, and the module that says what is wrong.
+# Imported by every version of the interpreter: torch's autoload hook, and the module with the message for old ones.
 ANY_PYTHON = (
     "clary_autoload.py",
     "clary_cuda_on_cpu/__init__.py",
@@ -43,7 +43,7 @@ ALLOWED = (
     "tensorflow",
     "mxnet",
     "numpy",
-    "cloudpickle",  # only where a program's environment has it
+    "cloudpickle",  # imported only if a program's environment has it
 )
 
 
@@ -57,12 +57,12 @@ def imported_by(path: Path) -> set[str]:
     return names
 
 
-def test_there_are_names_to_look_at() -> None:
+def test_the_list_of_foreign_names_is_not_empty() -> None:
     assert len(FILES) >= 8
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(COMPAT)))
-def test_the_names_rest_on_the_train_side_alone(path: Path) -> None:
+def test_foreign_names_import_only_the_train_side(path: Path) -> None:
     for name in imported_by(path):
         is_allowed = name.partition(".")[0] in sys.stdlib_module_names or any(
             name == root or name.startswith(f"{root}.") for root in ALLOWED
@@ -71,11 +71,11 @@ def test_the_names_rest_on_the_train_side_alone(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ANY_PYTHON)
-def test_what_every_python_imports_can_be_read_by_every_python(name: str) -> None:
+def test_modules_that_every_python_imports_compile_with_the_oldest(name: str) -> None:
     ast.parse((COMPAT / name).read_text(), feature_version=(3, 8))
 
 
-def test_jobs_set_the_variable_that_the_rehearsal_looks_for() -> None:
+def test_jobs_set_the_variable_that_the_rehearsal_reads() -> None:
     names = runpy.run_path(str(COMPAT / "clary_cuda_on_cpu" / "names.py"))
     assert names["VARIABLE"] == CUDA_ON_CPU_VARIABLE
 
@@ -83,7 +83,7 @@ def test_jobs_set_the_variable_that_the_rehearsal_looks_for() -> None:
 def test_launchers_find_the_classes_of_errors_by_name() -> None:
     from clary.compat.smdistributed.dataparallel import exceptions
 
-    # As sagemaker-training 5.1.4 `smdataparallel.get_dataparallel_exception_classes` looks.
+    # As sagemaker-training 5.1.4 does in `smdataparallel.get_dataparallel_exception_classes`.
     found = {name for name in dir(exceptions) if inspect.isclass(getattr(exceptions, name))}
     assert found == set(exceptions.__all__)
     theirs = vars(errors).items()
@@ -92,10 +92,10 @@ def test_launchers_find_the_classes_of_errors_by_name() -> None:
     }
 
 
-def test_the_face_for_tensorflow_needs_nothing_but_tensorflow() -> None:
+def test_the_tensorflow_interface_needs_only_tensorflow() -> None:
     with pytest.raises(ModuleNotFoundError, match="No module named 'tensorflow'"):
         importlib.import_module("clary.compat.smdistributed.dataparallel.tensorflow")
 
 
-def test_smdistributed_is_a_namespace_in_which_others_have_room() -> None:
+def test_smdistributed_is_a_namespace_package() -> None:
     assert not (COMPAT / "smdistributed" / "__init__.py").exists()

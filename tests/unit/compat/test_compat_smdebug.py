@@ -1,4 +1,4 @@
-"""smdebug's names, and that AWS's own takes the place of ours."""
+"""smdebug's names, and the precedence of AWS's own package."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""`from smdistributed.dataparallel import DistributedDataParallel`: found late, and no other name with it."""
+"""`from smdistributed.dataparallel import DistributedDataParallel`: imported lazily, and the only name of its kind."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from needs import python_of
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs words of Python in the environment of programs, with the folder that jobs get."""
+    """Run Python code in the environment of programs, with the library folder that jobs get."""
     tree = MlTree(tmp_path / "ml")
     write_train_library(tree)
 

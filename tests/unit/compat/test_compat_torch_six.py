@@ -12,7 +12,7 @@ from clary.contract.ml_tree import MlTree
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a program whose torch calls our hook at its end, as torch does."""
+    """Run a program whose torch calls our hook at the end of its import, as torch does."""
     tree = MlTree(tmp_path / "ml")
     write_train_library(tree)
     torch = tmp_path / "site" / "torch"

@@ -1,4 +1,4 @@
-"""Elastic programs of Horovod that find a commit where they begin."""
+"""Elastic programs of Horovod that find a commit when they start."""
 
 import os
 import subprocess
@@ -43,14 +43,14 @@ def resumed(folder, which):
     )
 
 
-def test_a_commit_of_the_same_program_is_gone_on_from(tmp_path):
+def test_a_program_resumes_from_a_commit_of_the_same_program(tmp_path):
     assert resumed(tmp_path, "same").stdout == "True 3\n"
 
 
 @pytest.mark.parametrize(
     "words", ["horovod-elastic.commit is a commit of another program: KeyError", "checkpoint_s3_uri"]
 )
-def test_a_commit_of_another_program_is_refused_with_words(tmp_path, words):
+def test_a_commit_of_another_program_is_refused_with_a_message(tmp_path, words):
     done = resumed(tmp_path, "other")
     assert done.returncode
     last = done.stderr.strip().splitlines()[-1]

@@ -14,7 +14,7 @@ def test_services_with_different_folders_give_the_same_host_different_cgroups():
     assert all(name.startswith("job-1-algo-1-") for name in names)
 
 
-def test_name_is_the_same_whenever_it_is_asked_for():
+def test_a_name_is_deterministic():
     assert host_cgroup_name("job", 2, host="algo-10", work_folder="/var/clary/jobs/job/2") == "job-2-algo-10-d905c1"
 
 

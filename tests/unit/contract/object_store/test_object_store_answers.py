@@ -1,4 +1,4 @@
-"""Which answers of a store are asked for again."""
+"""Which responses of a store cause a retry."""
 
 import threading
 from contextlib import contextmanager
@@ -22,12 +22,12 @@ STORED = (200, {"x-amz-request-id": "2", "ETag": '"e"'}, b"")
 
 @contextmanager
 def store_that_answers(*answers):
-    """Yield (a client of a store that gives these answers one after another, the methods that it was asked)."""
+    """Yield a client of a store that gives these responses in order, and the list of the requests' methods."""
     left, asked = list(answers), []
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *args):
-            """Say nothing."""
+            """Log nothing."""
 
         def handle_any(self):
             self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -62,7 +62,7 @@ def test_a_request_that_arrived_damaged_is_sent_again():
 
 @pytest.mark.parametrize("ahead_s", [86_400.0, -86_400.0, 3600.0])
 @pytest.mark.parametrize("method", ["PUT", "HEAD"])
-def test_a_clock_that_the_store_refuses_is_corrected_by_its_answer(ahead_s, method):
+def test_a_clock_that_the_store_refuses_is_corrected_from_its_response(ahead_s, method):
     clock = FakeClock(datetime.now(UTC) + timedelta(seconds=ahead_s))
     skewed = (403, {}, b"<Error><Code>RequestTimeTooSkewed</Code></Error>")
     with store_that_answers(skewed, STORED, STORED) as (store, asked):
@@ -73,7 +73,7 @@ def test_a_clock_that_the_store_refuses_is_corrected_by_its_answer(ahead_s, meth
         assert abs(store._exchange._time.now() - datetime.now(UTC)) < timedelta(seconds=60)
 
 
-def test_a_refusal_that_no_clock_explains_is_not_asked_for_again():
+def test_a_refusal_that_no_clock_offset_explains_is_not_retried():
     refused = (403, {}, b"<Error><Code>AccessDenied</Code></Error>")
     with store_that_answers(refused) as (store, asked):
         with pytest.raises(ObjectStoreError):
@@ -82,11 +82,11 @@ def test_a_refusal_that_no_clock_explains_is_not_asked_for_again():
 
 
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Thu, 01 Jan 2026 00:00:00 GMT"])
-def test_what_is_no_later_date_teaches_nothing(date):
+def test_an_invalid_or_older_date_does_not_correct_the_clock(date):
     assert not StoreTime(FakeClock(datetime(2026, 1, 1, tzinfo=UTC))).learn(403, "RequestTimeTooSkewed", date)
 
 
-def test_another_version_than_was_asked_for_is_refused_also_where_the_store_ignores_the_question(tmp_path):
+def test_a_response_with_another_version_than_requested_is_refused(tmp_path):
     other = (200, {"ETag": '"new"'}, b"xyz")
     with store_that_answers(other, other, (200, {"ETag": '"old"'}, b"abc"), (200, {}, b"abc")) as (store, asked):
         with pytest.raises(ObjectStoreError, match="was replaced since it was listed") as caught:
@@ -95,14 +95,14 @@ def test_another_version_than_was_asked_for_is_refused_also_where_the_store_igno
         with pytest.raises(ObjectStoreError, match="was replaced since it was listed"):
             store.open_reader("data", "key", etag='"old"')
         assert not (tmp_path / "file").exists()
-        for _ in range(2):  # the version that was asked for, and a store that names none
+        for _ in range(2):  # the requested version, and a store that names no version
             store.download("data", "key", tmp_path / "file", size_bytes=3, etag='"old"')
             assert (tmp_path / "file").read_bytes() == b"abc"
         assert asked == ["GET"] * 4
 
 
 @pytest.mark.parametrize("answer", [REFUSED, REFUSED_IN_BRIEF])
-def test_what_s3_itself_calls_bad_is_not_sent_again(answer):
+def test_a_request_that_s3_calls_bad_is_not_retried(answer):
     with store_that_answers(answer) as (store, asked):
         with pytest.raises(ObjectStoreError, match="Not retried"):
             store.put_bytes("data", "key", b"x")
@@ -110,7 +110,7 @@ def test_what_s3_itself_calls_bad_is_not_sent_again(answer):
 
 
 def listing(inner):
-    """Return a store's answer that is a page of a listing."""
+    """Return a store's response with one page of a listing."""
     return (
         200,
         {},
@@ -118,7 +118,7 @@ def listing(inner):
     )
 
 
-def test_a_folder_is_listed_without_what_lies_below_it():
+def test_a_folder_is_listed_without_its_subfolders_content():
     first = listing(
         "<EncodingType>url</EncodingType><IsTruncated>true</IsTruncated><NextContinuationToken>a+/=</NextContinuationToken>"
         "<Contents><Key>t/a%20b</Key><Size>3</Size><ETag>&quot;1&quot;</ETag></Contents>"
@@ -133,7 +133,7 @@ def test_a_folder_is_listed_without_what_lies_below_it():
 @pytest.mark.parametrize(
     "inner", ["<Contents><Size>3</Size></Contents>", "<Contents><Key>a</Key><Size>b</Size></Contents>"]
 )
-def test_a_listing_that_cannot_be_read_is_asked_for_again(inner):
+def test_a_listing_that_cannot_be_parsed_is_retried(inner):
     with store_that_answers(listing(inner), listing("<Contents><Key>a</Key></Contents>")) as (store, _):
         assert [info.key for info in store.list_objects("data", "")] == ["a"]
 

@@ -89,7 +89,7 @@ def test_endpoints_that_are_no_urls_are_refused(url):
         ConnectionPool(url, timeout_s=1)
 
 
-def test_lasting_trouble_is_tried_the_given_number_of_times_with_growing_pauses():
+def test_lasting_errors_are_retried_up_to_the_limit_with_growing_pauses():
     pauses: list[float] = []
     exchange = make_exchange(8, pauses)
 
@@ -105,7 +105,7 @@ def test_lasting_trouble_is_tried_the_given_number_of_times_with_growing_pauses(
     assert all(limit / 2 <= pause <= limit for pause, limit in zip(pauses, longest, strict=True))
 
 
-def test_trouble_that_passes_is_forgotten():
+def test_a_retry_that_succeeds_hides_earlier_errors():
     pauses: list[float] = []
     outcomes = [Trouble("once"), Trouble("twice"), None]
 
@@ -119,7 +119,7 @@ def test_trouble_that_passes_is_forgotten():
     assert len(pauses) == 2
 
 
-def test_refusal_is_not_tried_again_and_is_the_users():
+def test_a_refusal_is_not_retried_and_is_the_users_fault():
     pauses: list[float] = []
 
     def attempt() -> None:

@@ -1,4 +1,4 @@
-"""The list of built-in rules over tensors that requests are held against."""
+"""The list of built-in rules over tensors by which requests are validated."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from clary.contract.settings.debug_rules import PARAMETERS, rule_problem
 from clary.train.debugger.rules import RULES, parameters_of
 
 
-def test_the_list_is_that_of_the_rules_which_jobs_evaluate():
+def test_the_list_equals_the_rules_that_jobs_evaluate():
     assert {name: tuple(parameters_of(rule)) for name, rule in RULES.items()} == PARAMETERS
 
 
@@ -26,5 +26,5 @@ def test_a_rule_with_all_its_parameters_has_no_problem(rule):
         ("AllZero", {"threshold": "1", "colour": "1"}, "AllZero has no parameter 'colour'; it has collection_names, "),
     ],
 )
-def test_what_will_end_in_error_is_told_with_the_nearest_name(rule, parameters, words):
+def test_invalid_parameters_are_reported_with_the_nearest_name(rule, parameters, words):
     assert rule_problem(rule, parameters).startswith(words)

@@ -1,4 +1,4 @@
-"""The launcher that the SDK's requests ask for, refusals and warnings."""
+"""The launcher that the SDK's requests select, refusals and warnings."""
 
 import json
 from pathlib import Path
@@ -98,7 +98,7 @@ def test_every_recorded_request_but_those_with_xla_is_accepted() -> None:
         ({"x": '"\\u0000"'}, "NUL character"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(hyperparameters: dict[str, str], words: str) -> None:
+def test_invalid_distributions_are_refused_by_name(hyperparameters: dict[str, str], words: str) -> None:
     reasons = refusals(hyperparameters, instance_groups=["g1"])
     assert len([reason for reason in reasons if words in reason]) == 1
 
@@ -144,7 +144,7 @@ def test_other_warnings() -> None:
         ("registry.example/pytorch/mxnet-training:1.9.0", ServerStyle.MXNET, 0),
     ],
 )
-def test_words_on_parameter_servers_of_one_host_are_those_of_the_image(
+def test_the_warning_on_parameter_servers_of_one_host_depends_on_the_image(
     image: str, style: ServerStyle, num_warnings: int
 ) -> None:
     assert server_style(image) is style

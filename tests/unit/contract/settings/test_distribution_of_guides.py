@@ -1,4 +1,4 @@
-"""Keys of `distribution` that guides use and no SDK knows."""
+"""Keys of `distribution` that guides use and that no SDK knows."""
 
 import ast
 import json
@@ -11,7 +11,7 @@ REQUESTS = Path(__file__).parents[3] / "assets/requests"
 
 
 def test_hosts_without_distribution_are_told_the_form_that_a_guide_s_key_means():
-    for name in ("pt-top-smddp", "pt-top-smmp", "pt-pytorchx"):  # what SDK v2 sent for them
+    for name in ("pt-top-smddp", "pt-top-smmp", "pt-pytorchx"):  # the hyperparameters that SDK v2 sent for these keys
         request = json.loads((REQUESTS / f"{name}.CreateTrainingJob.json").read_text())
         (words,) = warnings(request.get("request", request)["HyperParameters"], num_hosts=2)
         assert words.endswith(MEANT_BY_GUIDES), name

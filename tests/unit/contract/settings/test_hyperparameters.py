@@ -1,4 +1,4 @@
-"""Hyperparameters: both dialects, the toolkit's command line, and values that nothing can carry."""
+"""Hyperparameters: both dialects, the toolkit's command line, and values that cannot be passed to a program."""
 
 import json
 from pathlib import Path
@@ -65,14 +65,14 @@ def test_switches_that_are_off(text: str) -> None:
     assert not hps.is_enabled({"x": text}, "x")
 
 
-def test_names_of_the_platform_are_kept_from_the_user() -> None:
+def test_names_of_the_platform_are_not_passed_to_the_program() -> None:
     values = {"sagemaker_x": "1", "sagemaker_program": "train.py", "_tuning_objective_metric": "l", "epochs": "3"}
     assert hps.user_values(values) == {"epochs": 3}
     assert hps.framework_parameters(values) == {"sagemaker_x": 1}
     assert hps.platform_text(values, "sagemaker_program") == "train.py"
 
 
-def test_quotes_newlines_and_alphabets_can_be_carried_and_nul_and_half_pairs_cannot() -> None:
+def test_quotes_newlines_and_unicode_can_be_passed_and_nul_and_surrogates_cannot() -> None:
     assert hps.unusable({"a": 'it\'s "x"\n', "b": '"\\u4e2d"', "\u00e9": "1", "path": "a b;$(c)"}) == ()
     problems = hps.unusable({"a": '"\\u0000"', "b": '"\\ud800"', "c": '{"k": "\\u0000"}', "ok": "1"})
     assert [problem.split("'")[1] for problem in problems] == ["a", "b", "c"]
@@ -94,6 +94,6 @@ def test_the_share_of_a_host_is_read_in_both_dialects(text: str, share: float) -
 
 
 @pytest.mark.parametrize("text", ["0", "-0.5", "1.5", "nan", "half", "0.001", "[0.5]", "true"])
-def test_no_other_share_of_a_host_is_taken(text: str) -> None:
+def test_any_other_share_of_a_host_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"sagemaker_clary_host_share: expected a fraction of a host from 0.01 to 1"):
         hps.host_share({hps.HOST_SHARE: text})

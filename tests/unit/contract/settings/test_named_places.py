@@ -1,4 +1,4 @@
-"""Places of a request that agents use as they stand, and refused places, in words that say how to mend them."""
+"""Paths and URIs of a request that agents use literally, and refused ones, with messages that say the correction."""
 
 import pytest
 
@@ -81,12 +81,12 @@ def test_any_other_folder_may_hold_checkpoints(path):
 
 
 @pytest.mark.parametrize("path", ["//etc/x", "/usr/src/app/runs", "/opt/ml/input/data/train", "//opt/ml/input/x"])
-def test_what_is_stored_as_it_is_is_no_input_and_no_part_of_the_system(path):
+def test_mirrored_folders_contain_no_input_and_no_part_of_the_system(path):
     assert local_folder_problem("Hook", path) is None
     assert local_folder_problem("Hook", path, is_mirrored=True).startswith("Hook ")
 
 
-def test_links_of_the_machine_lead_to_places_that_are_refused(tmp_path):
+def test_paths_that_reach_refused_folders_through_links_are_refused(tmp_path):
     (tmp_path / "link").symlink_to("/run")
     for path in ("/var/run/x", str(tmp_path / "link/x")):
         assert local_folder_problem("Hook", path) is None

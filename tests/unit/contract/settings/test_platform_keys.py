@@ -1,4 +1,4 @@
-"""Misspelt keys of the platform are told with the likely meaning; keys that SDKs send are not told."""
+"""Misspelt keys of the platform get a warning with the likely key; keys that SDKs send get none."""
 
 import json
 from pathlib import Path
@@ -20,30 +20,30 @@ ASSETS = next(parent for parent in Path(__file__).resolve().parents if parent.na
     ],
 )
 @pytest.mark.parametrize("has_command", [False, True])
-def test_a_misspelt_key_is_told_of_with_the_nearest_name(written, meant, has_command):
+def test_a_misspelt_key_gets_a_warning_with_the_nearest_name(written, meant, has_command):
     (sentence,) = warnings({written: "true"}, has_command=has_command)
     assert repr(written) in sentence
     assert sentence.endswith(f"did you mean {meant!r}?")
 
 
-def test_a_key_of_nobody_is_told_of_unless_the_program_may_read_it():
+def test_an_unknown_key_gets_a_warning_unless_the_program_may_read_it():
     assert len(warnings({"sagemaker_my_own": "1"}, has_command=False)) == 1
     assert warnings({"sagemaker_my_own": "1"}, has_command=True) == ()
 
 
-def test_known_keys_and_those_of_users_are_not_told_of():
+def test_known_keys_and_keys_of_users_get_no_warning():
     assert warnings({**dict.fromkeys(KNOWN_KEYS, "0"), "sage": "1", "epochs": "1"}, has_command=False) == ()
 
 
 @pytest.mark.parametrize("value", ["yes", "on", '"maybe"', "tru"])
-def test_a_switch_that_is_neither_true_nor_false_is_told_of(value):
+def test_a_switch_that_is_neither_true_nor_false_gets_a_warning(value):
     (sentence,) = warnings({"sagemaker_mpi_enabled": value}, has_command=False)
     assert sentence.startswith("hyperparameter 'sagemaker_mpi_enabled' counts as false: expected true or false, got ")
     assert warnings({"sagemaker_mpi_enabled": value}, has_command=True) == ()
 
 
 @pytest.mark.parametrize("value", ["true", "false", "True", '"True"', "1", "0", "null", ""])
-def test_a_switch_in_either_dialect_is_not_told_of(value):
+def test_a_switch_in_either_dialect_gets_no_warning(value):
     assert warnings(dict.fromkeys(("sagemaker_mpi_enabled", "sagemaker_amp"), value), has_command=False) == ()
 
 
