@@ -68,7 +68,7 @@ class Staging:
             raise self._failure
 
     def release(self) -> None:
-        """Remove the optimizers' hooks. Only the training thread may call this, since `step` iterates over the hooks."""
+        """Remove the optimizers' hooks; called only on the training thread, since `step` iterates over the hooks."""
         for hook in self._hooks:
             hook.remove()
 

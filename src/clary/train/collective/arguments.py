@@ -1,7 +1,7 @@
 """Checks of a `communicator`'s arguments: counts, types and reductions.
 
-Where: `communicator` calls these before anything is sent. All raise TypeError or ValueError naming the argument, the
-expected value and the given value.
+Where: `communicator` calls these functions before it sends data. All raise TypeError or ValueError naming the argument,
+the expected value and the given value.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from clary.train.collective.buffers import Buffer, buffer_of, buffers_of, check_
 
 
 def in_and_out(source: Any, target: Any, dtype: Dtype | None) -> tuple[Buffer, Buffer]:
-    """Return two buffers of one type and length, the same one for an operation in place.
+    """Return an input and an output buffer of one type and length; the same buffer for an operation in place.
 
     Args:
-        source: memory as `buffer_of` takes it.
-        target: the same; None for in place, for which `source` must be writable.
-        dtype: of both; None where their formats tell it.
+        source: memory that `buffer_of` accepts.
+        target: memory that `buffer_of` accepts; None for in place, which requires a writable `source`.
+        dtype: element type of both; None to derive it from their formats.
     """
     read = buffer_of(source, name="source", dtype=dtype, is_output=target is None)
     if target is None:
@@ -35,8 +35,8 @@ def chunks_like(one: Buffer, memories: Any, size: int, *, name: str, is_output: 
     """Return one buffer that holds `size` chunks like `one`, or `size` buffers like it.
 
     Args:
-        one: gives type and length of a chunk.
-        memories: one object with all chunks, or a list of one for each rank.
+        one: buffer with the type and length of a chunk.
+        memories: one object with all chunks, or a list with one object per rank.
         size: number of ranks.
         name: of the argument, for errors.
         is_output: whether they will be written.
@@ -59,14 +59,14 @@ def uneven_chunks(
     dtype: Dtype | None = None,
     is_output: bool = False,
 ) -> tuple[list[Buffer], list[int]]:
-    """Return buffers as `chunks_like`, and the number of elements for each rank.
+    """Return buffers like those of `chunks_like`, and the number of elements for each rank.
 
     Args:
-        memories: one object with all chunks, or a list of one for each rank.
+        memories: one object with all chunks, or a list with one object per rank.
         counts: elements for each rank; None for equal chunks; ignored for a list.
         size: number of ranks.
         name: of the argument, for errors.
-        dtype: of the elements; None where the format tells it.
+        dtype: element type; None to derive it from the format.
         is_output: whether they will be written.
     Raises: ValueError for counts that do not fit the memory; as `buffers_of`.
     """
@@ -86,7 +86,7 @@ def uneven_chunks(
 
 
 def addresses(buffers: Sequence[Buffer]) -> tuple[int, list[int] | None]:
-    """Return the addresses for a core: one in all, or one for each rank; 0 without buffers."""
+    """Return the addresses for a core: one address for one buffer, else one per rank; 0 without buffers."""
     if not buffers:
         return 0, None
     if len(buffers) == 1:
@@ -95,9 +95,9 @@ def addresses(buffers: Sequence[Buffer]) -> tuple[int, list[int] | None]:
 
 
 def reduction_of(op: ReduceOp | str, dtype: Dtype) -> ReduceOp:
-    """Read a reduction and check that elements of `dtype` can be reduced so.
+    """Parse a reduction and check that it is defined on elements of `dtype`.
 
-    Raises: ValueError for an unknown reduction, TypeError for one that `dtype` does not have.
+    Raises: ValueError for an unknown reduction, TypeError for a reduction that is not defined on `dtype`.
     """
     if op is ReduceOp.SUM:
         return op
@@ -115,7 +115,7 @@ def reduction_of(op: ReduceOp | str, dtype: Dtype) -> ReduceOp:
 
 
 def check_same_type(one: Buffer, other: Buffer) -> None:
-    """Refuse buffers of two types."""
+    """Refuse buffers of different types."""
     if one.dtype is not other.dtype:
         raise TypeError(
             f"buffers hold {one.dtype.name.lower()} and {other.dtype.name.lower()}: nothing is converted, make them "
@@ -127,7 +127,7 @@ def check_length(buffer: Buffer, num_elements: int, name: str) -> None:
     """Refuse a buffer of another length.
 
     Args:
-        num_elements: that are expected.
+        num_elements: expected number of elements.
         name: of the argument, for the error.
     Raises: ValueError.
     """

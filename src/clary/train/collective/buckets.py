@@ -1,19 +1,19 @@
-"""Cuts of a sequence of gradients into buckets, so that communication ends as early as possible.
+"""Cuts a sequence of gradients into buckets, so that communication ends as early as possible.
 
-Pure: no clock, no framework. `adapters.torch.overlap` measures the inputs and rebuilds a reducer by the plan.
+Pure: no clock, no framework. `adapters.torch.overlap` measures the inputs and rebuilds a reducer from the plan.
 Equal inputs give equal plans, so ranks that agree on their measurements agree on their buckets.
 
 Gradients become ready one after the other during the backward pass; a bucket is sent when its last gradient is ready
-and the bucket before it has been sent, and takes `latency_s + bytes / bytes_per_s`. With r(i) the time at which the
-first i gradients are ready, and S(k, i) the seconds on the wire of those after k up to i, the earliest end of the
-first i is
+and the previous bucket has been sent, and takes `latency_s + bytes / bytes_per_s`. With r(i) the time at which the
+first i gradients are ready, and S(k, i) the seconds on the wire of gradients k + 1 to i, the earliest end of the first
+i gradients is
 
     f(0) = 0,  f(i) = min over k < i of  max(r(i), f(k)) + latency + S(k, i)
 
 because an earlier end of a prefix never delays the following buckets. Many plans come close to f(n). `plan_buckets`
 cuts from the back: each bucket is as large as possible while every cut ends at most `slack` after its earliest possible
-end. This gives few buckets, since each has a cost outside this model, and none that a little jitter would push past the
-end.
+end. So there are few buckets, each of which has a cost outside this model, and a little jitter delays no bucket past
+the end.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
-MAX_PIECES = 1024  # most gradients that the search cuts between; more are joined first, since its time is quadratic
-DEFAULT_SLACK = 0.01  # of the earliest end
-_MILLISECONDS = 1e3  # a second
+MAX_PIECES = 1024  # most pieces for the search, whose time is quadratic; more gradients are joined first
+DEFAULT_SLACK = 0.01  # share of the earliest end
+_MILLISECONDS = 1e3  # per second
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class BucketPlan:
     Args:
         sizes: bytes of each bucket, in the order in which gradients become ready.
         ends: for each bucket, the number of gradients in it and in the buckets before it.
-        end_s: when the last bucket has been reduced, from the beginning of the backward pass, as predicted.
-        earliest_s: the earliest that any cut could end, as predicted.
+        end_s: predicted end of the last bucket's reduction, from the beginning of the backward pass.
+        earliest_s: predicted earliest end that any cut could have.
         reason: one sentence, with numbers.
     """
 
@@ -76,8 +76,8 @@ def plan_buckets(gradients: Sequence[Gradient], cost: CommunicationCost, *, slac
     """Cut gradients into buckets.
 
     Args:
-        gradients: in the order in which they become ready; a time before its predecessor's counts as the predecessor's.
-        slack: how much later than the earliest possible a bucket may end, as a part of the earliest end of all.
+        gradients: in the order in which they become ready; a time below the predecessor's counts as the predecessor's.
+        slack: allowed delay of a bucket after its earliest end, as a share of the earliest end of the last bucket.
     Raises: ValueError if there are no gradients, or a number is negative, not finite, or a rate of 0.
     """
     _check(gradients, cost, slack)
@@ -95,15 +95,15 @@ def plan_buckets(gradients: Sequence[Gradient], cost: CommunicationCost, *, slac
 
 
 def end_of(gradients: Sequence[Gradient], cost: CommunicationCost, first_bytes: int, next_bytes: int) -> float:
-    """Predict the end of communication for buckets that close at given sizes, in seconds.
+    """Predict the end of communication, in seconds, for buckets that close at given sizes.
 
     Buckets are reduced one after another, each once its last gradient is ready.
 
     Args:
         gradients: in the order in which they become ready.
-        cost: of reducing a bucket.
-        first_bytes: at which the first bucket closes.
-        next_bytes: at which each later bucket closes.
+        cost: cost of reducing a bucket.
+        first_bytes: size at which the first bucket closes.
+        next_bytes: size at which each later bucket closes.
     """
     end_s = ready_s = 0.0
     num_bytes, cap = 0, first_bytes
@@ -117,10 +117,10 @@ def end_of(gradients: Sequence[Gradient], cost: CommunicationCost, first_bytes: 
 
 
 def plan_caps(gradients: Sequence[Gradient], cost: CommunicationCost) -> tuple[int, int]:
-    """Choose the caps of the first bucket and of all others, for a framework without a list of sizes.
+    """Choose the caps of the first bucket and of all others, for a framework that accepts no list of sizes.
 
-    It tries powers of two, and the sizes of the first and the median bucket of `plan_buckets`; among equal ends it
-    takes the larger caps.
+    The candidates are powers of two, and the sizes of the first and the median bucket of `plan_buckets`; among equal
+    ends the larger caps win.
     """
     plan = plan_buckets(gradients, cost)
     total = sum(gradient.num_bytes for gradient in gradients)
@@ -150,7 +150,7 @@ def _check(gradients: Sequence[Gradient], cost: CommunicationCost, slack: float)
 
 
 def _pieces(gradients: Sequence[Gradient]) -> list[_Piece]:
-    """Join neighbours until each piece has its share of the bytes, if there are too many."""
+    """Join neighbouring gradients into at most MAX_PIECES pieces of similar size."""
     share = 0 if len(gradients) <= MAX_PIECES else 2 * sum(g.num_bytes for g in gradients) // MAX_PIECES + 1
     pieces: list[_Piece] = []
     num_bytes = num_gradients = 0
@@ -178,13 +178,13 @@ def _earliest_ends(ready: list[float], sent: list[int], cost: CommunicationCost)
 def _cuts_from_the_back(
     ready: list[float], sent: list[int], cost: CommunicationCost, earliest: list[float], slack_s: float
 ) -> list[int]:
-    """Return the number of pieces before each cut; the last cut is behind all pieces."""
+    """Return the number of pieces before each cut; the last cut is after all pieces."""
     cuts = [len(ready)]
     deadline_s = earliest[-1] + slack_s
     while (last := cuts[-1]) > 0:
         in_time = (k for k in range(last) if _end(ready, sent, cost, earliest, k, last) <= deadline_s)
         first = next(in_time, None)
-        if first is None:  # only by rounding: the cut behind `earliest` ends by the deadline
+        if first is None:  # happens only through rounding: the cut after `earliest` ends by the deadline
             first = min(range(last), key=partial(_end, ready, sent, cost, earliest, last=last))
         deadline_s = min(deadline_s - cost.seconds(sent[last] - sent[first]), earliest[first] + slack_s)
         cuts.append(first)
@@ -194,7 +194,7 @@ def _cuts_from_the_back(
 def _end(
     ready: list[float], sent: list[int], cost: CommunicationCost, earliest: list[float], first: int, last: int
 ) -> float:
-    """Return when the pieces after `first` up to `last` can be sent at the earliest, as one bucket."""
+    """Return the earliest end of one bucket with the pieces after `first` up to `last`."""
     return max(ready[last - 1], earliest[first]) + cost.seconds(sent[last] - sent[first])
 
 

@@ -1,8 +1,8 @@
-"""Memory of callers as cores take it: an address, a number of elements, their type, and the owner that keeps it alive.
+"""Callers' memory in the form for cores: address, number of elements, their type, and the owner that keeps it alive.
 
 Where: `communicator` turns every argument into a `Buffer` and holds it until the operation has ended; adapters make
-their own. Nothing is ever copied or converted here: memory that does not fit is refused, with the remedy.
-Source: Python's buffer protocol, PEP 3118; struct Py_buffer as in CPython's stable ABI since 3.11, and in 3.10.
+their own. This module never copies or converts: unsuitable memory is refused, with the remedy. Source: Python's buffer
+protocol, PEP 3118; struct Py_buffer as in CPython's stable ABI since 3.11, and in 3.10.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORMATS = {
     "e": Dtype.FLOAT16,
     "?": Dtype.BOOL,
 }
-_NATIVE_FORMATS: dict[str, Dtype] = {**_FORMATS, "b": Dtype.INT8, "B": Dtype.UINT8}  # formats without further checks
+_NATIVE_FORMATS: dict[str, Dtype] = {**_FORMATS, "b": Dtype.INT8, "B": Dtype.UINT8}  # formats that need no check
 _SIGNED = {1: Dtype.INT8, 2: Dtype.INT16, 4: Dtype.INT32, 8: Dtype.INT64}
 _SIGNED_CODES, _BYTE_CODES, _WORD_CODES = "bhilqn", "Bc", "hH"
 _FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
@@ -30,7 +30,7 @@ _PLAIN = 0  # PyBUF_SIMPLE
 
 
 class _PyBuffer(ctypes.Structure):
-    """`Py_buffer`: the memory that an object exports while it is held."""
+    """`Py_buffer`: the memory that an object exports until the buffer is released."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),
@@ -47,9 +47,9 @@ class _PyBuffer(ctypes.Structure):
     )
 
 
-@dataclass(slots=True)  # frozen would cost more than the rest of a small call
+@dataclass(slots=True)  # frozen would cost more than all other work of a small call
 class Buffer:
-    """Contiguous memory; not changed once made.
+    """Contiguous memory; never changed after its creation.
 
     Args:
         owner: object that must live as long as the memory is used.
@@ -75,18 +75,18 @@ class Buffer:
 
 
 def buffer_of(memory: Any, *, name: str, dtype: Dtype | None = None, is_output: bool = False) -> Buffer:
-    """Describe the memory of an object, which must not be resized while the result lives.
+    """Return the memory of an object, which must not be resized while the result lives.
 
     Args:
         memory: a `Buffer`, or an object with the buffer protocol: bytearray, array, memoryview, numpy array...
         name: of the argument, for messages.
-        dtype: of the elements. Needed for bfloat16 and if bytes represent another type; else it follows from the
+        dtype: element type. Needed for bfloat16 and if bytes represent another type; else it follows from the
         object's format.
         is_output: whether it will be written.
 
     Raises:
-        TypeError: another kind of object, or elements of a type that cores do not know, or that is not `dtype`.
-        ValueError: not contiguous, a read-only output, or no whole number of elements.
+        TypeError: an object without the buffer protocol, or elements of a type that cores do not know or that is not
+        `dtype`. ValueError: memory that is not contiguous, a read-only output, or no whole number of elements.
     """
     if isinstance(memory, Buffer):
         found = memory
@@ -119,7 +119,7 @@ def _from_protocol(memory: Any, name: str, dtype: Dtype | None) -> Buffer:
 
 
 def _dtype_of(view: memoryview, name: str, dtype: Dtype | None) -> Dtype:
-    """Return the type of the elements: `dtype` if the memory can hold it."""
+    """Return the type of the elements: `dtype`, if the memory can hold it."""
     code = view.format.lstrip("@=<>!") or "B"
     if view.format[0] in _FOREIGN_ORDER:
         raise TypeError(f"{name} has elements of format {view.format!r}, in the other byte order: convert it first")
@@ -140,7 +140,7 @@ def _dtype_of(view: memoryview, name: str, dtype: Dtype | None) -> Dtype:
 
 
 def _address_of(view: memoryview) -> int:
-    """Return the address of the memory. The view keeps it valid."""
+    """Return the address of the memory, which is valid as long as the view."""
     if (fast := core.door()) is not None:
         return int(fast.address_of(view))
     raw = _PyBuffer()
@@ -153,13 +153,13 @@ def _address_of(view: memoryview) -> int:
 def buffers_of(
     memories: Any, size: int, *, name: str, dtype: Dtype | None = None, is_output: bool = False
 ) -> Buffer | list[Buffer]:
-    """Describe memory for all ranks, in one piece or one object for each rank.
+    """Return memory for all ranks: one buffer, or a list with one buffer per rank.
 
     Args:
-        memories: one object with all chunks, or a list or tuple of one for each rank.
+        memories: one object with all chunks, or a list or tuple with one object per rank.
         size: number of ranks.
         name: of the argument, for errors.
-        dtype: of the elements; None where the format tells it.
+        dtype: element type; None to derive it from the format.
         is_output: whether they will be written.
     Raises: as `buffer_of`; ValueError for a list of another length.
     """

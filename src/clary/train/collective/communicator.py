@@ -1,10 +1,10 @@
 """One group of ranks, for buffers of any kind: arguments are checked, then a core runs the operation.
 
-Where: programs without a framework use it as it is, adapters put arrays before it. A core checks no address; this
-module checks types, sizes, contiguity and overlap, and keeps memory alive while an operation is under way.
+Where: programs without a framework use it directly, adapters use it for arrays. A core checks no address; this module
+checks types, sizes, contiguity and overlap, and keeps memory alive until an operation has ended.
 
-All ranks of a group must call the same collectives in the same order, from any thread. Methods return a `Work`; unless
-`asynchronous` it has ended. After a CollectiveError the group is poisoned: close it.
+All ranks of a group must call the same collectives in the same order, from any thread. Methods return a `Work`, which
+has ended unless `asynchronous` is set. After a CollectiveError the group is poisoned: close it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from clary.train.collective.settings import CollectiveSettings
 from clary.train.collective.work import PendingWorks, Work
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it since 3.11
+    from typing_extensions import Self  # part of typing since Python 3.11
 
-_GROUP_TIMEOUT = 0.0  # means "the group's own limit" to cores
+_GROUP_TIMEOUT = 0.0  # tells cores to use the group's timeout
 
 
 def open_group(
@@ -49,7 +49,7 @@ def open_group(
     """Form a group and open a core over it. Every rank calls it.
 
     Args:
-        store: as for `bootstrap.group.connect_group`; `subgroup` uses it again; it is not closed.
+        store: as for `bootstrap.group.connect_group`; `subgroup` also uses it; the communicator does not close it.
         settings: None reads the environment.
 
     Raises: as `connect_group`; CoreError if the core cannot start.
@@ -64,11 +64,11 @@ def open_group(
 class Communicator:
     """A formed group; see the module's docstring.
 
-    Buffers are objects with the buffer protocol, or `buffers.Buffer`. Where a chunk goes to or comes from every rank,
-    one buffer holds all of them in rank order, or a list has one buffer a rank. `dtype` is for memory without a format
-    of its elements.
+    Buffers are objects with the buffer protocol, or `buffers.Buffer`. Chunks for or from all ranks are in one buffer in
+    rank order, or in a list with one buffer per rank. `dtype` is for memory whose format does not tell the element
+    type.
 
-    All methods raise TypeError and ValueError for invalid arguments, naming the fix, with nothing sent; and
+    All methods raise TypeError and ValueError for invalid arguments, naming the fix, before they send data; and
     CollectiveError, from the call or from `Work.wait`.
     """
 
@@ -89,9 +89,9 @@ class Communicator:
         self._store = store
         self._settings = settings or CollectiveSettings()
         self._pending = PendingWorks()
-        # None for a core without `sum_memory`, and once the group is closed.
+        # None for a core without `sum_memory`, and after `close`.
         self._short_ways: Any = core if getattr(core, "sum_memory", None) is not None else None
-        self._ended = Work(core, 0, ())  # the work of every operation that had ended when its call returned
+        self._ended = Work(core, 0, ())  # shared Work of all operations that ended before their call returned
         self._num_subgroups = 0
         self._is_closed = False
 
@@ -107,15 +107,15 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Reduce `source` of all ranks into `target` of all; without a target in place.
+        """Reduce `source` of all ranks into `target` of all ranks; without a target in place.
 
         Args:
-            source: memory as `buffer_of` takes it, of one length on all ranks.
-            target: of that length; None for in place.
+            source: memory that `buffer_of` accepts, of equal length on all ranks.
+            target: memory of the same length; None for in place.
             op: a ReduceOp or its name, as `sum`.
-            dtype: of the elements; None where the buffers' format tells it.
-            asynchronous: return at once; buffers belong to the operation until the work has ended.
-            timeout_s: limit of the operation in seconds; 0 for the group's.
+            dtype: element type; None to derive it from the buffers' format.
+            asynchronous: return at once; the caller must not use the buffers until the work has ended.
+            timeout_s: limit of the operation in seconds; 0 for the group's timeout.
         """
         is_plain = target is None and dtype is None and op is ReduceOp.SUM and not asynchronous
         if is_plain and self._short_ways is not None and self._short_ways.sum_memory(source, timeout_s):
@@ -137,8 +137,8 @@ class Communicator:
         """Collect `source` of every rank, in rank order, in `target`.
 
         Args:
-            source: of one length on all ranks.
-            target: room for `size` chunks like it, in one piece or a list of one for each rank.
+            source: memory of equal length on all ranks.
+            target: memory for `size` chunks like `source`, in one buffer or a list of one per rank.
             dtype, asynchronous, timeout_s: as for `all_reduce`.
         """
         is_plain = dtype is None and not asynchronous
@@ -162,11 +162,11 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Reduce `source`, which holds a chunk for every rank; each rank gets its own chunk in `target`.
+        """Reduce `source`, which holds a chunk for every rank; each rank receives its reduced chunk in `target`.
 
         Args:
-            source: `size` chunks like `target`, in one piece or a list of one for each rank.
-            target: of one length on all ranks.
+            source: `size` chunks like `target`, in one buffer or a list of one per rank.
+            target: memory of equal length on all ranks.
             op, dtype, asynchronous, timeout_s: as for `all_reduce`.
         """
         is_plain = dtype is None and op is ReduceOp.SUM and not asynchronous
@@ -192,7 +192,7 @@ class Communicator:
         """Copy the root's buffer into the buffers of all other ranks.
 
         Args:
-            buffer: of one length on all ranks; read on the root, written elsewhere.
+            buffer: memory of equal length on all ranks; read on the root, written on other ranks.
             root: rank that sends.
             dtype, asynchronous, timeout_s: as for `all_reduce`.
         """
@@ -216,9 +216,9 @@ class Communicator:
         """Reduce into the root's `target`, by default its `source`; other ranks' targets are not touched.
 
         Args:
-            source: of one length on all ranks.
-            target: of that length, on the root; None reduces in place.
-            root: rank that gets the result.
+            source: memory of equal length on all ranks.
+            target: on the root, memory of the same length; None reduces in place.
+            root: rank that receives the result.
             op, dtype, asynchronous, timeout_s: as for `all_reduce`.
         """
         self._check_rank(root, "root")
@@ -242,18 +242,18 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Give every rank its chunk of `source`; receive one from each into `target`.
+        """Send every rank its chunk of `source`; receive a chunk from each rank into `target`.
 
         Args:
-            send_counts, receive_counts: elements to and from each rank; None means equal chunks. Lists of buffers have
-                counts of their own.
+            send_counts, receive_counts: elements to and from each rank; None for equal chunks. Lists of buffers imply
+                their counts.
         """
         sources, sent = uneven_chunks(source, send_counts, self.size, name="source", dtype=dtype)
         targets, received = uneven_chunks(target, receive_counts, self.size, name="target", dtype=dtype, is_output=True)
         check_same_type(sources[0], targets[0])
         check_apart(sources, targets, may_be_equal=False)
-        # One rank's arguments cannot show that all ranks pass equal counts: counts are left out only if no rank can
-        # pass any.
+        # One rank cannot tell whether all ranks pass equal counts, so counts are omitted only if no rank can pass
+        # unequal ones.
         is_even = send_counts is None and receive_counts is None and len(sources) == len(targets) == 1
         if is_even:
             check_length(targets[0], sources[0].num_elements, "target")
@@ -274,11 +274,11 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Collect `source` of every rank in the root's `target`; other ranks leave it out.
+        """Collect `source` of every rank in the root's `target`; other ranks omit `target`.
 
         Args:
-            source: of one length on all ranks.
-            target: on the root room for `size` chunks like it, in one piece or a list of one for each rank.
+            source: memory of equal length on all ranks.
+            target: on the root, memory for `size` chunks like `source`, in one buffer or a list of one per rank.
             root: rank that collects.
             dtype, asynchronous, timeout_s: as for `all_reduce`.
         """
@@ -301,11 +301,11 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Give every rank its chunk of the root's `source`; other ranks pass None for it.
+        """Give every rank its chunk of the root's `source`; other ranks pass None as `source`.
 
         Args:
-            source: on the root `size` chunks like `target`, in one piece or a list of one for each rank.
-            target: of one length on all ranks.
+            source: on the root, `size` chunks like `target`, in one buffer or a list of one per rank.
+            target: memory of equal length on all ranks.
             root: rank that sends.
             dtype, asynchronous, timeout_s: as for `all_reduce`.
         """
@@ -319,19 +319,19 @@ class Communicator:
         return self._start(asked, (*sources, target), asynchronous, timeout_s)
 
     def barrier(self, *, asynchronous: bool = False, timeout_s: float = _GROUP_TIMEOUT) -> Work:
-        """End when every rank has called it."""
+        """Wait until every rank has called `barrier`."""
         return self._start(Operation(Kind.BARRIER), (), asynchronous, timeout_s)
 
     # Point to point
 
     def send(self, buffer: Any, peer: int, *, tag: int = 0, timeout_s: float = _GROUP_TIMEOUT) -> Work:
-        """Begin to send to a rank; the work has ended when the buffer may be changed.
+        """Begin to send to a rank; once the work has ended, the buffer may be changed.
 
         Args:
-            buffer: any type; it travels as bytes.
+            buffer: memory of any type; sent as bytes.
             peer: rank that receives.
-            tag: of the `receive` that takes it.
-            timeout_s: limit of the operation in seconds; 0 for the group's.
+            tag: tag of the `receive` that receives it.
+            timeout_s: limit of the operation in seconds; 0 for the group's timeout.
         """
         self._check_peer(peer)
         memory = buffer_of(buffer, name="buffer")
@@ -339,13 +339,13 @@ class Communicator:
         return self._start(message, (memory,), True, timeout_s)
 
     def receive(self, buffer: Any, peer: int = ANY_RANK, *, tag: int = 0, timeout_s: float = _GROUP_TIMEOUT) -> Work:
-        """Begin to receive as many bytes as `buffer` has, from one rank or any; `Work.source` names the rank.
+        """Begin to receive `buffer` from one rank or any rank; `Work.source` names the sender.
 
         Args:
-            buffer: of as many bytes as were sent.
+            buffer: memory of as many bytes as the message.
             peer: rank that sends, or ANY_RANK.
             tag: of the `send`.
-            timeout_s: limit of the operation in seconds; 0 for the group's.
+            timeout_s: limit of the operation in seconds; 0 for the group's timeout.
         """
         if peer != ANY_RANK:
             self._check_peer(peer)
@@ -353,15 +353,15 @@ class Communicator:
         message = Operation(Kind.RECEIVE, count=memory.num_bytes, target=memory.address, root=peer, tag=tag)
         return self._start(message, (memory,), True, timeout_s)
 
-    # Life
+    # Lifetime
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
-        """Form a group of some ranks, numbered as they are listed. Every rank of this group calls it.
+        """Form a group of some ranks, numbered in the order of the list. Every rank of this group calls it.
 
-        Ranks may pass different lists if no two lists share a rank; a rank of no such group passes an empty list.
-        Returns: None on ranks that are not listed; it returns once all groups have been formed, so that no rank closes
-            the store before.
-        Raises: ValueError; otherwise as `open_group`, after which this group is poisoned too.
+        Ranks may pass different lists if no two lists share a rank; a rank without a new group passes an empty list.
+        Returns: None on ranks that are not listed; all ranks return after all groups are formed, so that no rank closes
+            the store earlier.
+        Raises: ValueError; otherwise as `open_group`, and then this group is poisoned, too.
         """
         members = list(ranks)
         if len(set(members)) != len(members):
@@ -380,7 +380,7 @@ class Communicator:
         return group
 
     def abort(self, reason: str) -> None:
-        """Poison the group on all ranks; `reason` is in the text of their errors."""
+        """Poison the group on all ranks; their error texts contain `reason`."""
         if not self._is_closed:
             self.core.abort(reason)
 
@@ -399,7 +399,7 @@ class Communicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:  # otherwise the other ranks would wait for this rank until their limit
+        if kind is not None:  # otherwise the other ranks would wait for this rank until their timeout
             self.abort(f"the program of rank {self.rank} ended with {kind.__name__}: {error}")
         self.close()
 
@@ -426,7 +426,7 @@ class Communicator:
             ticket = self.core.run(asked)
         except (CollectiveError, ValueError):
             raise
-        except BaseException as error:  # interrupted while it was under way: its memory must not be touched any more
+        except BaseException as error:  # interrupted: the operation must not access its memory any more
             self.core.abort(f"rank {self.rank} was interrupted in an operation by {type(error).__name__}")
             raise
         if not ticket:

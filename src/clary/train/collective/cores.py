@@ -1,7 +1,7 @@
 """The choice of a group's core: the compiled core if it was built, else the slow reference.
 
-Where: `bootstrap.group` publishes the kind, so that groups are never mixed; `communicator` and the adapters open one.
-The compiled core is loaded on first use, not on import.
+Where: `bootstrap.group` publishes the kind, so that groups are never mixed; `communicator` and the adapters open cores.
+The compiled core is loaded at its first use, not at import.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from clary.train.operation_record import record_of_process
 
 NATIVE = "native"
 REFERENCE = "reference"
-KIND = "smddp"  # of groups, in records of their operations
+KIND = "smddp"  # longest name of a group in records of its operations
 
 
 def core_kind(settings: CollectiveSettings) -> str:
-    """Return NATIVE or REFERENCE: the settings' choice; else NATIVE if it is built, or REFERENCE with a warning.
+    """Return the settings' choice of core; by default NATIVE if it is built, else REFERENCE with a warning.
 
     Raises: CoreError if the settings demand the compiled core and it is not available.
     """
@@ -43,13 +43,13 @@ def core_kind(settings: CollectiveSettings) -> str:
 
 
 def open_core(connections: GroupConnections, settings: CollectiveSettings | None = None) -> Core:
-    """Open a core over connections and hand it their descriptors.
+    """Open a core over connections; the core takes ownership of their descriptors.
 
     Args:
-        settings: with which the connections were made; None reads the environment again.
+        settings: settings with which the connections were made; None reads the environment again.
 
-    Raises: CollectiveError if the core cannot start, ValueError for a wrong variable, OSError if a trace cannot be
-        written; the descriptors are closed then.
+    Raises: CollectiveError if the core cannot start, ValueError for an invalid variable, OSError if a trace cannot be
+        written; then the descriptors are closed.
     """
     try:
         settings = settings or CollectiveSettings.from_environment(os.environ)
@@ -69,14 +69,14 @@ def _open(kind: str, connections: GroupConnections) -> Core:
         native = native_core.NativeCore(connections)
         _record(native, connections)
         return native
-    # saves 12 ms where the compiled core is there
+    # a local import: saves 12 ms if the compiled core exists
     from clary.train._native.reference import ReferenceCore
 
     return ReferenceCore(connections)
 
 
 def _record(core: native_core.NativeCore, connections: GroupConnections) -> None:
-    """Have the operations of a group recorded for the agent, if the agent wants records."""
+    """Make a core record its operations for the agent, if the agent requests records."""
     record = record_of_process(connections.rank)
     if record is None:
         return
@@ -94,7 +94,7 @@ _HOW_TO_BUILD = (
 
 @cache
 def _warn_of_slowness(reason: str) -> None:
-    """Warn once a process."""
+    """Warn once per process."""
     warnings.warn(
         f"collectives run on the reference core in plain Python, which is slow: {reason}. {_HOW_TO_BUILD}; "
         f"CLARY_COLLECTIVE_CORE=reference says that this is meant",

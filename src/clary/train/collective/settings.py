@@ -1,7 +1,7 @@
 """Settings of collectives: each declared once, read from the environment of a rank.
 
-Where: `communicator.open_group` and the adapters read them when a group is formed; nothing below reads the environment.
-An argument that a caller passes wins over all of them. `VARIABLES` is the same list for the documentation.
+Where: `communicator.open_group` and the adapters read them when a group is formed; lower modules do not read the
+environment. An argument of a caller overrides the settings. `VARIABLES` is the same list for the documentation.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _PAGE_BYTES = 4096
 _MAX_SLOT_BYTES = 1 << 30
 _MAX_SECONDS = 1e6
 _MAX_PORT = 65535
-_MICROSECONDS = 1e6  # a second
+_MICROSECONDS = 1e6  # per second
 _BYTES_PER_GBIT = 1e9 / 8
 _LINK_PARTS = ("latency_us", "gbit")
 
 
 @dataclass(frozen=True)
 class Link:
-    """Speed of the link between hosts, for the cost model. It is never measured, so that every run chooses alike."""
+    """Speed of the link between hosts, for the cost model. It is never measured, so that all runs choose alike."""
 
     latency_s: float
     bytes_per_s: float
@@ -36,8 +36,8 @@ class Variable:
 
     Args:
         name: of the environment variable.
-        expects: what a value must be, with its unit.
-        default: as the variable would spell it.
+        expects: description of valid values, with the unit.
+        default: the default in the variable's spelling.
     """
 
     name: str
@@ -97,7 +97,7 @@ def _setting(
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveSettings:
-    """All settings of groups; those marked "the same on all ranks" are compared between ranks."""
+    """All settings of groups; settings marked "the same on all ranks" are compared between ranks."""
 
     timeout_s: float = _setting(
         "CLARY_COLLECTIVE_TIMEOUT_S",
@@ -206,7 +206,7 @@ class CollectiveSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> CollectiveSettings:
-        """Read every variable that is set; an empty one counts as not set.
+        """Read every variable that is set; an empty variable counts as not set.
 
         Raises: ValueError naming the variable, its value and what is expected.
         """

@@ -6,10 +6,10 @@ lane `compute`. Each rank writes one file, `rank-RANK.PROCESS.json`. This comman
 
     python -m clary.train.collective.trace merge FOLDER OUTPUT
 
-Times are the wall clock's at the first event, continued by the monotonic clock: lanes of one host fit exactly, lanes of
-different hosts as well as the hosts' clocks do. A file holds at most MAX_EVENTS; later ones are counted and dropped.
-The file is written every FLUSH_EVENTS events and when the process ends; a killed process loses the unwritten events,
-and its file can still be read.
+Times begin with the wall clock's time and continue with the monotonic clock: lanes of one host align exactly, lanes of
+different hosts as well as the hosts' clocks agree. A file holds at most MAX_EVENTS; later events are counted and
+dropped. The file is written every FLUSH_EVENTS events and when the process ends; a killed process loses the unwritten
+events, but its file can still be read.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ COMPUTE = "compute"
 COMMUNICATION = "communication"
 MAX_EVENTS = 500_000  # about 100 MB
 FLUSH_EVENTS = 2000
-_NANOSECONDS = 1000  # a microsecond, Chrome's unit
+_NANOSECONDS = 1000  # per microsecond, Chrome's unit
 _SEPARATOR = ",\n"
 
 
 class TraceWriter:
-    """Writes the trace of one rank; from any thread.
+    """Writes the trace of one rank; any thread may call it.
 
     Args:
-        path: of the file; an existing file is replaced.
-        rank: the trace's process.
-        max_events: after which events are only counted.
+        path: path of the file; an existing file is replaced.
+        rank: rank, which the trace shows as the process.
+        max_events: number of events after which further events are only counted.
     """
 
     def __init__(self, path: Path, rank: int, *, max_events: int = MAX_EVENTS) -> None:
@@ -64,7 +64,7 @@ class TraceWriter:
             lane: row of the trace, as `compute`.
             name: of the span.
             begin_ns, end_ns: of `time.perf_counter_ns`.
-            details: shown with it.
+            details: shown with the event.
         """
         self._add(lane, {"ph": "X", "name": name, "dur": (end_ns - begin_ns) / _NANOSECONDS}, begin_ns, details)
 
@@ -85,7 +85,7 @@ class TraceWriter:
             lane: row of the trace.
             name: of the event.
             at_ns: of `time.perf_counter_ns`.
-            details: shown with it.
+            details: shown with the event.
         """
         self._add(lane, {"ph": "i", "s": "t", "name": name}, at_ns, details)
 

@@ -1,4 +1,4 @@
-"""Handles of operations in progress, on which callers wait."""
+"""Handles of pending operations, on which callers wait."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from clary.train._native.errors import CollectiveError
 from clary.train._native.interface import Core
 from clary.train.collective.buffers import Buffer
 
-_HAS_ENDED = 0  # returned by cores instead of a ticket
+_HAS_ENDED = 0  # cores return it instead of a ticket if the operation has ended
 
 
 class Work:
-    """One operation. Its buffers are kept until it has ended, even without a waiter.
+    """One operation. Its buffers are kept alive until it has ended, even if no caller waits.
 
-    Outputs are undefined, and inputs must not be changed, before `wait` has returned True or `is_done` did.
+    Until `wait` or `is_done` has returned True, outputs are undefined and inputs must not be changed.
     """
 
     def __init__(self, core: Core, ticket: int, buffers: Sequence[Buffer]) -> None:
@@ -29,9 +29,9 @@ class Work:
         self._source = 0
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the operation has ended; False if `timeout_s` passed first; the operation continues.
+        """Wait until the operation has ended; return False if `timeout_s` passed first, while the operation continues.
 
-        The operation's own limit ends it, whatever `timeout_s` is. May be called again, from any thread.
+        The operation's own timeout ends it, whatever `timeout_s` is. May be called again, from any thread.
         Raises: CollectiveError with the first cause of the failure; ValueError if sender and receiver named different
             sizes.
         """
@@ -47,11 +47,13 @@ class Work:
 
     def is_done(self) -> bool:
         """Whether the operation has ended, with success or failure."""
-        if not self._has_ended and self._turn.acquire(blocking=False):  # else a thread waits: it is under way
+        if not self._has_ended and self._turn.acquire(
+            blocking=False
+        ):  # a locked turn: a thread waits for the operation
             try:
                 if self._core.is_done(self._ticket):
                     self._ask_core(None)
-            except CollectiveError as error:  # the group was closed, and all tickets with it
+            except CollectiveError as error:  # the group was closed, which invalidates all tickets
                 self._end(error)
             finally:
                 self._turn.release()
@@ -79,14 +81,14 @@ class Work:
 
 
 class PendingWorks:
-    """The works of a group that are under way: their buffers live, even if callers have dropped the works."""
+    """The pending works of a group, which keep their buffers alive even if callers have dropped the works."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._works: deque[Work] = deque()
 
     def add(self, work: Work) -> None:
-        """Keep a work; drop the oldest that have ended; collectives end in the order of their calls."""
+        """Keep a work, and drop the oldest ended works: collectives end in the order of their calls."""
         with self._lock:
             while self._works and self._works[0].is_done():
                 self._works.popleft()

@@ -1,15 +1,16 @@
 """One model that torch.compile has compiled in place: its first call, and its return to eager execution.
 
-Where: `outermost` makes one for each model that the policy permits. `nn.Module` calls the function in
-`_compiled_call_impl` of a module, as `Module.compile` sets it; keys of state_dict stay unchanged, and pickles and
-copies leave the attribute out.
+Where: `outermost` makes one for each model that the policy permits. `nn.Module` calls the function in a module's
+`_compiled_call_impl`, as after `Module.compile`; keys of state_dict stay unchanged, and pickles and copies omit the
+attribute.
 
-[Note: nothing fails by it]
+[Note: no failure]
 A graph that Inductor cannot compile runs uncompiled. Code that Dynamo cannot follow runs as Python, by Dynamo's setting
-`suppress_errors`; an error that the compiler still raises ends the compilation, and the call is made again without it.
-The backward graph is compiled with the forward one, so that no error is left for the backward pass. Random numbers are
-drawn as in eager execution (`fallback_random`): losses of a program stay the same, dropout or not.
-Source: torch.compile, "Frequently asked questions"; torch/_inductor/config.py, torch/_functorch/config.py.
+`suppress_errors`; an error that the compiler still raises ends the use of the compiled model, and the call is repeated
+in eager execution. The backward graph is compiled together with the forward graph, so that no compiler error can occur
+in the backward pass. Random numbers are drawn as in eager execution (`fallback_random`): losses of a program stay the
+same, dropout or not. Source: torch.compile, "Frequently asked questions"; torch/_inductor/config.py,
+torch/_functorch/config.py.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _COMPILER = ("torch._dynamo.", "torch._inductor.", "torch._functorch.")
 
 
 class CompiledModel:
-    """Function in a module's `_compiled_call_impl`.
+    """Callable for a module's `_compiled_call_impl`.
 
     Args:
-        module: to compile.
-        name: for the log.
-        report: gets the outcome of the first call.
+        module: module to compile.
+        name: name of the model in the log.
+        report: receives the outcome of the first call.
     """
 
     def __init__(self, module: nn.Module, *, name: str, report: Report) -> None:
@@ -97,7 +98,7 @@ class CompiledModel:
         return result
 
     def _compile(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile one graph; the backend that Dynamo calls."""
+        """Compile one graph; Dynamo calls this as its backend."""
         self._num_graphs += 1
         settings = contextlib.nullcontext()
         if hasattr(self._functorch, "force_non_lazy_backward_lowering"):
@@ -106,7 +107,7 @@ class CompiledModel:
             with settings:
                 compiled: Callable[..., Any] = self._inductor(graph, inputs, config_patches={"fallback_random": True})
         except (self._dynamo.exc.RestartAnalysis, self._dynamo.exc.SkipFrame):
-            self._num_graphs -= 1  # Dynamo compiles the frame once more
+            self._num_graphs -= 1  # Dynamo compiles the frame again
             raise
         except Exception as error:  # noqa: BLE001 - boundary: torch's compiler; the graph runs as it is
             self._failure = self._failure or _in_words(error)
@@ -134,7 +135,7 @@ def _followed(module: nn.Module) -> Callable[..., Any]:
 
 
 def _keep_headers() -> None:
-    """Keep precompiled C++ headers in the folder of compiled files; torch has them in /tmp, separate on each host."""
+    """Keep precompiled C++ headers in the folder of compiled files; torch's default is /tmp, separate on each host."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     codecache: Any = import_module("torch._inductor.codecache")
     if folder and hasattr(codecache, "_HEADER_DIR"):

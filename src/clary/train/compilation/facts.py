@@ -11,13 +11,13 @@ from torch import nn
 from clary.train.compilation.policies import CompilerFacts, ModelFacts, PrecisionFacts
 from clary.train.compilation.wishes import Wishes
 
-# Wrappers whose `module` is compiled instead of them: DDP cuts its graph by buckets.
+# Wrappers whose inner `module` is compiled instead of the wrapper: DDP cuts its graph by buckets.
 _TRANSPARENT = ("DistributedDataParallel",)
 _WRAPPERS = ("DataParallel", "DeepSpeedEngine", "DistributedModel", "FullyShardedDataParallel")
 
 
 def target_of(module: nn.Module) -> nn.Module:
-    """Return the module that is compiled for an outermost one: itself, or the one that a wrapper holds."""
+    """Return the module to compile for an outermost module: the module itself, or the module inside its wrapper."""
     inner = getattr(module, "module", None)
     return target_of(inner) if _name(module) in _TRANSPARENT and isinstance(inner, nn.Module) else module
 
@@ -54,7 +54,7 @@ def compiler_facts(wishes: Wishes, *, num_models: int) -> CompilerFacts:
 
 
 def precision_facts(device_type: str) -> PrecisionFacts:
-    """Return the facts of a call that is about to run on devices of a type."""
+    """Return the facts of a call that will run on devices of a type."""
     if device_type != "cuda":
         return PrecisionFacts(
             program_autocasts=torch.is_autocast_enabled("cpu"), has_bfloat16=True, is_emulated=_is_bfloat16_emulated()
@@ -69,12 +69,12 @@ def _is_bfloat16_emulated() -> bool:
     """Whether the processor lacks AVX-512, without which torch computes in bfloat16 by emulation."""
     try:
         return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    except (AttributeError, RuntimeError):  # a torch without that library
+    except (AttributeError, RuntimeError):  # this torch lacks that library
         return False
 
 
 def is_watched_otherwise() -> bool:
-    """Whether torch traces or transforms this call instead of running it: no model is judged by such a call."""
+    """Whether torch traces or transforms this call instead of running it; such a call is no basis for a decision."""
     count: Any = getattr(torch._C, "_len_torch_dispatch_stack", int)
     peek: Any = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
     return bool(torch.jit.is_tracing() or count() or peek() is not None)
@@ -106,7 +106,7 @@ def _missing_triton() -> str:
 
 
 def _name(module: nn.Module) -> str:
-    kind: type = module.__class__  # smp's wrapper of a model copies this attribute
+    kind: type = module.__class__  # not type(module): smp's wrapper imitates its model's class
     return kind.__name__
 
 

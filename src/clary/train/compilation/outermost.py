@@ -1,13 +1,13 @@
 """Hooks into the outermost module of each call in training: there a model is compiled or runs under autocast.
 
-Where: `install` is called at the end of `import torch` in a job's programs, if the job wants it. Nothing here may make
-a program fail.
+Where: `install` is called at the end of `import torch` in a job's programs, if the job requests it. No error in this
+module may make a program fail.
 
-[Note: the seam]
+[Note: the hook]
 Every kind of training calls `nn.Module.__call__`: plain loops, Trainer, Lightning, DDP, FSDP, smp. A module that is
-called while no other module runs, in training mode and with gradients, is a model; it is judged once. A call inside of
-a backward pass computes a part of a model again and does not count. torch's compiler is imported after this and treats
-the hook as torch's own `__call__`; while the compiler follows a call, the hook does nothing.
+called while no other module runs, in training mode and with gradients, is a model; the policies judge it once. A call
+inside a backward pass recomputes a part of a model and does not count. torch's compiler is imported after the hook is
+installed and treats it as torch's own `__call__`; while the compiler traces a call, the hook does nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from clary.train.compilation.precision import Autocast
 from clary.train.compilation.report import Report
 from clary.train.compilation.wishes import Wishes, read_wishes
 
-_MARK = "_clary_outermost"  # on the wrapper
-_NO_TASK = -1  # of autograd's engine
+_MARK = "_clary_outermost"  # attribute of the wrapper
+_NO_TASK = -1  # autograd's engine runs no task
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Watch:
     """Judges models and runs their calls.
 
     Args:
-        wishes: of the job.
+        wishes: requests of the job.
         original: `nn.Module.__call__` of torch.
     """
 
@@ -65,7 +65,7 @@ class Watch:
         """Call an outermost module.
 
         Args:
-            module: that is called.
+            module: the called module.
             arguments: of the call, by position.
             keywords: of the call, by name.
         """
@@ -79,7 +79,7 @@ class Watch:
         return plan.autocast.run(self._original, module, *arguments, **keywords)
 
     def _planned(self, module: nn.Module) -> _Plan:
-        """Judge a module at its first call; traced, backward and lazy calls do not count: a later one decides."""
+        """Judge a module at its first call; traced, backward and lazy calls do not count, and a later call decides."""
         try:
             if facts.is_watched_otherwise() or _is_in_backward() or facts.is_lazy(module):
                 return _Plan()
@@ -119,7 +119,7 @@ class Watch:
 
 
 def install() -> Watch | None:
-    """Watch the calls of this process, if its job wants it; return None otherwise, or if they are watched already."""
+    """Watch the calls of this process if the job requests it; otherwise, or if they are watched, return None."""
     wishes = read_wishes(os.environ)
     if not wishes.any or hasattr(nn.Module.__call__, _MARK):
         return None
@@ -151,7 +151,7 @@ def _is_in_backward() -> bool:
 
 
 def _leave_uncompiled(*codes: CodeType) -> None:
-    """Have torch run these functions uncompiled; functions that they call are compiled as before."""
+    """Make torch run functions uncompiled; functions that they call are still compiled."""
     frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
     skip: Any = getattr(frames, "skip_code", None)
     if hasattr(frames, "set_code_exec_strategy"):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_MODELS = 8  # of one process; a program with more models calls the parts of a model one by one
-MAX_GRAPHS = 64  # of one model: each takes seconds to compile, and returns to Python at every call
+MAX_MODELS = 8  # per process; a program with more "models" calls the parts of a model one by one
+MAX_GRAPHS = 64  # per model; each graph takes seconds to compile, and returns to Python at every call
 # Wrappers that prevent the compilation of a model, by class, with the reason.
 _IN_THE_WAY = {
     "DataParallel": "threads of DataParallel share it",
@@ -23,12 +23,12 @@ class ModelFacts:
     """Facts of the outermost module of a call in training.
 
     Args:
-        name: class of the model, below wrappers that let it be compiled.
-        wrapper: class of the wrapper around it; empty without one.
-        shows_parameters: FullyShardedDataParallel was given use_orig_params=True.
-        num_trainable: tensors with gradients.
+        name: class of the model, inside wrappers that allow its compilation.
+        wrapper: class of the wrapper around the model; empty without a wrapper.
+        shows_parameters: whether FullyShardedDataParallel has use_orig_params=True.
+        num_trainable: number of parameters with gradients.
         compiled_by_program: whether the program compiles the model, or a part of it, by torch.compile.
-        is_scripted: whether it is TorchScript.
+        is_scripted: whether the model contains TorchScript.
         device_types: of its parameters.
         dtypes: of its parameters with gradients, by torch's names, such as float32.
     """
@@ -50,8 +50,8 @@ class CompilerFacts:
     Args:
         switched_off_by: variable that turns torch.compile off.
         refusal: torch's own reason why this Python cannot compile; empty if it can.
-        missing: by device type, the missing program or package that builds its code.
-        num_models: models that have been compiled.
+        missing: pairs of a device type and the missing program or package that builds code for it.
+        num_models: number of compiled models.
     """
 
     switched_off_by: str = ""
@@ -71,9 +71,9 @@ class PrecisionFacts:
     """Facts of a call.
 
     Args:
-        program_autocasts: the program runs the model under autocast itself.
-        has_bfloat16: the device computes in bfloat16.
-        is_emulated: the device has no instructions for bfloat16.
+        program_autocasts: whether the program itself runs the model under autocast.
+        has_bfloat16: whether the device computes in bfloat16.
+        is_emulated: whether the device lacks instructions for bfloat16.
     """
 
     program_autocasts: bool
@@ -83,15 +83,15 @@ class PrecisionFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Decision of a policy: `applies` or not, and the reason; an empty reason is not logged."""
+    """Decision of a policy, with the reason; an empty reason is not logged."""
 
     applies: bool
     reason: str = ""
-    dtype: str = ""  # of autocast
+    dtype: str = ""  # type for autocast
 
 
 def judge_compilation(model: ModelFacts, compiler: CompilerFacts) -> Decision:
-    """Return whether a model is to be compiled."""
+    """Return the decision whether to compile a model."""
     if not model.num_trainable:
         return Decision(applies=False)
     reason = _why_not_compiled(model, compiler)
@@ -99,12 +99,12 @@ def judge_compilation(model: ModelFacts, compiler: CompilerFacts) -> Decision:
 
 
 def judge_first_call(*, num_graphs: int, num_compiled: int, failure: str) -> Decision:
-    """Return whether a model stays compiled after its first call.
+    """Return the decision whether a model stays compiled after its first call.
 
     Args:
-        num_graphs: graphs that torch has cut it into.
-        num_compiled: of these, how many could be compiled.
-        failure: of the other graphs; empty without any.
+        num_graphs: number of graphs into which torch has cut the model.
+        num_compiled: number of these graphs that could be compiled.
+        failure: first error of the other graphs; empty if there are no others.
     """
     if not num_compiled:
         return Decision(applies=False, reason=failure or "torch found nothing in it that it can compile")
@@ -114,7 +114,7 @@ def judge_first_call(*, num_graphs: int, num_compiled: int, failure: str) -> Dec
 
 
 def judge_precision(model: ModelFacts, call: PrecisionFacts) -> Decision:
-    """Return whether a model is to run under autocast, and in which type."""
+    """Return the decision whether to run a model under autocast, with the type."""
     if not model.num_trainable:
         return Decision(applies=False)
     if call.program_autocasts:

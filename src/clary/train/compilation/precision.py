@@ -1,4 +1,4 @@
-"""Runs a model under autocast, and hands its results back in float32, as the program expects them."""
+"""Runs a model under autocast, and returns its results in float32, as the program expects."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Autocast:
-    """Autocast of one model: its device type and its type of numbers."""
+    """Autocast of one model: its device type and its number type."""
 
     device_type: str
     dtype: str
 
     def run(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Call a model and return its results, with half precision turned to float32."""
+        """Call a model and return its results, with half precision converted to float32."""
         with torch.autocast(self.device_type, dtype=getattr(torch, self.dtype)):
             result = call(*arguments, **keywords)
         return in_float32(result)
 
 
 def in_float32(result: Any, depth: int = 0) -> Any:
-    """Return a result of a model with its tensors in half precision turned to float32.
+    """Return a model's result with half precision tensors converted to float32.
 
     Tensors in tuples, lists and mappings are included, also in subclasses whose constructor takes the content; any
     other value, and a container without such a tensor, is returned unchanged.
 
     Args:
-        result: of any kind; tensors have any shape.
-        depth: containers around it.
+        result: any value; tensors have any shape.
+        depth: number of containers around it.
     """
     if isinstance(result, torch.Tensor):
         return result.float() if result.dtype in _HALVES else result
@@ -52,7 +52,7 @@ def in_float32(result: Any, depth: int = 0) -> Any:
 
 
 def _made(result: Any, content: Any) -> Any:
-    """Return a container of a result's kind; the result itself if its class has another constructor."""
+    """Return a container of a result's class; the result itself if the constructor does not take the content."""
     kind: Any = type(result)
     try:
         return kind(*content) if hasattr(kind, "_fields") else kind(content)

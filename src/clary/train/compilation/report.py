@@ -1,7 +1,7 @@
-"""Lines for the log on models, and the folder of `debug_mode`.
+"""Log lines about models, and the folder of `debug_mode`.
 
 A line begins with `clary:` and goes to standard error. Each rank logs why it has not compiled a model; successes are
-logged once a host.
+logged once per host.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 _LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK")
-_TOLD_BY_TORCH = ("graph_breaks", "recompiles")  # artifacts of torch's logging
+_TOLD_BY_TORCH = ("graph_breaks", "recompiles")  # names of torch's log artifacts
 
 
 class Report:
     """Logs how models are compiled and trained.
 
     Args:
-        folder: of `debug_mode`; empty: nothing is written.
+        folder: folder of `debug_mode`; empty to write no files.
     """
 
     def __init__(self, folder: str = "") -> None:
@@ -31,14 +31,14 @@ class Report:
         self._is_open = False
 
     def say(self, line: str, *, every_rank: bool = False) -> None:
-        """Write a line into the log, and into the file of `debug_mode`."""
+        """Write a line to the log and to the file of `debug_mode`."""
         if every_rank or _number(_LOCAL_RANK_VARIABLES) == 0:
             with contextlib.suppress(Exception):  # the program may have closed or replaced its output
                 print(f"clary: {line}", file=sys.stderr, flush=True)
         self.note(line)
 
     def note(self, *lines: str) -> None:
-        """Write lines into the file of `debug_mode`; after a failure, which is logged once, nothing more is written."""
+        """Write lines to the file of `debug_mode`; the first failure is logged and ends the writing."""
         if not self._folder:
             return
         place = Path(self._folder) / f"rank-{_number(_RANK_VARIABLES)}.txt"
@@ -51,7 +51,7 @@ class Report:
             print(f"clary: nothing more is written for the compiler's debug mode: {error}", file=sys.stderr, flush=True)
 
     def open_torch_logs(self) -> None:
-        """Have torch log graph breaks and recompilations beside that file; call it once, after `torch._dynamo`."""
+        """Make torch log graph breaks and recompilations to a file there, after the import of `torch._dynamo`."""
         if not self._folder or self._is_open or "TORCH_LOGS" in os.environ:
             return
         self._is_open = True
@@ -71,7 +71,7 @@ class Report:
             self.note(f"torch's own log is not written: {error!r}")
 
     def breaks(self, counted: Mapping[str, int]) -> None:
-        """Write the reasons of graph breaks into the file of `debug_mode`."""
+        """Write the reasons of graph breaks to the file of `debug_mode`."""
         for reason, number in counted.items():
             self.note(f"graph break, {number} times:", *(f"    {line}" for line in reason.splitlines()))
 

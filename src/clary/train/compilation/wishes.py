@@ -1,4 +1,4 @@
-"""Wishes of a job for its models: to be compiled, to train in mixed precision.
+"""Requests of a job for its models: compilation and mixed precision.
 
 Where: the agent sets the variables from hyperparameters (`agent.environments.compilation`). Pure.
 """
@@ -14,26 +14,26 @@ from clary.contract.settings.hyperparameters import (
     MIXED_PRECISION_VARIABLE,
 )
 
-_DYNAMO_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # torch's own switches
+_DYNAMO_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # torch's own variables
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """Settings of this process."""
+    """The requests that apply to this process."""
 
     compiles: bool = False
     mixes_precision: bool = False
-    debug_folder: str = ""  # for torch.compile's logs; empty: none
-    switched_off_by: str = ""  # the user's variable that turns torch.compile off
+    debug_folder: str = ""  # for torch.compile's logs; empty for no logs
+    switched_off_by: str = ""  # the user's environment variable that turns torch.compile off
 
     @property
     def any(self) -> bool:
-        """Whether there is any wish."""
+        """Whether there is any request."""
         return self.compiles or self.mixes_precision
 
 
 def read_wishes(environment: Mapping[str, str]) -> Wishes:
-    """Return the wishes that the variables of a process express."""
+    """Return the requests in the environment variables of a process."""
     off = next((name for name in _DYNAMO_OFF if environment.get(name, "0").lower() not in ("", "0", "false")), "")
     compiles = environment.get(COMPILE_VARIABLE) == "1"
     return Wishes(

@@ -9,17 +9,17 @@
     for step, loss in trial.tensor("CrossEntropyLoss_output_0").values().items(): ...
 
 Where: docs/debugger.md. `clary.compat.smdebug` gives it smdebug's names. torch is imported when a Hook is first used,
-numpy when a value is read; the readers of trials and the rules are imported when first used: a program that saves needs
-none of them.
+numpy when a value is read; the readers of trials and the rules are imported when first used, since a program that only
+saves does not need them.
 
 errors, modes, save_config, reduction_config, collection, configuration             the tensors to save, and when
-choosing, hook_options                             the same for one hook, while its program runs
-files, tensor_files, folder_claims, writing        the standard library alone: the layout of files
+choosing, hook_options                             the tensors to save for one hook, while its program runs
+files, tensor_files, folder_claims, writing        standard library only: the layout of files
 s3_access, object_blocks, s3_files, host_files     the same layout in S3, and of several hosts
 ranks, losses, module_watch, step_capture, hook    torch: the tensors seen in a program
 buffers, copying, saving, worker_output            torch: the copies of tensors, and their output
 ends, saved_steps, saved_tensor, tensor_catalog, arrays    saved tensors; numpy once a value is read
-trial_reader, trial, trial_places, refreshing      reading while more is written
+trial_reader, trial, trial_places, refreshing      reading while programs still write
 rule, rules                                        findings in a trial; pure
 automatic                                          a hook for programs that do not make one
 """

@@ -1,7 +1,7 @@
-"""A hook for programs that do not make one: made when they import torch, if the job has a configuration for it.
+"""A hook for programs that do not make a hook: made when they import torch, if the job has a configuration for it.
 
-Where: called at the start of a job's interpreters. Nothing here may make a program fail: an error in a configuration is
-logged, and nothing is saved.
+Where: called at the start of a job's interpreters. No error here may make a program fail: an error in a configuration
+is logged, and no tensor is saved.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _log = logging.getLogger("clary.debugger")
 
 
 def install_from_config(path: str | Path | None = None) -> bool:
-    """Make a hook by a job's configuration: at once if torch is imported, else as soon as it is imported.
+    """Make a hook from a job's configuration: at once if torch is imported, else as soon as it is imported.
 
     The hook counts steps by the first model that is called and has parameters to train.
 
     Args:
-        path: of the configuration; None for SMDEBUG_CONFIG_FILE_PATH, or the job's default path.
+        path: path of the configuration; None for SMDEBUG_CONFIG_FILE_PATH or the job's default path.
 
     Returns: whether there is a usable configuration, and USE_SMDEBUG is not 0.
     """
@@ -43,7 +43,7 @@ def install_from_config(path: str | Path | None = None) -> bool:
         _log.error("debugger: nothing will be saved, training goes on: %s", error)
         return False
     if "torch" in sys.modules and not hasattr(sys.modules["torch"], "__path__"):
-        return False  # a stand-in for torch
+        return False  # a placeholder module instead of torch
     if hasattr(sys.modules.get("torch"), "optim"):
         _install(configuration)
     elif not any(isinstance(finder, TorchFinder) for finder in sys.meta_path):
@@ -60,7 +60,7 @@ class TorchFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return torch's own spec, with a loader that makes the hook afterwards; None for any other name.
+        """Return torch's own spec, with a loader that makes the hook after the import; None for any other name.
 
         Args: as `MetaPathFinder.find_spec`.
         """
@@ -74,7 +74,7 @@ class TorchFinder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads a module by the original loader, restores that loader, and makes the hook."""
+    """Loads a module by the original loader, restores that loader, and then makes the hook."""
 
     def __init__(self, loader: Loader, configuration: HookConfiguration) -> None:
         self._loader, self._configuration = loader, configuration
@@ -94,7 +94,7 @@ class _Loader(Loader):
 
 def _install(configuration: HookConfiguration) -> None:
     try:
-        # saves 619 ms, torch above all, of programs without it
+        # takes 619 ms, mostly for torch, which some programs do not use
         from clary.train.debugger.hook import Hook, get_hook
 
         if get_hook() is not None:

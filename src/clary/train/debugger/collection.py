@@ -1,4 +1,4 @@
-"""Groups of tensors: chosen by expressions on their names, saved and read together."""
+"""Groups of tensors, chosen by expressions on their names, that are saved and read together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_REGEXES: Mapping[str, tuple[str, ...]] = {
     "optimizer_variables": ("^optimizer/",),
 }
 ALWAYS_SAVED = ("losses",)
-_MAX_REGEX = 4096  # characters; expressions may come from untrusted files
+_MAX_REGEX = 4096  # most characters; expressions may be from untrusted files
 
 
 class CollectionKeys:
@@ -41,10 +41,10 @@ class CollectionKeys:
 
 
 class Collection:
-    """Tensors whose names match one of the expressions, anywhere in the name, or are in the list.
+    """Tensors whose names match one of the expressions, anywhere in the name, or are in `tensor_names`.
 
     Args:
-        save_config, reduction_config: None for the hook's.
+        save_config, reduction_config: None for the hook's settings.
 
     Raises: ConfigurationError for an invalid expression.
     """
@@ -74,7 +74,7 @@ class Collection:
 
     @property
     def save_config(self) -> SaveConfig | None:
-        """When the collection is saved; None for the hook's setting."""
+        """The steps at which the collection is saved; None for the hook's setting."""
         return self._save_config
 
     @save_config.setter
@@ -82,7 +82,7 @@ class Collection:
         self._save_config = None if given is None else SaveConfig.parse(given)
 
     def include(self, regex: Iterable[str] | str | None) -> None:
-        """Add an expression or several.
+        """Add one or more expressions.
 
         Raises: ConfigurationError.
         """
@@ -109,10 +109,10 @@ class Collection:
         self._modules.append((module, inputs, outputs))
 
     def include_modules(self, names: Mapping[int, str]) -> None:
-        """Turn modules that were added into expressions. Called by the hook.
+        """Turn the added modules into expressions; the hook calls it.
 
         Args:
-            names: of the model's modules, by `id`.
+            names: names of the model's modules, by `id`.
         """
         for module, inputs, outputs in self._modules:
             if id(module) in names:
@@ -133,7 +133,7 @@ class Collection:
 
 
 class CollectionManager:
-    """The collections of a hook or a trial, by name, including the default ones."""
+    """The collections of a hook or a trial, by name, including the default collections."""
 
     def __init__(self) -> None:
         self.collections: dict[str, Collection] = {
@@ -144,11 +144,11 @@ class CollectionManager:
         return iter(self.collections.values())
 
     def get(self, name: str) -> Collection:
-        """Return the collection of a name; make an empty one if it does not exist."""
+        """Return the collection with a name; make an empty collection if it does not exist."""
         return self.collections.setdefault(name, Collection(name))
 
     def add(self, collection: Collection) -> None:
-        """Add a collection; it replaces one of the same name."""
+        """Add a collection, or replace the collection with its name."""
         self.collections[collection.name] = collection
 
     def to_plain(self) -> dict[str, dict[str, list[str]]]:

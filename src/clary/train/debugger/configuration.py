@@ -1,4 +1,4 @@
-"""A job's `debughookconfig.json`, as the SDK's DebuggerHookConfig makes it and as the agent writes it.
+"""A job's `debughookconfig.json`, which the agent writes from the SDK's DebuggerHookConfig.
 
     {"LocalPath": "/opt/ml/output/tensors", "S3OutputPath": ...,
      "HookParameters": {"save_interval": "100", "include_workers": "all", "reductions": "mean,abs_max"},
@@ -6,8 +6,8 @@
          {"CollectionName": "gradients", "CollectionParameters": {"train.save_interval": "10"}},
          {"CollectionName": "relu_output", "CollectionParameters": {"include_regex": ".*relu_output"}}]}
 
-All values are text; lists are separated by commas, expressions too. Source: smdebug docs/api.md and its
-`core/json_config.py`; API_DebugHookConfig.
+All values are text; commas separate the items of lists, including lists of expressions. Source: smdebug docs/api.md and
+its `core/json_config.py`; API_DebugHookConfig.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class HookConfiguration:
     save_all: bool = False
     include_workers: str = "one"
     collections: list[Collection] = field(default_factory=list)
-    has_tensorboard: bool = False  # requested, but not supported by this library
+    has_tensorboard: bool = False  # requested features that this library does not support
 
 
 def configuration_path(given: str | Path | None = None) -> Path:
-    """Return the path of the configuration: the given path, the variable's, or the job's default path."""
+    """Return the path of the configuration: the given path, else the variable's, else the job's default path."""
     return Path(given or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
 
 
@@ -66,7 +66,7 @@ def read_configuration(path: Path) -> HookConfiguration:
 
 
 def parse_configuration(document: Any) -> HookConfiguration:
-    """Read the parsed JSON of a configuration file.
+    """Return the configuration in the parsed JSON of a file.
 
     Raises: ConfigurationError.
     """

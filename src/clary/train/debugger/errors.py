@@ -1,9 +1,9 @@
 """Errors of saved tensors, and findings of rules; the names are smdebug's.
 
 DebuggerError
-|-- ConfigurationError            a configuration that cannot be carried out
-|-- UnsupportedError              a name of smdebug's that this library does not have
-|-- TensorFileError               a file that is not whole or not of its format
+|-- ConfigurationError            an invalid configuration
+|-- UnsupportedError              a part of smdebug that this library lacks
+|-- TensorFileError               a file that is incomplete or has another format
 |-- FolderTaken                   another program saves, or has saved, under this worker's name
 |-- StoreError                    the object store did not answer as expected
 |-- StepNotYetAvailable           it is not known yet whether the step will be saved
@@ -11,12 +11,12 @@ DebuggerError
 |-- NoMoreData                    training has ended before the step
 |-- TensorUnavailable             no step has the tensor so far
 |-- TensorUnavailableForStep      this step does not have the tensor
-|-- ShapeUnavailableForStep       this step does not have its shape
-|-- InvalidWorker                 this worker has not saved it
-|-- MissingCollectionFiles        training has ended and saved nothing
+|-- ShapeUnavailableForStep       the step has neither value nor shape of the tensor
+|-- InvalidWorker                 the worker has not saved the tensor
+|-- MissingCollectionFiles        training has ended without saving a tensor
 |-- InvalidCollectionConfiguration
 |-- InsufficientInformationForRuleInvocation
-`-- RuleEvaluationConditionMet    no failure: a rule has found what it looks for
+`-- RuleEvaluationConditionMet    no failure: a rule has a finding
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class DebuggerError(Exception):
 
 
 class ConfigurationError(DebuggerError, ValueError):
-    """A configuration that cannot be carried out; the text names the parameter and its possible values."""
+    """An invalid configuration; the text names the parameter and its possible values."""
 
 
 class UnsupportedError(DebuggerError, NotImplementedError):
-    """A part of smdebug that this library does not have; the text names alternatives."""
+    """A part of smdebug that this library lacks; the text names alternatives."""
 
 
 class TensorFileError(DebuggerError):
-    """A file of tensors that is not whole, or not of its format."""
+    """A file of tensors that is incomplete, or has another format."""
 
 
 class FolderTaken(DebuggerError):
-    """Another program saves in this folder as the same worker, or has done so in this job; files are never mixed."""
+    """Another program saves, or has saved in this job, in this folder as the same worker; files are never mixed."""
 
 
 class StoreError(DebuggerError, OSError):
@@ -81,7 +81,7 @@ class TensorUnavailable(DebuggerError):
 
 
 class TensorUnavailableForStep(DebuggerError):
-    """The step has no value, or not the reduction, of this tensor."""
+    """The step has no value, or lacks the reduction, of this tensor."""
 
     def __init__(self, tname: str, step: int, mode: ModeKeys = ModeKeys.GLOBAL, has_reductions: bool = False) -> None:
         hint = "; only reductions of it were saved" if has_reductions else ""
@@ -98,7 +98,7 @@ class ShapeUnavailableForStep(DebuggerError):
 
 
 class InvalidWorker(DebuggerError):
-    """A worker that has not saved the wanted tensor."""
+    """The worker has not saved the requested tensor."""
 
     def __init__(self, worker: str) -> None:
         super().__init__(f"worker {worker} has not saved this; trial.workers() lists the workers")
@@ -133,10 +133,10 @@ class RuleEvaluationConditionMet(DebuggerError):
 
     Args:
         end_of_rule: whether the rule will find nothing more.
-        finding: result of the rule, if it is more than True.
+        finding: the rule's Finding; None if the rule returned only True.
     """
 
     def __init__(self, rule_name: str, step: int, end_of_rule: bool = False, finding: object = None) -> None:
-        said = "" if finding is None or str(finding) == "True" else f": {finding}"  # numpy has a True of its own
+        said = "" if finding is None or str(finding) == "True" else f": {finding}"  # numpy has its own True
         super().__init__(f"rule {rule_name} has fired at step {step}{said}")
         self.rule_name, self.step, self.end_of_rule, self.finding = rule_name, step, end_of_rule, finding

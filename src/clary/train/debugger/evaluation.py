@@ -1,17 +1,17 @@
 """Evaluation of one rule on the tensors of a job, in a process beside the program.
 
 Where: the agent of the job's first host runs `python -m clary.train.debugger.evaluation ORDER` in the job's
-environment, reads the order's `status_file`, and ends the process when it is late. It evaluates one step after the
-other until the training has ended or the rule has found something:
+environment, reads the order's `status_file`, and ends the process if it is late. The process evaluates one step after
+the other until the training has ended or the rule has a finding. An order and a status:
 
     {"name": "VanishingGradient", "rule": "VanishingGradient", "source_file": "", "parameters": {"threshold": "1e-7"},
      "tensors_folder": "/opt/ml/output/tensors", "is_marked": true, "other_trials": [], "status_file": "..."}
 
     {"status": "IssuesFound", "details": "step 12: ..."}
 
-`is_marked` says that the agent marks the end of the program: a worker that ends may be followed by another. For a job
-of several hosts an order also has the place where the other hosts store their tensors, and the name of this host's end
-mark:
+`is_marked` tells that the agent marks the end of the program, since another worker may follow a worker that ends. For a
+job of several hosts an order also has the URI under which the other hosts store their tensors, and the name of this
+host's end mark:
 
     "tensors_uri": "s3://bucket/tensors/demo/debug-output/", "own_end": "ended/algo-1.try-1.of-2", "since": 0.0
 """
@@ -42,10 +42,10 @@ from clary.train.debugger.rules import make_rule
 from clary.train.debugger.tensor_files import write_whole
 
 IN_PROGRESS, NO_ISSUES, ISSUES, ERROR = "InProgress", "NoIssuesFound", "IssuesFound", "Error"  # RuleEvaluationStatus
-MODULE_NAME = "clary_custom_rule"  # under which a user's file is imported
-_NICENESS = 10  # training has priority
-_CACHE_BYTES = 128 * 1024**2  # of each rule: most read a step once
-_LISTED_NAMES = 5  # of classes in a file, in an error
+MODULE_NAME = "clary_custom_rule"  # name of the module that a user's file is imported as
+_NICENESS = 10  # lower priority than training
+_CACHE_BYTES = 128 * 1024**2  # cache of each rule; most rules read a step once
+_LISTED_NAMES = 5  # classes of a file that an error names
 
 
 def main(arguments: list[str]) -> int:
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def evaluate(order: Mapping[str, Any]) -> tuple[str, str]:
-    """Return status and details of a rule, once it has found something or has seen all steps.
+    """Evaluate a rule until it has a finding or has seen all steps; return status and details.
 
     Raises: any error from making or evaluating the rule.
     """
@@ -99,7 +99,7 @@ def _open_trial(order: Mapping[str, Any]) -> tuple[Trial, HostsFiles | None]:
         return Trial(LocalFiles(Path(folder)), name=name, path=folder, since=since, ends_by_mark=is_marked), None
     far = None
     if order.get("tensors_uri"):
-        # cached files are removed with this folder, even if this process is killed
+        # this folder's removal also removes cached files, even if this process is killed
         own = Path(order["status_file"]).parent
         far = open_s3_files(order["tensors_uri"], cache_bytes=_CACHE_BYTES, cache_place=own)
     files = HostsFiles(LocalFiles(Path(folder)), far, own_end=Path(own_end).name)
@@ -107,7 +107,7 @@ def _open_trial(order: Mapping[str, Any]) -> tuple[Trial, HostsFiles | None]:
 
 
 def in_words(met: RuleEvaluationConditionMet) -> str:
-    """Return the finding of a rule as text: its own sentence, then tensor and details that it does not name."""
+    """Return a rule's finding as text: its sentence, followed by tensor and details that the sentence lacks."""
     found = met.finding
     if not isinstance(found, Finding):
         return str(met)
@@ -121,7 +121,7 @@ def _short(value: Any) -> str:
 
 
 def _make(order: Mapping[str, Any], trial: Trial) -> Rule:
-    """Return the rule: a built-in one, or one of the user's file."""
+    """Return the rule, built-in or from the user's file."""
     name, parameters = order["rule"], dict(order["parameters"])
     if not name:
         raise ValueError("RuleParameters have no rule_to_invoke, which names the rule")
@@ -140,9 +140,9 @@ def _make(order: Mapping[str, Any], trial: Trial) -> Rule:
 
 
 def load_rule(file: Path, name: str) -> Callable[..., Any]:
-    """Import a file and return its class of this name.
+    """Import a file and return its class with a given name.
 
-    Raises: AttributeError naming the classes of the file; any error from importing it.
+    Raises: AttributeError naming the classes of the file; any error of the import.
     """
     spec = importlib.util.spec_from_file_location(MODULE_NAME, file)
     if spec is None or spec.loader is None:

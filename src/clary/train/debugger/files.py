@@ -1,10 +1,10 @@
-"""The files of a trial: a local folder, or anything that can list and read files.
+"""The files of a trial: a local folder, or another source that lists and reads files.
 
-collections/worker_0.json                          what one worker saves, how many workers save, and since when
+collections/worker_0.json                          collections of one worker, number of workers, and time of its start
 steps/000000000/000000000012.worker_0.tensors      one step of one worker, in folders of 1,000 steps
 ended/worker_0.json                                this worker's program has ended; counts of unsaved steps
-ended/algo-1.try-1.of-2                            the program of one of two hosts has ended; by the host's agent
-END_OF_JOB.ts                                      the whole training has ended; by the runner of the job
+ended/algo-1.try-1.of-2                            the program of one of two hosts has ended; the host's agent writes it
+END_OF_JOB.ts                                      the whole training has ended; the runner of the job writes it
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ HOST_FILE = re.compile(r"(.+)\.try-(\d{1,6})\.of-(\d{1,6})")  # `contract.job_ru
 
 
 class Files(Protocol):
-    """A tree of files that grows. Names are relative, with slashes."""
+    """A growing tree of files. Names are relative paths with slashes."""
 
-    interval_s: float  # seconds between two looks for new files; 0 for no limit
+    interval_s: float  # least seconds between two listings of new files; 0 for no limit
 
     def listing(self, folder: str, after: str = "") -> dict[str, str]:
-        """Return the sorted names in a folder, each with a mark that changes with the file; empty if it does not exist.
+        """Return the sorted names in a folder, each with a mark that changes with the file; empty without the folder.
 
         Args:
             after: names that sort before it are left out.
@@ -45,7 +45,7 @@ class Files(Protocol):
         """Return a file's length in bytes. Raises: OSError, such as FileNotFoundError."""
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Return bytes of a file, fewer at its end.
+        """Return bytes of a file; fewer at its end.
 
         Args:
             name: path below the folder, with `/`.
@@ -55,11 +55,11 @@ class Files(Protocol):
         """
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Prepare to read the beginnings of these files next. Errors are raised when the files are read."""
+        """Prefetch the beginnings of files that are read next; errors are raised when the files are read."""
 
 
 class LocalFiles:
-    """A folder of this machine. Links, pipes and other entries that are no plain files are refused."""
+    """A folder of this machine. Links, pipes and all other entries except plain files are refused."""
 
     interval_s = 0.0
 
@@ -101,7 +101,7 @@ class LocalFiles:
             os.close(handle)
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Do nothing: local files are read at once."""
+        """Do nothing, since local files need no prefetching."""
 
     def has(self, name: str) -> bool:
         """Whether a file of this name exists."""
@@ -129,5 +129,5 @@ def _mark(path: Path) -> str:
     try:
         facts = os.stat(path, follow_symlinks=False)
     except OSError:
-        return ""  # it was deleted meanwhile; reading it raises an error
+        return ""  # deleted meanwhile; reading it raises an error
     return f"{facts.st_ino} {facts.st_size} {facts.st_mtime_ns}"

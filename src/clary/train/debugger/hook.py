@@ -1,13 +1,13 @@
 """Saves a torch program's tensors. The names are those of `smdebug.pytorch.Hook`; see docs/debugger.md.
 
-    Net_fc.weight                 a parameter: class of the model, its name there
+    Net_fc.weight                 a parameter: class of the model, name in the model
     gradient/Net_fc.weight        its gradient
     fc_input_0, fc_output_0       inputs and outputs of a module
     CrossEntropyLoss_output_0     a loss, of the module or of the function
     optimizer/Net_fc.weight_exp_avg, scalar/lr    state of an optimizer, a value of `save_scalar`
 
-Where: programs call it, or `automatic` makes it for them. `hook_options` has the choice of tensors, `step_capture` sees
-them, `worker_output` writes them.
+Where: programs call it, or `automatic` makes it for them. `hook_options` has the choice of tensors, `step_capture`
+copies them, `worker_output` writes them.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from clary.train.debugger.modes import ModeKeys
 from clary.train.debugger.reduction_config import ReductionConfig
 from clary.train.debugger.save_config import SaveConfig
 
-LIMIT_S = 30.0  # longest wait of a step for memory, and of the end for the disk
+LIMIT_S = 30.0  # longest wait of a step for memory, and of `close` for the disk
 _log = logging.getLogger("clary.debugger")
 
 
 class Hook(HookOptions):
-    """Saves the tensors of its collections. A program has one: a new hook closes the previous one.
+    """Saves the tensors of its collections. A program has one hook: a new hook closes the previous hook.
 
     Args:
-        out_dir: folder; made when the first step is saved. None for a job's own, /opt/ml/output/tensors.
-        reduction_config, save_config: for collections without one of their own.
-        include_regex: tensors that are saved as the collection `default`.
+        out_dir: folder, created when the first step is saved. None for a job's own folder, /opt/ml/output/tensors.
+        reduction_config, save_config: defaults for collections without such settings.
+        include_regex: expressions for tensors that are saved as the collection `default`.
         include_collections: collections to save by name, besides `losses`.
-        save_all: save all tensors that are seen.
-        include_workers: `one` for rank 0 alone, `all`.
-        dry_run: write nothing.
-        strict: raise errors.
-        limit_s: seconds that a step waits for memory, and the end for the disk.
+        save_all: whether to save all tensors that the hook sees.
+        include_workers: `one` for rank 0 alone, or `all`.
+        dry_run: whether to write no files.
+        strict: whether to raise errors.
+        limit_s: seconds that a step waits for memory, and `close` for the disk.
 
     Raises: ConfigurationError, UnsupportedError.
     """
@@ -88,10 +88,10 @@ class Hook(HookOptions):
 
     @classmethod
     def create_from_json_file(cls, json_file_path: str | Path | None = None, **options: Any) -> Hook:
-        """Return a hook for a job's configuration; in a job that has made its hook already, return that hook.
+        """Return a hook for a job's configuration; if the job has made a hook already, return that hook.
 
         Args:
-            json_file_path: None for SMDEBUG_CONFIG_FILE_PATH, or the job's default path.
+            json_file_path: None for the path in SMDEBUG_CONFIG_FILE_PATH, or the job's default path.
 
         Raises: FileNotFoundError, ConfigurationError.
         """
@@ -121,10 +121,10 @@ class Hook(HookOptions):
             collection.save_config, collection.reduction_config = given.save_config, given.reduction_config
         return hook
 
-    # Tensors that the hook sees by itself.
+    # Sources of tensors.
 
     def register_module(self, module: torch.nn.Module) -> None:
-        """Count steps by calls of this model, and save its tensors. Raises: DebuggerError if it is no module."""
+        """Count steps by calls of a model, and save its tensors. Raises: DebuggerError if it is no module."""
         if not isinstance(module, torch.nn.Module):
             raise DebuggerError(f"register_module was given a {type(module).__name__}; expected a torch.nn.Module")
         self._capture.modules.watch(module)
@@ -132,13 +132,13 @@ class Hook(HookOptions):
     register_hook = register_module  # the name that AWS's containers call
 
     def register_loss(self, loss_module: torch.nn.Module) -> None:
-        """Save the result of a loss module; torch's own are always seen. Raises: DebuggerError if it is no module."""
+        """Save the results of a loss module other than torch's own. Raises: DebuggerError if it is no module."""
         if not isinstance(loss_module, torch.nn.Module):
             raise DebuggerError(f"register_loss was given a {type(loss_module).__name__}; expected a loss module")
         self._capture.modules.add_loss(loss_module)
 
     def watch_for_model(self) -> None:
-        """Register the first called model with parameters to train, for programs that do not call register_module."""
+        """Register the first called model that has trainable parameters, for programs without register_module."""
         self._capture.modules.watch_for_first()
 
     # Values that programs pass.
@@ -147,30 +147,31 @@ class Hook(HookOptions):
         """Save a number with the current step, as `scalar/NAME`.
 
         Args:
-            sm_metric: put it into the collection `sm_metrics` too.
-            timestamp: accepted for smdebug's sake; the step's file has its own.
+            sm_metric: whether to add it to the collection `sm_metrics`, too.
+            timestamp: accepted for smdebug's sake and ignored; the step's file has its own time.
         """
         self._capture.save_scalar(name, float(value), sm_metric)
 
     def save_tensor(
         self, tensor_name: str, tensor_value: Any, collections_to_write: Iterable[str] | str = CollectionKeys.DEFAULT
     ) -> None:
-        """Save a tensor, an array or numbers with the current step, if one of the collections is saved then.
+        """Save a tensor, an array or numbers with the current step, if one of the collections is saved at this step.
 
         Args:
-            tensor_name: of the tensor, as trials find it.
-            tensor_value: a tensor of any device, an array, or numbers.
-            collections_to_write: names of collections to which it is added; new ones are made, and saved from now on.
+            tensor_name: name of the tensor in trials.
+            tensor_value: a tensor on any device, an array, or numbers.
+            collections_to_write: names of collections to which it is added; missing collections are made, and saved
+                from now on.
         """
         names = [collections_to_write] if isinstance(collections_to_write, str) else list(collections_to_write)
         self._capture.save_tensor(tensor_name, tensor_value, names)
 
     def record_tensor_value(self, tensor_name: str, tensor_value: torch.Tensor) -> None:
-        """Save a tensor of any shape as NAME_output_0, as if a module had returned it: a loss of the program's own."""
+        """Save a tensor of any shape as NAME_output_0, like a module's result, for example a program's own loss."""
         self._capture.see_module(tensor_name, "", (), tensor_value)
 
     def close(self) -> None:
-        """Write the rest and mark this worker as ended; waits `limit_s` at most. A second call does nothing."""
+        """Write all steps and mark this worker as ended, in at most `limit_s`. A second call does nothing."""
         atexit.unregister(self.close)
         self._capture.close()
 
@@ -178,12 +179,12 @@ class Hook(HookOptions):
 
     @property
     def step(self) -> int:
-        """The current step, of all phases together; -1 before the first."""
+        """The current step, counted over all phases; -1 before the first step."""
         return self._capture.step
 
     @property
     def mode_steps(self) -> dict[ModeKeys, int]:
-        """The current step as each phase counts it."""
+        """Phase -> its current step."""
         return self._capture.mode_steps
 
     @property

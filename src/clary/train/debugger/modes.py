@@ -11,4 +11,4 @@ class ModeKeys(Enum):
     TRAIN = 1
     EVAL = 2
     PREDICT = 3
-    GLOBAL = 4  # no phase was named; in queries, steps of all phases in one count
+    GLOBAL = 4  # no phase is set; in queries, steps of all phases in one count

@@ -1,7 +1,7 @@
-"""The numbers that are kept of a tensor in place of all its values.
+"""Reductions: numbers that are saved of a tensor in place of all its values.
 
 A reduction has one name wherever it is stored or read: `mean`, of absolute values `abs_mean`, norms `l1`,
-`abs_l2`. Deviations are of the whole, not of a sample (divided by n), as in numpy.
+`abs_l2`. Deviations are those of a population, not of a sample (divided by n), as in numpy.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ ALL = frozenset(prefix + name for prefix in ("", "abs_") for name in REDUCTIONS 
 
 @dataclass(kw_only=True)
 class ReductionConfig:
-    """The values that are kept of a tensor.
+    """The values that are saved of a tensor.
 
     Args:
-        reductions: of REDUCTIONS; `abs_reductions` the same of absolute values.
-        norms: of NORMS; `abs_norms` the same of absolute values, which changes nothing.
-        save_raw_tensor: all values too.
-        save_shape: the shape, if neither values nor reductions are saved.
+        reductions: names of REDUCTIONS; `abs_reductions` are the same of absolute values.
+        norms: names of NORMS; `abs_norms` are the norms of absolute values, which are equal.
+        save_raw_tensor: whether to save also all values.
+        save_shape: whether to save the shape, if neither values nor reductions are saved.
 
     Raises: ConfigurationError.
     """
@@ -54,14 +54,14 @@ class ReductionConfig:
 
     @property
     def names(self) -> frozenset[str]:
-        """The reductions by the names that they are stored under."""
+        """The names under which the reductions are stored."""
         plain = (*(self.reductions or ()), *(self.norms or ()))
         absolute = (*(self.abs_reductions or ()), *(self.abs_norms or ()))
         return frozenset(plain) | {f"abs_{name}" for name in absolute}
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> ReductionConfig | None:
-        """Read `reductions`, `save_raw_tensor` and `save_shape` of a job's configuration; None if all are missing.
+        """Parse `reductions`, `save_raw_tensor` and `save_shape` of a job's configuration; None if all are missing.
 
         Raises: ConfigurationError.
         """
@@ -82,7 +82,7 @@ class ReductionConfig:
 
 
 def as_bool(name: str, value: Any) -> bool:
-    """Read a yes or no as requests write it.
+    """Parse a yes or no in a request's spelling.
 
     Raises: ConfigurationError.
     """

@@ -1,4 +1,4 @@
-"""Rules look at a trial, step by step, and report findings. The names are smdebug's.
+"""Rules evaluate a trial step by step and report findings. The names are smdebug's.
 
     class TooLarge(Rule):
         def __init__(self, base_trial, limit="10"):
@@ -8,7 +8,7 @@
         def invoke_at_step(self, step):
             return self.base_trial.tensor("loss_output_0").value(step) > self.limit
 
-A rule's parameters come from requests as text. Its findings must depend on the trial alone.
+A rule's parameters are text from requests. Its findings must depend on the trial alone.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _log = logging.getLogger("clary.debugger")
 class Finding:
     """The finding of a rule."""
 
-    text: str  # one sentence: finding, tensor, value and limit
+    text: str  # one sentence with finding, tensor, value and limit
     step: int
-    tensor: str = ""  # name of the tensor that shows it, if it is a single one
+    tensor: str = ""  # name of the tensor with the finding, if it is a single tensor
     details: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Finding:
 
 
 class RequiredTensors:
-    """The tensors that a rule needs, by trial; `fetch` reads them all or raises."""
+    """The tensors that a rule needs, by trial; `fetch` reads all of them or raises."""
 
     def __init__(self, base_trial: Trial, other_trials: Iterable[Trial] | None = None) -> None:
         self._base = base_trial
@@ -59,10 +59,10 @@ class RequiredTensors:
         """Request a tensor, or all tensors whose names match, at some steps.
 
         Args:
-            name: of the tensor, or an expression.
-            steps: global ones.
+            name: name of the tensor, or an expression.
+            steps: global steps.
             trial: None for the rule's base trial.
-            should_match_regex: take `name` as an expression.
+            should_match_regex: whether `name` is an expression.
         Raises: TensorUnavailable.
         """
         trial = trial or self._base
@@ -88,7 +88,7 @@ class RequiredTensors:
             steps.clear()
 
     def fetch(self) -> None:
-        """Read all requested tensors. Raises: TensorUnavailableForStep and its like."""
+        """Read all requested tensors. Raises: as `Tensor.value`."""
         for key, names in self._steps.items():
             for name, steps in names.items():
                 for step in steps:
@@ -99,8 +99,8 @@ class Rule(ABC):
     """Base of rules.
 
     Args:
-        action_str: accepted for smdebug's sake; the service carries out actions.
-        other_trials: further trials that it looks at.
+        action_str: accepted for smdebug's sake and ignored; the service carries out actions.
+        other_trials: further trials that the rule reads.
     """
 
     def __init__(self, base_trial: Trial, action_str: str = "", other_trials: Iterable[Trial] | None = None) -> None:
@@ -120,20 +120,20 @@ class Rule(ABC):
         }
 
     def set_required_tensors(self, step: int) -> None:  # noqa: B027 - most rules have none
-        """Request tensors through `req_tensors`, which are read before `invoke_at_step` is called. Optional."""
+        """Request tensors through `req_tensors`, to be read before `invoke_at_step` is called. Optional."""
 
     @abstractmethod
     def invoke_at_step(self, step: int) -> Any:
-        """Look at a global step; return a Finding or True, or None or False for no finding."""
+        """Evaluate a global step; return a Finding or True, or None or False for no finding."""
 
     def has_looked(self) -> bool:
-        """Whether the step that was invoked last had the rule's tensors; else it does not count as looked at."""
+        """Whether the last invoked step had the rule's tensors; otherwise it does not count as evaluated."""
         return True
 
     def invoke(self, step: int) -> None:
-        """Wait for a global step and look at it.
+        """Wait for a global step and evaluate it.
 
-        Raises: RuleEvaluationConditionMet if something is found; what `Trial.wait_for_steps` raises.
+        Raises: RuleEvaluationConditionMet for a finding; as `Trial.wait_for_steps`.
         """
         self.base_trial.wait_for_steps([step])
         for other in self.other_trials or ():
@@ -154,11 +154,11 @@ class Rule(ABC):
 def invoke_rule(
     rule_obj: Rule, start_step: int | None = 0, end_step: int | None = None, raise_eval_cond: bool = False
 ) -> None:
-    """Look at one step after the other, as they are saved; begin again at the first once another program trains.
+    """Evaluate one step after the other as they are saved; begin again at the first step once another program trains.
 
     Args:
-        end_step: the first step not to look at; None for no end.
-        raise_eval_cond: stop at the first finding and raise it; otherwise findings are logged.
+        end_step: the first step that is not evaluated; None for no end.
+        raise_eval_cond: whether to stop at the first finding and raise it; otherwise findings are logged.
 
     Raises: NoMoreData at the end of the training, RuleEvaluationConditionMet.
     """
@@ -173,7 +173,7 @@ def invoke_rule(
                 raise
         except (TensorUnavailableForStep, StepUnavailable, TensorUnavailable) as error:
             _log.debug("%s", error)
-            if isinstance(error, StepUnavailable):  # an attempt that continues begins far from 0
+            if isinstance(error, StepUnavailable):  # the steps of an attempt that continues begin far from 0
                 step = max(step, trial.next_step(step) - 1)
         except RuleEvaluationConditionMet as met:
             if raise_eval_cond:

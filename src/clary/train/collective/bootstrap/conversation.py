@@ -1,8 +1,8 @@
 """A handshake on one socket.
 
-Where: `meeting` and the server of `tcp_store` drive many without blocking; the client of `tcp_store` drives one with a
-socket that blocks. It never reads a byte beyond the handshake: the following bytes are for the later owner of the
-socket.
+Where: `meeting` and the server of `tcp_store` drive many handshakes on non-blocking sockets; the client of `tcp_store`
+drives one on a blocking socket. A conversation never reads beyond the handshake, since the following bytes belong to
+the later owner of the socket.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clary.train.collective.bootstrap.handshake import Result, Talk
 
 
 class Conversation(Generic[Result]):
-    """Moves one `handshake` talk over one socket, without owning the socket."""
+    """Runs one `handshake` talk over one socket, without owning the socket."""
 
     def __init__(self, sock: socket.socket, talk: Talk[Result]) -> None:
         self.sock = sock
@@ -29,13 +29,13 @@ class Conversation(Generic[Result]):
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether the talk waits until the socket can be written; else it waits for bytes."""
+        """Whether the talk waits for the socket to become writable; else it waits for bytes."""
         return not self._has_begun or bool(self._outbound)
 
     def advance(self) -> bool:
         """Continue until the socket would block; return True once the handshake has succeeded and `result` is set.
 
-        Call it for a non-blocking connect once the socket is writable.
+        After a non-blocking connect, call it first when the socket is writable.
         Raises: handshake.Refused; OSError if the connection failed or ended.
         """
         try:

@@ -1,4 +1,4 @@
-"""One time limit for all steps that form a group."""
+"""One deadline for all steps that form a group."""
 
 from __future__ import annotations
 

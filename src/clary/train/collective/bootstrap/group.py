@@ -1,17 +1,16 @@
-"""Forms a group: from a store and a rank to sockets and memory that a core can take.
+"""Forms a group: makes the sockets and the shared memory for a core, given a store and a rank.
 
-Where: `communicator.open_group` and the torch adapter call `connect_group` once a group, on every rank.
+Where: `communicator.open_group` and the torch adapter call `connect_group` once per group, on every rank.
 
 1. Rank 0 puts the attempt's generation into the store, and a secret unless the job has one (`records.Root`).
-2. Every rank listens, publishes its record, and reads those of all others. The records decide which ranks share a host.
+2. Every rank listens, publishes its record, and reads all other ranks' records, which tell the ranks that share a host.
 3. Sockets are made and authenticated (`meeting`, `handshake`).
-4. The first rank of a host makes the shared memory; every rank tells all others that it is ready (`words`).
+4. The first rank of a host makes the shared memory; every rank notifies all others that it is ready (`words`).
 5. Listeners are closed, records deleted.
 
-All steps have one limit, CLARY_COLLECTIVE_CONNECT_TIMEOUT_S. A rank that fails gives the reason in its record and to
-the ranks that it is connected with.
-Trust: without CLARY_COLLECTIVE_SECRET, every reader of the store can join the group, and every writer can misdirect
-ranks.
+All steps have one limit, CLARY_COLLECTIVE_CONNECT_TIMEOUT_S. A rank that fails writes the reason into its record and
+sends it to its connected ranks. Trust: without CLARY_COLLECTIVE_SECRET, every reader of the store can join the group,
+and every writer can misdirect ranks.
 """
 
 from __future__ import annotations
@@ -55,17 +54,17 @@ _MAX_FAREWELL_CHARACTERS = 1000
 def connect_group(
     store: Store | None, *, rank: int, size: int, group_name: str, settings: CollectiveSettings
 ) -> GroupConnections:
-    """Connect this rank with all others of a group. Every rank calls it with the same name and size.
+    """Connect this rank with all other ranks of a group. Every rank calls it with the same name and size.
 
     Args:
-        store: seen by all ranks; may be None for a group of one.
-        group_name: new for every attempt: a store keeps the records of earlier attempts.
+        store: store that all ranks can reach; may be None for a group of one rank.
+        group_name: unique name of this attempt, since a store may keep the records of earlier attempts.
 
-    Returns: descriptors that the caller, in practice a core, owns; sockets are non-blocking.
+    Returns: the group's connections; the caller (usually a core) owns the descriptors, whose sockets are non-blocking.
     Raises:
         ValueError: rank, size or name is invalid.
-        BootstrapError: names the ranks that did not come, were not reachable or failed to prove themselves, and what to
-            check. No descriptor is left open.
+        BootstrapError: names the ranks that did not join, were not reachable or failed to authenticate, and the remedy.
+        No descriptor is left open.
     """
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"rank {rank} of {size}: expected a size of at least 1 and a rank in 0..size-1")
@@ -89,7 +88,7 @@ def connect_group(
 
 
 class _Forming:
-    """One attempt of one rank."""
+    """One rank's attempt to form a group."""
 
     def __init__(self, store: Store, *, rank: int, size: int, group_name: str, settings: CollectiveSettings) -> None:
         self._store = store
@@ -101,11 +100,11 @@ class _Forming:
         self._listeners: Listeners | None = None
         self._generation = ""
         self._core = ""
-        self._is_ready = False  # READY was sent: peers may have handed the streams to their cores already
+        self._is_ready = False  # READY was sent, so that peers may have passed the streams to their cores
         self._own_keys: list[str] = []
 
     def run(self) -> GroupConnections:
-        """Do all steps except the last."""
+        """Run all steps except the last."""
         credentials = self._agree_on_credentials()
         self._core = core_kind(self._settings)
         self._listeners = open_listeners(own_address(self._settings), self._size)
@@ -135,7 +134,7 @@ class _Forming:
         )
 
     def leave_word(self, words: str) -> None:
-        """Put the reason for giving up into this rank's record: other ranks may still wait for it."""
+        """Write the reason for giving up into this rank's record, which other ranks may still wait for."""
         if self._generation:
             record = replace(self._own_record(), farewell=words[:_MAX_FAREWELL_CHARACTERS])
             with contextlib.suppress(BootstrapError):  # the store itself may have failed
@@ -196,10 +195,10 @@ class _Forming:
         )
 
     def _read_records(self, own: RankRecord) -> list[RankRecord]:
-        """Return the records of all ranks, in order, once all exist and agree."""
+        """Wait until the records of all ranks exist, check that they agree, and return them by rank."""
         records = {self._rank: own}
         for rank in range(self._size):
-            with contextlib.suppress(TimeoutError):  # after the limit, each remaining record is tried once
+            with contextlib.suppress(TimeoutError):  # after the limit, each other record is read without waiting
                 record = records[rank] = self._fetch(RankRecord, str(rank))
                 if record.farewell or record.terms != own.terms or record.generation != own.generation:
                     check_agreement(self._name, records, own.generation)
@@ -209,7 +208,7 @@ class _Forming:
         return [records[rank] for rank in range(self._size)]
 
     def _share(self, sockets: dict[Need, socket.socket], layout: Layout) -> int:
-        """Make or receive this host's memory, and wait until all ranks are ready; return its descriptor or -1."""
+        """Make or receive this host's memory, and wait until all ranks are ready; return its descriptor, or -1."""
         mates = layout.ranks_of(layout.host_of_rank[self._rank])
         leader, is_shared = mates[0], len(mates) > 1
         num_bytes = segment_bytes(len(mates), self._settings.slot_bytes)
@@ -260,7 +259,7 @@ class _Forming:
             raise self._store_failed(error) from error
 
     def _fetch(self, kind: type[Document], name: str) -> Document:
-        """Read a document once it exists; TimeoutError when the limit has passed."""
+        """Wait until a document exists and read it; raises TimeoutError after the limit."""
         try:
             value = self._store.get(self._key(name), self._deadline.remaining_s)
         except TimeoutError:
@@ -305,7 +304,7 @@ def _connections(
     sockets: dict[Need, socket.socket],
     segment_fd: int,
 ) -> GroupConnections:
-    """Return the connections for a core, which takes over the sockets' descriptors."""
+    """Return the connections for a core, which will own the sockets' descriptors."""
     descriptors = {need: sock.detach() for need, sock in sockets.items()}
     ranks = range(len(layout.host_of_rank))
     mates = layout.ranks_of(layout.host_of_rank[rank])

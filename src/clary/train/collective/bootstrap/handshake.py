@@ -1,4 +1,4 @@
-"""Mutual proof of two ranks that they belong to one group, before a socket is trusted.
+"""Mutual authentication of two ranks of a group, before a socket is trusted.
 
 Where: `meeting` runs it on every socket between ranks, `tcp_store` on every connection to the store.
 
@@ -9,13 +9,12 @@ Where: `meeting` runs it on every socket between ranks, `tcp_store` on every con
                                                  <----  verdict, HMAC over all of it, as "accepting"
 
 Both proofs bind the name of the group, its generation (a number that rank 0 draws for each attempt), both ranks, the
-role and both nonces, so that no proof can be replayed, reflected or used for another socket. The accepting side proves
-nothing to a caller that has not proved itself. Messages have fixed sizes. Nothing is encrypted afterwards: anyone who
-can change packets between hosts is trusted.
+role and both nonces, so that no proof can be replayed, reflected or used for another socket. The accepting side sends
+its proof only after it has verified the caller's. Messages have fixed sizes. Later bytes are not encrypted, so anyone
+who can change packets between hosts is trusted.
 
-Written as generators without input or output: a yielded int requests so many bytes, which `send` passes in; yielded
-bytes are to be sent.
-Source: challenge-response with HMAC, RFC 2104; FIPS 198-1.
+The talks are generators without input or output: a yielded int requests that many bytes, which the caller passes to
+`send`; the caller sends yielded bytes. Source: challenge-response with HMAC, RFC 2104; FIPS 198-1.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from typing import TypeVar
 
 MAGIC = b"CLARYGR1"
 NONCE_BYTES = 32
-PROOF_BYTES = 32  # of SHA-256
+PROOF_BYTES = 32  # size of a SHA-256 digest
 _GREETING = struct.Struct("<BII32s")  # role, own rank, rank meant, nonce
 _ACCEPTED, _REFUSED = b"\x01", b"\x00"
 
@@ -42,12 +41,12 @@ class Role(IntEnum):
     """The purpose of a socket between two ranks."""
 
     LANE = 0  # collectives between hosts
-    SIDE = 1  # send, receive and failures
+    SIDE = 1  # point-to-point messages and failures
     STORE = 2  # a client of `tcp_store`
 
 
 class Refused(Exception):
-    """The other side is no rank of the group, or not the expected one; the text says why."""
+    """The other side is no rank of the group, or not the expected rank; the text gives the reason."""
 
 
 class SecretsDiffer(Refused):
@@ -71,13 +70,13 @@ class Credentials:
     generation: str
 
     def proof(self, side: bytes, guest: Guest, host_rank: int, nonces: bytes) -> bytes:
-        """Return the proof of this conversation that only a member can make.
+        """Return the proof of a handshake that only a member can make.
 
         Args:
             side: `connecting` or `accepting`, so that no proof can be reflected.
             guest: the connecting side.
             host_rank: rank of the accepting side.
-            nonces: of the connecting side, then of the accepting one.
+            nonces: nonce of the connecting side, then of the accepting side.
         """
         words = (side, self.group.encode(), self.generation.encode(), nonces)
         coordinates = struct.pack("<BII", guest.role, guest.rank, host_rank)
@@ -86,12 +85,12 @@ class Credentials:
 
 
 def introduce(credentials: Credentials, own: Guest, meant: int) -> Talk[None]:
-    """Talk as the connecting side to rank `meant`.
+    """Run the handshake as the connecting side, with rank `meant`.
 
     Args:
         own: this rank, and the purpose of the socket.
-        meant: rank that should answer.
-    Raises: SecretsDiffer if that rank refused our proof; Refused if it could not prove itself.
+        meant: expected rank of the accepting side.
+    Raises: SecretsDiffer if that rank refused our proof; Refused if its own proof is wrong.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     yield MAGIC + _GREETING.pack(own.role, own.rank, meant, nonce)
@@ -105,12 +104,12 @@ def introduce(credentials: Credentials, own: Guest, meant: int) -> Talk[None]:
 
 
 def receive(credentials: Credentials, own_rank: int, is_expected: Callable[[Guest], bool]) -> Talk[Guest]:
-    """Talk as the accepting side; return the guest.
+    """Run the handshake as the accepting side; return the guest.
 
     Args:
         own_rank: this rank, which the guest must address.
-        is_expected: whether a guest of this rank and role is still to come.
-    Raises: Refused; a guest with a wrong proof gets a refusal first.
+        is_expected: returns whether a guest of this rank and role is still expected.
+    Raises: Refused; a guest with a wrong proof is sent a refusal first.
     """
     if (yield len(MAGIC)) != MAGIC:
         raise Refused("no greeting of this protocol")

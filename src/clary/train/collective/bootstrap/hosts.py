@@ -1,4 +1,4 @@
-"""The identity of this rank's host, and the address on which other ranks reach it.
+"""The identity of this rank's host, and the address at which other ranks reach this rank.
 
 Where: `group.connect_group` calls it before it publishes this rank's record.
 Sources: random(4) for boot_id, namespaces(7), netdevice(7) for SIOCGIFADDR, /proc/net/if_inet6.
@@ -19,18 +19,18 @@ from clary.train._native.errors import BootstrapError
 from clary.train.collective.settings import CollectiveSettings
 
 HAS_SHARED_MEMORY = sys.platform == "linux" and hasattr(os, "memfd_create")
-_SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
-_NAME_BYTES, _REQUEST_BYTES = 15, 40  # of struct ifreq
-_ADDRESS_PLACE = slice(20, 24)  # of the IPv4 address in it
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: reads the IPv4 address of an interface
+_NAME_BYTES, _REQUEST_BYTES = 15, 40  # sizes in struct ifreq: the name, and the whole struct
+_ADDRESS_PLACE = slice(20, 24)  # bytes of the IPv4 address in struct ifreq
 _ANY_PORT = 9  # "discard": connecting a datagram socket sends nothing
 
 
 def host_identity(settings: CollectiveSettings, rank: int) -> str:
     """Return a text that is equal only for ranks that can share memory.
 
-    Boot id, network namespace (abstract Unix sockets belong to one), user namespace and user; the machine's name too,
-    because copies of one virtual machine may have all the rest in common. Where memory cannot be shared by descriptor,
-    a rank is a host of its own and its traffic runs over loopback.
+    It contains boot id, network namespace (to which abstract Unix sockets belong), user namespace and user, and the
+    machine's name, because copies of one virtual machine may share all other parts. If memory cannot be shared by
+    descriptor, each rank counts as a host of its own, and its traffic uses loopback.
     """
     parts = [settings.host, socket.gethostname()]
     if HAS_SHARED_MEMORY:
@@ -44,16 +44,16 @@ def host_identity(settings: CollectiveSettings, rank: int) -> str:
 
 
 def host_name(settings: CollectiveSettings) -> str:
-    """Return the name of this host in messages."""
+    """Return the name of this host for messages."""
     return settings.host or settings.sagemaker_host or socket.gethostname()
 
 
 def own_address(settings: CollectiveSettings) -> str:
     """Return the address, IPv4 or IPv6 as text, on which this rank listens.
 
-    The address of CLARY_COLLECTIVE_INTERFACE; else of the first existing interface in the variables of other libraries;
-    else the address from which MASTER_ADDR is reached; else the hostname's. Loopback is taken only if MASTER_ADDR is
-    loopback or there is no other address: a hostname often points to it in /etc/hosts.
+    In this order: the address of CLARY_COLLECTIVE_INTERFACE; of the first existing interface in the variables of other
+    libraries; the source address of packets to MASTER_ADDR; the hostname's address. Loopback is used only if
+    MASTER_ADDR is loopback or there is no other address, since /etc/hosts often maps the hostname to loopback.
     Raises: BootstrapError if CLARY_COLLECTIVE_INTERFACE names an interface that does not exist or has no address.
     """
     if settings.interface:
@@ -81,7 +81,7 @@ def own_address(settings: CollectiveSettings) -> str:
 
 
 def interface_address(name: str) -> str | None:
-    """Return the address of an interface, IPv4 before IPv6, or None without the interface or an address."""
+    """Return the address of an interface, IPv4 before IPv6; None if it does not exist or has no address."""
     if sys.platform != "linux":
         return None
     import fcntl
@@ -97,7 +97,7 @@ def _ipv6_address(name: str) -> str | None:
         for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
             digits, *_, device = line.split()
             address = ipaddress.IPv6Address(int(digits, 16))
-            if device == name and not address.is_link_local:  # such an address would need a scope on the other side
+            if device == name and not address.is_link_local:  # the other side would need its scope
                 return str(address)
     return None
 
@@ -126,7 +126,7 @@ def _nccl_means(word: str, name: str) -> bool:
 
 
 def _routed_address(target: str) -> str | None:
-    """Return the address from which packets to `target` would leave."""
+    """Return the source address of packets to `target`."""
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, place in socket.getaddrinfo(target, _ANY_PORT, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
@@ -140,7 +140,7 @@ def _is_loopback(address: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(address).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # `target` is a name
         return False
 
 

@@ -1,9 +1,8 @@
-"""Listening sockets of a rank while its group is formed, and connections to those of other ranks.
+"""Listening sockets of a rank while its group is formed, and connections to other ranks' listeners.
 
 Where: `group.connect_group` opens the listeners and publishes them; `meeting` accepts on them and dials other ranks'
-listeners. The kernel chooses ports, and names are random. Inside a host ranks meet on an abstract Unix socket (Linux):
-it has no file, and the kernel names the process at the other end.
-Source: unix(7).
+listeners. The kernel chooses ports; names of Unix sockets are random. Ranks of one host connect over an abstract Unix
+socket (Linux): it has no file, and the kernel identifies the process at the other end. Source: unix(7).
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from clary.train._native.errors import BootstrapError
 from clary.train.collective.bootstrap.hosts import HAS_SHARED_MEMORY
 from clary.train.collective.bootstrap.records import RankRecord
 
-_BACKLOG_OVER = 64  # connections that wait to be accepted, beyond two a rank
+_BACKLOG_OVER = 64  # backlog of connections, in addition to two per rank
 _PEER_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-_IDLE_S, _PROBE_S, _PROBES = 15, 5, 3  # a host that vanishes without closing is noticed after 15 + 3 * 5 = 30 s
+_IDLE_S, _PROBE_S, _PROBES = 15, 5, 3  # the kernel detects a vanished host after 15 + 3 * 5 = 30 s
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Listeners:
         return (self.tcp,) if self.unix is None else (self.tcp, self.unix)
 
     def close(self) -> None:
-        """Close the listeners; connections that wait to be accepted are reset."""
+        """Close the listeners; connections in the backlog are reset."""
         for listener in self.all:
             listener.close()
 
@@ -77,7 +76,7 @@ def open_listeners(address: str, size: int) -> Listeners:
 
 
 def dial(record: RankRecord, *, is_local: bool) -> socket.socket:
-    """Begin to connect to a rank; the socket is non-blocking, and writable once it is connected or has failed.
+    """Begin to connect to a rank; the non-blocking socket becomes writable when it is connected or has failed.
 
     Raises: OSError.
     """
@@ -104,7 +103,7 @@ def dial(record: RankRecord, *, is_local: bool) -> socket.socket:
 
 
 def tune(sock: socket.socket) -> None:
-    """Set the options of TCP sockets between ranks: no delay, and probes that notice a vanished host."""
+    """Set the options of TCP sockets between ranks: no delay, and keepalive probes that detect a vanished host."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

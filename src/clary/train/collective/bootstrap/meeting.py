@@ -1,11 +1,12 @@
-"""The sockets between this rank and all others: accepting and connecting at once, in one loop without threads.
+"""Makes the sockets between this rank and all others: accepts and connects in one loop without threads.
 
-Where: `group.connect_group`, once it has the records of all ranks. The higher rank of a pair connects to the lower one.
-`handshake` refuses all other connections - from port scanners, silent programs, ranks of another job - each within a
-limit of its own and without delaying the others; refusals are counted, for the error message if no group is formed.
+Where: `group.connect_group`, once it has the records of all ranks. The higher rank of a pair connects to the lower
+rank. `handshake` refuses all other connections (from port scanners, silent programs, ranks of another job), each within
+its own time limit and without delaying other handshakes; refusals are counted for the error message if no group is
+formed.
 
-Side streams that are connected are watched meanwhile: a rank that gives up sends the reason there (`words`), and all
-others fail at once instead of waiting for their deadline.
+Connected side streams are watched meanwhile: a rank that gives up sends the reason there (`words`), and all other ranks
+fail at once instead of waiting for their deadline.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from clary.train.collective.bootstrap.listeners import Listeners, dial, is_of_sa
 from clary.train.collective.bootstrap.records import Layout, RankRecord
 from clary.train.collective.bootstrap.words import FAREWELL, read_farewell
 
-GUEST_LIMIT_S = 10.0  # for the handshake of a connecting guest, from its arrival
-RETRY_S = 0.05  # between attempts to connect
-GONE_LIMIT_S = 5.0  # an address in the store that refuses connections for so long has no process any more
-_GUESTS_OVER = 64  # connections in handshake beyond two a rank; with more the oldest is closed
-_ACCEPTS_AT_ONCE = 64  # accepted in a row before handshakes get a turn: a flood must not use up the descriptors
+GUEST_LIMIT_S = 10.0  # longest handshake of a guest, from its connection
+RETRY_S = 0.05  # seconds between attempts to connect
+GONE_LIMIT_S = 5.0  # an address that refuses connections for so long has no process any more
+_GUESTS_OVER = 64  # handshakes at a time, in addition to two per rank; a further one closes the oldest
+_ACCEPTS_AT_ONCE = 64  # accepted in a row before handshakes run: a flood must not exhaust the descriptors
 _MAX_REASONS = 100  # kinds of refusals that are counted separately
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE}
-_TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO}  # of accept: try again later
+_TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO}  # transient errors of accept
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Need:
 
 @dataclass(eq=False)
 class _Caller:
-    """A socket in handshake: this rank connects it for a `Need`, or a guest has connected it to this rank."""
+    """A socket in handshake: this rank connects it for a `Need`, or a guest has connected to this rank."""
 
     conversation: Conversation[Guest | None]
     need: Need | None  # None for guests
@@ -69,7 +70,7 @@ class _Caller:
 
 @dataclass
 class _Attempt:
-    """A need that this rank connects for, between or during attempts."""
+    """A `Need` that this rank connects for, between or during attempts."""
 
     need: Need
     next_s: float = 0.0  # time.monotonic
@@ -79,7 +80,7 @@ class _Attempt:
 
 
 def needs_of(rank: int, layout: Layout) -> tuple[Need, ...]:
-    """Return the sockets of a rank: to every other rank a side stream, to ranks on other hosts a lane too."""
+    """Return the sockets of a rank: to every other rank a side stream, to each rank on another host also a lane."""
     needs = []
     for peer, host in enumerate(layout.host_of_rank):
         if peer != rank:
@@ -93,10 +94,10 @@ class Meeting:
     """Makes all sockets of one rank.
 
     Args:
-        credentials: of the group.
-        rank: of this process.
-        records: of all ranks, in order.
-        listeners: of this rank; they stay open.
+        credentials: credentials of the group.
+        rank: rank of this process.
+        records: records of all ranks, by rank.
+        listeners: listeners of this rank, which stay open.
     """
 
     def __init__(
@@ -124,10 +125,10 @@ class Meeting:
         self._guests: list[_Caller] = []  # oldest first
 
     def run(self) -> dict[Need, socket.socket]:
-        """Return one connected socket a need, non-blocking; the caller closes them.
+        """Return one connected, non-blocking socket per `Need`; the caller closes the sockets.
 
-        Raises: BootstrapError naming the ranks that did not come or were not reachable, and the refusals meanwhile.
-            `sockets` then has the connected sockets, so that the other ranks can get the reason.
+        Raises: BootstrapError naming the ranks that did not join or were not reachable, and the refusals. Then
+            `sockets` has the connected sockets, over which the caller can send the reason to other ranks.
         """
         try:
             for listener in self._listeners.all:
@@ -192,7 +193,7 @@ class Meeting:
         self._begin(_Caller(Conversation(sock, talk), attempt.need, record.in_words, self._deadline))
 
     def _put_off(self, attempt: _Attempt, error: OSError) -> None:
-        """Schedule a retry; raise BootstrapError for an address at which no process listens any more."""
+        """Schedule a retry; raise BootstrapError if no process listens at the address any more."""
         now_s = time.monotonic()
         attempt.next_s = now_s + RETRY_S
         attempt.num_failures += 1
@@ -254,7 +255,7 @@ class Meeting:
         guest.sock.close()
         self._count_refusal(guest.source, "no complete greeting")
 
-    # Both
+    # Connecting and accepting
 
     def _begin(self, caller: _Caller) -> None:
         if caller.need is None:
@@ -290,7 +291,7 @@ class Meeting:
             self._connecting.discard(caller.need)
 
     def _keep(self, caller: _Caller) -> None:
-        """Keep an authenticated socket. It replaces an earlier one: a rank that connects again has lost the first."""
+        """Keep an authenticated socket. It replaces an earlier socket, which the peer must have lost."""
         guest = caller.conversation.result
         need = caller.need or (Need(guest.rank, guest.role) if guest else None)
         assert need is not None, "a handshake without a need has a guest"
@@ -303,7 +304,7 @@ class Meeting:
             self._selector.register(caller.sock, selectors.EVENT_READ, need)
 
     def _look_at_peer(self, need: Need) -> None:
-        """Peek at an early message of a side stream. Raises: BootstrapError if its rank gives up or has ended."""
+        """Peek at an early message of a side stream. Raises: BootstrapError if its rank gave up or has ended."""
         sock = self.sockets[need]
         try:
             first = sock.recv(1, socket.MSG_PEEK)
@@ -318,7 +319,7 @@ class Meeting:
                 f"{self._words_on_group()}: {self._records[need.peer].in_words} gave up: {words}", culprit=need.peer
             )
 
-    # Words
+    # Error texts
 
     def _words_on_group(self) -> str:
         return f"group {self._credentials.group!r} was not formed after {self._deadline.elapsed_s:.1f} s"

@@ -1,7 +1,7 @@
-"""Records that ranks leave in the store about themselves, and the layout that follows from all of them.
+"""Records about ranks in the store, and the layout of hosts that follows from all records.
 
-Where: `group.connect_group` publishes one record a rank under GROUP/RANK, and rank 0 one `Root` under GROUP/root, as
-JSON. Any writer of the store can join the group; its content is checked nevertheless, so that errors name their cause.
+Where: `group.connect_group` publishes one record per rank under GROUP/RANK, and rank 0 one `Root` under GROUP/root, as
+JSON. Every writer of the store can join the group; records are still validated, so that errors name their cause.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TERM_VARIABLES = {
 
 @dataclass(frozen=True)
 class Terms:
-    """Settings and the version, which must be equal on all ranks."""
+    """The settings and the version that must be equal on all ranks."""
 
     size: int
     core: str
@@ -47,9 +47,9 @@ class RankRecord:
     """One rank: its identity, and the addresses on which it listens.
 
     Args:
-        identity: equal for ranks that can share memory (`hosts.host_identity`).
-        unix_name: of its abstract Unix socket, without the leading zero; "" if it has none.
-        generation: of the attempt it belongs to.
+        identity: text that is equal for ranks that can share memory (`hosts.host_identity`).
+        unix_name: name of its abstract Unix socket without the leading zero byte; "" if it has no such socket.
+        generation: generation of its attempt.
         farewell: reason for which this rank gave up; "" otherwise.
     """
 
@@ -66,13 +66,13 @@ class RankRecord:
 
     @property
     def in_words(self) -> str:
-        """Rank, host and address, for messages."""
+        """The record's rank, host and address, for messages."""
         return f"rank {self.rank} on {self.host} ({self.address} port {self.port}, pid {self.pid})"
 
 
 @dataclass(frozen=True)
 class Root:
-    """Decisions of rank 0 for all. `secret` is "" if the job has a secret of its own."""
+    """Rank 0's decisions for all ranks. `secret` is "" if the job has a secret of its own."""
 
     generation: str
     secret: str
@@ -80,7 +80,7 @@ class Root:
 
 @dataclass(frozen=True)
 class Layout:
-    """The hosts of ranks: `host_of_rank` is numbered in order of first appearance by rank."""
+    """The hosts of ranks; `host_of_rank` numbers hosts in the order of their lowest ranks."""
 
     host_of_rank: tuple[int, ...]
     host_names: tuple[str, ...]
@@ -98,7 +98,7 @@ Document = TypeVar("Document", RankRecord, Root)
 
 
 def layout_of(records: Sequence[RankRecord]) -> Layout:
-    """Number the hosts of `records`, which lie in rank order."""
+    """Return the layout of `records`, which are in rank order."""
     hosts: dict[str, int] = {}
     names: list[str] = []
     host_of_rank = []
@@ -114,9 +114,9 @@ def check_agreement(group: str, records: Mapping[int, RankRecord], generation: s
     """Refuse ranks with different settings, or of an earlier attempt.
 
     Args:
-        records: by the requested rank; some may be missing.
+        records: rank -> its record; some may be missing.
 
-    Raises: BootstrapError naming the ranks, what differs and both values; or with the farewell of a rank that gave up.
+    Raises: BootstrapError naming the ranks, the setting and both values; or with the farewell of a rank that gave up.
     """
     for place, record in sorted(records.items()):
         if record.generation != generation or record.rank != place:
@@ -147,19 +147,19 @@ def encode(document: RankRecord | Root) -> bytes:
 
 
 def decode(kind: type[Document], value: bytes, *, key: str) -> Document:
-    """Read a stored `RankRecord` or `Root`.
+    """Parse a stored `RankRecord` or `Root`.
 
     Args:
         kind: `RankRecord` or `Root`.
         value: JSON, MAX_RECORD_BYTES at most.
         key: for the error's text.
-    Raises: BootstrapError naming the key and what is wrong.
+    Raises: BootstrapError naming the key and the defect.
     """
     if len(value) > MAX_RECORD_BYTES:
         raise BootstrapError(f"key {key!r} of the store holds {len(value)} bytes, at most {MAX_RECORD_BYTES} expected")
     try:
         return from_plain(kind, json.loads(value))
-    except (ValueError, RecursionError, ContractError) as error:  # not UTF-8, not JSON, too deep, or not the fields
+    except (ValueError, RecursionError, ContractError) as error:  # not UTF-8, not JSON, too deep, or with wrong fields
         raise BootstrapError(
             f"key {key!r} of the store holds no {kind.__name__} of version {VERSION}: {error}. Do all ranks run the "
             f"same version of Clary, and does nothing else use these keys?",

@@ -1,8 +1,7 @@
-"""Memory that the ranks of one host share: made by its first rank, without a name, and handed on by descriptor.
+"""Memory that the ranks of one host share: its first rank creates it without a name and sends its descriptor.
 
 Where: `group.connect_group`, once the side streams are connected. The kernel frees the memory when the last process
-that holds it ends, by whatever signal; there is nothing to clean up.
-Source: memfd_create(2), fcntl(2) on seals.
+that holds it ends, however it ends, so no cleanup is needed. Source: memfd_create(2), fcntl(2) on seals.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import sys
 
 from clary.train._native.errors import BootstrapError
 
-_HEADER_BYTES = 65536  # of the segment
-_RANK_BYTES = 4096  # of each rank: its counter and its state
+_HEADER_BYTES = 65536  # header of the segment
+_RANK_BYTES = 4096  # per rank: its counter and its state
 _SLOTS_OF_RANK = 3  # two for staging, one for results
 _ROUNDING_BYTES = 2 << 20  # a large page
 
@@ -26,9 +25,9 @@ def segment_bytes(ranks_on_host: int, slot_bytes: int) -> int:
 
 
 def create_segment(num_bytes: int) -> int:
-    """Return a descriptor of that much zeroed memory, sealed against changes of its size.
+    """Return a descriptor of zeroed memory, sealed against changes of its size.
 
-    A peer that could shrink it would kill all others with SIGBUS.
+    A peer that could shrink the memory would kill all other ranks with SIGBUS.
     Raises: OSError.
     """
     assert sys.platform == "linux", "only there do ranks share a host (hosts.HAS_SHARED_MEMORY)"
@@ -43,13 +42,13 @@ def create_segment(num_bytes: int) -> int:
 
 
 def check_segment(descriptor: int, num_bytes: int, *, leader: int) -> None:
-    """Refuse a descriptor without the size and the seals of memory from `create_segment`.
+    """Refuse a descriptor that has another size or is not sealed against shrinking.
 
     Args:
-        descriptor: as received from the leader, which is not trusted.
-        num_bytes: that the memory must have.
+        descriptor: descriptor from the leader, which is not trusted.
+        num_bytes: required size of the memory.
         leader: rank that sent it.
-    Raises: BootstrapError naming the rank it came from; the descriptor stays open.
+    Raises: BootstrapError naming the sender; the descriptor stays open.
     """
     assert sys.platform == "linux", "only there do ranks share a host (hosts.HAS_SHARED_MEMORY)"
     try:

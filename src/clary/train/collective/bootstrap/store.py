@@ -1,7 +1,7 @@
-"""Interface of a store, in which ranks leave a few bytes for each other before they are connected.
+"""Interface of a store, through which ranks exchange a few bytes before they are connected.
 
-Where: `group.connect_group` uses any store with these three methods: our own (`tcp_store`) under the NumPy adapter,
-torch's behind the torch adapter. Keys of a group begin with its name. Values are at most a few kilobytes.
+Where: `group.connect_group` uses any store with these three methods: Clary's (`tcp_store`) for the NumPy adapter,
+torch's for the torch adapter. Keys of a group begin with its name. Values are at most a few kilobytes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Store(Protocol):
     def get(self, key: str, timeout_s: float) -> bytes:
         """Wait until `key` is set and return its value; a timeout of 0 tries once.
 
-        Raises: TimeoutError if it was not set within `timeout_s`; OSError or RuntimeError as `set`.
+        Raises: TimeoutError if `key` was not set within `timeout_s`; OSError or RuntimeError as `set`.
         """
 
     def delete(self, key: str) -> None:
-        """Delete `key` if the store can; nothing depends on it."""
+        """Delete `key` if the store supports it; no caller depends on the deletion."""

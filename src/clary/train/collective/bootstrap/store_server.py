@@ -24,25 +24,25 @@ MAX_KEY_BYTES = 1024
 MAX_VALUE_BYTES = 1 << 16
 _MAX_KEYS = 1 << 16
 _MAX_CLIENTS = 8192
-_MAX_STRANGERS = 256  # connections in handshake; with more the oldest is closed
+_MAX_STRANGERS = 256  # most connections in handshake; a further one closes the oldest
 _STRANGER_LIMIT_S = 10.0
 _READ_BYTES = 1 << 16
-_MS = 1000  # a second
+_MS = 1000  # per second
 _BACKLOG = 1024
-_REST_S = 0.1  # after a failed accept, until descriptors may be free again
+_REST_S = 0.1  # pause after a failed accept, until descriptors may be free again
 _TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO}
 
 
 @dataclass(eq=False)
 class _Client:
-    """A connection; `conversation` is None once it has proved itself."""
+    """A connection; `conversation` is None after its handshake."""
 
     sock: socket.socket
     conversation: Conversation[Guest] | None
-    deadline: Deadline  # of its handshake
+    deadline: Deadline  # deadline of its handshake
     inbound: bytearray = field(default_factory=bytearray)
     outbound: bytearray = field(default_factory=bytearray)
-    waits_for: str = ""  # key of a GET that is not answered yet
+    waits_for: str = ""  # key of a GET that still waits for its answer
     waits_until_s: float = 0.0  # time.monotonic
 
 
@@ -51,11 +51,11 @@ class _Nonsense(Exception):
 
 
 class StoreServer:
-    """Serves until `close`.
+    """Serves keys and values until `close`.
 
     Args:
-        address: name or address of this host. If it is loopback in /etc/hosts, or an address that a router maps to this
-            host, the server listens on all addresses.
+        address: name or address of this host. If /etc/hosts maps it to loopback, or a router maps it to this host, the
+            server listens on all addresses.
 
     Raises: BootstrapError if the port is taken.
     """
@@ -63,7 +63,7 @@ class StoreServer:
     def __init__(self, address: str, port: int, credentials: Credentials) -> None:
         self._credentials = credentials
         self._values: dict[str, bytes] = {}
-        self._clients: list[_Client] = []  # in order of arrival
+        self._clients: list[_Client] = []  # in the order of their connection
         self._listener = _listen(address, port)
         self._end, self._wake = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -121,8 +121,8 @@ class StoreServer:
             self._hang_up(strangers[0])
 
     def _serve_client(self, client: _Client) -> None:
-        """Read and write without waiting; close connections that fail the handshake or break the protocol."""
-        if client.sock.fileno() < 0:  # closed since the selector returned it
+        """Read and write without blocking; close a connection that fails the handshake or breaks the protocol."""
+        if client.sock.fileno() < 0:  # the connection was closed after the selector returned it
             return
         try:
             if client.conversation:
@@ -176,7 +176,7 @@ class StoreServer:
             self._answer(client, None)
 
     def _answer_if_there(self, client: _Client, value: bytes | None) -> None:
-        """Answer a client other than the one being served; its connection may have ended."""
+        """Answer a waiting client, whose connection may have ended."""
         try:
             self._answer(client, value)
         except OSError:

@@ -1,6 +1,6 @@
-"""Plain sockets between the ranks of a group, for callers with a protocol of their own.
+"""Plain sockets between the ranks of a group, for callers with their own protocol.
 
-Where: the pipeline's module server, whose requests come in no order that a collective could follow.
+Where: the pipeline's module server, whose requests have no fixed order and so cannot be collectives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clary.train.collective.settings import CollectiveSettings
 def connect_streams(
     store: Store, *, rank: int, size: int, group_name: str, settings: CollectiveSettings
 ) -> dict[int, socket.socket]:
-    """Connect this rank with all others; return one authenticated, blocking stream a peer. The caller closes them.
+    """Connect this rank with all others; return one authenticated, blocking stream per peer, which the caller closes.
 
     Args: as `connect_group`.
     Raises: as `connect_group`.

@@ -1,9 +1,10 @@
-"""A small store of our own: rank 0 serves keys and values over TCP to all ranks of a job.
+"""A small store: rank 0 serves keys and values over TCP to all ranks of a job.
 
-Where: under the NumPy adapter; torch brings a store of its own.
+Where: the NumPy adapter uses it; torch has its own store.
 
 A connection begins with `handshake` in the role STORE, keyed by the job's secret. Without a secret the handshake
-prevents accidents, but no attacks: a shared network needs CLARY_COLLECTIVE_SECRET. Then, from the client, any number of
+prevents accidents, but no attacks: a shared network needs CLARY_COLLECTIVE_SECRET. After the handshake, the client
+sends any number of requests:
 
     request  operation (1), bytes of key (2), bytes of value (4), milliseconds to wait (4), key, value
     answer   found (1), bytes of value (4), value
@@ -36,24 +37,24 @@ from clary.train.collective.bootstrap.store_server import (
     StoreServer,
 )
 
-_RETRY_S = 0.1  # between attempts to connect: rank 0 may start last
-_GRACE_S = 10.0  # for the server's answer, beyond the waiting time of the request
+_RETRY_S = 0.1  # seconds between attempts to connect, since rank 0 may start last
+_GRACE_S = 10.0  # seconds to wait for the answer, in addition to the request's own wait
 _HANDSHAKE_LIMIT_S = 10.0
-_MAX_WAIT_S = 3600.0  # of one GET; a longer wait is several requests
+_MAX_WAIT_S = 3600.0  # longest wait of one GET; a longer wait takes several requests
 _MS = 1000  # a second
 
 
 class TcpStore:
-    """`store.Store` over one connection to rank 0. Calls from several threads take turns.
+    """`store.Store` over one connection to rank 0. Calls from several threads are serialized.
 
     Args:
-        address: MASTER_ADDR; rank 0 must have it.
-        port: MASTER_PORT or another; on rank 0 it must be free.
-        secret: of the job, "" for none.
-        timeout_s: to wait for rank 0's start.
+        address: MASTER_ADDR, an address of rank 0's host.
+        port: MASTER_PORT or another port that is free on rank 0's host.
+        secret: the job's secret; "" if it has no secret.
+        timeout_s: longest wait for rank 0's start.
 
-    Raises: BootstrapError if rank 0 did not come, is another program or has another secret; on rank 0 if it cannot
-        listen there.
+    Raises: BootstrapError if rank 0 did not start, is another program or has another secret; on rank 0 if it cannot
+        listen at the address.
     """
 
     def __init__(self, address: str, port: int, *, rank: int, secret: str, timeout_s: float) -> None:
@@ -83,7 +84,7 @@ class TcpStore:
                 raise TimeoutError(f"{self._place}: {key!r} was not set within {timeout_s:g} s")
 
     def delete(self, key: str) -> None:
-        """Forget `key`. Raises BootstrapError as `set`."""
+        """Delete `key`. Raises BootstrapError as `set`."""
         self._ask(DELETE, key, b"", 0.0)
 
     def close(self) -> None:
@@ -149,7 +150,7 @@ class TcpStore:
                 found, length = ANSWER.unpack(_read(sock, ANSWER.size))
                 answer = _read(sock, min(length, MAX_VALUE_BYTES))
             except OSError as error:
-                self._hang_up()  # half a request may be on its way
+                self._hang_up()  # a request may have been sent in part
                 raise BootstrapError(
                     f"{self._place} is lost: {error.strerror or error}. It lives in rank 0's process: has that ended?",
                     culprit=0,

@@ -1,10 +1,10 @@
-"""Messages of ranks on side streams before these belong to the core: "I am ready", or "I give up, because".
+"""Messages of ranks on side streams before the core owns the streams: "I am ready", or "I give up, because".
 
 Where: `group.connect_group`, once the sockets are connected; `meeting` looks for farewells while ranks are still
-missing. The group is formed when every rank has heard from every other: on all ranks, or on none.
+missing. The group is formed when every rank has received READY from every other rank.
 
     R               ready; for ranks of its host the leader attaches the descriptor of the shared memory
-    X length text   the sender gives up, and why
+    X length text   the sender gives up, with the reason
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAREWELL = b"X"
 _LENGTH = struct.Struct("<H")
 _INT = struct.Struct("i")
 _MAX_TEXT_BYTES = 2000
-_FAREWELL_LIMIT_S = 5.0  # to read the farewell of a rank that gave up
+_FAREWELL_LIMIT_S = 5.0  # longest read of a farewell
 
 
 class GaveUp(Exception):
@@ -36,12 +36,12 @@ class GaveUp(Exception):
 
 
 def say_ready(sides: Mapping[int, socket.socket], *, segment_fd: int, host_mates: frozenset[int]) -> None:
-    """Send READY to all peers, and the shared memory to `host_mates`. `await_ready` notices a peer that has ended.
+    """Send READY to all peers, and the shared memory to `host_mates`; `await_ready` detects peers that have ended.
 
     Args:
         sides: side streams, by rank.
         segment_fd: shared memory of this host; -1 for no memory to send.
-        host_mates: ranks that get it.
+        host_mates: ranks that receive the shared memory.
     """
     for peer, sock in sides.items():
         with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ def say_ready(sides: Mapping[int, socket.socket], *, segment_fd: int, host_mates
 
 
 def say_farewell(sides: Mapping[int, socket.socket], words: str) -> None:
-    """Send all peers the reason why this rank gives up, if their sockets can take it without waiting."""
+    """Send all peers the reason why this rank gives up, unless their sockets would block."""
     text = words.encode()[:_MAX_TEXT_BYTES]
     for sock in sides.values():
         with contextlib.suppress(OSError):
@@ -64,8 +64,8 @@ def await_ready(sides: Mapping[int, socket.socket], *, leader: int | None, deadl
 
     Args:
         sides: side streams, by rank.
-        leader: rank that sends shared memory; None if this rank leads its host, or is alone there.
-        deadline: of all ranks together.
+        leader: rank that sends shared memory; None if this rank leads its host or is alone on it.
+        deadline: deadline of the whole wait.
     Raises: GaveUp; TimeoutError with the silent ranks as `args[0]`. No descriptor is left open then.
     """
     waiting = dict(sides)
@@ -92,7 +92,7 @@ def await_ready(sides: Mapping[int, socket.socket], *, leader: int | None, deadl
 
 
 def read_farewell(sock: socket.socket) -> str:
-    """Read a farewell that has arrived, FAREWELL itself included, and return its text, or a text without one."""
+    """Read a received farewell from its first byte on; return its text, or a default text if the peer just ended."""
     deadline = Deadline(_FAREWELL_LIMIT_S)
     header = _read(sock, len(FAREWELL) + _LENGTH.size, deadline)
     if len(header) < len(FAREWELL) + _LENGTH.size:
@@ -109,7 +109,7 @@ def _hear(peer: int, sock: socket.socket) -> None:
 def _hear_leader(peer: int, sock: socket.socket) -> int:
     """Receive READY from a rank that attaches a descriptor, and return the descriptor."""
     _look_for_ready(peer, sock)
-    # socket.recv_fds drops its flags (Python 3.11), and children would inherit the descriptor.
+    # socket.recv_fds ignores its flags (Python 3.11), so that children would inherit the descriptor.
     _, attached, _, _ = sock.recvmsg(len(READY), socket.CMSG_LEN(_INT.size), socket.MSG_CMSG_CLOEXEC)
     if not attached or len(attached[0][2]) < _INT.size:
         raise GaveUp(peer, "it sent no descriptor of the shared memory (are this process's descriptors used up?)")
@@ -119,7 +119,7 @@ def _hear_leader(peer: int, sock: socket.socket) -> int:
 
 
 def _look_for_ready(peer: int, sock: socket.socket) -> None:
-    """Peek at the message without reading it: its attachment comes with the first real read.
+    """Peek at the message without consuming it, since its attachment is received with the first real read.
 
     Raises: GaveUp.
     """
@@ -132,7 +132,7 @@ def _look_for_ready(peer: int, sock: socket.socket) -> None:
 
 
 def _read(sock: socket.socket, num_bytes: int, deadline: Deadline) -> bytes:
-    """Read up to so many bytes from a non-blocking socket; fewer if the stream ends or the deadline passes."""
+    """Read up to `num_bytes` from a non-blocking socket; fewer if the stream ends or the deadline passes."""
     got = b""
     with contextlib.suppress(OSError):
         while len(got) < num_bytes and not deadline.has_passed:

@@ -1,7 +1,7 @@
-"""Host memory into which steps are copied, and which is reused: fresh memory costs more than the copy.
+"""Host memory into which steps are copied. It is reused, since fresh memory costs more than the copy.
 
-There are two pieces, one to fill while the other is being written: their number bounds how far writing may lag behind.
-If both are still being written when a step needs one, the step waits, up to a limit; then it is dropped.
+There are two pieces, so that one is filled while the other is written; their number bounds how far writing may lag. If
+both are still being written, the next step waits up to a limit, and then it is dropped.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _LEAST_CHUNK = 1024**2  # bytes
 
 
 class Piece:
-    """Memory of one step; grows to the need of its largest step."""
+    """Memory of one step at a time; grows to the size of the largest step."""
 
     def __init__(self) -> None:
         self._chunks: list[torch.Tensor] = []
         self._chunk = self._at = 0
 
     def take(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
-        """Return so many bytes, aligned. Raises: RuntimeError if memory runs out."""
+        """Return `num_bytes` aligned bytes. Raises: RuntimeError if memory runs out."""
         length = num_bytes + -num_bytes % ALIGNMENT
         while self._chunk < len(self._chunks):
             chunk = self._chunks[self._chunk]
@@ -35,7 +35,7 @@ class Piece:
                 self._at += length
                 return view
             self._chunk, self._at = self._chunk + 1, 0
-        # Host memory to write into, whatever the program's default device and the modes of a step.
+        # Writable host memory, whatever the program's default device and inference mode.
         with torch.inference_mode(False):
             memory = torch.empty(max(length, _LEAST_CHUNK), dtype=torch.uint8, device="cpu", pin_memory=pinned)
         self._chunks.append(memory)
@@ -43,7 +43,7 @@ class Piece:
         return self._chunks[-1][:num_bytes]
 
     def reset(self) -> None:
-        """Mark all of it as free."""
+        """Mark the whole piece as free."""
         self._chunk = self._at = 0
 
 
@@ -56,7 +56,7 @@ class Pieces:
             self._free.put(Piece())
 
     def acquire(self, limit_s: float) -> Piece | None:
-        """Return a free piece, or None if all stay taken for `limit_s`."""
+        """Wait for a free piece; return None if there is no free piece within `limit_s`."""
         try:
             return self._free.get(timeout=limit_s)
         except queue.Empty:

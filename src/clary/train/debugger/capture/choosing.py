@@ -1,4 +1,4 @@
-"""Decides which values of a tensor are saved at a step. Pure: collections, phase and step in, an answer out."""
+"""Decides which values of a tensor are saved at a step, given collections, phase and step. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clary.train.debugger.modes import ModeKeys
 from clary.train.debugger.reduction_config import ReductionConfig
 from clary.train.debugger.save_config import SaveConfig
 
-# Saved from parameters, optimizers and losses alone: inputs and outputs of modules are not needed.
+# Collections of parameters, optimizers and losses only, which need no inputs and outputs of modules.
 _WITHOUT_MODULES = {
     CollectionKeys.WEIGHTS,
     CollectionKeys.BIASES,
@@ -32,10 +32,10 @@ class Wanted:
 
 
 class Chooser:
-    """Decides for one hook; it caches decisions, so collections must not change after it was made.
+    """Decides for one hook; it caches decisions, so collections must not change after its creation.
 
     Args:
-        included: names of collections to save; `losses` always is.
+        included: names of collections to save; `losses` is always saved.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Chooser:
         ]
 
     def wants(self, collections: list[Collection], name: str, alias: str = "") -> Wanted | None:
-        """Return the values of a tensor to save while these collections are saved, or None.
+        """Return the values of a tensor to save at a step with these collections, or None.
 
         Args:
-            collections: as `at` returned them for the step.
+            collections: collections from `at` for the step.
             name: of the tensor.
-            alias: another name that expressions match; empty without one.
+            alias: another name that expressions match; empty without an alias.
         """
         key = (frozenset(one.name for one in collections), name)
         if key not in self._answers:
@@ -81,7 +81,6 @@ class Chooser:
         if not matching:
             return None
         configs = [one.reduction_config or self._reduction_config for one in matching]
-        # Losses and scalars are single numbers: reductions would only rename them.
         raw = any(config is None or config.save_raw_tensor for config in configs)
         reductions = sorted({name for config in configs if config is not None for name in config.names})
         return Wanted(raw, tuple(reductions))

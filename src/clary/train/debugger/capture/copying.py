@@ -1,6 +1,6 @@
-"""One step's tensors on their way to the file: copied or reduced while training waits, read by the writer.
+"""Copies of one step's tensors: copied or reduced while training waits, then read by the writer.
 
-On a GPU copies and reductions are put on the streams that compute; only the writer waits for them.
+On a GPU, copies and reductions run on the streams that compute; only the writer waits for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.train.debugger.errors import DebuggerError
 from clary.train.debugger.tensor_files import ITEM_BYTES, StepIndex, TensorEntry
 
 _NUMBER = struct.Struct("<d")
-_CAPTURE_S = 60.0  # the writer's longest wait for a program that captures a graph
+_CAPTURE_S = 60.0  # the writer's longest wait while the program captures a CUDA graph
 
 
 @dataclass
@@ -32,13 +32,13 @@ class _Copy:
 
 
 class StepCopy:
-    """Copies of one step's tensors. Threads of the backward pass may add at the same time."""
+    """Copies of one step's tensors. Threads of the backward pass may call `add` concurrently."""
 
     def __init__(self, index: StepIndex, piece: Piece, pieces: Pieces) -> None:
         self.index = index
         self._piece, self._pieces = piece, pieces
         self._copies: dict[str, _Copy] = {}
-        self._events: dict[tuple[int, int], Any] = {}  # the last copy of each device and stream
+        self._events: dict[tuple[int, int], Any] = {}  # (device, stream) -> event after its last copy
         self._lock = threading.Lock()
         self._is_open = True
 
@@ -52,13 +52,13 @@ class StepCopy:
 
     @torch.no_grad()
     def add(self, name: str, given: torch.Tensor, wanted: Wanted, alias: str = "") -> None:
-        """Copy or reduce a tensor; training may change it once this has returned. The last tensor of a name is kept.
+        """Copy or reduce a tensor, which training may then change. Of tensors with one name, the last is kept.
 
         Args:
-            name: of the tensor, as files have it.
-            given: of any shape, on any device; left out if on the device `meta`.
+            name: name of the tensor in files.
+            given: of any shape, on any device; ignored on the device `meta`.
             wanted: values, reductions or both.
-            alias: another name that expressions match; empty without one.
+            alias: another name that expressions match; empty without an alias.
         Raises: RuntimeError if memory runs out.
         """
         tensor = _plain(given.detach())
@@ -87,14 +87,14 @@ class StepCopy:
                 self._mark_end(tensor)
 
     def close(self) -> None:
-        """Accept no more tensors: the step has ended."""
+        """Accept no more tensors, since the step has ended."""
         with self._lock:
             self._is_open = False
 
     def tensors(self) -> list[tuple[TensorEntry, memoryview | None]]:
-        """Wait for the copies and return them. Called by the writer.
+        """Wait for the copies and return them; the writer calls it.
 
-        Raises: DebuggerError if the capture of a graph takes too long, RuntimeError for an error of a device.
+        Raises: DebuggerError if the capture of a CUDA graph takes too long, RuntimeError for an error of a device.
         """
         if self._events:
             self._wait_for_copies()
@@ -117,7 +117,7 @@ class StepCopy:
         stream = torch.cuda.current_stream(tensor.device)
         key = (tensor.get_device(), stream.cuda_stream)
         if key not in self._events:
-            self._events[key] = torch.cuda.Event(blocking=True)  # blocking: the writer would spin otherwise
+            self._events[key] = torch.cuda.Event(blocking=True)  # blocking, since the writer would spin otherwise
         self._events[key].record(stream)
 
     def _wait_for_copies(self) -> None:
@@ -136,7 +136,7 @@ class StepCopy:
 
 
 def reduced(tensor: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
-    """Return reductions of a tensor of any shape as doubles, shape [len(names)], on its device; NaN without values."""
+    """Return reductions of a tensor of any shape as doubles, shape [len(names)], on its device; NaN if it is empty."""
     if not tensor.numel():
         return torch.full((len(names),), float("nan"), dtype=torch.float64, device=tensor.device)
     values = tensor.abs() if tensor.is_complex() else tensor
@@ -165,7 +165,7 @@ _REDUCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's values as a dense tensor of a type that files support."""
-    if hasattr(tensor, "to_local"):  # of a DTensor: each rank has a piece
+    if hasattr(tensor, "to_local"):  # a DTensor, of which each rank has a piece
         tensor = tensor.to_local()
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()

@@ -1,7 +1,7 @@
-"""Claims on a folder by a worker's name: one program at a time, so that files of two are never mixed.
+"""Claims on a folder by a worker's name: one program at a time, so that files of two programs are never mixed.
 
-The claim is a lock on a file, which the kernel releases when the program ends, however it ends. Without locks of the
-file system, or with a file of another user, nothing is claimed, and the program saves nevertheless.
+The claim is a lock on a file, which the kernel releases when the program ends, however it ends. If the file system has
+no locks, or the file belongs to another user, the program saves without a claim.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _log = logging.getLogger("clary.debugger")
 
 
 class FolderClaim:
-    """A worker's claim on a folder of tensors, which exists. `release` it.
+    """A worker's claim on an existing folder of tensors; the caller must `release` it.
 
-    Raises: FolderTaken; nothing is held then.
+    Raises: FolderTaken; then no lock is held.
     """
 
     def __init__(self, folder: Path, worker: str) -> None:
@@ -45,7 +45,7 @@ class FolderClaim:
             raise
 
     def release(self) -> None:
-        """Let other programs save. A second call does nothing."""
+        """Release the claim, so that other programs can save. A second call does nothing."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ def _lock(handle: int, folder: Path, worker: str) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         owner = os.pread(handle, _PID_BYTES, 0).decode("ascii", "replace")
-        # A lock outlives its program in processes that it has forked, such as data loaders.
+        # Processes that a program has forked, such as data loaders, keep its lock after its end.
         if error.errno in _TAKEN and not (owner.isdigit() and not os.path.exists(f"/proc/{owner}")):
             raise FolderTaken(
                 f"process {owner or 'unknown'} saves in {folder} as {worker}, and this is process {os.getpid()}: give"
@@ -70,7 +70,7 @@ def _lock(handle: int, folder: Path, worker: str) -> None:
 
 
 def has_ended_well(folder: Path, worker: str) -> bool:
-    """Whether a worker's program has ended without an error, by its file; a killed program leaves no file."""
+    """Whether a worker's file tells that its program ended without an error; a killed program leaves no file."""
     try:
         said = json.loads(LocalFiles(folder).read(f"{ENDED}/{worker}.json", 0, _MAX_JSON))
         return said.get("program_failed") is False

@@ -1,7 +1,7 @@
-"""Takes the hook off a model during `torch.cuda.make_graphed_callables`, which refuses models with hooks.
+"""Removes the hook from a model during `torch.cuda.make_graphed_callables`, which refuses models with hooks.
 
-Where: `module_watch`, for as long as it watches.
-Source: torch.cuda.make_graphed_callables: modules must have no hooks when they are passed; later they may.
+Where: `module_watch` uses it as long as it watches a model.
+Source: torch.cuda.make_graphed_callables: modules must have no hooks when they are passed, but may have hooks later.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 _NAME = "make_graphed_callables"
-_MODULES = ("torch.cuda", "torch.cuda.graphs")  # modules in which programs find it
+_MODULES = ("torch.cuda", "torch.cuda.graphs")  # modules through which programs call it
 WithoutHook = Callable[[], AbstractContextManager[None]]
 
 _asides: list[WithoutHook] = []
-_originals: dict[str, Any] = {}  # by module
+_originals: dict[str, Any] = {}  # module -> its original function
 
 
 def step_aside(without_hook: WithoutHook) -> None:
-    """Have graphs made within `without_hook` from now on; do nothing in a torch without such graphs."""
+    """Make graphed callables within `without_hook` from now on; do nothing in a torch without them."""
     _asides.append(without_hook)
     for name in _MODULES:
         original = getattr(sys.modules.get(name), _NAME, None)
@@ -31,7 +31,7 @@ def step_aside(without_hook: WithoutHook) -> None:
 
 
 def stay(without_hook: WithoutHook) -> None:
-    """Stop that; a second call does nothing. The last call restores torch."""
+    """Undo `step_aside`; a second call does nothing. The last call restores torch."""
     if without_hook in _asides:
         _asides.remove(without_hook)
     if not _asides:

@@ -1,4 +1,4 @@
-"""The options of a hook: from its arguments, a job's configuration, and later changes by the program."""
+"""The options of a hook, from its arguments, a job's configuration, and later changes by the program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clary.train.debugger.save_config import SaveConfig
 
 
 class HookOptions:
-    """The folder, collections, steps and workers to save. Hook derives from it, so that programs may read and add.
+    """The folder, collections, steps and workers to save. Hook derives from it, so that programs can change them.
 
     Raises: ConfigurationError.
     """
@@ -45,11 +45,11 @@ class HookOptions:
         self.save_all, self.dry_run = save_all, dry_run
         self.include_workers = check_workers(include_workers)
         self.mode = ModeKeys.GLOBAL
-        self.is_automatic = False  # made by the job, not by the program
+        self.is_automatic = False  # whether the job made the hook, not the program
         self.has_changed = True  # whether choices may have changed since `make_chooser`
 
     def get_collection(self, name: str) -> Collection:
-        """Return the collection of a name; if it does not exist, make one that is saved from now on."""
+        """Return the collection with a name; if it does not exist, make a collection that is saved from now on."""
         if name not in self.collection_manager.collections:
             self.include_collections.add(name)
         self.has_changed = True
@@ -64,7 +64,7 @@ class HookOptions:
         return self.collection_manager.collections
 
     def add_collection(self, collection: Collection) -> None:
-        """Add a collection, or replace the one of its name, and save it. Raises: ConfigurationError."""
+        """Add or replace a collection, and save it from now on. Raises: ConfigurationError."""
         if not isinstance(collection, Collection):
             raise ConfigurationError(f"add_collection was given a {type(collection).__name__}; expected a Collection")
         self.collection_manager.add(collection)
@@ -78,7 +78,7 @@ class HookOptions:
         self.mode = mode
 
     def add_tensor_name(self, tensor_name: str, collections: Iterable[str]) -> bool:
-        """Put a tensor into collections, which are saved from now on; return whether it was new to one of them."""
+        """Add a tensor to collections, which are saved from now on; return whether it was new to any of them."""
         new = [one for one in collections if tensor_name not in self.collection_manager.get(one).tensor_names]
         for one in new:
             self.include_collections.add(one)
@@ -90,7 +90,7 @@ class HookOptions:
         """Return a chooser for the present options.
 
         Args:
-            module_names: of the model's modules, by `id`; some may have been put into collections.
+            module_names: names of the model's modules, by `id`; collections may contain such modules.
         """
         for collection in self.collection_manager:
             collection.include_modules(module_names)

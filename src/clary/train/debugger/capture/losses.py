@@ -1,7 +1,7 @@
-"""Sees losses without changes to the program: torch's own loss functions, which its loss modules call, are wrapped.
+"""Reports losses without changes to the program: wraps torch's loss functions, which its loss modules call.
 
-A function's tensors have the name of its module, `CrossEntropyLoss_output_0`, so that a program may use either. Without
-listeners, or while a compiler traces, a wrapper only calls the function.
+A function's tensors have the name of its module, `CrossEntropyLoss_output_0`, so that a program may use function or
+module. Without listeners, or while a compiler traces, a wrapper only calls the function.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def _wrapped(original: Callable[..., Any], module: str) -> Callable[..., Any]:
         tell(args, kwargs, result)
         return result
 
-    # torch.jit.script compiles the original's text, and looks up names in the globals of the function that it is given.
+    # torch.jit.script compiles the original's source, and looks up names in the globals of the function that it
+    # receives.
     names = getattr(original, "__globals__", call.__globals__)
     return functools.wraps(original)(FunctionType(call.__code__, names, call.__name__, None, call.__closure__))
 

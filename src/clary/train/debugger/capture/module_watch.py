@@ -1,7 +1,8 @@
-"""Hooks in torch: on the model for its whole life, on other modules and parameters only in steps that are saved.
+"""Hooks in torch: permanently on the model, on other modules and parameters only in steps that are saved.
 
-A hook on every module and parameter costs each step, also the 499 of 500 that save nothing. So only the model has a
-permanent one, which reports the begin of a step; the other hooks are installed then and removed when the step ends.
+Hooks on every module and parameter would slow down each step, including the 499 of 500 steps that are not saved. So
+only the model has a permanent hook, which reports the begin of a step; the other hooks are installed then and removed
+when the step ends.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from clary.train.debugger.collection import Collection, CollectionKeys
 
 GRADIENT = "gradient/"
 OPTIMIZER = "optimizer/"
-SEARCH_S = 0.5  # limit of the time to find a model; a program without one is not slowed down further
-_WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # of torch.compile, DDP, FSDP
+SEARCH_S = 0.5  # longest total time to find a model, so that a program without a model is not slowed down further
+_WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # attributes of the wrappers of torch.compile, DDP, FSDP
 
 
 class ModuleWatch:
-    """Knows the model, and its modules and parameters by name, and reports its calls.
+    """Keeps the model and the names of its modules and parameters, and reports the model's calls.
 
     Args:
         begin_step: called with the model before each call of the model.
-        give_up: called with the error of the search for a model, which must not fail the program.
+        give_up: called with an error of the search for a model, since such an error must not fail the program.
     """
 
     def __init__(self, begin_step: Callable[[torch.nn.Module], None], give_up: Callable[[Exception], None]) -> None:
@@ -42,7 +43,7 @@ class ModuleWatch:
         self._searching: Any = None
         self._is_closed = False
         self._model: weakref.ref[torch.nn.Module] | None = None  # weak, so that a dropped model is freed
-        self.names: dict[int, str] = {}  # of modules, by id; the model's own is its class's
+        self.names: dict[int, str] = {}  # names of modules, by id; the model's name is its class's name
         self.losses: dict[int, torch.nn.Module] = {}
         step_aside(self.without_hook)
 
@@ -52,7 +53,7 @@ class ModuleWatch:
         return None if self._model is None else self._model()
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Register a model. Calls of the first one count steps; of further models only the tensors are saved."""
+        """Register a model. Calls of the first model count steps; of further models only the tensors are saved."""
         self._stop_searching()
         root = _unwrapped(model).__class__.__name__
         for name, module in model.named_modules():
@@ -70,7 +71,7 @@ class ModuleWatch:
         self._searching = torch_module.register_module_forward_pre_hook(self._search)
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yield the model's parameters and the names to save them under, except lazy ones, without a shape yet."""
+        """Yield the model's parameters with their names in files, except lazy parameters, which have no shape yet."""
         model = self.model
         if model is not None:
             root = _unwrapped(model).__class__.__name__
@@ -80,7 +81,7 @@ class ModuleWatch:
 
     @contextlib.contextmanager
     def without_hook(self) -> Iterator[None]:
-        """Remove the hook from the model within a block: calls meanwhile are no steps."""
+        """Remove the hook from the model within a block; calls within the block are no steps."""
         model, handles, self._handles = self.model, self._handles, []
         for handle in handles:
             handle.remove()
@@ -106,7 +107,7 @@ class ModuleWatch:
         try:
             is_found = (
                 self._model is None
-                and not isinstance(module, torch.jit.ScriptModule)  # does not support hooks
+                and not isinstance(module, torch.jit.ScriptModule)  # ScriptModule does not support hooks
                 and any(parameter.requires_grad for parameter in module.parameters())
             )
             if is_found:
@@ -115,7 +116,7 @@ class ModuleWatch:
             self._give_up(error)
             return
         if is_found:
-            self._begin_step(module)  # the hook that was just installed misses this call
+            self._begin_step(module)  # the new hook is not called for the present call
             return
         self._searched_s += time.perf_counter() - began_s
         if self._searched_s > SEARCH_S:
@@ -134,7 +135,8 @@ class ModuleWatch:
 class _Call:
     """The hook on the model. Copies and pickles of the model, which include its hooks, get a function without effect.
 
-    That function is the standard library's, so that a model that was saved whole can be loaded without Clary.
+    That function belongs to the standard library, so that a model that was pickled as a whole can be loaded without
+    Clary.
     """
 
     def __init__(self, call: Callable[[torch.nn.Module, Any], None]) -> None:
@@ -151,10 +153,10 @@ class StepWatch:
     """Hooks in torch for one step.
 
     Args:
-        collections: that the step saves.
+        collections: the collections to save at the step.
         see_tensor: called with a name and a tensor.
-        see_module: called with a module's name, its class if the name lacks it, its arguments and its result.
-        is_wanted: whether a tensor of this name is saved.
+        see_module: called with a module's name, its class unless the name has it, its arguments and its result.
+        is_wanted: returns whether a tensor with a name is saved.
     """
 
     def __init__(
@@ -202,7 +204,7 @@ class StepWatch:
         return see
 
     def _before_optimizer(self, *_: Any) -> None:
-        """Save gradients that no hook saw: set by a library, or of a sharded parameter."""
+        """Save gradients that no hook has reported: gradients that a library set, or of a sharded parameter."""
         for name, parameter in self._modules.parameters():
             if name not in self._has_gradient and parameter.grad is not None and self._is_wanted(GRADIENT + name):
                 self._see_tensor(GRADIENT + name, parameter.grad)
@@ -223,13 +225,13 @@ class StepWatch:
                 self._see_module(name, module.__class__.__name__.lower(), given, result)
         elif id(module) in self._modules.losses or (
             isinstance(module, torch.nn.modules.loss._Loss)
-            and not module.__class__.__module__.startswith("torch.")  # torch's own call functions, which are seen
+            and not module.__class__.__module__.startswith("torch.")  # torch's own call functions, which run hooks
         ):
             self._see_module(module.__class__.__name__, "", given, result)
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the model inside torch's wrappers, so that names are the same with and without them."""
+    """Return the model inside torch's wrappers, so that names are equal with and without wrappers."""
     children = dict(module.named_children())
     for name in _WRAPPERS:
         inner = children.get(name)

@@ -1,4 +1,4 @@
-"""The output of one worker's steps: memory to copy into, the writer, and warnings when either is late."""
+"""The output of one worker's steps: memory to copy into, the writer, and warnings when memory or disk is late."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _log = logging.getLogger("clary.debugger")
 
 
 class Saver:
-    """Takes steps of this process, one at a time. `close` it.
+    """Saves steps of this process, one at a time; the caller must `close` it.
 
     Args:
-        folder: is made.
-        num_workers: that save.
+        folder: created if missing.
+        num_workers: number of workers that save.
         num_ends: number of workers that must end before the training counts as ended.
         limit_s: seconds that a step waits for memory, and `close` for the disk.
-        goes_on_after: step of an earlier attempt after which this one continues; -1 without one.
+        goes_on_after: step of an earlier attempt after which this attempt continues; -1 without such an attempt.
 
     Raises: FolderTaken, OSError.
     """
@@ -59,16 +59,16 @@ class Saver:
         return self._copy
 
     def open_copy(self, step: int, mode: ModeKeys, mode_step: int) -> StepCopy | None:
-        """Return the step's copies to add tensors to; waits for memory. None if the step is dropped.
+        """Wait for memory and return the step's copies, to add tensors to; None if the step is dropped.
 
         Args:
-            step: of all phases together, from 0.
+            step: global step, counted over all phases from 0.
             mode: phase of the step.
-            mode_step: of that phase, from 0.
+            mode_step: step of that phase, from 0.
         """
         if self._copy is not None or step == self._dropped_step:
             return self._copy
-        # After a dropped step, no step waits until writing has caught up: a disk that hangs causes one wait, not many.
+        # After a dropped step, no step waits until writing has caught up, so that a hanging disk causes only one wait.
         piece = self._pieces.acquire(0.0 if self._is_behind else self.limit_s)
         self._is_behind = piece is None
         if piece is None:
@@ -80,7 +80,7 @@ class Saver:
             mode_step=mode_step,
             worker=self._worker,
             num_workers=self._num_workers,
-            written_at=max(time.time(), self._writer.began_at),  # even if the clock is set back meanwhile
+            written_at=max(time.time(), self._writer.began_at),  # also if the clock was set back meanwhile
         )
         self._copy = StepCopy(index, piece, self._pieces)
         return self._copy
@@ -97,7 +97,7 @@ class Saver:
             self._writer.submit(copy)
 
     def abandon_step(self) -> None:
-        """Drop the step, and accept no more tensors for it."""
+        """Drop the step and accept no more tensors for it."""
         copy, self._copy = self._copy, None
         if copy is not None:
             copy.close()
@@ -112,7 +112,7 @@ class Saver:
         """Wait until all steps are written, and mark this worker as ended.
 
         Args:
-            failure: the error that ended the saving before the training; empty without one.
+            failure: the error that ended the saving before the training; empty without an error.
         """
         try:
             is_written = self._writer.close(limit_s=self.limit_s, num_dropped=self.num_dropped, failure=failure)

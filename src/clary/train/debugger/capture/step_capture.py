@@ -1,7 +1,7 @@
 """Follows the program step by step and copies the wanted tensors.
 
-A step begins when the model is called, in any phase, and ends at its next call: tensors in between belong to it. Its
-weights are those before the step, its gradients those after its backward pass.
+A step begins when the model is called, in any phase, and ends at its next call: tensors in between belong to it.
+Weights are saved as before the step, gradients as after its backward pass.
 
 An error here ends the saving, not the training: it is logged once, and `failure` keeps it.
 """
@@ -32,7 +32,7 @@ _log = logging.getLogger("clary.debugger")
 
 
 def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    """Let an error in a method end the saving; with `strict`, raise it."""
+    """Wrap a method so that an error in it ends the saving; with `strict`, the error is raised."""
 
     @functools.wraps(method)
     def call(self: StepCapture, *args: Any, **kwargs: Any) -> None:
@@ -49,11 +49,11 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class StepCapture:
-    """Counts the steps of one program and sees its tensors; it sees losses once made. `close` it.
+    """Counts the steps of one program and saves its tensors; the caller must `close` it.
 
     Args:
-        options: may change while the program runs.
-        strict: raise errors.
+        options: options of the hook, which may change while the program runs.
+        strict: whether to raise errors.
     """
 
     def __init__(self, options: HookOptions, output: WorkerOutput, *, strict: bool) -> None:
@@ -65,12 +65,12 @@ class StepCapture:
         self._is_strict, self._pid = strict, os.getpid()
         self._chooser: Chooser | None = None
         self._now: list[Collection] = []  # collections that this step saves
-        self._leaves_be = False  # this step would replace another program's
+        self._leaves_be = False  # whether this step is not saved because it would replace another program's step
         self._has_trained = False
         self._step_watch: StepWatch | None = None
         self._counts_file: CountsFile | None = None  # None before the first step
         self._is_closed = False
-        self._listener = self._see_loss  # one bound method, so that it can be removed
+        self._listener = self._see_loss  # the bound method, kept so that it can be removed
         losses.listen(self._listener)
 
     # Calls of programs.
@@ -82,7 +82,7 @@ class StepCapture:
         Args:
             name: without `scalar/`.
             value: saved as a double.
-            sm_metric: put it into the collection `sm_metrics` too.
+            sm_metric: whether to add it to the collection `sm_metrics`, too.
         """
         self._up_to_date()
         if self._output.saves and (copy := self._open_copy()) is not None:
@@ -93,12 +93,12 @@ class StepCapture:
 
     @_guarded
     def save_tensor(self, name: str, value: Any, collections: list[str]) -> None:
-        """Save values with the current step, if one of the collections is saved then.
+        """Save values with the current step, if one of the collections is saved at this step.
 
         Args:
             name: of the tensor.
             value: a tensor, or numbers that torch converts into one.
-            collections: to which it is added; new ones are made, and saved from now on.
+            collections: names of collections to which it is added; missing collections are made, and saved from now on.
         """
         self._options.add_tensor_name(name, collections)
         if self._options.has_changed:
@@ -114,9 +114,9 @@ class StepCapture:
 
         Args:
             name: of the module; `_input_0`, `_output_0` and so on are appended.
-            kind: class of the module, for the alias; empty for a loss, which may be seen several times in a step.
-            given: arguments: tensors, or lists and dicts of them.
-            result: tensors, or lists and dicts of them.
+            kind: class of the module, for the alias; empty for a loss, which may be called several times in a step.
+            given: arguments: tensors, or lists and dicts of tensors.
+            result: tensors, or lists and dicts of tensors.
         """
         if not self._now:
             return
@@ -128,7 +128,7 @@ class StepCapture:
                 self._see_tensor(full if kind else self._output.free_name(full), tensor, alias)
 
     def close(self) -> None:
-        """End the last step, write the rest and mark this worker as ended. A second call does nothing."""
+        """End the last step, write all steps and mark this worker as ended. A second call does nothing."""
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
@@ -187,8 +187,8 @@ class StepCapture:
     # Counting.
 
     def _go_on(self) -> CountsFile:
-        """Continue the counts of the checkpoints this attempt was restored from; return the file for its own counts."""
-        self._up_to_date()  # this finds the name of the worker
+        """Continue the step counts of the restored checkpoints; return the file for this attempt's own counts."""
+        self._up_to_date()  # also determines the name of the worker
         before = restored_counts(trains_alone=self._output.place.num_trainings > 1)
         self.step = self._output.goes_on_after = before.total
         self.mode_steps = {
@@ -200,7 +200,7 @@ class StepCapture:
         return CountsFile(before)
 
     def _leave_count(self, file: CountsFile) -> None:
-        """Record the begin of a step, if this program trains: a program that only evaluates writes no checkpoints."""
+        """Record the begin of a step if this program trains; a program that only evaluates writes no checkpoints."""
         self._has_trained = self._has_trained or torch.is_grad_enabled()
         if self._has_trained and self._output.saves:
             modes = self.mode_steps
@@ -210,7 +210,7 @@ class StepCapture:
     # Output.
 
     def _up_to_date(self) -> Chooser:
-        """Return the chooser, made anew after the program has changed its options."""
+        """Return the chooser; make a new one if the program has changed its options."""
         if self._chooser is None or self._options.has_changed:
             self._chooser = self._options.make_chooser(self.modules.names)
             self._output.find_worker()
@@ -222,12 +222,12 @@ class StepCapture:
     def _is_evaluation_after_training(self) -> bool:
         """Whether this step computes no gradients, and another program has saved here and ended without an error.
 
-        A program that trains again saves again: a script that runs in a loop, or a training after a preparation.
+        A program that trains again is saved again, for example a script in a loop, or a training after a preparation.
         """
         return self._options.is_automatic and not torch.is_grad_enabled() and self._output.was_saved_before()
 
     def _open_copy(self) -> StepCopy | None:
-        """Return the copies to which this step's tensors are added; None if the step is not saved."""
+        """Return the copies to add this step's tensors to; None if the step is not saved."""
         if self._is_closed or self.step < 0 or self._leaves_be:
             return None
         mode = self._options.mode

@@ -1,8 +1,8 @@
-"""The first count of a hook's steps, and the file that shows its agent the counts.
+"""The count at which a hook's steps begin, and the file in which the agent reads the counts.
 
-Where: `step_capture`. In a job with checkpoints the agent names a folder (`contract.step_counts`). It holds the counts
-of steps at the checkpoints from which this attempt was restored, and a hook writes a row for each step there. Without
-that folder a hook begins with step 0, and writes nothing.
+Where: `step_capture`. In a job with checkpoints the agent names a folder (`contract.step_counts`). The folder holds the
+counts of steps at the checkpoints from which this attempt was restored, and a hook writes a row for each step there.
+Without that folder a hook begins with step 0 and writes no rows.
 
 An error here is logged once; the hook then counts from 0, or continues without writing rows.
 """
@@ -29,7 +29,7 @@ from clary.contract.step_counts import (
     pack_row,
 )
 
-_MAX_BYTES = 64 * 1024  # of the file that a restore leaves
+_MAX_BYTES = 64 * 1024  # of the file that the agent leaves after a restore
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _log = logging.getLogger("clary.debugger")
@@ -59,10 +59,10 @@ def restored_counts(*, trains_alone: bool) -> StepCounts:
 
 
 class CountsFile:
-    """Writes a row for each step of this process, once it trains; a process that does not train writes no file.
+    """Writes a row for each step of this process.
 
     Args:
-        before: the counts when the process began.
+        before: the counts at the begin of the process.
     """
 
     def __init__(self, before: StepCounts) -> None:
@@ -73,11 +73,11 @@ class CountsFile:
         self._identity = (0, 0)
 
     def add(self, worker: str, total: int, train: int, evaluate: int, predict: int) -> None:
-        """Record that a step begins; never raises. One write, no thread, no lock.
+        """Record that a step begins; never raises. Takes one write, without threads or locks.
 
         Args:
             worker: `worker_N`; only the first step uses it.
-            total, train, evaluate, predict: steps begun so far, of all phases and of each.
+            total, train, evaluate, predict: last step of all phases together and of each phase.
         """
         if not self._folder:
             return
@@ -85,7 +85,7 @@ class CountsFile:
         try:
             if self._descriptor < 0:
                 self._open(worker, now_ns)
-            # Programs may close descriptors of others: this number may now be that of a file of the program.
+            # A program may have closed this descriptor, and its number may now belong to a file of the program.
             if _identity(self._descriptor) != self._identity:
                 self._descriptor = -1
                 raise OSError("the program has closed their file")

@@ -1,7 +1,7 @@
 """Tests whether torch runs a call normally, or traces, compiles or transforms it.
 
-In a traced or transformed call a hook would become part of the compiled or traced code, get tensors without values, or
-break the capture of a GPU's work: it does nothing then.
+In a traced or transformed call a hook does nothing: it would become part of the compiled or traced code, receive
+tensors without values, or break the capture of a CUDA graph.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
-_is_compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)  # of torch before 2.3
+_is_compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)  # default: before 2.3
 
 
 def is_traced() -> bool:
-    """Whether a compiler or tracer follows the program: such a call is no step."""
+    """Whether a compiler or tracer follows the program; such a call is no step."""
     return bool(_is_compiling() or torch.jit.is_tracing())
 
 
 def is_compiled(modules: Iterable[torch.nn.Module]) -> bool:
     """Whether torch.compile has compiled something in this process, or will compile one of these modules.
 
-    Its compiled code depends on the global hooks: with a hook that comes and goes it compiles again each time, until it
-    gives up, or makes a program with `fullgraph=True` fail.
+    Compiled code depends on the global hooks: a hook that is installed and removed causes a compilation each time,
+    until the compiler gives up or fails a program with `fullgraph=True`.
     """
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
     if counters is not None and counters.get("frames", {}).get("total"):
@@ -33,10 +33,10 @@ def is_compiled(modules: Iterable[torch.nn.Module]) -> bool:
 
 
 def has_plain_tensors() -> bool:
-    """Whether tensors are plain and may be copied: no mode, functional transform or graph capture is active.
+    """Whether tensors are plain and may be copied, since no mode, functional transform or graph capture is active.
 
     Modes make fake tensors, or keep results of operations for recomputing a part of the model; `vmap` and `grad` of
-    torch.func wrap tensors; while a GPU's work is captured, no memory may be allocated and nothing may wait.
+    torch.func wrap tensors; while a CUDA graph is captured, no memory may be allocated and no call may wait.
     """
     if _num_modes() or _transform() is not None:
         return False

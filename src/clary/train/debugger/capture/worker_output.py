@@ -1,4 +1,4 @@
-"""Output of the steps of this process. Nothing is made in the folder before there is a tensor to write."""
+"""Output of the steps of this process. The folder stays untouched until there is a tensor to write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clary.train.debugger.modes import ModeKeys
 
 
 class WorkerOutput:
-    """Saves the steps of this process's worker, if that worker is to save. `close` it.
+    """Saves the steps of this process's worker, if that worker has to save; the caller must `close` it.
 
     Args:
         limit_s: seconds that a step waits for memory, and `close` for the disk.
@@ -21,7 +21,7 @@ class WorkerOutput:
 
     def __init__(self, options: HookOptions, *, limit_s: float) -> None:
         self._options, self._limit_s = options, limit_s
-        self.goes_on_after = -1  # step of an earlier attempt; set before the first step is saved
+        self.goes_on_after = -1  # last step of an earlier attempt; set before the first step is saved
         self._place: WorkerPlace | None = None
         self._saver: Saver | None = None
 
@@ -32,7 +32,7 @@ class WorkerOutput:
 
     @property
     def saves(self) -> bool:
-        """Whether this worker is to save; before `find_worker` it does not count as the chief."""
+        """Whether this worker has to save; before `find_worker` it does not count as the chief."""
         saves_here = self._options.include_workers == "all" or (self._place is not None and self._place.is_chief)
         return saves_here and not self._options.dry_run
 
@@ -42,12 +42,12 @@ class WorkerOutput:
         return self._place or worker_place()
 
     def find_worker(self) -> None:
-        """Determine this worker's place, while it has saved nothing: a process group may have been made meanwhile."""
+        """Determine this worker's place until its first save, since a process group may have been made meanwhile."""
         if self._saver is None:
             self._place = worker_place()
 
     def was_saved_before(self) -> bool:
-        """Whether another program saved here as this worker and ended without error, and this one has saved nothing."""
+        """Whether another program saved here as this worker and ended well, before this program's first save."""
         if self._saver is not None:
             return False
         return has_ended_well(Path(self._options.out_dir), self.place.name)
@@ -72,7 +72,7 @@ class WorkerOutput:
         return self._saver.open_copy(step, mode, mode_step)
 
     def free_name(self, name: str) -> str:
-        """Return a name that is new in the step: the given one, or the given one with a number."""
+        """Return a name that is new in the step: the given name, or the given name with a number."""
         copy = None if self._saver is None else self._saver.copy
         found, number = name, 1
         while copy is not None and found in copy:
@@ -80,7 +80,7 @@ class WorkerOutput:
         return found
 
     def write_collections(self) -> None:
-        """Write the file of collections, if a tensor was saved; else the first tensor causes it. Raises: OSError."""
+        """Write the file of collections if a tensor was saved; else the first tensor does so. Raises: OSError."""
         if self._saver is not None:
             self._saver.write_collections()
 
@@ -90,7 +90,7 @@ class WorkerOutput:
             self._saver.finish_step()
 
     def abandon_step(self) -> None:
-        """Drop the step, and accept no more tensors for it."""
+        """Drop the step and accept no more tensors for it."""
         if self._saver is not None:
             self._saver.abandon_step()
 
@@ -98,7 +98,7 @@ class WorkerOutput:
         """Wait until all steps are written, and mark this worker as ended.
 
         Args:
-            failure: the error that ended the saving before the training; empty without one.
+            failure: the error that ended the saving before the training; empty without an error.
         """
         if self._saver is not None:
             self._saver.close(failure=failure)

@@ -1,6 +1,6 @@
-"""Writes steps in the background: one thread, and files that appear whole.
+"""Writes steps in a background thread, each to a file that appears only when it is complete.
 
-The memory for copies bounds how many steps may wait, see `buffers`; this module has no bound of its own.
+The memory for copies bounds the number of waiting steps (`buffers`); this module has no bound of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Copied(Protocol):
 
     @property
     def index(self) -> StepIndex:
-        """The index of the file, without tensors and their places."""
+        """The index of the file, without tensors and their offsets."""
 
     def tensors(self) -> list[tuple[TensorEntry, memoryview | None]]:
         """Wait for the copies and return them."""
@@ -37,10 +37,10 @@ class Copied(Protocol):
 
 
 class Writer:
-    """Writes one worker's files. `close` it.
+    """Writes one worker's files; the caller must `close` it.
 
     Args:
-        folder: is made.
+        folder: created if missing.
 
     Raises: FolderTaken if another process writes there as the same worker, OSError.
     """
@@ -54,13 +54,13 @@ class Writer:
         for name in (COLLECTIONS, STEPS, ENDED):
             (folder / name).mkdir(parents=True, exist_ok=True)
         self._claim = FolderClaim(folder, worker)
-        self.began_at = time.time()  # files that were saved here before are another program's
-        (folder / ENDED / f"{worker}.json").unlink(missing_ok=True)  # of an earlier try in the same folder
+        self.began_at = time.time()  # files that were saved here earlier belong to another program
+        (folder / ENDED / f"{worker}.json").unlink(missing_ok=True)  # end mark of an earlier try in the same folder
         self._thread = threading.Thread(target=self._run, name="clary-debugger-writer", daemon=True)
         self._thread.start()
 
     def submit(self, step: Copied) -> None:
-        """Queue a step to be written, and return at once."""
+        """Queue a step for writing, and return at once."""
         self._waiting.put(step)
 
     def write_collections(
@@ -74,8 +74,8 @@ class Writer:
         """Write the file of collections and of the number of workers that save.
 
         Args:
-            num_ends: workers that must end before the training counts as ended; None for all that save.
-            goes_on_after: step of an earlier program after which this one continues; -1 without one.
+            num_ends: number of workers that must end before the training counts as ended; None for all that save.
+            goes_on_after: step of an earlier program after which this program continues; -1 without such a program.
 
         Raises: OSError.
         """
@@ -91,12 +91,12 @@ class Writer:
         self._write_json(f"{COLLECTIONS}/{self._worker}.json", document)
 
     def close(self, *, limit_s: float, num_dropped: int = 0, failure: str = "") -> bool:
-        """Wait until all steps are written, then mark this worker as ended; return whether that was done in time.
+        """Wait until all steps are written, then mark this worker as ended; return False if that took too long.
 
         Args:
             limit_s: seconds to wait.
             num_dropped: number of steps that got no memory in time.
-            failure: the error that ended the saving before the training; empty without one.
+            failure: the error that ended the saving before the training; empty without an error.
 
         Raises: OSError.
         """
@@ -110,7 +110,7 @@ class Writer:
             "num_dropped": num_dropped,
             "num_failed": self.num_failed,
             "failure": failure,
-            "program_failed": getattr(sys, "last_value", None) is not None,  # Python sets it when it prints an error
+            "program_failed": getattr(sys, "last_value", None) is not None,  # set by Python for an uncaught error
             "ended_at": max(time.time(), self.began_at),
         }
         try:

@@ -1,4 +1,4 @@
-"""Bytes of a file as numpy arrays, and numbers of them. Only this module of reading needs numpy."""
+"""Conversion of a file's bytes to numpy arrays, and their reductions. Only this module of `reading` imports numpy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _BFLOAT16_SHIFT = 16  # a bfloat16 is the upper half of a float32
 
 
 def to_array(values: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Return values as an array that may be changed.
+    """Return values as a writable array.
 
     Args:
-        values: little-endian.
-        dtype: of the file, a key of ITEM_BYTES; bfloat16 becomes float32.
+        values: bytes, little-endian.
+        dtype: type in the file, a key of ITEM_BYTES; bfloat16 becomes float32.
         shape: of the array.
     """
     if dtype == "bfloat16":
@@ -25,7 +25,7 @@ def to_array(values: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def reduce(values: Any, name: str) -> Any:
-    """Return one reduction; of no values at all, NaN."""
+    """Return one reduction of an array; NaN for an empty array."""
     if not values.size:
         return np.float64("nan")
     numbers = values if values.dtype.kind in "fc" and values.dtype.itemsize > 2 else values.astype(np.float64)

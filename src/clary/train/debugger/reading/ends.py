@@ -1,7 +1,7 @@
 """The end of a training: marked by each worker, by each host's agent, or by the job's end mark.
 
-A worker's program may be followed by another in the same place: a worker that was started again, a job that was tried
-again. Only the report of the last program counts.
+Another program may follow a worker's program in the same folder: a restarted worker, or another try of the job. Only
+the end of the last program counts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Ends:
     """The ends of workers and hosts known so far.
 
     Args:
-        by_mark: whether only the agents' marks end a training; a worker that ends may be followed by another.
+        by_mark: whether only the agents' marks end a training, since another worker may follow a worker that ends.
     """
 
     def __init__(self, *, by_mark: bool = False) -> None:
         self._by_mark = by_mark
-        self._began: dict[str, float] = {}  # seconds since 1970, by worker
+        self._began: dict[str, float] = {}  # worker -> start of its last program, in seconds since 1970
         self._ended: dict[str, float] = {}
         self._known: dict[str, str] = {}
         self._num_wanted = 1
@@ -36,14 +36,14 @@ class Ends:
         return frozenset(self._began)
 
     def began_at(self, worker: str) -> float:
-        """Return when a worker's last program began to save; 0 if that is unknown."""
+        """Return the time at which a worker's last program began to save; 0 if it is unknown."""
         return self._began.get(worker, 0.0)
 
     def begin(self, worker: str, began_at: float, num_wanted: int) -> bool:
-        """Record the start of a worker's program; return whether it replaces an earlier one.
+        """Record the start of a worker's program; return whether it replaces an earlier program.
 
         Args:
-            num_wanted: number of workers of the training, as this worker counts them.
+            num_wanted: number of workers that must end, according to this worker.
         """
         self._num_wanted = max(self._num_wanted, num_wanted)
         before = self._began.setdefault(worker, began_at)
@@ -54,7 +54,7 @@ class Ends:
         """Return whether the training has ended. Raises: OSError."""
         if END_OF_JOB in files.listing(""):
             return True
-        hosts: dict[int, dict[str, int]] = {}  # number of hosts, by try and host
+        hosts: dict[int, dict[str, int]] = {}  # try -> host -> number of hosts
         for name, mark in files.listing(ENDED).items():
             if (worker := WORKER_FILE.fullmatch(name)) is not None:
                 if self._known.get(name) != mark:
@@ -78,7 +78,7 @@ def mark_ended(path: str | Path) -> None:
 
 
 def _ended_at(files: Files, name: str) -> float:
-    """Return the time of a worker's end mark; a damaged mark counts as an end too."""
+    """Return the time of a worker's end mark; a damaged mark also counts as an end."""
     try:
         return float(json.loads(files.read(name, 0, _MAX_JSON))["ended_at"])
     except (ValueError, TypeError, KeyError, RecursionError, FileNotFoundError, TensorFileError):

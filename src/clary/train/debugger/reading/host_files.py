@@ -1,12 +1,12 @@
-"""The tensors of a job of several hosts, as its first host sees them.
+"""The tensors of a job of several hosts, read on its first host.
 
-This host's tensors lie in a local folder. The other hosts store theirs in S3 while they run, some seconds after
-writing, and they are read there. A file in both places is read from the folder.
+This host's tensors are in a local folder. The other hosts copy their tensors to S3 while they run, some seconds after
+writing, and this module reads them there. A file that is in both is read from the folder.
 
 [Note: one look]
-A trial lists collections, then end marks, then steps: if all hosts have ended, it has seen every step. So the prefix is
-listed either for a whole look or not at all, and its end marks count from the next look on, if this look listed the
-steps too.
+In each look for new files, a trial lists collections, then end marks, then steps; so if all hosts have ended, it has
+seen every step. Therefore the prefix is listed either in a whole look or not at all, and its end marks count from the
+next look on, if this look also listed the steps.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from clary.train.debugger.files import COLLECTIONS, END_OF_JOB, ENDED, HOST_FILE
 
 LATE_S = 40.0  # longest wait for other hosts after this host's end
 AWAY_S = 300.0  # longest wait for an unreachable store when an object is read
-_PAUSE_S = 1.0  # between attempts
+_PAUSE_S = 1.0  # seconds between attempts
 _Read = TypeVar("_Read")
 _log = logging.getLogger("clary.debugger")
 
 
 class HostsFiles:
-    """A local folder, and a prefix in which all hosts store.
+    """A local folder, and a prefix of S3 to which all hosts copy their tensors.
 
     Args:
-        near: folder of this host.
-        far: prefix of all hosts; None if this host can not read it: then its own end is the training's end.
-        own_end: name below `ended` of the mark by which this host's agent reports the end of the program here.
-        late_s: longest wait for other hosts after that; then the trial ends without them.
+        near: this host's folder.
+        far: the prefix; None if this host cannot read it, and then this host's end is the training's end.
+        own_end: name, below `ended`, of the mark by which this host's agent reports the end of this host's program.
+        late_s: longest wait for other hosts after this host's end; then the trial ends without them.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class HostsFiles:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.interval_s = near.interval_s
-        self.is_late = False  # whether the trial has ended without some host
+        self.is_late = False  # whether the trial has ended without all hosts
         self._near, self._far, self._own_end = near, far, own_end
         self._late_s, self._clock = late_s, clock
-        self._ended_at_s: float | None = None  # of this host
+        self._ended_at_s: float | None = None  # end of this host's program
         self._far_listings: dict[str, dict[str, str]] = {}
-        self._far_ended: dict[str, str] = {}  # of the look before
+        self._far_ended: dict[str, str] = {}  # end marks of the previous look
         self._is_looking_far = self._has_failed = self._was_told = False
         self._next_look_s = 0.0
 
@@ -59,7 +59,7 @@ class HostsFiles:
         return f"{self._near}" if self._far is None else f"{self._near} and {self._far}"
 
     def listing(self, folder: str, after: str = "") -> dict[str, str]:
-        """Return the names in a folder from one on; local files have precedence. Raises: OSError, of local ones."""
+        """Return a folder's names from `after` on; local files have precedence. Raises: OSError for local files."""
         if folder == COLLECTIONS:
             self._begin_look()
         near = self._near.listing(folder, after)
@@ -67,7 +67,7 @@ class HostsFiles:
         if folder == ENDED:
             far = self._far_ended
         elif not folder:
-            far.pop(END_OF_JOB, None)  # a job of several hosts has none: it is an earlier job's
+            far.pop(END_OF_JOB, None)  # left by an earlier job, since a job of several hosts has no such mark
             if self._has_waited():
                 near[END_OF_JOB] = ""
         return dict(sorted({**far, **near}.items()))
@@ -104,7 +104,7 @@ class HostsFiles:
             self._far.prepare([name for name in names if not self._near.has(name)])
 
     def _patiently(self, read: Callable[[], _Read]) -> _Read:
-        """Read from the store, with retries while it is unreachable, as during a restart of the service."""
+        """Read from the store, with retries while it is unreachable, for example during a restart of the service."""
         deadline_s = self._clock() + AWAY_S
         while True:
             try:
@@ -125,7 +125,7 @@ class HostsFiles:
             self._has_failed = False
 
     def _list_far(self, folder: str, after: str) -> dict[str, str]:
-        """List the prefix; a store that does not answer counts as unchanged, and local files are still read."""
+        """List the prefix; if the store does not answer, use its last listing, so that local files are still read."""
         is_wanted = self._is_looking_far or folder not in self._far_listings
         if self._far is not None and is_wanted and not self._has_failed:
             try:
@@ -138,7 +138,7 @@ class HostsFiles:
         return {name: mark for name, mark in self._far_listings.get(folder, {}).items() if name >= after}
 
     def _is_of_this_try(self, name: str) -> bool:
-        """Whether a host's mark is of this try; a worker's mark has a time, which the trial checks."""
+        """Whether a host's mark belongs to this try; True for a worker's mark, whose time the trial checks."""
         own, found = HOST_FILE.fullmatch(self._own_end), HOST_FILE.fullmatch(name)
         return own is None or found is None or found[2] == own[2]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 
 class ObjectBlocks:
-    """Blocks by key; the least recently used block is dropped first. The folder is removed with the process.
+    """Blocks by key; the least recently used block is dropped first. The folder is removed when the process ends.
 
     Args:
-        max_bytes: of all blocks together.
-        place: where the folder is made; None for the temporary directory.
+        max_bytes: most bytes of all blocks together.
+        place: parent of the new folder; None for the temporary directory.
 
     Raises: OSError.
     """
@@ -29,7 +29,7 @@ class ObjectBlocks:
         self._end = weakref.finalize(self, shutil.rmtree, self.folder, True)
 
     def get(self, key: Hashable) -> bytes | None:
-        """Return a block; None if it is not here, or not whole any more."""
+        """Return a block; None if it is missing or no longer intact."""
         if key not in self._kept:
             return None
         self._kept.move_to_end(key)
@@ -44,7 +44,7 @@ class ObjectBlocks:
         return None
 
     def put(self, key: Hashable, data: bytes) -> None:
-        """Keep a block, if there is room for it; a full disk keeps no block."""
+        """Keep a block, unless it exceeds the bound or the disk is full."""
         if key in self._kept:
             self._drop(key)
         if len(data) > self._max_bytes:

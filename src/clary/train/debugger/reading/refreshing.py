@@ -1,4 +1,4 @@
-"""Blocks in which trials stay unchanged, or look for new files again. The names are smdebug's."""
+"""Context managers that stop or resume trials' looks for new files. The names are smdebug's."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from clary.train.debugger.reading.trial import Trial
 
 @contextlib.contextmanager
 def no_refresh(trials: Trial | list[Trial]) -> Iterator[Trial | list[Trial]]:
-    """Keep trials unchanged while they are examined."""
+    """Stop the looks of trials for new files within a block."""
     with _refreshing(trials, False):
         yield trials
 
 
 @contextlib.contextmanager
 def refresh(trials: Trial | list[Trial]) -> Iterator[Trial | list[Trial]]:
-    """Have trials look for new files within a block that is in `no_refresh`."""
+    """Resume the looks of trials for new files, in a block inside `no_refresh`."""
     with _refreshing(trials, True):
         yield trials
 

@@ -1,8 +1,8 @@
-"""A bucket as a trial reads it: one folder listed from a name on, objects read by ranges.
+"""Access of a trial to a bucket: lists one folder from a name on, and reads ranges of objects.
 
-boto3 is used if it is installed, with the keys and endpoint that it finds. Environments of jobs often lack boto3:
-then the agents' client is used (`contract.object_store`), with the variables that each job has, AWS_ENDPOINT_URL and
-the two of the key.
+boto3 is used if it is installed, with the keys and endpoint that it finds. Environments of jobs often lack boto3; then
+the agents' client is used (`contract.object_store`), with the job's variables AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and
+AWS_SECRET_ACCESS_KEY.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from clary.contract.launch_plan import Credentials, Endpoint
 from clary.contract.object_store import Listing, ObjectInfo, ObjectStore
 from clary.train.debugger.errors import ConfigurationError, StoreError
 
-_TIMEOUT_S = 30.0  # of connecting, and of each wait for data
+_TIMEOUT_S = 30.0  # timeout of connecting, and of each wait for data
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 _KEY_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
 
 
 class Bucket(Protocol):
-    """A bucket in which objects are read."""
+    """A bucket whose objects can be read."""
 
     name: str
 
     def list(self, prefix: str, after: str = "") -> Listing:
         """Return the objects directly at a prefix, and the folders there.
 
-        Keys up to `after` are left out; it is a whole key, and empty for all.
+        Keys up to and including `after` are left out; `after` is a complete key, or empty for all keys.
 
         Raises: StoreError.
         """
@@ -41,17 +41,17 @@ class Bucket(Protocol):
         """Return bytes of an object.
 
         Args:
-            key: of the object.
-            start: first byte, from 0; the object must have it.
+            key: key of the object.
+            start: offset of the first byte, which the object must have.
             length: 1 or more; fewer at the object's end.
         Raises: FileNotFoundError, StoreError.
         """
 
 
 def open_bucket(name: str) -> Bucket:
-    """Return a bucket, by boto3 or by the environment's variables.
+    """Return a bucket, accessed by boto3 or by the agents' client.
 
-    Raises: ConfigurationError saying what to install or to set.
+    Raises: ConfigurationError that names the package to install or the variables to set.
     """
     endpoint = next((os.environ[one] for one in _ENDPOINT_VARIABLES if os.environ.get(one)), None)
     try:
@@ -70,7 +70,7 @@ def open_bucket(name: str) -> Bucket:
 
 
 class BotoBucket:
-    """A bucket by a client of boto3, which retries by itself."""
+    """A bucket accessed by a boto3 client, which retries by itself."""
 
     def __init__(self, name: str, client: Any) -> None:
         self.name, self._client = name, client
@@ -113,11 +113,11 @@ class BotoBucket:
 
 
 class SignedBucket:
-    """A bucket by requests of our own, from any thread.
+    """A bucket accessed by the agents' client; any thread may call it.
 
     Args:
         endpoint: http or https; its path, if any, precedes the bucket.
-        environment: has the key, and may have AWS_SESSION_TOKEN, AWS_REGION and AWS_CA_BUNDLE.
+        environment: variables with the key pair, and optionally AWS_SESSION_TOKEN, AWS_REGION and AWS_CA_BUNDLE.
 
     Raises: ConfigurationError for an invalid endpoint.
     """
@@ -136,11 +136,11 @@ class SignedBucket:
                 authorities=environment.get("AWS_CA_BUNDLE", ""),
             )
         except (ContractError, ValueError):
-            said = endpoint.rpartition("@")[2]  # the part before it may be a password
+            said = endpoint.rpartition("@")[2]  # the omitted part may contain a password
             raise ConfigurationError(f"the endpoint of S3 is {said!r}; expected http://host:port") from None
 
     def close(self) -> None:
-        """Cancel reads under way and close all connections."""
+        """Cancel running reads and close all connections."""
         self._store.close()
 
     def list(self, prefix: str, after: str = "") -> Listing:

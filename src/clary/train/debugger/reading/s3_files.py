@@ -1,7 +1,7 @@
-"""Files of a training below a prefix of S3, in the layout of its folder.
+"""Files of a training below a prefix of S3, in the layout of the local folder.
 
-A folder is listed from the step on that all workers have passed. Objects come in blocks, which are kept on this
-machine's disk up to a bound. An object is whole or does not exist. An object that is replaced while it is read does not
+A folder is listed from the step on that all workers have passed. Objects are read in blocks, which are cached on this
+machine's disk up to a bound. An object is complete or does not exist. An object that is replaced during a read does not
 match its checksums, and is read again when its new version is listed.
 """
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from clary.train.debugger.reading.s3_access import Bucket
 
 SCHEME = "s3://"
-INTERVAL_S = 2.0  # between listings, five requests each
-BLOCK_BYTES = 256 * 1024  # the index of a file and its first values come with one request
+INTERVAL_S = 2.0  # seconds between looks, each of which makes five requests
+BLOCK_BYTES = 256 * 1024  # large enough that one request returns a file's index and first values
 CACHE_BYTES = 1024**3
 THREADS = 16  # threads that fetch at the same time
 
@@ -31,9 +31,9 @@ class S3Files:
 
     Args:
         prefix: without slashes at its ends; empty for the whole bucket.
-        cache_bytes: of blocks on this machine's disk.
-        cache_place: where their folder is made; None for the temporary directory.
-        interval_s: between two looks for new files.
+        cache_bytes: most bytes of blocks on this machine's disk.
+        cache_place: parent of the blocks' folder; None for the temporary directory.
+        interval_s: seconds between two looks for new files.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class S3Files:
         missing = [number for number, piece in pieces.items() if piece is None]
         for number in missing:
             if pieces[number] is not None:
-                continue  # was fetched with the one before
+                continue  # was fetched together with the previous block
             last = number
             while last + 1 < beyond and pieces[last + 1] is None:
                 last += 1
@@ -99,7 +99,7 @@ class S3Files:
         return whole[start - first * BLOCK_BYTES : end - first * BLOCK_BYTES]
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Fetch the first blocks of objects that were listed, several at a time."""
+        """Fetch the first blocks of listed objects, several at a time."""
         missing = [
             (name, size, etag)
             for name, (size, etag) in ((name, self._facts[name]) for name in names if name in self._facts)
@@ -144,11 +144,11 @@ def open_s3_files(uri: str, *, cache_bytes: int = CACHE_BYTES, cache_place: Path
 
     Args:
         uri: s3://bucket/prefix; the prefix may be missing.
-        cache_bytes: of blocks on this machine's disk.
-        cache_place: folder in which the blocks' folder is made; None for the temporary directory.
-    Raises: ConfigurationError for another kind of URI, and without means to read S3.
+        cache_bytes: most bytes of blocks on this machine's disk.
+        cache_place: parent of the blocks' folder; None for the temporary directory.
+    Raises: ConfigurationError for another kind of URI, or if neither boto3 nor the job's variables give access to S3.
     """
-    from clary.train.debugger.reading.s3_access import open_bucket  # saves 31 ms of programs that read no S3
+    from clary.train.debugger.reading.s3_access import open_bucket  # saves 31 ms in programs that do not read S3
 
     bucket, _, prefix = uri.removeprefix(SCHEME).partition("/")
     if not uri.startswith(SCHEME) or not bucket:

@@ -1,7 +1,7 @@
-"""The steps that have been seen, their workers, and whether they are whole.
+"""The steps seen in files, their workers, and whether the steps are complete.
 
-A step is whole once each worker has saved it, or has saved a later one: workers write in order, so a worker that has
-passed a step will not save it any more.
+A step is complete once each worker has saved it or a later step: workers write in order, so a worker that has passed a
+step will not save it any more.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class StepState(Enum):
 
 
 class SavedSteps:
-    """Steps by their files' indexes. Iterates over the steps that some worker has saved, by global number.
+    """Steps by their files' indexes. Iteration yields the global steps that at least one worker has saved.
 
     Args:
-        ends: has the workers that have announced that they save.
+        ends: knows the workers that have announced that they save.
     """
 
     def __init__(self, ends: Ends) -> None:
-        self.num_workers = 1  # number that save, as far as announced
+        self.num_workers = 1  # announced number of workers that save
         self.has_ended = False  # whether no further step will be saved
-        self.written_at: dict[int, float] = {}  # seconds since 1970, by global step
+        self.written_at: dict[int, float] = {}  # global step -> seconds since 1970
         self._ends = ends
-        self._indexes: dict[int, dict[str, StepIndex]] = {}  # by global step and worker
-        self._mode_steps: dict[ModeKeys, dict[int, int]] = {}  # global step by mode and mode step
-        self._last_of: dict[str, int] = {}  # each worker's last step
+        self._indexes: dict[int, dict[str, StepIndex]] = {}  # global step -> worker -> index
+        self._mode_steps: dict[ModeKeys, dict[int, int]] = {}  # mode -> mode step -> global step
+        self._last_of: dict[str, int] = {}  # worker -> its last step
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._indexes)
@@ -54,7 +54,7 @@ class SavedSteps:
         self.written_at[index.step] = max(index.written_at, self.written_at.get(index.step, 0.0))
 
     def take_passed(self, worker: str, step: int) -> None:
-        """Record that a worker will save no more steps up to this one."""
+        """Record that a worker will not save any further step up to `step`."""
         self._last_of[worker] = max(step, self._last_of.get(worker, -1))
 
     def forget(self, worker: str) -> list[StepIndex]:
@@ -70,16 +70,16 @@ class SavedSteps:
                     del self._mode_steps[index.mode][index.mode_step]
         return gone
 
-    # Seen steps.
+    # Queries of steps.
 
     @property
     def workers(self) -> list[str]:
-        """The workers that save, by number."""
+        """The workers that save, sorted by number."""
         return sorted(self._last_of, key=lambda worker: int(worker.removeprefix("worker_")))
 
     @property
     def modes(self) -> set[ModeKeys]:
-        """The phases that steps were saved in."""
+        """The phases of the saved steps."""
         return {self.first_index(step).mode for step in self._indexes}
 
     def of_workers(self, step: int) -> Mapping[str, StepIndex]:
@@ -87,7 +87,7 @@ class SavedSteps:
         return self._indexes.get(step, {})
 
     def first_index(self, step: int) -> StepIndex:
-        """Return one worker's index of a global step that some worker has saved."""
+        """Return the index of one of the workers that have saved a global step."""
         return next(iter(self._indexes[step].values()))
 
     def of_mode(self, mode: ModeKeys) -> list[int]:
@@ -95,18 +95,18 @@ class SavedSteps:
         return list(self._indexes if mode is ModeKeys.GLOBAL else self._mode_steps.get(mode, {}).values())
 
     def global_step(self, mode: ModeKeys, mode_step: int) -> int | None:
-        """Return the number among all steps of a phase's step, None if it has not been seen."""
+        """Return the global number of a phase's step; None if no file has it yet."""
         if mode is ModeKeys.GLOBAL:
             return mode_step if mode_step in self._indexes else None
         return self._mode_steps.get(mode, {}).get(mode_step)
 
     def among(self, steps: Iterable[int], mode: ModeKeys, *, with_incomplete: bool) -> list[int]:
-        """Return the steps of a phase among global steps, as that phase counts them, sorted.
+        """Return the numbers in a phase of those global steps that belong to the phase, sorted.
 
         Args:
-            steps: global ones that some worker has saved.
+            steps: global steps that at least one worker has saved.
             mode: phase that counts them; GLOBAL keeps all.
-            with_incomplete: keep steps that not all workers have passed.
+            with_incomplete: whether to keep steps that not all workers have passed.
         """
         passed = self._passed()
         found = [step for step in steps if with_incomplete or step <= passed]
@@ -118,7 +118,7 @@ class SavedSteps:
     # Further steps.
 
     def next_look(self) -> int:
-        """Return the first global step whose files may be new: all workers that save have passed the earlier steps."""
+        """Return the first global step that may have new files, since all workers have passed earlier steps."""
         workers = self._last_of.keys() | self._ends.workers
         return min((self._last_of.get(worker, 0) for worker in workers), default=0)
 
@@ -134,7 +134,7 @@ class SavedSteps:
         return StepState.UNAVAILABLE if step <= last else StepState.NOT_YET_AVAILABLE
 
     def check(self, step: int, mode: ModeKeys) -> None:
-        """Return if some worker has saved a phase's step. Raises: StepNotYetAvailable, StepUnavailable, NoMoreData."""
+        """Check that a worker has saved a phase's step. Raises: StepNotYetAvailable, StepUnavailable, NoMoreData."""
         if self.global_step(mode, step) is not None:
             return
         if self.state(step, mode) is StepState.NOT_YET_AVAILABLE:
@@ -145,9 +145,9 @@ class SavedSteps:
         raise StepUnavailable(step, mode)
 
     def _passed(self) -> int:
-        """Return the last step that all workers have passed or saved, or -1.
+        """Return the last step that all workers have saved or passed, or -1.
 
-        Once training has ended, the last step of any worker.
+        Once training has ended, return the last step of any worker.
         """
         if self.has_ended:
             return max(self._last_of.values(), default=-1)

@@ -20,19 +20,19 @@ from clary.train.debugger.tensor_files import TensorEntry
 
 
 class StepReader(Protocol):
-    """The interface of a trial to its tensors. Steps without a mode are global ones."""
+    """The interface of a trial to its tensors. Steps without a mode are global steps."""
 
     def refresh(self) -> None:
-        """Read the files saved since the last time."""
+        """Read the files saved since the last call."""
 
     def steps_among(self, steps: Iterable[int], mode: ModeKeys, *, with_incomplete: bool) -> list[int]:
-        """Return the members of `steps` that were saved in `mode`, as that mode counts them.
+        """Return the numbers in `mode` of those global steps that belong to it.
 
         Args: as `SavedSteps.among`.
         """
 
     def known_global_step(self, mode: ModeKeys, mode_step: int) -> int | None:
-        """Return the global step of a step, None if no file has it yet."""
+        """Return the global step of a phase's step; None if no file has it yet."""
 
     def global_step(self, mode: ModeKeys, mode_step: int) -> int:
         """Return the global step of a step that `check_step` has accepted."""
@@ -44,37 +44,37 @@ class StepReader(Protocol):
         """Return the bytes of a worker's tensor at a step.
 
         Args:
-            step: a global one.
-            worker: that has saved the tensor.
-            entry: of its file.
+            step: a global step.
+            worker: name of a worker that has saved the tensor.
+            entry: the tensor's entry in that worker's file.
         """
 
 
 class Tensor:
-    """A tensor by its name. Steps are counted as `mode` says, GLOBAL for all phases together.
+    """A named tensor. Step numbers count the steps of `mode`; GLOBAL counts all phases together.
 
     `worker=None` means the first worker that has saved the tensor at the step.
     """
 
     def __init__(self, name: str, trial: StepReader) -> None:
         self.name, self.trial = name, trial
-        self._entries: dict[int, dict[str, TensorEntry]] = {}  # by global step and worker
+        self._entries: dict[int, dict[str, TensorEntry]] = {}  # global step -> worker -> entry
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, steps={sorted(self._entries)})"
 
     def add(self, step: int, worker: str, entry: TensorEntry) -> None:
-        """Add a file's entry of the tensor. Called by the trial.
+        """Add a file's entry of the tensor; the trial calls it.
 
         Args:
-            step: a global one.
-            worker: that has saved the tensor; its earlier entry is replaced.
-            entry: of its file.
+            step: a global step.
+            worker: worker that has saved the tensor; its earlier entry is replaced.
+            entry: the tensor's entry in that worker's file.
         """
         self._entries.setdefault(step, {})[worker] = entry
 
     def remove(self, step: int, worker: str) -> None:
-        """Remove one worker's entry at a step. Called by the trial."""
+        """Remove one worker's entry at a step; the trial calls it."""
         self._entries.get(step, {}).pop(worker, None)
         if not self._entries.get(step):
             self._entries.pop(step, None)
@@ -83,26 +83,26 @@ class Tensor:
         """Return the steps that have the tensor.
 
         Args:
-            show_incomplete_steps: also steps that some worker has not saved yet.
+            show_incomplete_steps: whether to include steps that some worker has not saved yet.
         """
         self.trial.refresh()
         return self.trial.steps_among(self._entries, mode, with_incomplete=show_incomplete_steps)
 
     def workers(self, step_num: int, mode: ModeKeys = ModeKeys.GLOBAL) -> list[str]:
-        """Return the workers that have saved the tensor at a step. Raises: StepUnavailable and its like."""
+        """Return the workers that have saved the tensor at a step. Raises: as `check_step`."""
         return sorted(self._at(step_num, mode), key=_by_number)
 
     def value(self, step_num: int, mode: ModeKeys = ModeKeys.GLOBAL, worker: str | None = None) -> Any:
         """Return the tensor's values at a step as a numpy array; bfloat16 becomes float32.
 
         Args:
-            step_num: as `mode` counts steps.
-            mode: phase that counts; GLOBAL for all phases together.
-            worker: None for the first that has saved the tensor.
+            step_num: number of the step in `mode`.
+            mode: phase whose steps are counted; GLOBAL for all phases together.
+            worker: None for the first worker that has saved the tensor.
         Raises: TensorUnavailableForStep, InvalidWorker, StepNotYetAvailable, StepUnavailable, NoMoreData;
-            TensorFileError for a file that was damaged; OSError.
+            TensorFileError for a damaged file; OSError.
         """
-        from clary.train.debugger.reading.arrays import to_array  # saves 32 ms of programs that read no values
+        from clary.train.debugger.reading.arrays import to_array  # saves 32 ms in programs that read no values
 
         chosen, entry = self._entry(step_num, mode, worker)
         if entry.start is None:
@@ -127,17 +127,17 @@ class Tensor:
         worker: str | None = None,
         abs: bool = False,  # noqa: A002 - smdebug's word
     ) -> Any:
-        """Return a reduction at a step, as it was saved, or else computed from the values; a numpy number.
+        """Return a reduction at a step as a numpy number, saved or else computed from the values.
 
         Args:
-            reduction_name: as `mean`, `l2` or `variance`.
-            abs: of absolute values.
+            reduction_name: such as `mean`, `l2` or `variance`.
+            abs: whether to reduce absolute values.
             step_num, mode, worker: as for `value`.
         Raises: as `value`; ConfigurationError for an unknown reduction.
         """
         import numpy as np
 
-        from clary.train.debugger.reading.arrays import reduce  # saves 32 ms of programs that read no values
+        from clary.train.debugger.reading.arrays import reduce  # saves 32 ms in programs that read no values
 
         name = f"abs_{reduction_name}" if abs else reduction_name
         if name not in ALL:
@@ -153,7 +153,7 @@ class Tensor:
     def reduction_values(
         self, step_num: int, mode: ModeKeys = ModeKeys.GLOBAL, worker: str | None = None
     ) -> dict[tuple[str, bool], Any]:
-        """Return the reductions that were saved at a step, by name and whether they are of absolute values.
+        """Return the reductions saved at a step, by (name, whether of absolute values).
 
         Args: as `value`.
         """
@@ -187,9 +187,9 @@ class Tensor:
         """Return the last `n` steps up to and including `step` that have the tensor, newest first.
 
         Args:
-            step: as `mode` counts steps.
-            n: how many at most.
-            mode: phase that counts; GLOBAL for all phases together.
+            step: number of the step in `mode`.
+            n: largest number of steps.
+            mode: phase whose steps are counted; GLOBAL for all phases together.
         """
         return [one for one in reversed(self.steps(mode)) if one <= step][:n]
 
@@ -212,4 +212,4 @@ class Tensor:
 
 
 def _by_number(worker: str) -> tuple[int, str]:
-    return len(worker), worker  # worker_2 before worker_10
+    return len(worker), worker  # sorts worker_2 before worker_10

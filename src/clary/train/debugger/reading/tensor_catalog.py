@@ -8,21 +8,21 @@ from clary.train.debugger.files import STEPS, Files, step_file
 from clary.train.debugger.reading.saved_tensor import Tensor
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry, read_values
 
-_KEPT_BYTES = 4096  # values up to this size are kept: losses are read again and again
+_KEPT_BYTES = 4096  # largest cached value in bytes; losses are read repeatedly
 
 
 class TensorCatalog:
-    """Tensors that have been seen.
+    """The tensors seen in files.
 
     Args:
-        make_tensor: makes the tensor of a name.
+        make_tensor: makes the tensor with a name.
     """
 
     def __init__(self, files: Files, make_tensor: Callable[[str], Tensor]) -> None:
         self.by_name: dict[str, Tensor] = {}
         self._files, self._make_tensor = files, make_tensor
         self._aliases: dict[str, str] = {}
-        self._kept: dict[tuple[int, str, str], bytes] = {}  # values by global step, worker and name
+        self._kept: dict[tuple[int, str, str], bytes] = {}  # (global step, worker, name) -> value
 
     def take(self, index: StepIndex) -> None:
         """Add the tensors of a worker's file of a step."""

@@ -1,6 +1,6 @@
 """The saved tensors of a training, during training or after it. The names are smdebug's.
 
-Where: rules and scripts use it. `trial_reader` reads new files, `saved_steps` knows which steps are whole,
+Where: rules and scripts use it. `trial_reader` reads new files, `saved_steps` tells which steps are complete,
 `tensor_catalog` has the tensors.
 """
 
@@ -21,18 +21,18 @@ from clary.train.debugger.reading.tensor_catalog import TensorCatalog
 from clary.train.debugger.reading.trial_reader import TrialReader
 from clary.train.debugger.tensor_files import StepIndex, TensorEntry
 
-WAIT_LIMIT_S = 28 * 24 * 3600.0  # of `wait_for_steps`; no job is longer
-_PAUSE_S = 0.5  # between two looks
+WAIT_LIMIT_S = 28 * 24 * 3600.0  # default limit of `wait_for_steps`; no job is longer
+_PAUSE_S = 0.5  # seconds between two looks for new files
 _log = logging.getLogger("clary.debugger")
 
 
 class Trial:
-    """A training by its files.
+    """The saved tensors of one training, read from its files.
 
     Args:
         range_steps: global steps to look at, from the first on, up to and not including the second.
-        since: seconds since 1970; older files are of an earlier try, and left out.
-        ends_by_mark: whether only agents' marks end a training, not those of workers.
+        since: seconds since 1970; older files belong to an earlier try and are left out.
+        ends_by_mark: whether only agents' end marks end a training, not workers' marks.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Trial:
         if start is not None and end is not None and end <= start:
             raise ConfigurationError(f"range_steps is {range_steps}; expected a first step below the last")
         self.name, self.path, self.range_steps = name, path or str(files), range_steps
-        self.dynamic_refresh = True  # False while a rule reads, so that it sees one state
+        self.dynamic_refresh = True  # False while a rule reads, so that the trial does not change meanwhile
         self.logger = _log
         self._files, self._next_look_s = files, 0.0
         self._tensors = TensorCatalog(files, functools.partial(Tensor, trial=self))
@@ -61,7 +61,7 @@ class Trial:
     def __repr__(self) -> str:
         return f"Trial({self.name!r}, {self.path!r}, {len(self._steps)} steps, {len(self._tensors.by_name)} tensors)"
 
-    # Seen tensors and steps.
+    # Queries of tensors and steps.
 
     def tensor_names(
         self,
@@ -71,13 +71,13 @@ class Trial:
         regex: str | Iterable[str] | None = None,
         collection: str | Collection | None = None,
     ) -> list[str]:
-        """Return names of tensors, sorted: all, or only those of a step, a phase, an expression or a collection.
+        """Return the sorted names of tensors, optionally only of a step, a phase, an expression or a collection.
 
         Args:
-            step: as `mode` counts steps; None for all steps.
-            mode: phase; GLOBAL for all.
-            regex: one or more, of which any may match the name or its alias.
-            collection: its name, or a Collection of the caller.
+            step: number of the step in `mode`; None for all steps.
+            mode: phase; GLOBAL for all phases.
+            regex: one or more expressions, any of which may match the name or its alias.
+            collection: name of a collection, or a Collection.
         Raises: ConfigurationError if both `regex` and `collection` are given.
         """
         if regex is not None and collection is not None:
@@ -111,25 +111,25 @@ class Trial:
         return tname in self._tensors.by_name
 
     def steps(self, mode: ModeKeys | None = None, show_incomplete_steps: bool = False) -> list[int]:
-        """Return the steps that were saved, of all phases or as one phase counts them."""
+        """Return the saved steps: global numbers, or a phase's steps by their numbers in the phase."""
         self.refresh()
         return self.steps_among(self._steps, mode or ModeKeys.GLOBAL, with_incomplete=show_incomplete_steps)
 
     def modes(self) -> list[ModeKeys]:
-        """Return the phases that steps were saved in."""
+        """Return the phases of the saved steps."""
         self.refresh()
         return sorted(self._steps.modes, key=lambda mode: mode.value)
 
     def mode(self, global_step: int) -> ModeKeys:
-        """Return a step's phase. Raises: StepUnavailable and its like."""
+        """Return a step's phase. Raises: as `check_step`."""
         return self._index(global_step).mode
 
     def mode_step(self, global_step: int) -> int:
-        """Return a step's number in its phase. Raises: StepUnavailable and its like."""
+        """Return a step's number in its phase. Raises: as `check_step`."""
         return self._index(global_step).mode_step
 
     def global_step(self, mode: ModeKeys, mode_step: int) -> int:
-        """Return the number among all steps of a phase's step. Raises: StepUnavailable and its like."""
+        """Return the global number of a phase's step. Raises: as `check_step`."""
         found = self.known_global_step(mode, mode_step)
         if found is None:
             self.check_step(mode_step, mode)
@@ -147,28 +147,28 @@ class Trial:
         return self._reader.collections.collections
 
     def collection(self, coll_name: str) -> Collection:
-        """Return the collection of a name; an empty one if it does not exist."""
+        """Return the collection with a name; an empty collection if it does not exist."""
         self.refresh()
         return self._reader.collections.get(coll_name)
 
     @property
     def has_ended(self) -> bool:
-        """Whether training has ended, as far as was seen."""
+        """Whether training has ended, according to the files seen so far."""
         return self._steps.has_ended
 
     @property
     def num_restarts(self) -> int:
-        """Number of programs that have replaced an earlier one."""
+        """Number of programs that have replaced an earlier program."""
         return self._reader.num_restarts
 
     @property
     def damaged(self) -> dict[str, str]:
-        """Refused files, with the reasons."""
+        """Refused file -> the reason."""
         return self._reader.damaged
 
     @property
     def written_at(self) -> dict[int, float]:
-        """When steps were written, seconds since 1970, by global step."""
+        """Global step -> time of its writing, in seconds since 1970."""
         return self._steps.written_at
 
     @property
@@ -177,17 +177,17 @@ class Trial:
         return max(self.steps_among(self._steps, ModeKeys.GLOBAL, with_incomplete=False), default=-1)
 
     def next_step(self, step: int) -> int:
-        """Return the first global step from `step` on that all workers have passed, or -1."""
+        """Return the first saved global step from `step` on that all workers have passed, or -1."""
         return min(
             self.steps_among((one for one in self._steps if one >= step), ModeKeys.GLOBAL, with_incomplete=False),
             default=-1,
         )
 
     def alias(self, tname: str) -> str:
-        """Return the other name that expressions match, with the module's class, or an empty string."""
+        """Return a tensor's alias, which has the module's class and which expressions also match, or ""."""
         return self._tensors.alias(tname)
 
-    # Further steps.
+    # Waiting for steps.
 
     def has_passed_step(self, step: int, mode: ModeKeys = ModeKeys.GLOBAL) -> StepState:
         """Return the state of a step."""
@@ -197,14 +197,14 @@ class Trial:
     def wait_for_steps(
         self, required_steps: Iterable[int], mode: ModeKeys = ModeKeys.GLOBAL, limit_s: float = WAIT_LIMIT_S
     ) -> None:
-        """Wait until all workers have saved or passed these steps.
+        """Wait until all workers have saved or passed steps.
 
         Args:
-            required_steps: as `mode` counts steps.
-            mode: phase that counts; GLOBAL for all phases together.
-            limit_s: for all of them together.
+            required_steps: numbers of the steps in `mode`.
+            mode: phase whose steps are counted; GLOBAL for all phases together.
+            limit_s: longest wait for all steps together.
         Raises: StepUnavailable if a step is passed without being saved, NoMoreData if training ends before it,
-            StepNotYetAvailable after `limit_s` seconds.
+            StepNotYetAvailable after `limit_s` seconds, or at once within `no_refresh`.
         """
         deadline = time.monotonic() + limit_s
         for step in required_steps:
@@ -218,7 +218,7 @@ class Trial:
                 self.check_step(step, mode)
 
     def check_step(self, step: int, mode: ModeKeys) -> None:
-        """Return if a step was saved. Raises: StepNotYetAvailable, StepUnavailable, NoMoreData."""
+        """Check that a step was saved. Raises: StepNotYetAvailable, StepUnavailable, NoMoreData."""
         self._steps.check(step, mode)
 
     def refresh(self) -> None:
@@ -235,11 +235,11 @@ class Trial:
     # For tensors.
 
     def known_global_step(self, mode: ModeKeys, mode_step: int) -> int | None:
-        """Return the number among all steps of a phase's step, None if it has not been seen."""
+        """Return the global number of a phase's step; None if no file has it yet."""
         return self._steps.global_step(mode, mode_step)
 
     def steps_among(self, steps: Iterable[int], mode: ModeKeys, *, with_incomplete: bool) -> list[int]:
-        """Return the steps of a phase among global steps, as that phase counts them, sorted.
+        """Return the numbers in a phase of those global steps that belong to the phase, sorted.
 
         Args: as `SavedSteps.among`.
         """

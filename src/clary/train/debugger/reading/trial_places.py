@@ -1,4 +1,4 @@
-"""Trials of files in a folder, or below a prefix of S3. The names are smdebug's."""
+"""Trials whose files are in a folder or below a prefix of S3. The names are smdebug's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from clary.train.debugger.reading.trial import Trial
 def create_trial(
     path: str | Path, name: str | None = None, range_steps: tuple[int | None, int | None] | None = None
 ) -> Trial:
-    """Return the trial of a folder, or of a prefix of S3, `s3://bucket/prefix`; it may still be empty.
+    """Return the trial of a folder, or of a prefix `s3://bucket/prefix`; either may still be empty.
 
     Args:
         range_steps: global steps to look at, from the first on, up to and not including the second.
 
-    Raises: ConfigurationError, also without means to read S3.
+    Raises: ConfigurationError, also if S3 is not accessible.
     """
     if str(path).startswith(SCHEME):
         bucket, _, prefix = str(path).removeprefix(SCHEME).partition("/")
@@ -43,7 +43,7 @@ class LocalTrial(Trial):
 class S3Trial(Trial):
     """The trial of a prefix in S3. `check`, `index_mode` and `cache` are accepted for smdebug's sake.
 
-    Raises: ConfigurationError, also without means to read S3.
+    Raises: ConfigurationError, also if S3 is not accessible.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Reads the files that are new since the last look. Damaged files are left out and logged, and not waited for."""
+"""Reads the files that are new since the last look. Damaged files are logged and left out; no step waits for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clary.train.debugger.reading.saved_steps import SavedSteps
 from clary.train.debugger.reading.tensor_catalog import TensorCatalog
 from clary.train.debugger.tensor_files import StepIndex, read_index
 
-_PREPARED = 64  # files that the system should read ahead
+_PREPARED = 64  # files whose beginnings are prefetched at once
 _MAX_JSON = 16 * 1024**2  # bytes
 _MISFITS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, TensorFileError)
 _log = logging.getLogger("clary.debugger")
@@ -33,10 +33,10 @@ class TrialReader:
     """Reads files into a trial's `steps`, `collections` and tensors.
 
     Args:
-        tensors: get the tensors of each step.
-        first_step, end_step: global steps to take, the second not included; None for no end.
-        since: seconds since 1970; older files are of an earlier try, and left out.
-        ends_by_mark: whether only agents' marks end a training, not those of workers.
+        tensors: receives the tensors of each step.
+        first_step, end_step: range of global steps to read, without `end_step`; None for no end.
+        since: seconds since 1970; older files belong to an earlier try and are left out.
+        ends_by_mark: whether only agents' end marks end a training, not workers' marks.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class TrialReader:
         since: float,
         ends_by_mark: bool,
     ) -> None:
-        self.num_restarts = 0  # programs that have replaced an earlier one
-        self.damaged: dict[str, str] = {}  # refused files, with the reasons
+        self.num_restarts = 0  # number of programs that have replaced an earlier program
+        self.damaged: dict[str, str] = {}  # refused file -> the reason
         self.collections = CollectionManager()
         self._ends = Ends(by_mark=ends_by_mark)
         self.steps = SavedSteps(self._ends)
         self._files, self._tensors = files, tensors
         self._first, self._end, self._since = first_step, end_step, since
-        self._known: dict[str, str] = {}  # marks of files that were read
-        self._goes_on_after: dict[str, int] = {}  # by worker: step after which its last program continues
+        self._known: dict[str, str] = {}  # file that was read -> its mark
+        self._goes_on_after: dict[str, int] = {}  # worker -> step after which its last program continues
 
     def look(self) -> None:
         """Read new files. Raises: OSError; files read until then are kept."""
         for name, mark in self._files.listing(COLLECTIONS).items():
             if (match := WORKER_FILE.fullmatch(name)) is not None:
                 self._take_collections(match[1], f"{COLLECTIONS}/{name}", mark)
-        # After collections, which have the number of workers, and before steps, so that no step before an end is
+        # Ends are read after collections, which have the number of workers, and before steps, so that no step is
         # missed.
         has_ended = self._ends.look(self._files)
         self._look_for_steps()
@@ -89,20 +89,20 @@ class TrialReader:
         except _MISFITS as error:
             self._refuse(name, error)
         except FileNotFoundError:
-            return  # it is being replaced
+            return  # the file is being replaced
         self._known[name] = mark
         self._goes_on_after[worker] = goes_on_after
         if self._ends.begin(worker, began_at, num_ends):
             self._forget(worker)
 
     def _forget(self, worker: str) -> None:
-        """Forget the files of an earlier program under this worker's name, which another program has replaced."""
+        """Forget the files of an earlier program, which another program of the same worker has replaced."""
         self.num_restarts += 1
         self._known = {name: mark for name, mark in self._known.items() if f".{worker}." not in name}
         self._tensors.forget(worker, self.steps.forget(worker))
 
     def _look_for_steps(self) -> None:
-        """Look for steps after the one that all announced workers have passed: earlier ones are known."""
+        """Look for steps from the last one that all announced workers have passed; earlier steps are known."""
         begin = max(self.steps.next_look(), self._first)
         for group in self._files.listing(STEPS):
             if GROUP.fullmatch(group) is None or int(group) < begin // STEPS_OF_A_FOLDER:
@@ -137,7 +137,7 @@ class TrialReader:
         self._tensors.take(index)
 
     def _is_replaced(self, index: StepIndex) -> bool:
-        """Whether a step is of an earlier program, and the last program does not continue after it but replaces it."""
+        """Whether a step belongs to an earlier program, and the last program replaces it."""
         is_earlier = index.written_at < self._ends.began_at(index.worker)
         return is_earlier and index.step > self._goes_on_after.get(index.worker, -1)
 

@@ -1,4 +1,4 @@
-"""Built-in rules by the names that requests have in `rule_to_invoke`. Their docstrings have formulas and defaults.
+"""Built-in rules by their names in `rule_to_invoke` of requests. Their docstrings have the formulas.
 
 Where: docs/debugger.md lists them. Parameters and defaults are those of AWS's "List of Debugger built-in rules".
 """
@@ -52,13 +52,13 @@ UNSUPPORTED = (
     "FeatureImportanceOverweight",
     "TreeDepth",
 )
-_NOT_PARAMETERS = {"rule_to_invoke", "source_s3_uri"}  # keys of RuleParameters that are no parameters of the rule
+_NOT_PARAMETERS = {"rule_to_invoke", "source_s3_uri"}  # keys of RuleParameters that are not passed to the rule
 
 __all__ = ["RULES", "UNSUPPORTED", "make_rule", "parameters_of", *RULES]
 
 
 def parameters_of(rule: type[Rule]) -> dict[str, inspect.Parameter]:
-    """Return a rule's parameters by name, with their defaults; without the trial."""
+    """Return a rule's parameters, except the trial, with their defaults."""
     given = inspect.signature(rule).parameters.values()
     return {one.name: one for one in given if one.name != "base_trial" and one.kind is not one.KEYWORD_ONLY}
 
@@ -67,7 +67,7 @@ def make_rule(name: str, base_trial: Trial, parameters: Mapping[str, str] | None
     """Return a built-in rule.
 
     Args:
-        parameters: as a request's RuleParameters has them, all text.
+        parameters: text values of a request's RuleParameters.
 
     Raises: UnsupportedError for an unknown name, ConfigurationError for an unknown parameter,
         InsufficientInformationForRuleInvocation for a missing parameter.

@@ -1,4 +1,4 @@
-"""Activations that no longer have an effect."""
+"""Rules for activations that no longer have an effect."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_numb
 
 
 class DeadRelu(BuiltInRule):
-    """Most of a layer's ReLUs are hardly ever active.
+    """Finds layers most of whose ReLUs are hardly ever active.
 
     Formula: 100 * mean(dead) > threshold_layer, where a ReLU is dead if 100 * mean(y > 0) < threshold_inactivity for
         its outputs y over the batch, the first dimension
     Args:
         tensor_regex: outputs of ReLUs.
-        threshold_inactivity: the least activity of a ReLU that is not dead, in percent of the batch.
-        threshold_layer: the largest share of dead ReLUs in a layer that is no finding, in percent.
+        threshold_inactivity: least activity of a ReLU that is not dead, in percent of the batch.
+        threshold_layer: largest share of dead ReLUs in a layer without a finding, in percent.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class DeadRelu(BuiltInRule):
         self.threshold_layer = as_number("threshold_layer", threshold_layer, least=0)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Evaluate a global step; return a finding or None."""
         names = self.base_trial.tensor_names(step=step, regex=self.tensor_regex)
         for tensor, worker, called in self.of_workers(step, names):
             share = inactive_percent(tensor.value(step, worker=worker) > 0, self.threshold_inactivity)
@@ -46,19 +46,19 @@ class DeadRelu(BuiltInRule):
 
 
 class SaturatedActivation(BuiltInRule):
-    """Most of a layer's tanh or sigmoid functions have inputs at which they hardly have a slope.
+    """Finds layers most of whose tanh or sigmoid functions have inputs where the slope is almost 0.
 
     Formula: 100 * mean(saturated) > threshold_layer, where a function is saturated if 100 * mean(min < x < max) <
         threshold_inactivity for its inputs x over the batch, the first dimension
     Args:
-        collection_names: tensors to look at besides those that match.
-        tensor_regex: inputs of functions; a tensor's name shows which of the two functions it is for.
+        collection_names: collections whose tensors are evaluated in addition to those of `tensor_regex`.
+        tensor_regex: inputs of functions; a tensor's name shows which of the two functions has the input.
         threshold_tanh_min: the smallest input with a slope, of tanh.
-        threshold_tanh_max: the largest.
+        threshold_tanh_max: the largest input with a slope, of tanh.
         threshold_sigmoid_min: the smallest input with a slope, of sigmoid.
-        threshold_sigmoid_max: the largest.
-        threshold_inactivity: the least share of the batch with a slope that is no saturation, in percent.
-        threshold_layer: the largest share of saturated functions in a layer that is no finding, in percent.
+        threshold_sigmoid_max: the largest input with a slope, of sigmoid.
+        threshold_inactivity: least share of the batch with a slope in an unsaturated function, in percent.
+        threshold_layer: largest share of saturated functions in a layer without a finding, in percent.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class SaturatedActivation(BuiltInRule):
         self.threshold_layer = as_number("threshold_layer", threshold_layer, least=0)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Evaluate a global step; return a finding or None."""
         names = self.chosen(step, self.collection_names, self.tensor_regex)
         for tensor, worker, called in self.of_workers(step, names):
             kind = re.search("tanh|sigmoid", f"{tensor.name} {self.base_trial.alias(tensor.name)}".lower())
@@ -108,7 +108,7 @@ class SaturatedActivation(BuiltInRule):
 
 
 def inactive_percent(active: Any, least_percent: float) -> float:
-    """Return the share of units, in percent, that are active in less than so many percent of a batch."""
+    """Return the share of units, in percent, that are active in less than a given percentage of a batch."""
     if not active.size:
         return 0.0
     per_unit = active.mean(axis=0) if active.ndim else active

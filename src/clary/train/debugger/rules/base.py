@@ -1,4 +1,4 @@
-"""Helpers shared by built-in rules: parsing text parameters, choosing tensors, losses as numbers."""
+"""Helpers of built-in rules: parsing of text parameters, choice of tensors, losses as numbers."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ class BuiltInRule(Rule):
         self._has_looked = False
 
     def invoke(self, step: int) -> None:
-        """Wait for a global step and look at it; raises as `Rule.invoke`."""
+        """Wait for a global step and evaluate it; raises as `Rule.invoke`."""
         self._has_looked = False
         super().invoke(step)
 
     def has_looked(self) -> bool:
-        """Whether the step that was invoked last had the rule's tensors."""
+        """Whether the last invoked step had the rule's tensors."""
         return self._has_looked
 
     def looks_at(self, found: Sequence[T]) -> Sequence[T]:
-        """Record the tensors of a step that a rule looks at, and return them; a step without any does not count."""
+        """Record and return the tensors of a step that a rule evaluates; a step without tensors does not count."""
         self._has_looked = self._has_looked or bool(found)
         return found
 
     def chosen(
         self, step: int, collection_names: Names = None, tensor_regex: Names = None, *, trial: Trial | None = None
     ) -> list[str]:
-        """Return tensors of a step in one of the collections or matching an expression; all if neither is named.
+        """Return tensors of a step that are in a collection or match an expression; all if neither is given.
 
         Args:
-            step: a global one.
-            collection_names: a list, or text with commas; None for no name.
-            tensor_regex: the same, of expressions.
+            step: a global step.
+            collection_names: a list, or text with commas; None for no collections.
+            tensor_regex: expressions in the same form.
             trial: None for the rule's base trial.
         """
         trial = trial or self.base_trial
@@ -61,7 +61,7 @@ class BuiltInRule(Rule):
         return sorted(found)
 
     def of_workers(self, step: int, names: Sequence[str]) -> Iterator[tuple[Tensor, str, str]]:
-        """Yield each tensor for each worker that has saved it: tensor, worker, and its name in a finding."""
+        """Yield (tensor, worker, name in a finding) for each tensor and each worker that has saved it."""
         for name in self.looks_at(names):
             tensor = self.base_trial.tensor(name)
             workers = tensor.workers(step)
@@ -69,10 +69,10 @@ class BuiltInRule(Rule):
                 yield tensor, worker, name if len(workers) == 1 else f"{name} of {worker}"
 
     def loss_steps(self, name: str, mode: ModeKeys, up_to: int) -> list[int]:
-        """Return the global steps of a phase, up to and including one, that have a loss.
+        """Return the global steps of a phase, up to and including `up_to`, that have a loss.
 
         Args:
-            name: of the loss.
+            name: name of the loss.
             mode: phase of the steps.
             up_to: last global step that counts.
         """
@@ -80,38 +80,38 @@ class BuiltInRule(Rule):
         return [step for step in steps if step <= up_to and self.base_trial.mode(step) is mode]
 
     def training_steps(self, name: str, up_to: int) -> list[int]:
-        """Return the global steps that have a tensor, up to and including one, without those of EVAL and PREDICT."""
+        """Return the global steps up to a limit that have a tensor, except steps of EVAL and PREDICT."""
         steps = self.base_trial.tensor(name).steps()
         return [step for step in steps if step <= up_to and self.base_trial.mode(step) not in _WITHOUT_TRAINING]
 
     def number(self, name: str, step: int) -> float:
-        """Return a loss at a step: the mean, if it has several values."""
+        """Return a loss at a step; the mean, if it has several values."""
         return float(self.base_trial.tensor(name).reduction_value(step, "mean"))
 
     def finding(self, step: int, text: str, tensor: str = "", **details: Any) -> Finding:
         """Return a finding.
 
         Args:
-            step: a global one; the text begins with it.
+            step: a global step, with which the text begins.
             text: one sentence, with numbers.
-            tensor: its name; empty if the finding is of no single tensor.
-            details: appended to the text if it does not have them.
+            tensor: name of the tensor; empty if the finding concerns several.
+            details: values that are appended to the text unless it has them.
         """
         return Finding(text=f"step {step}: {text}", step=step, tensor=tensor, details=details)
 
 
 def as_list(value: Names) -> list[str]:
-    """Read a list, or text with commas."""
+    """Parse a list, or text with commas."""
     words = value.split(",") if isinstance(value, str) else list(value or ())
     return [word.strip() for word in words if word.strip() and word.strip() != "None"]
 
 
 def as_number(name: str, value: Any, *, least: float | None = None) -> float:
-    """Read a number of a rule's parameters.
+    """Parse a number of a rule's parameters.
 
     Args:
         name: of the parameter, for the error.
-        value: a number, or text of one.
+        value: a number, or its text.
         least: smallest value allowed; None for no bound.
     Raises: ConfigurationError.
     """
@@ -125,7 +125,7 @@ def as_number(name: str, value: Any, *, least: float | None = None) -> float:
 
 
 def as_whole(name: str, value: Any, *, least: int = 0) -> int:
-    """Read a whole number of a rule's parameters.
+    """Parse a whole number of a rule's parameters.
 
     Args: as `as_number`.
     Raises: ConfigurationError.
@@ -137,5 +137,5 @@ def as_whole(name: str, value: Any, *, least: int = 0) -> int:
 
 
 def as_yes(name: str, value: Any) -> bool:
-    """Read a yes or no. Raises: ConfigurationError."""
+    """Parse a yes or no. Raises: ConfigurationError."""
     return as_bool(name, value)

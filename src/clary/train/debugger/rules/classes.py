@@ -1,4 +1,4 @@
-"""Classes that are seen too seldom, or mistaken for another."""
+"""Rules for classes that have too few samples or are mistaken for another class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clary.train.debugger.rule import Finding
 from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_number, as_whole, as_yes
 
 _LABELS, _PREDICTIONS = ".*labels", ".*predictions"
-# Sources of a default, in this order: a tensor that the script saved by that name, an argument of its loss.
+# Defaults, in this order: a tensor that the script saved by that name, an argument of its loss.
 _WAYS = {
     _LABELS: (".*labels$", ".*CrossEntropyLoss_input_1"),
     _PREDICTIONS: (".*predictions$", ".*CrossEntropyLoss_input_0"),
@@ -19,19 +19,21 @@ _WAYS = {
 
 
 class ClassImbalance(BuiltInRule):
-    """One class has far fewer samples than another, or is mostly predicted wrong.
+    """Finds a class that has far fewer samples than another, or is mostly predicted wrong.
 
-    Formula: max(n) / min(n) > threshold_imbalance, where n are the labels of each class among the last samples or more,
-        or wrong / n > threshold_misprediction for some class; the second once twice as many labels have been seen,
-        so that predictions of an untrained model do not count
+    Formula: max(n) / min(n) > threshold_imbalance, where n is the number of labels of each class among at least
+        `samples` labels, or wrong / n > threshold_misprediction for some class; the second applies once twice as many
+        labels have been seen, so that predictions of an untrained model do not count
     Args:
-        threshold_imbalance: the largest ratio of samples that is no finding.
-        threshold_misprediction: the largest share of a class predicted wrong that is no finding.
-        samples: labels to see before the first finding.
+        threshold_imbalance: largest ratio of samples without a finding.
+        threshold_misprediction: largest share of wrong predictions of a class without a finding.
+        samples: number of labels before the first finding.
         argmax: whether predictions have a value for each class; by default, whether they have one more dimension than
             labels.
-        labels_regex: labels; by default, at a step that has none of this name, the second argument of a cross entropy.
-        predictions_regex: predictions; by default, at a step that has none of this name, its first argument.
+        labels_regex: labels; by default, at a step without a tensor of this name, the second argument of a cross
+            entropy.
+        predictions_regex: predictions; by default, at a step without a tensor of this name, the first argument of a
+            cross entropy.
     """
 
     def __init__(
@@ -50,10 +52,10 @@ class ClassImbalance(BuiltInRule):
         self.samples = as_whole("samples", samples, least=1)
         self.argmax = as_yes("argmax", argmax)
         self.labels_regex, self.predictions_regex = as_list(labels_regex), as_list(predictions_regex)
-        self._num_labels: dict[int, int] = {}  # step -> labels that were saved at it
+        self._num_labels: dict[int, int] = {}  # step -> labels saved at the step
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Evaluate a global step; return a finding or None."""
         import numpy as np
 
         labels, predictions = self._last_samples(step)
@@ -81,7 +83,7 @@ class ClassImbalance(BuiltInRule):
         return None
 
     def _names(self, step: int, regexes: list[str]) -> list[str]:
-        """Return tensors of a step; arguments of a loss where a default expression matches nothing."""
+        """Return the names of tensors of a step; a loss's arguments if a default expression matches no tensor."""
         for way in _WAYS.get(",".join(regexes), (regexes,)):
             if found := self.base_trial.tensor_names(step=step, regex=way):
                 return found
@@ -122,18 +124,18 @@ class ClassImbalance(BuiltInRule):
 
 
 class Confusion(BuiltInRule):
-    """A class is often taken for another.
+    """Finds a class that is often mistaken for another.
 
     Formula: c[i][i] < min_diag for some class i, or c[i][j] > max_off_diag for some i != j, where c[i][j] is the share
         of the samples of class j at this step that were predicted as i
     Args:
         category_no: number of classes; by default, from the tensors.
-        labels: labels, by name or expression, where the collection has none.
-        predictions: predictions, the same.
+        labels: name or expression of the labels, if the collection has no tensor.
+        predictions: name or expression of the predictions, likewise.
         labels_collection: the collection of labels.
         predictions_collection: the collection of predictions.
-        min_diag: the least share of a class predicted right that is no finding.
-        max_off_diag: the largest share taken for one other class that is no finding.
+        min_diag: least share of correct predictions of a class without a finding.
+        max_off_diag: largest share of mistakes for one other class without a finding.
     """
 
     def __init__(
@@ -155,7 +157,7 @@ class Confusion(BuiltInRule):
         self.max_off_diag = as_number("max_off_diag", max_off_diag)
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None. Raises: ConfigurationError."""
+        """Evaluate a global step; return a finding or None. Raises: ConfigurationError."""
         import numpy as np
 
         given = self._values(step, self.labels_collection, self.labels)
@@ -192,7 +194,7 @@ class Confusion(BuiltInRule):
 
 
 def predicted(value: Any, *, is_scores: bool) -> Any:
-    """Return predicted classes; from scores for each class, the class with the largest score."""
+    """Return the predicted classes; for scores of each class, the class with the largest score."""
     if (is_scores or value.dtype.kind == "f") and value.ndim > 1:
         value = value.argmax(axis=1)
     return value.ravel()

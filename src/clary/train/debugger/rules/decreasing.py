@@ -1,4 +1,4 @@
-"""Losses that do not decrease."""
+"""Rule for losses that do not decrease."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_numb
 
 
 class LossNotDecreasing(BuiltInRule):
-    """A loss no longer decreases.
+    """Finds a loss that no longer decreases.
 
-    Formula: d < diff_percent, where d = 100 * (before - now) / |before|, now is the mean of the losses saved since the
-        last look and before of those before it; looks are num_steps or more apart. A rise of up to
-        increase_threshold_percent is no finding if the smallest loss since the last look is the smallest of both
+    Formula: d < diff_percent, where d = 100 * (before - now) / |before|, `now` is the mean of the losses saved since
+        the last look and `before` the mean of the losses of the window before; looks are num_steps or more apart. A
+        rise of up to increase_threshold_percent is no finding if the smallest loss of both windows is in the last
+        window
     Args:
-        collection_names: losses to look at, besides the collection losses.
-        tensor_regex: the same by expressions.
-        use_losses_collection: look at the collection losses.
+        collection_names: collections of losses to evaluate besides the collection `losses`.
+        tensor_regex: expressions for further losses.
+        use_losses_collection: whether to evaluate the collection `losses`.
         num_steps: steps between two looks.
-        diff_percent: the least decrease that is no finding, in percent.
-        increase_threshold_percent: the largest rise between two looks that counts as noise, in percent.
-        mode: TRAIN or EVAL to look at steps of that phase only; GLOBAL looks at all, each compared within its phase.
+        diff_percent: least decrease without a finding, in percent.
+        increase_threshold_percent: largest rise between two looks that counts as noise, in percent.
+        mode: TRAIN or EVAL for steps of that phase only; GLOBAL for all steps, each compared within its phase.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class LossNotDecreasing(BuiltInRule):
         self.mode = ModeKeys[str(mode).upper()]
 
     def invoke_at_step(self, step: int) -> Finding | None:
-        """Look at a global step; return a finding or None."""
+        """Evaluate a global step; return a finding or None."""
         mode = self.base_trial.mode(step)
         if self.mode not in (ModeKeys.GLOBAL, mode):
             return None
@@ -79,7 +80,7 @@ class LossNotDecreasing(BuiltInRule):
 
 
 def _windows(steps: list[int], apart: int) -> tuple[list[int], list[int]]:
-    """Return the steps since the last look and the ones before it; both empty if the last step is no look."""
+    """Return the steps since the last look and the steps of the window before; both empty if no look is due."""
     looks: list[int] = []
     for step in steps:
         if not looks or step - looks[-1] >= apart:
