@@ -1,6 +1,6 @@
-"""Targets that programs may reach, from the service's settings, environment and ports.
+"""The policy on targets that programs may reach, from the service's settings, environment and ports.
 
-Where: `service` makes one policy at start; the proxy, the engine's outlets and the notes of `describe` share it.
+Where: `service` makes the policy at its start; the proxy, the engine's outlets and the notes of `describe` share it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def egress_policy(
     Args:
         settings: `internet`, `reachable_networks`, and the addresses of its servers.
         folder: records the ports of the embedded store.
-        environ: of the service; names package indexes.
-        ports: on which the service listens.
-        object_store: of the service.
+        environ: environment of the service, which may name package indexes.
+        ports: ports on which the service listens.
+        object_store: endpoint of the object store.
     """
     own_ports = {ports.api, ports.tls, ports.proxy} - {None}
     record = None if settings.s3_endpoint_url else StoreRecord.read(folder.root / "run" / "seaweed.json")
@@ -54,7 +54,7 @@ def egress_policy(
 
 
 def _places(url: str) -> set[tuple[Address, int]]:
-    """Return the addresses and the port of a server of the service; no addresses for a file or an unknown name."""
+    """Return the addresses and the port of a server that the service uses; no addresses for a file or unknown name."""
     parts = urlsplit(url)
     port = parts.port or _DEFAULT_PORTS.get(parts.scheme.partition("+")[0])
     if not parts.hostname or port is None:

@@ -42,7 +42,7 @@ class Foundations:
     journal: ReplayJournal
     ports: Ports
     object_store: Endpoint
-    file_keepers: Sequence[Callable[[], None]]  # they keep files of an embedded object store
+    file_keepers: Sequence[Callable[[], None]]  # restore damaged files of an embedded object store
     life: DatabaseLife
     store: Store
     logs: LogStore
@@ -57,17 +57,18 @@ async def open_foundations(
 
     Args:
         stack: closes all parts.
-        settings: of the service.
+        settings: settings of the service.
         leave: set when the service has to stop, here if the lease of the database is lost.
-        begins_anew: whether it may begin with a new database although the folder had one.
-        makes_keys: whether it makes new keys although the folder had others.
+        begins_anew: whether the service may create a new database although the folder had one.
+        makes_keys: whether the service may create new keys although the folder had others.
 
     Raises: ClaryError if a part could not be opened.
     """
     folder = StateFolder(settings.home_folder)
     folder.create()
     if why := why_full(folder.root):
-        # No write would succeed. Running processes, the object store too, are left alone: they could not start again.
+        # No write would succeed. Running processes, also the object store, are not touched: they could not be
+        # restarted.
         raise StoreError(f"the service does not start: {why}", fault=Fault.INFRASTRUCTURE, retryable=True)
     is_first = not folder.has_secrets
     clock = SystemClock()
@@ -106,7 +107,7 @@ async def open_foundations(
 
 
 def _former_service(folder: StateFolder) -> ServiceRecord | None:
-    """Return the record that the last service left of itself; the folder's lock shows that it has ended."""
+    """Return the record of the last service, which has ended, because this process holds the folder's lock."""
     try:
         return folder.read_service_record()
     except ContractError as error:
@@ -117,7 +118,7 @@ def _former_service(folder: StateFolder) -> ServiceRecord | None:
 async def _object_store(
     stack: AsyncExitStack, settings: Settings, folder: StateFolder, secrets: RootSecrets, *, leave: asyncio.Event
 ) -> tuple[Endpoint, Sequence[Callable[[], None]]]:
-    """Return the endpoint of the object store, and the keepers of an embedded store's files."""
+    """Return the endpoint of the object store, and functions that restore an embedded store's files."""
     if settings.s3_endpoint_url:
         key, secret = settings.s3_access_key_id, settings.s3_secret_access_key
         if not key or not secret:

@@ -25,7 +25,7 @@ from clary.control.state_folder import StateFolder
 
 MARK_DIGITS = 8
 SLURM_FOLDER = "slurm"
-MOST_NAMED = 5  # jobs that an error names
+MOST_NAMED = 5  # most jobs that an error names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +34,15 @@ class HostSource:
 
     engine: ClusterEngine
     boxes: BoxDesk | None
-    signals_all: bool  # whether its SIGTERM reaches every process of a host
+    signals_all: bool  # whether the engine's SIGTERM reaches every process of a host
 
 
 def require_same_engine(folder: StateFolder, engine: str, holders: Sequence[str]) -> None:
     """Record the engine of this service, unless jobs hold hosts of another engine, which would never be released.
 
     Args:
-        folder: has the engine of the last service.
-        engine: of this service.
+        folder: state folder, which records the engine of the last service.
+        engine: engine of this service.
         holders: jobs that hold hosts, or have requested them.
     Raises: EngineError that names both engines, the jobs and the command that continues them.
     """

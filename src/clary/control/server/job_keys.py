@@ -1,7 +1,7 @@
-"""Keys that sign requests, and their grants: the owner's key, and those of attempts whose hosts still exist.
+"""Keys that sign requests, and their grants: the owner's key, and the keys of attempts whose hosts still exist.
 
-Where: `service` gives it to the S3 front and to `aws_handler`, which ask the rules of `permissions`. The key of an
-attempt ends with the attempt: the next attempt has another key, a pool that waits for its next job has none.
+Where: `service` passes it to the S3 front and to `aws_handler`, which apply the rules of `permissions`. The key of an
+attempt ends with the attempt: the next attempt has another key, a pool that waits for its next job has no key.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MAX_REMEMBERED = 256
 
 
 class JobKeys:
-    """Knows every valid key.
+    """Finds secrets and grants of every valid key.
 
     Args:
-        secrets: of the service.
+        secrets: root secrets of the service.
         hub: knows which jobs have hosts.
         settings: `job_api_access`, and the service's own names.
     """
@@ -36,7 +36,7 @@ class JobKeys:
         self._grants: dict[str, tuple[TrainingJob, Grants]] = {}
 
     def find_secret(self, access_key_id: str) -> str | None:
-        """Return the secret of a key; None for an unknown or ended key."""
+        """Return the secret of a key; None for an unknown key, or the key of an ended attempt."""
         if access_key_id == self._secrets.access_key_id:
             return self._secrets.secret_access_key
         return None if self._job_of(access_key_id) is None else self._secrets.job_secret(access_key_id)
@@ -44,7 +44,7 @@ class JobKeys:
     def find_grants(self, access_key_id: str) -> Grants | None:
         """Return the grants of a key, or None for a key that permits everything.
 
-        Raises: WireError(AccessDenied) for a key that has ended since its signature was verified.
+        Raises: WireError(AccessDenied) for a key whose attempt has ended since the signature was verified.
         """
         # A temporary key has been verified with its token, and has the owner's rights.
         if access_key_id == self._secrets.access_key_id or access_key_id.startswith(PREFIX):

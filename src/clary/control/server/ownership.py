@@ -1,7 +1,7 @@
 """Ensures one service per state folder and per database.
 
 Where: `service` enters both before it reads a job. The folder's lock ends with the process; the database's lease
-expires by itself, and a service that loses it stops, since another service manages the jobs now.
+expires by itself, and a service that loses the lease stops, because another service manages the jobs now.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 LEASE_NAME = "service"
 LEASE_TTL_S = 30.0
 LEASE_RENEWAL_S = 10.0
-LEASE_RETRY_S = 1.0  # after a failed renewal
+LEASE_RETRY_S = 1.0  # pause after a failed renewal
 
 
 @contextlib.contextmanager
@@ -43,13 +43,13 @@ def sole_owner(folder: StateFolder) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def database_lease(store: Store, folder: StateFolder, leave: asyncio.Event) -> AsyncIterator[None]:
-    """Hold the database's service lease; if it is lost, this service stops, since another one manages the jobs.
+    """Hold the database's service lease; if the lease is lost, this service stops: another one manages the jobs.
 
     Args:
-        store: of the database.
-        folder: names the owner: the next service of this folder takes the lease over at once.
+        store: store of the database.
+        folder: state folder, which identifies the owner: the folder's next service takes over the lease at once.
         leave: set when the lease is lost.
-    Raises: StoreError if another service renews the lease, so that it must be alive.
+    Raises: StoreError if another service renews the lease, which shows that it is alive.
     """
     # The folder's lock keeps a second service out, so the next service of this folder may take the lease over.
     owner = f"{socket.gethostname()}:{folder.root}"
@@ -71,8 +71,8 @@ async def database_lease(store: Store, folder: StateFolder, leave: asyncio.Event
 async def _renew(store: Store, lease: Lease, leave: asyncio.Event) -> None:
     """Renew until another service holds the lease.
 
-    An unavailable database does not end this service: no other one can take the lease meanwhile, and its end would
-    stop every running job.
+    An unavailable database does not end this service: no other service can take the lease meanwhile, and the end of
+    this one would stop every running job.
     """
     pause_s = LEASE_RENEWAL_S
     while True:

@@ -1,8 +1,8 @@
 """Chooses the ports of the service.
 
-Where: they are chosen before the service listens, because agents, hosts and the client files name them. A killed
-service leaves its record, and running hosts know its ports: a port that the settings leave open is the recorded one
-again.
+Where: ports are chosen before the service listens, because agents, hosts and the client files name them. A killed
+service leaves its record, and running hosts know its ports, so a port that the settings leave open is taken from that
+record again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clary.control.state_folder import ServiceRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Urls:
-    """Addresses of the service; empty if it has no such port."""
+    """URLs of the service; empty if it has no such port."""
 
     api: str
     tls: str
@@ -29,7 +29,7 @@ class Urls:
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Ports of one service; TLS and proxy come together or not at all."""
+    """Ports of one service; it has both a TLS port and a proxy, or neither."""
 
     api: int
     tls: int | None
@@ -52,11 +52,11 @@ class Ports:
 
 
 def choose_ports(settings: Settings, left: ServiceRecord | None) -> Ports:
-    """Return ports that were free a moment ago.
+    """Return ports that were free during this call.
 
     Args:
-        settings: `port` 0 takes a free one, `tls_port` 0 opens none.
-        left: record of a service that ended without removing it.
+        settings: `port` 0 chooses a free port, `tls_port` 0 opens no TLS port.
+        left: record of a service that ended without removing the record.
     Raises: EngineError naming a port that is taken.
     """
     if settings.engine != "local" and not settings.tls_port:
@@ -82,17 +82,17 @@ def nodes_host(settings: Settings) -> str:
 
 
 def own_address() -> str:
-    """Return this machine's address towards other machines; no packet is sent."""
+    """Return the address that this machine uses towards other machines; no packet is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             asking.connect(("192.0.2.1", 9))  # RFC 5737: an address that no machine has
             return str(asking.getsockname()[0])
         except OSError:
-            return "127.0.0.1"  # without a route: nodes are this machine, too, or advertise_url names the address
+            return "127.0.0.1"  # without a route, the nodes are this machine, or advertise_url names the address
 
 
 def _take(held: contextlib.ExitStack, host: str, wanted: int, earlier: int) -> int:
-    """Bind `wanted`; if that is 0, the earlier port, or a free one. The socket stays open until all are chosen."""
+    """Bind `wanted`; if 0, the earlier port, or a free port. The socket stays open until all ports are chosen."""
     listening = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if not wanted and earlier:

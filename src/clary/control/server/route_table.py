@@ -1,10 +1,10 @@
-"""Lists the service's own routes: method, path, allowed callers, and the function that answers.
+"""The table of the service's own routes: method, path, allowed callers, and the function that answers.
 
-Where: `clary_handler` takes the first row that a request fits, and `authorization` checks the caller before the
-function is called. The listener itself answers the health check and the console's files, which need no caller; it
-recognizes S3 and the other AWS services by their signatures (`edge.matching`).
+Where: `clary_handler` uses the first row that a request matches, and `authorization` checks the caller before the
+function is called. The listener itself answers the health check and the console's files, which need no authorization;
+it recognizes S3 and the other AWS services by their signatures (`edge.matching`).
 
-Pages answer any method: a change has a row of its own before them.
+Rows of pages match any method, so a change of the same path has a row before the page's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _PAGES = (
 
 
 def _absent(words: str, *, code: str = "NotFound", status: int = 404) -> Act:
-    """Return a function that refuses; the text may contain `method`, `path`, and values of the path."""
+    """Return a function that raises a refusal; the text may contain `method`, `path`, and values of the path."""
 
     def refuse(own: Parts, ask: Asked) -> None:
         told = words.format(method=ask.request.method[:20], path=ask.request.raw_path, **ask.values)

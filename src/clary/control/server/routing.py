@@ -1,6 +1,6 @@
 """Matches requests with routes: method, path, allowed callers, and the function that answers. Pure.
 
-Where: `route_table` lists them, `authorization` checks `Who`, `clary_handler` calls the function.
+Where: `route_table` lists the routes, `authorization` checks `Who`, `clary_handler` calls the function.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from clary.control.services.call import Services
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.uri_templates import UriTemplate
 
-ANY = ""  # stands for all methods
-_FORMS = {  # forms of the values in a path; a path with another form does not match
+ANY = ""  # matches all methods
+_FORMS = {  # patterns of values in a path; a path with other values does not match
     "attempt": re.compile(r"[0-9]{1,9}"),
     "pool": re.compile(r"pool_[0-9a-f]{12}"),
     "pool_host": re.compile(r"algo-[0-9]{1,4}"),
@@ -49,29 +49,29 @@ _FORMS = {  # forms of the values in a path; a path with another form does not m
 class Who(StrEnum):
     """Callers that a route can permit."""
 
-    AGENT = "agent"  # of a job's attempt, with the attempt's token
-    POOL_AGENT = "pool agent"  # of a warm pool, with the pool's token
-    PROGRAM = "program"  # of one host of a job, with its token for the status
+    AGENT = "agent"  # agent of a job's attempt, with the attempt's token
+    POOL_AGENT = "pool agent"  # agent of a warm pool, with the pool's token
+    PROGRAM = "program"  # program on a host of a job, with its token for status reports
     BOX = "box"  # daemon of a box, with the box's token
-    JOINER = "joiner"  # machine that joins as a box, with a token for joining
-    SCRAPER = "scraper"  # of metrics, as setting `metrics_page` says
-    OWNER = "owner"  # with the admin token or a session of the console
+    JOINER = "joiner"  # machine that joins as a box, with a join token
+    SCRAPER = "scraper"  # reader of metrics, as permitted by setting `metrics_page`
+    OWNER = "owner"  # a client with the admin token or a session of the console
     TOKEN = "owner's token"  # noqa: S105 - the admin token, never a session
     ANYBODY = "anybody"  # a change needs the service's own origin; ending a session also needs its CSRF value
-    NOBODY = "nobody"  # the function refuses every caller before a body is read
+    NOBODY = "nobody"  # the route's function refuses every caller before the body is read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Sender of a request that has passed the check.
+    """Authorized sender of a request.
 
     Args:
-        name: its body counts against this caller's share of the body budget.
-        max_body_bytes: longest body of the request.
-        is_known: whether its head proves who it is.
-        job: of an agent or a program.
-        host: of an agent or a program.
-        session: of a signed-in browser.
+        name: name to whose share of the body budget the body is charged.
+        max_body_bytes: largest body of the request.
+        is_known: whether the request's head proves the caller's identity.
+        job: job of an agent or a program.
+        host: host of an agent or a program.
+        session: session of a signed-in browser.
     """
 
     name: str
@@ -103,20 +103,20 @@ class Parts:
     rehearsals: RehearsalPages
     strikes: RehearsalActions
     sign_in: SignIn
-    shared: Callable[[bool], Sequence[str]]  # sentences on shared parts, with or without a network
+    shared: Callable[[bool], Sequence[str]]  # returns sentences on shared parts, with or without a network of the job
     engine: str = "local"  # setting `engine`
-    boxes: BoxDesk | None = None  # with engine boxes
+    boxes: BoxDesk | None = None  # only with engine boxes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One request as the function of its route takes it."""
+    """One request as the argument of its route's function."""
 
     request: HttpRequest
-    values: Mapping[str, str]  # of the path
+    values: Mapping[str, str]  # values in the path
     caller: Caller
     found_job: TrainingJob | None = None
-    message: Any = None  # the body, if the route `reads` one
+    message: Any = None  # the parsed body, if the route has `reads`
 
     @property
     def job(self) -> TrainingJob:
@@ -150,7 +150,7 @@ Act = Callable[[Parts, Asked], Any]
 
 @dataclass(frozen=True)
 class Reads:
-    """Message that a route takes as its JSON body; a large one is read in a thread."""
+    """Type of the message that a route expects as its JSON body; a large body is parsed in a thread."""
 
     cls: type[Any]
     most_values: int = MAX_VALUES
@@ -161,12 +161,12 @@ class Route:
     """One row of the table.
 
     Args:
-        methods: with spaces between them; `ANY` for all.
+        methods: separated by spaces; `ANY` for all methods.
         path: template, `/jobs/{job}/pages/{rest+}`.
         who: permitted callers.
         act: returns the answer, or a document for a JSON answer, or an awaitable of either; None is `{}`.
-        reads: message in the body; None leaves the body to `act`.
-        hides_secrets: whether a browser gets the document without secrets, because others may see its screen.
+        reads: type of the message in the body; None leaves the body to `act`.
+        hides_secrets: whether a browser gets the document without secrets, because other people may see its screen.
     """
 
     methods: str
@@ -190,13 +190,13 @@ class Route:
 
 
 def match(routes: Sequence[Route], method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
-    """Return the first route that a request fits, and the values in its path; the last route fits every request.
+    """Return the first route that matches a request, and the values in its path; the last route matches every request.
 
     Args:
-        routes: in order; the first one that fits is taken.
-        method: HTTP's, in capitals.
+        routes: in order; the first matching route is used.
+        method: HTTP method, in capitals.
         raw_path: percent-encoded, without the query.
-    Raises: AssertionError if no route fits.
+    Raises: AssertionError if no route matches.
     """
     for route in routes:
         values = route.match(method, raw_path)

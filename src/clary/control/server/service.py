@@ -1,4 +1,4 @@
-"""The service, assembled layer by layer, started in order and ended in reverse.
+"""The service: its layers are built and started in order, and ended in reverse.
 
 Where: `python -m clary.control.server` runs it; `clary up` starts that in the background.
 """
@@ -39,8 +39,8 @@ from clary.control.unused_settings import unused_settings
 
 log = logging.getLogger(__name__)
 
-DOWN_GRACE_S = 10.0  # for programs of running jobs when the service stops
-DOWN_DEADLINE_S = 45.0  # until their results have reached the object store
+DOWN_GRACE_S = 10.0  # grace of programs of running jobs when the service stops
+DOWN_DEADLINE_S = 45.0  # longest wait until their results are in the object store
 
 
 async def run_service(
@@ -49,10 +49,10 @@ async def run_service(
     """Run until `leave` is set, then end running jobs and all started parts.
 
     Args:
-        settings: of the service.
-        leave: set when it has to stop.
-        begins_anew: whether it may begin with a new database although the folder had one.
-        makes_keys: whether it makes new keys although the folder had others.
+        settings: settings of the service.
+        leave: set when the service has to stop.
+        begins_anew: whether the service may create a new database although the folder had one.
+        makes_keys: whether the service may create new keys although the folder had others.
 
     Raises: ClaryError if a part could not be started; the parts started before it are ended.
     """
@@ -65,7 +65,7 @@ async def run_service(
         core = Core(base, egress, prices)
         await core.load(stack)
         memory_limits = core.engine.memory_limits()
-        isolation = core.engine.capacity().isolation  # makes a network: before clients wait for answers
+        isolation = core.engine.capacity().isolation  # before clients wait for answers: this creates a network
         reconciler = core.reconciler(isolation)
         backups = BackupKeeper(base.store, base.life, base.clock, interval_s=settings.backup_interval_s)
         await open_doors(stack, base, core, backups)
@@ -77,14 +77,14 @@ async def run_service(
         for sentence in unused_settings(settings):
             log.warning("%s", sentence)
         await leave.wait()
-        await core.rehearsing.interrupt()  # before their jobs end: their ends would look like results
+        await core.rehearsing.interrupt()  # before the rehearsals' jobs end, because their ends would look like results
         await _end_jobs(core.hub, reconciler)
 
 
 def _start_tasks(
     stack: AsyncExitStack, base: Foundations, core: Core, backups: BackupKeeper, reconciler: Reconciler
 ) -> None:
-    """Start the tasks that run beside requests."""
+    """Start the background tasks."""
     store, hub, client, clock = base.store, core.hub, base.client, base.clock
     tasks: dict[str, Coroutine[Any, Any, None]] = {
         "rule-notices": core.notices.send_all(),
@@ -105,7 +105,7 @@ def _start_tasks(
 
 
 def _announce(stack: AsyncExitStack, base: Foundations, hub: JobHub, *, memory_limits: str) -> None:
-    """Record the addresses of this service, and keep the files of the state folder."""
+    """Record the addresses of this service, and start the task that restores files of the state folder."""
     urls = base.ports.urls(base.settings)
     me = ProcessId.of(os.getpid())
     assert me is not None, "this process exists"
@@ -126,7 +126,7 @@ def _announce(stack: AsyncExitStack, base: Foundations, hub: JobHub, *, memory_l
 
 
 def _forget_address(folder: StateFolder, hub: JobHub) -> None:
-    """Remove the record of this service, unless jobs run on: they look for the next service at the recorded address."""
+    """Remove the record of this service, unless jobs still run: they reach the next service at the recorded address."""
     if not hub.active_jobs():
         folder.service_record_path.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """Logs the wait for a step of the start that may take minutes, and cancels the step when the service has to stop.
 
-Where: `service.run_service`, around the start of the object store. `clary up` shows the last line of the log, and
-takes lines for signs of life; so only steps that detect their own failure may be noted here.
+Where: `foundations`, around the start of the object store. `clary up` shows the last line of the log, and treats new
+lines as signs of life, so use this only for steps that detect their own failure.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _log = logging.getLogger(__name__)
 async def noted(
     step: Coroutine[Any, Any, Outcome], *, what: str, leave: asyncio.Event, interval_s: float = NOTE_INTERVAL_S
 ) -> Outcome:
-    """Return the result of a step; log now and then that the start waits for it.
+    """Return the result of a step; log at intervals that the start waits for it.
 
     Args:
-        step: cancelled and awaited if this function is cancelled or `leave` is set.
+        step: the step, which is cancelled and awaited if this function is cancelled or `leave` is set.
         what: name of the step, for the log.
         leave: set when the service has to stop.
-        interval_s: between two lines of the log.
+        interval_s: seconds between lines of the log.
     Raises: ClaryError if the service has to stop before the step has ended; errors of the step.
     """
     began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Keeps the files by which clients find the service, its record and the keys: rewrites damaged or missing ones.
+"""Restores damaged or missing files by which clients find the service: its record and the keys.
 
 Where: `service` runs it as a task. Without run/service.json, `clary down` could not stop the service; without
 secrets/root.json, the next service could not reach its jobs.
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 async def keep_files(
     folder: StateFolder, record: ServiceRecord, secrets: RootSecrets, *, others: Sequence[Callable[[], None]] = ()
 ) -> None:
-    """Check until cancelled, and rewrite files that are missing or damaged, and a record of another service.
+    """Check until cancelled, and rewrite missing or damaged files, and a record of another service.
 
     Args:
         folder: the state folder.
-        record: of this service.
-        secrets: its keys.
-        others: rewrite files of other parts of the service; raise OSError.
+        record: record of this service.
+        secrets: the service's keys.
+        others: functions that rewrite files of other parts of the service; they raise OSError.
     """
     has_failed = False
     while True:
@@ -39,7 +39,7 @@ async def keep_files(
                 mend()
             has_failed = False
         except OSError as error:
-            if not has_failed:  # a full disk stays full for long: logged once
+            if not has_failed:  # logged once, because a full disk may stay full for long
                 log.warning("%s: files of the service cannot be written: %s", folder.root, error)
             has_failed = True
 
@@ -50,8 +50,8 @@ def mend_files(folder: StateFolder, record: ServiceRecord, secrets: RootSecrets)
     Intact keys that differ from the service's stay: the owner may have put them there for the next start.
 
     Args:
-        folder: of the service.
-        record: of this service.
+        folder: the state folder.
+        record: record of this service.
         secrets: the service's keys in memory.
     """
     if any(_read_record(path) != record for path in (folder.service_record_path, folder.service_record_copy_path)):

@@ -1,7 +1,7 @@
-"""Verifications of checkpoints that run in the background: they read every byte, which takes long.
+"""Verifications of checkpoints in the background, because reading every byte takes long.
 
 Where: `pages.checkpoints_page` starts a run and answers later requests with its results so far. A run without requests
-is ended after a while, and a finished one is forgotten.
+for `FORGET_AFTER_S` is ended and forgotten.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from clary.base.errors import WireError
 from clary.control.objects.checkpoint_verification import VerificationReport
 
-ANSWER_AFTER_S = 5.0  # longest wait for the end of a run; clients wait 30 s
-FORGET_AFTER_S = 30.0  # without a request
-MAX_RUNS = 4  # at the same time
+ANSWER_AFTER_S = 5.0  # longest wait for the end of a run within a request; clients wait 30 s
+FORGET_AFTER_S = 30.0  # time without a request
+MAX_RUNS = 4  # concurrent runs
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class VerificationRun:
 
 
 class VerificationRuns:
-    """Starts, keeps and ends runs. All methods belong to one event loop."""
+    """Starts, stores and ends runs. All methods must run in one event loop."""
 
     def __init__(self, *, forget_after_s: float = FORGET_AFTER_S) -> None:
         self._forget_after_s = forget_after_s

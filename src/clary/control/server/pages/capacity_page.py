@@ -6,7 +6,7 @@ Where: the answer to /clary/v1/capacity, which `clary capacity` prints.
      "kinds": [{"name", "num_cpus", "memory_bytes", "num_gpus", "num_nodes", "num_free", "maps_to", "instance_types",
                 "isolation"}]}
 
-With engine local there is one kind, this machine, and `num_nodes` is the number of hosts that may run at once.
+With engine local, this machine is the only kind, and `num_nodes` is the number of hosts that may run at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def capacity_page(cluster: ClusterEngine | None, machine: MachinePage | No
 
     Args:
         cluster: engine of other machines; None with engine local.
-        machine: measures this machine; None without measurements.
+        machine: measures this machine; None if it is not measured.
     Raises: EngineError if the cluster's nodes cannot be listed.
     """
     if cluster is not None:

@@ -1,8 +1,8 @@
-"""Pages of a job's checkpoints: its sets, and the verification of every file of them.
+"""Pages of a job's checkpoints: the sets, and the verification of every file in them.
 
 (no query)                    the sets, and each host's last report of its mirroring
 ?verify=1[&host=H][&set=N]    starts to read all files, and answers with a run's number and the results so far
-?verify=1&run=RUN             the same run a moment later; `is_done` says that it is the last answer
+?verify=1&run=RUN             later results of the same run; `is_done` marks the last answer
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clary.control.objects.checkpoint_verification import SetTarget, verify_sets
 from clary.control.objects.store_client import StoreClient
 from clary.control.server.verification_runs import VerificationRuns
 
-_SET_NUMBER = re.compile(r"[0-9]{1,8}")  # as many digits as in a manifest's key
+_SET_NUMBER = re.compile(r"[0-9]{1,8}")  # number of digits in a manifest's key
 
 
 class CheckpointPages:
@@ -84,13 +84,13 @@ class CheckpointPages:
 def choose(
     found: Mapping[str, Sequence[ManifestObject]], *, job: str, host: str | None, number: str | None
 ) -> tuple[SetTarget, ...]:
-    """Return the sets to read: the newest of each host, or those of one number; only of `host` if it is given. Pure.
+    """Return the sets to read: each host's newest set, or the sets with one number; only of `host` if given. Pure.
 
     Args:
         found: host -> its sets, the newest first.
-        job: for sentences.
-        host: the only one; None for all.
-        number: of the sets, as in the query; None for the newest of each host.
+        job: name of the job, for error messages.
+        host: only this host's sets; None for all hosts.
+        number: number of the sets, as in the query; None for the newest set of each host.
     Raises: WireError NotFound naming the sets that exist.
     """
     if number is not None and not _SET_NUMBER.fullmatch(number):
@@ -122,9 +122,10 @@ def choose(
 
 
 def checkpoint_facts(job: TrainingJob) -> dict[str, Any]:
-    """Return host -> the last report of its mirroring, as plain data; hosts without a report are left out.
+    """Return host -> the last report of its mirroring, as plain data; hosts without a report are omitted.
 
-    A job that waits to be tried again has no hosts: the last reports of its last attempt are returned.
+    Reports of past attempts are used for hosts that have no report now, since a job that waits for a retry has no
+    hosts.
     """
     facts_of: dict[str, Any] = {}
     for attempt in job.past_attempts:

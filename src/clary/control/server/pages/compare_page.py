@@ -22,7 +22,7 @@ from clary.control.server.pages.secret_names import hide_secrets
 from clary.control.services.call import Services
 
 MAX_JOBS = 20
-# Each job has its own name, and values that follow from it.
+# Each job has its own name, and values derived from it.
 _EXPECTED_TO_DIFFER = frozenset({"TrainingJobName", "Environment.SM_CURRENT_JOB_NAME"})
 _MISSING = object()
 
@@ -44,7 +44,7 @@ async def compare_page(services: Services, query: Mapping[str, str]) -> dict[str
 
 
 def differences(requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the members that are not equal in all requests, with each request's value as text."""
+    """Return the members whose values differ between requests, with each request's value as text."""
     flat = [_flat(request) for request in requests]
     keys = dict.fromkeys(key for one in flat for key in one)
     return [
@@ -55,7 +55,7 @@ def differences(requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _interest(key: str) -> tuple[int, str]:
-    """Return a sort key: the members by which users compare jobs come first."""
+    """Return a sort key that puts the members first by which users compare jobs."""
     first = ("HyperParameters", "ResourceConfig", "Environment", "AlgorithmSpecification")
     top = key.partition(".")[0]
     return (first.index(top) if top in first else len(first)), key

@@ -5,10 +5,11 @@ Where: the answer to jobs/NAME/downloads.
     {"files": [{"what": "model", "name": "model.tar.gz", "size_bytes", "url"}], "num_files": 1, "is_counted": true,
      "valid_s": 600}
 
-Only the first MOST_FILES files have a link; `num_files` counts up to MOST_COUNTED files: beyond, `is_counted` is false.
+Only the first MOST_FILES files have a link; `num_files` counts at most MOST_COUNTED files; `is_counted` is false if
+there are more.
 
-A link is a presigned request to this very service; anyone with the link may use it until it expires. The browser saves
-the answer as a file, whatever its name: a page that a program has written must not open as one of the console's.
+A link is a presigned request to this service; anyone with the link may use it until it expires. The browser saves the
+answer as a file, whatever its name, because an HTML file written by a program must not open as a page of the console.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from clary.control.wire.messages import HttpRequest
 
 MODEL, OUTPUT, CODE, CHECKPOINT = "model", "output", "code", "checkpoint"
 VALID_S = 600
-MOST_FILES = 200  # links for one job; `clary cp` copies any number
-MOST_COUNTED = 10_000  # ten requests to the store
+MOST_FILES = 200  # most links for one job; `clary cp` copies any number of files
+MOST_COUNTED = 10_000  # counting takes at most ten requests to the store
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
     what: str
     bucket: str
-    key: str  # of an object, or a prefix that ends with a slash
+    key: str  # key of an object, or a prefix that ends with a slash
 
 
 class DownloadsPage:
-    """Makes links.
+    """Makes download links.
 
     Args:
         client: lists the objects.
         credentials: sign the links.
-        region: that links name.
-        clock: the links' time begins at its present.
+        region: region named in links.
+        clock: gives the time at which links become valid.
     """
 
     def __init__(self, client: StoreClient, *, credentials: Credentials, region: str, clock: Clock) -> None:
@@ -86,7 +87,7 @@ class DownloadsPage:
                     if item.key == place.key if not is_folder else _is_file(item.key.removeprefix(place.key)):
                         yield place, item
                 if not place.key.endswith("/"):
-                    break  # an object is listed before the longer keys that begin with its key
+                    break  # an object is listed before longer keys that begin with its key
 
     def _link(self, origin: str, place: _Place, item: ListedObject) -> dict[str, Any]:
         is_folder = place.key.endswith("/")
@@ -111,7 +112,7 @@ class DownloadsPage:
 
 
 def _places(job: TrainingJob) -> Sequence[_Place]:
-    """Return the places of a job's objects, the most wanted first."""
+    """Return the keys and prefixes of a job's objects, the most wanted first."""
     request = JobRequest(job.request)
     code = request.hyperparameters.get("sagemaker_submit_directory", "").strip('"')
     checkpoints = request.checkpoint_s3_uri
@@ -130,7 +131,7 @@ def _places(job: TrainingJob) -> Sequence[_Place]:
 
 
 def _harmless(character: str) -> str:
-    """Return a character that is allowed in a quoted name of a header."""
+    """Return the character if it is allowed in a quoted file name of a header, else a substitute."""
     if character in '"\\':
         return "'"
     return character if character.isascii() and character.isprintable() else "_"

@@ -1,4 +1,4 @@
-"""Page `dump` of a job: asks for a dump of the state of its processes, and shows it."""
+"""Page `dump` of a job: requests a dump of the state of its processes, and shows it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from clary.control.reconcile.desks.dump_desk import DumpRequest
 from clary.control.services.call import Services
 
 ASKED_BY_PERSON = "asked for"
-ANSWER_S = 35.0  # for the order, a host's stacks and the answer; a later answer is unlikely
+ANSWER_S = 35.0  # limit for the request, a host's dump and the answer; later answers are unlikely
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 async def ask_for_dump(services: Services, job: TrainingJob) -> dict[str, Any]:
-    """Order every host of a running job to dump its processes; returns before they do.
+    """Request a dump from every host of a running job; return before the hosts answer.
 
     Raises: WireError for a job whose program does not run.
     """
@@ -37,15 +37,15 @@ async def ask_for_dump(services: Services, job: TrainingJob) -> dict[str, Any]:
 
 
 async def dump_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return a dump with its analysis: the newest dump, or that of the query's `number`.
+    """Return a dump with its analysis: the newest dump, or the dump with the query's `number`.
 
-    With `brief` in the query, return only the missing hosts: cheap enough for frequent requests.
+    With `brief` in the query, return only the missing hosts, which is cheap enough for frequent polls.
 
     Args:
         services: store the dumps.
-        job: of the dumps; it may have ended.
+        job: job of the dumps, which may have ended.
         query: `number` and `brief`; both may be missing.
-    Raises: WireError 404 if there is none.
+    Raises: WireError 404 if there is no such dump.
     """
     numbers = await services.dumps.numbers(job.name)
     wanted = query.get("number", str(numbers[0]) if numbers else "")

@@ -1,6 +1,6 @@
 """The page of a job with all its facts, and the page of its launch plan.
 
-Where: `clary describe`, `clary jobs` and the console ask.
+Where: `clary describe`, `clary jobs` and the console request them.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ async def facts_page(
     Args:
         services: prices, queue, progress and clock.
         job: the record.
-        stragglers: adds its verdict.
+        stragglers: adds the verdict on stragglers.
         rehearsals: adds the job's rehearsals.
-        shared: returns sentences on the parts that hosts share by settings; its argument says whether the job has a
+        shared: returns sentences on the parts that hosts share by settings; its argument: whether the job has a
             network.
     """
     facts = await stragglers.facts(job, _facts(services, job, shared))
-    # For 500 hosts this takes most of a second, and the console asks every two.
+    # For 500 hosts this takes most of a second, and the console polls every two seconds.
     times = await asyncio.to_thread(_times, services, job)
     return {**facts, **times, **rehearsals.facts(job), "progress": await _progress(services, job)}
 
@@ -105,7 +105,7 @@ def _facts(services: Services, job: TrainingJob, shared: Shared) -> dict[str, An
 
 
 def _not_isolated(job: TrainingJob, shared: Shared) -> list[str]:
-    """Return sentences on the parts that a job's hosts found shared, then on the parts that the settings share."""
+    """Return sentences on parts that a job's hosts reported as shared, then on parts that the settings share."""
     of_hosts = sorted({text for record in job.hosts.values() for text in record.facts.not_isolated})
     return [*of_hosts, *shared(not JobRequest(job.request).has_network_isolation)]
 
@@ -141,7 +141,7 @@ def plan_page(services: Services, job: TrainingJob) -> dict[str, Any]:
 
 
 def _lanes(job: TrainingJob, *, now: datetime) -> dict[str, list[dict[str, Any]]]:
-    """Return each host's activity over time: the stretches whose sums the ledger shows."""
+    """Return each host's activities over time: the periods whose sums the ledger shows."""
     return {name: [to_plain(stretch) for stretch in stretches] for name, stretches in cut_time(job, now=now).items()}
 
 
@@ -157,7 +157,7 @@ def _past_attempt(attempt: PastAttempt) -> dict[str, Any]:
 
 
 def _hint(job: TrainingJob) -> str:
-    """Return advice on a failure, from its own text; the page `why` reads the log too."""
+    """Return advice on a failure, derived from its text; the page `why` reads the log too."""
     if job.failure is None:
         return ""
     return hint(job.failure.message, channels=[channel.name for channel in JobRequest(job.request).channels])

@@ -11,7 +11,7 @@ from clary.control.jobs.training_job import TrainingJob
 
 
 def health_page(job: TrainingJob) -> dict[str, Any]:
-    """Return the findings of the present attempt's hosts, or of the last one's, with the diagnosis."""
+    """Return the findings of the current attempt's hosts, or else of the last attempt's, with the diagnosis."""
     plan = job.plan or {}
     findings = findings_of(job)
     return {

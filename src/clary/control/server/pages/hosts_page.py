@@ -1,4 +1,4 @@
-"""Hosts that exist now: of jobs that run, and of warm pools that wait for a job.
+"""Page of the existing hosts: of running jobs, and of warm pools that wait for a job.
 
 Where: the answer to /clary/v1/hosts.
 
@@ -7,9 +7,9 @@ Where: the answer to /clary/v1/hosts.
      "machine": as in `machine_page`; null if it is not measured
      "pools": [{"name", "job", "status", "is_ready", "num_hosts", "instance_type", "since", "keep_alive_s", "left_s"}]}
 
-`state` is the phase of a host, or `warm` for a waiting one; values that were not measured are null. `job` of a pool is
-the one that runs on it (`InUse`), or the last one that did (`Available`); `is_ready` says whether a matching job can
-get it now; `left_s` is the rest of its wait in seconds, null while a job runs on it.
+`state` is the phase of a host, or `warm` for a waiting host; values that were not measured are null. `job` of a pool is
+the job that runs on it (`InUse`), or the last job that ran on it (`Available`); `is_ready` tells whether a matching job
+can take the pool now; `left_s` is the rest of its wait in seconds, null while a job runs on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from clary.control.server.pages.machine_page import MachinePage
 from clary.control.services.call import Services
 
 WARM = "warm"
-# Series of a host, as agents name them -> name on the page.
+# Name of a host's series -> member of the page.
 MEASURED = {
     "host/cpu_percent": "cpu_percent",
     "host/memory_bytes": "memory_bytes",
@@ -43,8 +43,8 @@ def hosts_page(services: Services, samples: SampleGateway, machine: MachinePage 
 
     Args:
         services: know jobs and pools.
-        samples: has the last values of hosts; forgets those of jobs without hosts.
-        machine: measures this machine; None leaves it out.
+        samples: has the last values of hosts; forgets the values of jobs without hosts.
+        machine: measures this machine; None omits it.
     """
     jobs = services.hub.active_jobs()
     last = {(values.job_name, values.host): values.values for values in samples.last_values(jobs)}
@@ -78,7 +78,7 @@ def _hosts(job: TrainingJob, last: Mapping[tuple[str, str], Mapping[str, float]]
 
 
 def _has_pool(job: TrainingJob) -> bool:
-    """Whether the job holds hosts that wait, or will wait, for other jobs."""
+    """Whether the job holds a pool whose hosts wait, or will wait, for other jobs."""
     if not job.pool or job.warm_pool is None:
         return False
     return job.warm_pool.status in (WarmPoolStatus.IN_USE, WarmPoolStatus.AVAILABLE)

@@ -2,13 +2,13 @@
 
 Where: the answer to /clary/v1/jobs.
 
-    ?search=word         in name, statuses, state, instance type, failure reason and reason to wait; case does not count
+    ?search=word         in name, statuses, state, instance type, failure reason and reason to wait; ignores case
     &status=InProgress   of this status only
     &state=Queued        of this state only: Queued, Starting, Running, or a finished job's status
     &sort=created        or name, status, duration
     &order=desc          or asc; by default newest first, names from A, and states in the order of a job's life
     &limit=100&after=... number of jobs, and the last page's `next`
-    &skip=9000           skips as many jobs, for far scrolling
+    &skip=9000           skips this number of jobs, for far scrolling
 
 Each job has its `state`, which `states` counts; `queue` of a queued job has its place, the reason of its wait, and an
 estimate of its start. `duration_s` is from start to end, null for a job that has not started.
@@ -34,8 +34,8 @@ from clary.control.store.job_cards import MAX_CARDS, CardOrder, CardQuery, JobCa
 
 DEFAULT_LIMIT = 100
 MAX_SEARCH_LENGTH = 200
-MAX_PROGRESS = 20  # running jobs with progress
-MAX_REASONED = 20  # queued jobs whose exact reason is shown
+MAX_PROGRESS = 20  # most running jobs with progress
+MAX_REASONED = 20  # most queued jobs whose exact reason is shown
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
@@ -115,7 +115,7 @@ def _choice(choices: Any, query: Mapping[str, str], name: str, default: Any) -> 
 
 
 async def _progress(services: Services, cards: Sequence[JobCard]) -> dict[str, Any]:
-    """Return the progress of running jobs, by name; only of the first few, since each takes a query of its own."""
+    """Return the progress of running jobs, by name; only of the first few, because each needs its own query."""
     live = (services.hub.live_job(card.name) for card in cards)
     running = [job for job in live if job is not None and job.hosts and not job.is_terminal][:MAX_PROGRESS]
     now = services.clock.now()
@@ -125,7 +125,7 @@ async def _progress(services: Services, cards: Sequence[JobCard]) -> dict[str, A
 
 
 def _duration_s(services: Services, card: JobCard) -> float | None:
-    """Return the seconds that a job has run: by its own clock while it runs, then by its card's times of day."""
+    """Return the seconds that a job has run: by its own clock while it runs, afterwards by the times of its card."""
     live = services.hub.live_job(card.name)
     if live is None or card.started_at is None or card.ended_at is not None:
         return card.duration_s
@@ -133,13 +133,13 @@ def _duration_s(services: Services, card: JobCard) -> float | None:
 
 
 def _waiting_for(services: Services, places: Mapping[str, int], search: str) -> tuple[str, ...]:
-    """Return the queued jobs whose reason to wait contains the search; it is not stored, because it changes often."""
+    """Return the queued jobs whose reason to wait contains the search; reasons change often and are not stored."""
     wanted = search.lower()
     return tuple(name for name in places if wanted in _pending_reason(services, name, places).lower()) if wanted else ()
 
 
 def _pending_reason(services: Services, name: str, places: Mapping[str, int]) -> str:
-    """Return the reason of a job's wait: exact for the first jobs of the queue, the number of jobs ahead for others."""
+    """Return why a job waits: exact for the first jobs of the queue, the number of jobs ahead for other jobs."""
     place = places.get(name)
     if place is None:
         return ""

@@ -1,11 +1,11 @@
-"""Lines of a job's log, newest first, from any place in both directions; also searched, through a million lines.
+"""Lines of a job's log, newest first, from any position in both directions; can search through a million lines.
 
 Where: the answer to jobs/NAME/log-lines.
 
-    ?host=algo-1&rank=3        of these only
-    &search=text               lines that have the text; case does not count
-    &before=CURSOR             older lines than this one: `next` of a page, or a line's own cursor
-    &after=CURSOR              newer ones; repeated with each page's `previous`, this follows a running job
+    ?host=algo-1&rank=3        only of this host and rank
+    &search=text               lines that contain the text; ignores case
+    &before=CURSOR             lines older than the cursor: `next` of a page, or a line's own cursor
+    &after=CURSOR              newer lines; repeated with each page's `previous`, this follows a running job
     &limit=200
 
     {"lines": [{"at_ms", "host", "rank", "text", "cursor"}], newest first in any case
@@ -15,8 +15,8 @@ Where: the answer to jobs/NAME/log-lines.
      "is_over", "hosts"
      "num_lines": number of unexpired lines of the requested hosts, whatever the search and the rank}
 
-A cursor is the time, host and number of a line: it stays valid, and works with every filter. `previous` also has
-the number of seen lines of each host, so that a client which follows a job misses no line that a host sends late.
+A cursor is the time, host and number of a line: it stays valid, and works with every filter. `previous` also contains
+the number of seen lines of each host, so that a client that follows a job misses no line that a host sends late.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ MAX_SEARCH_LENGTH = 500
 _CURSOR = re.compile(
     r"([0-9]{1,15})\.([a-z0-9-]{1,40})\.(-1|[0-9]{1,15})(?:~((?:[0-9]{1,15}|-)(?:\.(?:[0-9]{1,15}|-))*))?"
 )
-_UNSEEN = "-"  # for a host that was not requested
+_UNSEEN = "-"  # marks a host that was not requested
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return a page of log lines, and the cursors of its neighbours. Raises: WireError with the status to send.
+    """Return a page of log lines, and cursors of the adjacent pages. Raises: WireError with the status to send.
 
     Args:
         services: store the logs.
-        job: of the log; it may have ended.
-        query: as the head of this file says.
+        job: job of the log, which may have ended.
+        query: as in the module docstring.
     """
     hosts = [host_of_stream(stream) for stream in job.log_streams]
     wanted = _query_of(query, hosts)
@@ -71,7 +71,7 @@ async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[st
     older, newer = _neighbours(found, wanted, end)
     previous = _cursor(newer, hosts) if hosts else None
     if hosts and (wanted.start is None or not wanted.is_backward):
-        # Of a requested stream that does not exist yet, no line was seen.
+        # No line was seen of a requested stream that does not exist yet.
         counts = [0 if seen is None and stream else seen for seen, stream in zip(found.seen, streams, strict=True)]
         previous = f"{previous}~{'.'.join(_UNSEEN if seen is None else str(seen) for seen in counts)}"
     was_cut = not found.is_complete and len(lines) < wanted.limit
@@ -87,11 +87,11 @@ async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[st
 
 
 def _neighbours(found: FoundLines, query: LineQuery, end: LinePlace) -> tuple[LinePlace | None, LinePlace]:
-    """Return the position where older lines begin, or None without older lines, and the position of newer lines."""
+    """Return the position from which older lines follow, None without older lines, and the position of newer lines."""
     start = query.start
     if query.is_backward:
         older = None if found.is_complete else found.searched_to
-        # Neither side of a place contains its line, which must not get lost between two pages.
+        # A page never contains the line at its start position; the shift by one keeps that line.
         return older, end if start is None else start._replace(sequence=start.sequence - 1)
     if start is None:
         return None, found.searched_to or LinePlace(0, 0, -1)

@@ -1,6 +1,6 @@
 """Page `logs` of a job: its lines, oldest first, page by page.
 
-Where: `clary logs` asks; the console reads `log_lines_page`, newest first.
+Where: `clary logs` reads it; the console reads `log_lines_page`, newest first.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from clary.control.services.call import Services
 from clary.control.store.errors import BadToken, StreamNotFound
 from clary.control.store.log_files.log_pages import EventPage
 
-LOG_PAGE = 2000  # lines of one stream in one answer
+LOG_PAGE = 2000  # most lines of one stream in one answer
 # A page of the store also ends at 1 MiB, less one line of at most 256 KiB; a character has up to four bytes.
 FULL_PAGE_CHARACTERS = 128 * 1024
-_MOMENT = re.compile(r"[0-9]{1,15}")  # milliseconds since 1970
+_MOMENT = re.compile(r"[0-9]{1,15}")  # digits of milliseconds since 1970
 
 
 async def logs_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the next lines of every wanted stream. Raises: WireError with the status to send.
 
-    `sure_until_ms` is None if these are all lines so far; else lines after this time may be missing.
+    `sure_until_ms` is None if the answer contains all lines so far; else lines after this time may be missing.
 
     Args:
         services: store the logs.
-        job: of the log; it may have ended.
+        job: job of the log, which may have ended.
         query: `host`, `rank`, `attempt`, `since_ms`, `until_ms` and `after.STREAM`, a token of the last page; each may
             be missing.
     """
@@ -57,7 +57,7 @@ async def logs_page(services: Services, job: TrainingJob, query: Mapping[str, st
                 token=query.get(f"after.{stream}"),
                 limit=LOG_PAGE,
             )
-        except StreamNotFound:  # deleted meanwhile: no lines
+        except StreamNotFound:  # the stream was deleted meanwhile
             continue
         except BadToken as error:
             raise WireError("ValidationException", error.message) from error
@@ -86,7 +86,7 @@ def _moment(query: Mapping[str, str], name: str) -> int | None:
 def _within_attempt(
     job: TrainingJob, wanted: str | None, start_ms: int | None, end_ms: int | None
 ) -> tuple[int | None, int | None]:
-    """Return the times of the wanted attempt's first and last lines; attempts never overlap."""
+    """Return the time span, narrowed to the wanted attempt; attempts never overlap."""
     if wanted is None:
         return start_ms, end_ms
     attempts = [str(number) for number in range(1, job.attempt + 1)]

@@ -1,6 +1,6 @@
-"""The machine that hosts share: its resources, the free part, and the part that jobs hold.
+"""Facts of the machine that hosts share: its resources, the free part, and the part that jobs hold.
 
-Where: `hosts_page` shows it above the hosts. It measures one moment, from /proc, and stores nothing.
+Where: `hosts_page` contains them. Each request measures the present, from /proc, and stores nothing.
 
     {"num_cpus", "cpu_free_percent", "memory_bytes", "memory_free_bytes", "num_gpus", "gpus_held",
      "disk_bytes", "disk_free_bytes", "disk_place",
@@ -25,14 +25,14 @@ _FULL = 100.0
 
 
 class MachinePage:
-    """Measures this machine..
+    """Measures this machine.
 
     Args:
-        machine: as the engine has measured it.
+        machine: resources measured by the engine.
         admission: knows the resources that jobs hold, and the capacity.
         hub: knows the waiting jobs.
         place: folder on the disk that jobs use.
-        root: folder that contains /proc; tests give another.
+        root: folder that contains /proc; tests pass another folder.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class MachinePage:
         self._last: tuple[int, int] | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Return the machine's part of the page."""
+        """Return the machine's facts for the page."""
         holdings, capacity = self._admission.holdings(), self._admission.capacity
         disk = shutil.disk_usage(self._place)
         return {
@@ -76,7 +76,7 @@ class MachinePage:
 
 
 def _idle_and_all(root: Path) -> tuple[int, int] | None:
-    """Return the idle ticks of all processors, and all their ticks; None if the kernel does not report them.
+    """Return the idle ticks and all ticks of all processors together; None if the kernel does not report them.
 
     Source: proc(5), /proc/stat: user nice system idle iowait irq softirq steal.
     """

@@ -3,9 +3,9 @@
 Where: the answer to jobs/NAME/metric-values.
 
     ?names=train:loss&names=accuracy   all metrics by default; a value is also split at its commas
-    &points=500                        the most points of each curve
+    &points=500                        largest number of points of a curve
 
-    {"metrics": {name: [[at_ms, value, step], ...]}}: values that are not finite are null, as are unknown steps
+    {"metrics": {name: [[at_ms, value, step], ...]}}: values that are not finite are null, like unknown steps
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 async def metric_values_page(services: Services, job: TrainingJob, query: str) -> dict[str, Any]:
-    """Return metrics of a job as curves; `query` is undecoded. Raises: WireError with the status to send.
+    """Return metrics of a job as curves. Raises: WireError with the status to send.
 
     Args:
         services: store the metrics.
         job: the job; it may have ended.
-        query: as the head of this file says.
+        query: percent-encoded, as in the module docstring.
     """
-    pairs = parse_qsl(query.replace("%00", ""), keep_blank_values=True)  # some databases refuse it
+    pairs = parse_qsl(query.replace("%00", ""), keep_blank_values=True)  # some databases refuse NUL
     points = next((value for name, value in pairs if name == "points"), str(DEFAULT_POINTS))
     if not _NUMBER.fullmatch(points) or not 2 <= int(points) <= MAX_POINTS:
         raise WireError("ValidationException", f"points must be 2 to {MAX_POINTS}, got {points[:40]!r}")

@@ -1,7 +1,7 @@
 """`GET /metrics` for Prometheus: running and waiting jobs, retries, and the hosts' last measurements.
 
-Where: `clary_handler` passes GET /metrics of the service's port. Setting `metrics_page` decides who may read it: by
-default only clients with its own token, because programs of jobs also reach the port from this machine's loopback
+Where: `clary_handler` routes GET /metrics of the service's port to it. Setting `metrics_page` decides who may read it:
+by default only clients with its own token, because programs of jobs also reach the port from this machine's loopback
 (`authorization`). `docs/grafana/clary.json` is a dashboard over these names.
 
 A training job's label is `training_job`: Prometheus uses `job` for the scraped service itself.
@@ -29,7 +29,7 @@ class MetricsPage:
     Args:
         hub: jobs that have not ended.
         samples: last values of hosts.
-        clock: for waiting times.
+        clock: measures waiting times.
     """
 
     def __init__(self, hub: JobHub, samples: SampleGateway, clock: Clock) -> None:
@@ -92,7 +92,7 @@ def _restart_families(jobs: Sequence[TrainingJob]) -> list[Family]:
 
 
 def _cause(attempt: PastAttempt) -> str:
-    """Return the attempt's kind of end, such as `reclaimed`, or the fault of its failure."""
+    """Return why an attempt ended: its kind of end, such as `reclaimed`, or the fault of its failure."""
     return attempt.failure.fault if attempt.failure is not None else attempt.kind.value
 
 

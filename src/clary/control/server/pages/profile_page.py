@@ -1,4 +1,4 @@
-"""The page `profile` of a job: orders, follows and shows profiles of its ranks, and sends their files."""
+"""The page `profile` of a job: requests, monitors and shows profiles of its ranks, and sends their files."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from clary.control.wire.messages import HttpResponse
 
 ASKED_BY_PERSON = "asked for"
 MAX_ASKED_RANKS = 1024
-MAX_FILE_BYTES = 512 * 1024 * 1024  # sent in one answer
+MAX_FILE_BYTES = 512 * 1024 * 1024  # largest file that is sent in one answer
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _FILE = re.compile(r"summary\.json|merged\.trace\.json\.gz|rank-[0-9]{1,9}\.trace\.json\.gz")
 _OCTETS = [("Content-Type", "application/octet-stream")]
 
 
 async def ask_for_profile(services: Services, job: TrainingJob, body: Any) -> dict[str, Any]:
-    """Order ranks of a running job to take a profile, or end the current one; returns before they do.
+    """Request a profile from ranks of a running job, or end the current profile; return before the ranks act.
 
     Args:
         body: `steps` or `seconds`, `ranks` and `start_step` if wanted; or `cancel`.
-    Raises: WireError for a job whose program does not run, for invalid values, and while another one is being taken.
+    Raises: WireError for a job whose program does not run, for invalid values, and while another profile is being
+    taken.
     """
     asked = body if isinstance(body, Mapping) else {}
     if asked.get("cancel"):
@@ -51,13 +52,13 @@ async def ask_for_profile(services: Services, job: TrainingJob, body: Any) -> di
 
 
 async def profile_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any] | HttpResponse:
-    """Return a profile: the newest, or that of the query's `number`; with `file`, only that file of the profile.
+    """Return the newest profile, or the profile with the query's `number`; with `file`, only this file of the profile.
 
     Args:
         services: store the profiles.
-        job: of the profiles; it may have ended.
+        job: job of the profiles, which may have ended.
         query: `number` and `file`; both may be missing.
-    Raises: WireError 404 if there is none.
+    Raises: WireError 404 if there is no such profile.
     """
     desk = services.profiles
     numbers = await desk.numbers(job.name)
@@ -110,7 +111,7 @@ def _window(asked: Mapping[str, Any]) -> Window:
     steps, seconds, start = asked.get("steps"), asked.get("seconds"), asked.get("start_step")
     if start is not None and not (_is_number(start) and int(start) == start and start >= 0):
         raise WireError("ValidationException", f"start_step is the number of a step, got {str(start)[:40]}")
-    start = None if start is None else int(start)  # agents do not read 5.0
+    start = None if start is None else int(start)  # agents do not accept 5.0
     if seconds is not None:
         if not _is_number(seconds) or not 0 < seconds <= MAX_WINDOW_S:
             raise WireError(
@@ -130,13 +131,13 @@ def _ranks(job: TrainingJob, asked: Any) -> tuple[int, ...]:
     hosts = (job.plan or {"hosts": []})["hosts"]
     num_ranks = sum(host["processes_per_host"] for host in hosts)
     beyond = [rank for rank in asked if rank >= num_ranks]
-    if beyond and num_ranks > len(hosts):  # a launcher of the user's own may start more processes than the plan knows
+    if beyond and num_ranks > len(hosts):  # a user's own launcher may start more processes than the plan contains
         raise WireError("ValidationException", f"{job.name} has ranks 0 to {num_ranks - 1}, and not {beyond[0]}")
     return tuple(sorted(set(asked)))
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15  # NaN fails as well
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15  # also refuses NaN
 
 
 def _is_rank(value: Any) -> bool:
@@ -144,7 +145,7 @@ def _is_rank(value: Any) -> bool:
 
 
 def _end_of(job: TrainingJob) -> str:
-    """Return the reason why a profile gets no more results."""
+    """Return why a profile will get no more results."""
     reason = f": {job.failure.reason}" if job.failure is not None else ""
     if job.is_terminal:
         return f"{job.name} has ended ({job.status.value}{reason})"

@@ -1,7 +1,7 @@
-"""The page `profiler-report` of a job: the report as of now, as HTML or JSON.
+"""The page `profiler-report` of a job: a report on all measurements so far, as HTML or JSON.
 
 ?format=json        the result of each rule
-&html=1             the page, too, as text
+&html=1             also the HTML page, as a text
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.control.server.edge.internal_http import json_answer
 from clary.control.services.call import Services
 from clary.control.wire.messages import HttpResponse
 
-# The page contains texts of jobs: it may only be displayed, and runs no script.
+# The page contains texts of jobs, so it may only be displayed, and can run no script.
 HTML_HEADERS = [
     ("Content-Type", "text/html; charset=utf-8"),
     ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'self'"),
@@ -34,8 +34,8 @@ async def profiler_report_page(services: Services, job: TrainingJob, query: Mapp
 
     Args:
         services: store the measurements.
-        job: that runs or has ended.
-        query: as the head of this file says.
+        job: a job that runs or has ended.
+        query: as in the module docstring.
     """
     now = services.clock.now()
     measured = await read_measurements(services.store.series, job, now=now)
@@ -51,7 +51,7 @@ async def profiler_report_page(services: Services, job: TrainingJob, query: Mapp
         wants_page = query.get("format") != "json" or "html" in query
         return results, render(facts, measured.measurements, results) if wants_page else ""
 
-    results, page = await asyncio.to_thread(make)  # for many ranks it takes a second
+    results, page = await asyncio.to_thread(make)  # takes a second for many ranks
     if query.get("format") != "json":
         return HttpResponse(200, list(HTML_HEADERS), page.encode("utf-8", "replace"))
     document: dict[str, Any] = {
@@ -66,7 +66,7 @@ async def profiler_report_page(services: Services, job: TrainingJob, query: Mapp
 
 
 def _report_of(job: TrainingJob) -> ConfiguredRule:
-    """Return the report that the job requests; else one with all rules, each as requested or at its defaults."""
+    """Return the job's requested report; else a report with all rules, each as requested or at its defaults."""
     rules = configured_rules(configurations_of(job, RuleKind.PROFILER))
     asked = next((rule for rule in rules if rule.is_report), None)
     if asked is not None:
@@ -77,7 +77,7 @@ def _report_of(job: TrainingJob) -> ConfiguredRule:
 
 
 def _earlier(job: TrainingJob, rule_name: str, has_issue: bool) -> str:
-    """Return the issue that a rule of the request found earlier and does not find any more, or an empty text."""
+    """Return the issue that a requested rule found earlier but does not find now, or an empty text."""
     for rule in configured_rules(configurations_of(job, RuleKind.PROFILER)):
         known = evaluation_of(job, RuleKind.PROFILER, rule.name)
         if rule.kind == rule_name and not has_issue and known is not None and known.status is RuleStatus.ISSUES_FOUND:

@@ -1,8 +1,8 @@
-"""The page `rehearsals` of a job: orders, follows and cancels rehearsals, and shows their certificates.
+"""The page `rehearsals` of a job: starts, monitors and cancels rehearsals, and shows their certificates.
 
     GET  /clary/v1/jobs/NAME/rehearsals              -> {"rehearsals": [...], "rehearsal": the newest}
-    GET  /clary/v1/jobs/NAME/rehearsals?number=2     -> the same with number 2 as "rehearsal"
-    GET  /clary/v1/jobs/NAME/rehearsals?options=1    -> the possible ones: hosts, refusals, room for disks
+    GET  /clary/v1/jobs/NAME/rehearsals?number=2     -> likewise, with number 2 as "rehearsal"
+    GET  /clary/v1/jobs/NAME/rehearsals?options=1    -> possible faults: hosts, refusals, size of disks
     POST /clary/v1/jobs/NAME/rehearsals              {"confirm": "NAME", ...}, an order -> {"number": 3}
                                                      {"cancel": 3} -> {"number": 3}
 
@@ -38,7 +38,7 @@ class Possibilities(Protocol):
         """Return kind of fault -> the reason why it is not available here."""
 
     def largest_disk_bytes(self) -> int:
-        """Return the most bytes of the disks of all hosts of a rehearsal together."""
+        """Return the largest total size in bytes of the disks of a rehearsal's hosts."""
 
 
 class RehearsalPages:
@@ -46,8 +46,8 @@ class RehearsalPages:
 
     Args:
         services: jobs, live and stored.
-        desk: carries rehearsals out.
-        faults: the available ones.
+        desk: runs rehearsals.
+        faults: knows the available faults.
     """
 
     def __init__(self, services: Services, desk: RehearsalDesk, faults: Possibilities) -> None:
@@ -86,9 +86,9 @@ class RehearsalPages:
         }
 
     async def act(self, job: TrainingJob, body: Any) -> dict[str, Any]:
-        """Begin a rehearsal, or end one; returns before it has begun or ended.
+        """Begin or end a rehearsal, without waiting for it.
 
-        Raises: WireError for an impossible order, for one without the job's name, and while another rehearsal runs.
+        Raises: WireError for an impossible order, an order without the job's name, and while another rehearsal runs.
         """
         asked = body if isinstance(body, Mapping) else {}
         if "cancel" in asked:

@@ -3,9 +3,9 @@
 Where: `clary_handler`, for routes that hide secrets from a session (request, plan, dump), and the comparison of jobs.
 The command line shows its owner's values; other people may see a browser's screen.
 
-Values with names of the user's are hidden by name: with SECRET, PASSWORD or CREDENTIAL anywhere in it; with KEY or
-TOKEN unless the value is a plain number or the name is about a tokenizer. A password within an address, and the value
-after a flag of such a name, are hidden anywhere.
+Values under names that the user chose are hidden by name: if it contains SECRET, PASSWORD or CREDENTIAL; or KEY or
+TOKEN, unless the value is a plain number or the name is about a tokenizer. A password within a URL, and the value after
+a flag of such a name, are always hidden.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from clary.contract.launch_plan import SECRET_PLACEHOLDER
 
-# Members of a request or a plan that map the user's names to values.
+# Members of a request or a plan that map names chosen by the user to values.
 USER_MAPPINGS = frozenset(
     {
         "HyperParameters",
@@ -31,7 +31,7 @@ USER_MAPPINGS = frozenset(
         "parameters",
     }
 )
-COMMAND_LINE = "command"  # member of a process, in a dump
+COMMAND_LINE = "command"  # member of a process in a dump
 _SURE = re.compile(r"SECRET|PASSW|CREDENTIAL|PRIVATE_?KEY|API_?KEY", re.IGNORECASE)
 _LIKELY = re.compile(r"KEY|TOKEN", re.IGNORECASE)
 _OF_TEXT = re.compile(r"TOKENI[SZ](?:ER|ATION|ED?)", re.IGNORECASE)  # tokens of text, no secrets
@@ -57,7 +57,7 @@ def hide_secrets(document: Any) -> Any:
 
 
 def hide_in_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping of the user's names with its secret values hidden."""
+    """Return a mapping from names chosen by the user, with its secret values hidden."""
     return {
         name: SECRET_PLACEHOLDER if isinstance(value, str) and is_secret(name, value) else hide_secrets(value)
         for name, value in mapping.items()

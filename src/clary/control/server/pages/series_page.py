@@ -3,7 +3,7 @@
 Where: the answer to jobs/NAME/series.
 
     ?names=rank-*/cpu_percent,host/*   patterns; all by default
-    &host=algo-1&attempt=2             of these only
+    &host=algo-1&attempt=2             only of this host and attempt
     &since_ms=...&until_ms=...         milliseconds since 1970; by default at most the job's last 15 minutes
     &step_ms=...                       between points; by default, a step that gives about 60 points
 
@@ -34,8 +34,8 @@ async def series_page(services: Services, job: TrainingJob, query: Mapping[str, 
 
     Args:
         services: store the series.
-        job: of the series; it may have ended.
-        query: as the head of this file says.
+        job: job of the series, which may have ended.
+        query: as in the module docstring.
     """
     now_ms = int(services.clock.now().timestamp() * MS_PER_S)
     end_ms = _number(query, "until_ms")
@@ -82,7 +82,7 @@ async def series_page(services: Services, job: TrainingJob, query: Mapping[str, 
 
 
 def default_step_ms(span_ms: int) -> int:
-    """Return a step that gives about DEFAULT_POINTS points: in whole seconds, or tens of seconds if it is longer."""
+    """Return a step for about DEFAULT_POINTS points: in whole seconds, or tens of seconds if it is longer."""
     step_ms = math.ceil(max(1, span_ms) / DEFAULT_POINTS)
     if step_ms > FINE_MS:
         return math.ceil(step_ms / FINE_MS) * FINE_MS

@@ -1,4 +1,4 @@
-"""The state folder: its faults, rows set aside, and backups.
+"""Page of the state folder: its problems, rows set aside, and backups.
 
 Where: `clary up`, `jobs`, `doctor`, `quarantine` and `backup` send these requests.
 
@@ -30,9 +30,9 @@ async def state_page(services: Services, backups: BackupKeeper, why_late: str) -
     """Return problems and facts of the service as sentences. Raises: WireError 409.
 
     Args:
-        services: of the service.
-        backups: of its database.
-        why_late: reason why the engine of other machines has not started; empty if it has.
+        services: parts of the service.
+        backups: makes backups of the database.
+        why_late: why the engine of other machines has not started; empty if it has started.
     """
     problems, facts = [], []
     with _refusals():
@@ -50,7 +50,7 @@ async def state_page(services: Services, backups: BackupKeeper, why_late: str) -
 
 
 async def quarantine_page(services: Services, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the rows that were set aside, or the contents of one. Raises: WireError 400, 404, 409."""
+    """Return the rows that were set aside, or the contents of one row. Raises: WireError 400, 404, 409."""
     quarantine = services.store.quarantine
     with _refusals():
         if "id" in query:

@@ -1,4 +1,4 @@
-"""The page `stragglers` of a job: how each rank's steps spend their time, and which ranks the others wait for.
+"""The page `stragglers` of a job: the parts of each rank's step time, and the ranks that other ranks wait for.
 
 Where: the answer to jobs/NAME/stragglers; `facts` adds the verdict to the job's page.
 
@@ -19,11 +19,11 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.series.queries import Series, SeriesQuery
 from clary.control.services.call import Services
 
-KEPT_S = 3.0  # time for which an answer is reused: clients ask often, rows arrive every few seconds
-MAX_KEPT = 256  # jobs
+KEPT_S = 3.0  # time for which an answer is reused: clients poll often, rows arrive every few seconds
+MAX_KEPT = 256  # cached answers
 MS_PER_S = 1000
-SPANS_MS = ((120_000, 5_000), (1_800_000, 30_000))  # length of the span, and distance of its moments
-MOST_MOMENTS = 24  # the newest ones are used
+SPANS_MS = ((120_000, 5_000), (1_800_000, 30_000))  # (length of the span, step between its moments)
+MOST_MOMENTS = 24  # the newest moments are used
 MANY_RANKS = 256  # with more ranks, each moment of the chart is four times as long
 _NAMES = (
     "rank-*/step_s,rank-*/data_wait_s,rank-*/forward_s,rank-*/backward_s,rank-*/communication_s,rank-*/optimizer_s,"
@@ -53,7 +53,7 @@ class StragglerPages:
         return page
 
     async def facts(self, job: TrainingJob, facts: dict[str, Any]) -> dict[str, Any]:
-        """Return a job's facts with the verdict as `stragglers`; while it lasts, also as a warning."""
+        """Return a job's facts with the verdict as `stragglers`; while the verdict lasts, also as a warning."""
         if not job.hosts:
             return {**facts, "stragglers": None}
         page = await self.page(job)
@@ -97,7 +97,7 @@ class StragglerPages:
 
 
 def rank_steps(series: Sequence[Series]) -> list[RankSteps]:
-    """Return the steps of ranks, at the newest moments with a measurement of any rank."""
+    """Return the steps of ranks at the newest moments with a measurement of any rank."""
     means: dict[tuple[str, int], dict[int, dict[str, float]]] = {}
     for one in series:
         scope, _, quantity = one.name.partition("/")

@@ -3,8 +3,8 @@
 Where: the answer to jobs/NAME/training and jobs/NAME/tensorboard.
 
     training                          every metric with its number of values, last, least and greatest, progress, tags
-    training?name=loss&limit=1000     points of one: [at_ms, step, value]; value is null for NaN or infinity
-    tensorboard                       tags of histograms and images, with the numbers of received and stored ones
+    training?name=loss&limit=1000     points of one metric: [at_ms, step, value]; value is null for NaN or infinity
+    tensorboard                       tags of histograms and images, with the numbers of received and stored pictures
     tensorboard?kind=image&tag=x      their pictures, oldest first; a histogram's buckets are [left, right, count]
     tensorboard?image=ID              the bytes of one image
 """
@@ -30,9 +30,9 @@ from clary.control.wire.messages import HttpResponse
 
 DEFAULT_POINTS = 1_000
 MAX_POINTS = 10_000
-DEFAULT_PICTURES = 200  # more than are stored for a tag
+DEFAULT_PICTURES = 200  # more than the number stored for a tag
 _NUMBER = re.compile(r"[0-9]{1,15}")
-# Whatever its type, the file runs no script, loads nothing, and is not shown in another page's frame.
+# Whatever its type, the file can run no script, load nothing, and is not shown in another page's frame.
 _IMAGE_HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("Content-Security-Policy", "default-src 'none'; sandbox; frame-ancestors 'none'"),
@@ -46,8 +46,8 @@ async def training_page(services: Services, job: TrainingJob, query: Mapping[str
 
     Args:
         services: store the values.
-        job: of the training; it may have ended.
-        query: as the head of this file says.
+        job: job of the training, which may have ended.
+        query: as in the module docstring.
     """
     name = query.get("name")
     if name is not None:
@@ -89,8 +89,8 @@ async def tensorboard_page(services: Services, job: TrainingJob, query: Mapping[
 
     Args:
         services: store the pictures.
-        job: of the training; it may have ended.
-        query: as the head of this file says.
+        job: job of the training, which may have ended.
+        query: as in the module docstring.
     """
     records = services.store.training
     if (wanted := query.get("image")) is not None:

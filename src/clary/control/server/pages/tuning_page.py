@@ -1,11 +1,11 @@
-"""Pages of tuning jobs: the list, and one with its trials.
+"""Pages of tuning jobs: the list of tuning jobs, and each tuning job with its trials.
 
 Where: the answers to /clary/v1/tuning and /clary/v1/tuning/NAME; the console and `clary tuning` show them.
 
     {"tuning_jobs": [{"name", "status", "strategy", "objective": {"metric", "is_maximized"}, "counters", "num_trials",
       "max_trials", "best": {"number", "job", "value", "parameters"}, "created_at", "ended_at", "end_reason"}]}
 
-The page of a tuning job has the members of its row, those of `tuning_facts.facts_of`, and
+The page of a tuning job has the members of its row, the members of `tuning_facts.facts_of`, and
 
     {"trials": [{"number", "job", "definition", "status", "state", "value", "parameters", "created_at", "started_at",
       "ended_at", "continues", "stop_reason", "failure_reason", "curve"}],
@@ -14,8 +14,8 @@ The page of a tuning job has the members of its row, those of `tuning_facts.fact
      "best_so_far": [[number of the trial, ended at, best value]],         in the order of ends; times in milliseconds
      "importance": {hyperparameter: share}, or null and "importance_why"}
 
-A console asks every few seconds, so facts that can not change are cached: rows of ended tuning jobs, and shares until
-another trial ends.
+The console polls every few seconds, so facts that can not change are cached: rows of ended tuning jobs, and shares
+until another trial ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from clary.control.tuning.tuning_job import Trial, TuningJob
 from clary.control.tuning.tuning_request import TuningRequest
 
 MAX_LISTED = 100
-MAX_VALUES = 200  # in a trial's curve
+MAX_VALUES = 200  # most values in a trial's curve
 MAX_KEPT = 200  # cached facts of each kind
 _NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 
@@ -56,8 +56,8 @@ class TuningPages:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._rows: dict[tuple[str, str], dict[str, Any]] = {}  # of ended tuning jobs
-        self._importance: dict[tuple[str, str], tuple[int, Importance]] = {}  # number of trials, shares
+        self._rows: dict[tuple[str, str], dict[str, Any]] = {}  # rows of ended tuning jobs
+        self._importance: dict[tuple[str, str], tuple[int, Importance]] = {}  # (number of ended trials, shares)
 
     async def listed(self) -> dict[str, Any]:
         """Return the newest tuning jobs, the newest first."""
@@ -79,7 +79,7 @@ class TuningPages:
         }
 
     async def stop(self, name: str) -> dict[str, Any]:
-        """Stop a tuning job and its trials. Raises: WireError 404, and 400 for an ended one."""
+        """Stop a tuning job and its trials. Raises: WireError 404, and 400 for an ended tuning job."""
         job = await self._find(name)
         try:
             changed = await stop_tuning(self._services, job)
@@ -146,7 +146,7 @@ class TuningPages:
 
 
 def tuning_name(job: TrainingJob) -> str:
-    """Return the name of the tuning job that a job is a trial of; empty for any other job."""
+    """Return the name of the tuning job whose trial a job is; empty for any other job."""
     return job.tuning_job_arn.rpartition("/")[2]
 
 
@@ -155,7 +155,7 @@ def _not_found(name: str) -> WireError:
 
 
 def _key(job: TuningJob) -> tuple[str, str]:
-    """Return a key that differs for every tuning job, even for those of the same name."""
+    """Return a key that differs for every tuning job, even for tuning jobs of the same name."""
     return job.arn, job.created_at.isoformat()
 
 

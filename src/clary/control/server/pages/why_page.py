@@ -1,4 +1,4 @@
-"""Failure of a job, for users: its cause, place, kind and advice, and the last lines of the process.
+"""Explanation of a job's failure for users: cause, host and rank, category, advice, and the process's last lines.
 
 Where: the answer to jobs/NAME/why; `clary describe --why` prints it.
 
@@ -20,7 +20,7 @@ from clary.control.jobs.training_job import JobFailure, TrainingJob
 from clary.control.server.pages.log_lines_page import log_lines_page
 from clary.control.services.call import Services
 
-MOST_READ = 400  # lines: a traceback of a deep framework has a few hundred
+MOST_READ = 400  # in lines; a traceback of a deep framework has a few hundred
 MOST_SHOWN = 12
 
 
@@ -47,7 +47,7 @@ async def why_page(services: Services, job: TrainingJob) -> dict[str, Any]:
 async def _last_lines(services: Services, job: TrainingJob, failure: JobFailure) -> tuple[list[str], str]:
     """Return the last lines of the failed process, oldest first, and the name of its host with its rank.
 
-    If it printed nothing, or its rank is unknown: the last lines of the host, and only the host's name.
+    If the process printed nothing, or its rank is unknown, return the last lines of the host, and only the host's name.
     """
     hosts = [host_of_stream(stream) for stream in job.log_streams]
     if not hosts:
