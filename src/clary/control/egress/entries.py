@@ -4,10 +4,10 @@ Where: `settings` parses and validates the entries, `policy` compares targets wi
 them.
 
     10.1.0.0/16           every TCP port of every address of the network
-    10.1.0.0/16:5432      one port of each
+    10.1.0.0/16:5432      one TCP port of every address of the network
     192.168.7.20:5432     one port of one address; [fd00::20]:5432 for IPv6
-    registry.lan:8080     one port of whatever the name stands for when it is asked for
-    127.0.0.1:8088        one port of this machine; its addresses are never reached without a port
+    registry.lan:8080     one port of the addresses that the name has at the time of a request
+    127.0.0.1:8088        one port of this machine, whose addresses are never reached by an entry without a port
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Reachable:
 
 
 def is_name(text: str) -> bool:
-    """Whether a lower-case text is a name that DNS may be asked for, and not an unusual spelling of an address."""
+    """Whether a lower-case text is a name for a DNS query, and not an unusual form of an address."""
     last = text.rpartition(".")[2]
     return len(text) <= MAX_NAME and bool(_NAME.fullmatch(text)) and not _NUMBER_LABEL.fullmatch(last)
 
 
 def literal(text: str) -> Address | None:
-    """Return the address that a text of a client spells the usual way; None for any other text."""
+    """Return the address that a client's text holds in its usual form; None for any other text."""
     try:
         return plain(text) if "%" not in text else None
     except ValueError:
@@ -72,7 +72,7 @@ def literal(text: str) -> Address | None:
 
 
 def parse_entry(text: str) -> Reachable:
-    """Read one entry.
+    """Parse one entry.
 
     Raises: ValueError naming the problem.
     """
@@ -100,7 +100,7 @@ def _split(text: str) -> tuple[str, str | None]:
     if text.count(":") == 1:
         place, _, port = text.partition(":")
         return place, port
-    return text, None  # a network of IPv6, or no port
+    return text, None  # an IPv6 network, or an entry without a port
 
 
 def _port(entry: str, text: str | None) -> int | None:

@@ -1,8 +1,8 @@
-"""One http:// request of a client of the proxy, carried to its target; body and answer pass as they come.
+"""Forwards one http:// request of a proxy client to its target; body and answer are streamed.
 
-Where: `connect_proxy`, for targets that the policy allows: package installers and HTTP libraries send http:// URLs to a
-proxy this way and never by CONNECT. One request a connection: the next one may go to another target, which has to be
-judged first.
+Where: `connect_proxy` calls it for targets that the policy allows: package installers and HTTP libraries send http://
+URLs to a proxy in this way and never by CONNECT. A connection carries one request: the next request may have another
+target, which the policy has to check first.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def forward(asked: Asked, near: Ends, far: Ends, *, idle_timeout_s: float) -> None:
-    """Send the request on and its answer back.
+    """Forward the request to the target and the answer to the client.
 
     Args:
-        asked: the request, whose head was read.
-        near: reader and writer of the client.
-        far: reader and writer of the target.
-        idle_timeout_s: longest time in which nothing passes in either direction.
-    Raises: BadHead for unclear HTTP, before any byte of an answer was sent; TimeoutError if nothing passes for too
-        long; OSError or IncompleteReadError if an end breaks off.
+        asked: the request, whose head was already read.
+        near: reader and writer of the client's connection.
+        far: reader and writer of the target's connection.
+        idle_timeout_s: longest time without a byte in either direction.
+    Raises: BadHead for ambiguous HTTP, before any byte of an answer was sent; TimeoutError after `idle_timeout_s`
+    without a byte; OSError or IncompleteReadError if a connection breaks.
     """
     length = heads.body_length(asked)
     activity = Activity(idle_timeout_s)
@@ -48,7 +48,7 @@ async def _exchange(near: Ends, far: Ends, length: int | None, activity: Activit
         await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
             sending.result()
-        # A target may answer before it has read everything; the rest of the body is then dropped.
+        # A target may answer before it has read the whole body; the rest of the body is then dropped.
         await answering
     finally:
         for task in (sending, answering):

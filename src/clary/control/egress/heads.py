@@ -1,6 +1,6 @@
 """Strict parser of the head of a request to the proxy.
 
-Where: `connect_proxy` reads a head and passes it here; `forwarding` writes the head on for http://. Pure.
+Where: `connect_proxy` reads a head and parses it with this module; `forwarding` sends the head for http://. Pure.
 Source: RFC 9110 (CONNECT, hop-by-hop fields), RFC 9112 (absolute form, message framing).
 """
 
@@ -18,10 +18,10 @@ _CONNECT = re.compile(rf"CONNECT {_HOST}:([0-9]{{1,5}}) HTTP/1\.[01]")
 _ABSOLUTE = re.compile(
     rf"([A-Z]{{1,20}}) [Hh][Tt][Tt][Pp]://{_HOST}(?::([0-9]{{1,5}}))?([/?][\x21-\x7e]*)? HTTP/1\.[01]"
 )
-# No pattern has two ways to match the same blanks: a head of blanks would take hours (docs/adr/0049).
+# No pattern can match the same blanks in two ways: otherwise a head of blanks would take hours (docs/adr/0049).
 _FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
 _STATUS_LINE = re.compile(r"HTTP/1\.[01] ([1-9][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
-# Headers of one hop, which are not forwarded; the connection to the target is announced to end after the answer.
+# Hop-by-hop headers, which are not forwarded; the target is told by `Connection: close` that its answer is the last.
 _HOP_BY_HOP = frozenset(
     {"connection", "proxy-connection", "keep-alive", "proxy-authorization", "proxy-authenticate", "te", "upgrade"}
 )
@@ -30,22 +30,22 @@ Fields = list[tuple[str, str]]
 
 
 class BadHead(Exception):
-    """Raised for a head that is not a request the proxy answers, or not an HTTP answer of a target."""
+    """Raised for a head that is not a request that the proxy supports, or not an HTTP answer of a target."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """A parsed request of a client."""
 
-    name: str  # in lower case, without brackets and dots at the end
+    name: str  # host in lower case, without brackets and without dots at the end
     port: int
     method: str = "CONNECT"
-    path: str = ""  # of an http:// request, with its query
+    path: str = ""  # path of an http:// request, with its query
     fields: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_tunnel(self) -> bool:
-        """Whether bytes are passed on as they come."""
+        """Whether the request is a CONNECT, whose bytes are forwarded unchanged."""
         return self.method == "CONNECT"
 
     @property
@@ -55,7 +55,7 @@ class Asked:
 
 
 def read_request(head: bytes) -> Asked:
-    """Read the head of a request: CONNECT HOST:PORT, or any method with a URL of http://.
+    """Parse the head of a request: CONNECT HOST:PORT, or any method with an http:// URL.
 
     Raises: BadHead naming the problem.
     """
@@ -77,16 +77,16 @@ def read_request(head: bytes) -> Asked:
 
 
 def request_head(asked: Asked) -> bytes:
-    """Return the head as the target gets it: in origin form, and the connection ends with the answer."""
+    """Return the head for the target: in origin form, and with the request to close the connection after the answer."""
     host = asked.place if asked.port != HTTP_PORT else asked.place.rpartition(":")[0]
     fields = [("Host", host), *_end_to_end(asked.fields, but="host"), ("Connection", "close")]
     return _written(f"{asked.method} {asked.path} HTTP/1.1", fields)
 
 
 def answer_head(head: bytes) -> tuple[int, bytes]:
-    """Return the status of a target's answer, and its head as the client gets it.
+    """Return the status of a target's answer, and the head for the client.
 
-    Raises: BadHead for a head that is no answer of HTTP.
+    Raises: BadHead for a head that is not an HTTP answer.
     """
     first, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     status = _STATUS_LINE.fullmatch(first)
@@ -98,9 +98,9 @@ def answer_head(head: bytes) -> tuple[int, bytes]:
 
 
 def body_length(asked: Asked) -> int | None:
-    """Return the number of bytes behind the head of a request; None for a body in chunks.
+    """Return the number of bytes after the head of a request; None for a chunked body.
 
-    Raises: BadHead for an ambiguous length, which another server could read differently.
+    Raises: BadHead for an ambiguous length, which another server could interpret differently.
     """
     lengths = [value for name, value in asked.fields if name.lower() == "content-length"]
     codings = [value.lower() for name, value in asked.fields if name.lower() == "transfer-encoding"]
@@ -140,7 +140,7 @@ def _end_to_end(fields: tuple[tuple[str, str], ...] | Fields, *, but: str = "") 
     named = {
         token.strip().lower() for name, value in fields if name.lower() == "connection" for token in value.split(",")
     }
-    # Framing stays, whatever Connection names: without it the body would be read as the next message.
+    # Framing headers stay even if Connection names them: without them the body would be read as the next message.
     dropped = (_HOP_BY_HOP | named | {but}) - {"content-length", "transfer-encoding"}
     return [(name, value) for name, value in fields if name.lower() not in dropped]
 

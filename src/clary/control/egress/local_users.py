@@ -1,7 +1,7 @@
-"""User of this machine that a connection comes from, by the kernel's list of sockets.
+"""Finds the user of this machine that a connection belongs to, by the kernel's list of sockets.
 
-Where: `connect_proxy`, whose clients do not authenticate. Connections of the service's own user, such as its jobs'
-relays, take precedence over those of other users.
+Where: `connect_proxy` calls it, as its clients do not authenticate. Connections of the service's own user, such as its
+jobs' relays, have precedence over connections of other users.
 Source: sock_diag(7), linux/inet_diag.h.
 """
 
@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 
-_NETLINK_SOCK_DIAG = 4  # linux/netlink.h; Python 3.11 has no name for it
+_NETLINK_SOCK_DIAG = 4  # from linux/netlink.h; Python 3.11 has no constant for it
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 0x1
 _NO_COOKIE = b"\xff" * 8
@@ -23,11 +23,11 @@ _ANSWER_TIMEOUT_S = 1.0
 
 
 def user_of(client: object, end: object) -> int | None:
-    """Return the user of a client on this machine; None for a client elsewhere, and if the kernel does not say.
+    """Return the user of a client on this machine; None for a remote client, and if the kernel does not answer.
 
     Args:
-        client: the client's end of a connection of TCP, as the socket names it.
-        end: the other end.
+        client: address of the client's end of a TCP connection, as the socket returns it.
+        end: address of the connection's other end.
     """
     if not isinstance(client, tuple) or not isinstance(end, tuple):
         return None

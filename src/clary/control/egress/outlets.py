@@ -1,8 +1,8 @@
-"""Places of the owner's network that hosts reach as if they had a route to them, for clients that know no proxy.
+"""Addresses in the owner's network that hosts reach as if they had a route, for clients without proxy support.
 
-Where: `LocalEngine` asks when it makes a job's network; the anchor then listens in every host at the very address and
-port, and names stand in the host's /etc/hosts. Only entries with a port are reached this way, over IPv4; whole networks
-and IPv6 are reached through the proxy.
+Where: `LocalEngine` calls it when it makes a job's network; the anchor then listens in every host at the same address
+and port, and the host's /etc/hosts has the names. Only entries with a port are reached this way, over IPv4; whole
+networks and IPv6 are reached through the proxy.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from clary.control.egress.addresses import Address, is_internet, plain
 from clary.control.egress.entries import Reachable
 from clary.control.egress.policy import EgressPolicy
 
-RESOLVE_TIMEOUT_S = 3.0  # for all names together; a job starts without names that take longer
+RESOLVE_TIMEOUT_S = 3.0  # limit for all names together; a job starts without names that take longer
 MAX_THREADS = 16
 _WEB_PORTS = (80, 443)
 
 
 @dataclass(frozen=True)
 class Outlet:
-    """One address and port of the machine's network that every host has, too."""
+    """One address and port of the machine's network that every host reaches, too."""
 
     address: str
     port: int
-    name: str = ""  # for /etc/hosts; empty for an address, and for a name that every host has
+    name: str = ""  # name for /etc/hosts; empty for an address, and for a name that every host has
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ def outlets_of(
     resolve: Callable[[str, int], list[str]] = resolver.addresses_of,
     is_own: Callable[[Address], bool] = own_addresses.is_own,
 ) -> Outlets:
-    """Return the outlets of the policy's entries; blocks for names, at most `RESOLVE_TIMEOUT_S`.
+    """Return the outlets of the policy's entries; resolving names blocks for at most `RESOLVE_TIMEOUT_S`.
 
     Args:
-        policy: judges every one.
-        taken: the jobs' own network, whose addresses mean hosts.
-        resolve: asks DNS.
+        policy: decides on every outlet.
+        taken: the jobs' own network, whose addresses belong to hosts.
+        resolve: resolves a name to addresses.
         is_own: whether an address is this machine's.
     """
     entries = [entry for entry in policy.reachable if entry.port is not None]
@@ -76,7 +76,7 @@ def _outlet(
     taken: ipaddress.IPv4Network,
     is_own: Callable[[Address], bool],
 ) -> Outlet | str:
-    """Return the outlet of one entry, or the reason why it has no outlet, empty if the proxy serves it."""
+    """Return the outlet of one entry, or the reason why it has no outlet; an empty reason if the proxy serves it."""
     assert entry.port is not None, "entries without a port were left out"
     if resolved == [""]:
         return ""  # a network
@@ -94,7 +94,7 @@ def _outlet(
     if address is None:
         return ""
     if entry.port in _WEB_PORTS and is_internet(address):
-        return ""  # such names change their address, and their clients know proxies
+        return ""  # such names change their addresses, and their clients support proxies
     if address in taken:
         return f"{address} lies in {taken}, where hosts of jobs have their addresses"
     has_name_anyway = entry.name == "localhost"

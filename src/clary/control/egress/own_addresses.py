@@ -1,7 +1,7 @@
-"""Whether an address is this machine's own: the kernel's routing table says so, for every interface and every alias.
+"""Finds out whether an address is this machine's own, by the kernel's routing table of all interfaces and aliases.
 
-Where: `connect_proxy` and `outlets` judge by it. A service that listens on the machine's public address is still a
-local service.
+Where: `connect_proxy` and `outlets` use it for their decisions. A service that listens on the machine's public address
+is still a local service.
 Source: rtnetlink(7), RTM_GETROUTE; linux/rtnetlink.h.
 """
 
@@ -25,7 +25,7 @@ _UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVA
 
 
 def is_own(address: Address) -> bool:
-    """Whether packets to an address would stay on this machine, or go to many (broadcast).
+    """Whether packets to an address would stay on this machine, or be broadcast or multicast.
 
     Raises: OSError if the kernel does not answer.
     """

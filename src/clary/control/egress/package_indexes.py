@@ -1,7 +1,7 @@
-"""Package indexes that the owner has set up for pip and uv on this machine, as entries that programs may reach.
+"""Package indexes that the owner has configured for pip and uv on this machine, as entries that programs may reach.
 
 Where: `server.service` adds them to setting `reachable_networks`: requirements of jobs are installed inside hosts,
-which have no other route to an index. An owner who sets PIP_INDEX_URL for the service allows that place.
+which have no other route to an index. An owner who sets PIP_INDEX_URL for the service thereby allows that address.
 Source: pip documentation, "Configuration"; uv documentation, "Environment variables" and "Indexes".
 """
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def index_entries(environ: Mapping[str, str]) -> tuple[Reachable, ...]:
-    """Return an entry for each place that pip or uv would search with these variables."""
+    """Return an entry for each index that pip or uv would search with these variables."""
     entries = {}
     for url in _urls(environ):
         try:
@@ -56,7 +56,7 @@ def _urls_of_uv(file: Path) -> Iterator[str]:
     try:
         document: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return  # absent, or not TOML: uv itself reports that
+        return  # absent, or not TOML, which uv itself reports
     for table in (document, document.get("pip", {})):
         for name in _PIP_OPTIONS:
             value = table.get(name, [])
@@ -66,7 +66,7 @@ def _urls_of_uv(file: Path) -> Iterator[str]:
 
 
 def _entry(url: str) -> Reachable | None:
-    """Return the entry of one URL; uv writes `name=url` where an index has a name."""
+    """Return the entry of one URL; uv writes `name=url` for an index with a name."""
     found = re.search(r"https?://\S+", url)
     if found is None:
         return None

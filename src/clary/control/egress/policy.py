@@ -1,13 +1,13 @@
-"""Targets that programs may be connected to. Pure: names were resolved before, once, and are not resolved again.
+"""Targets to which programs may be connected. Pure: callers resolve each name once, before the decision.
 
-Where: `connect_proxy` asks before it resolves a name (`may_ask`) and judges every address that the name has (`judge`)
-before it opens a connection; `outlets` judges places that hosts reach without a proxy. A refusal does not reveal
+Where: `connect_proxy` calls `may_ask` before it resolves a name, and `judge` with every address of the name before it
+opens a connection; `outlets` calls `judge` for addresses that hosts reach without a proxy. A refusal does not reveal
 whether the target listens, because the proxy has not connected to it.
 
-    an entry of `reachable_networks` covers it    -> connected; of this machine only by a port of the entry's own
-    an address of the internet, port 443          -> connected where setting `internet` is on
-    pypi.org and where its files lie, port 443    -> the same, at any address that DNS returns, but not on this machine
-    everything else                               -> refused
+    an entry of `reachable_networks` covers it    -> connected; on this machine only if the entry names the port
+    an address of the internet, port 443          -> connected if setting `internet` is on
+    pypi.org and its host of files, port 443      -> as above, at any address that DNS returns, but not on this machine
+    any other target                              -> refused
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from clary.control.egress.addresses import Address, is_internet, is_never, plain
 from clary.control.egress.entries import Reachable, is_name, literal
 
 INTERNET_PORT = 443
-# pip's and uv's own index: where a company's DNS puts a mirror in its place, programs get that mirror.
+# The default index of pip and uv: if a company's DNS replaces it by a mirror, programs get that mirror.
 INDEX_NAMES = frozenset({"pypi.org", "files.pythonhosted.org"})
 ADVICE = "the owner of the service may name it in setting reachable_networks"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Addresses to connect to, in this order; without addresses, the reason why not."""
+    """Addresses to connect to, in this order; without addresses, the reason of the refusal."""
 
     addresses: tuple[str, ...] = ()
     reason: str = ""
@@ -43,7 +43,7 @@ class EgressPolicy:
 
     Args:
         has_internet: setting `internet`.
-        reachable: setting `reachable_networks`, and further places that the owner has named.
+        reachable: setting `reachable_networks`, and further entries that the owner has named.
         own_ports: ports of this machine that belong to the service itself and its store.
         own_places: addresses and ports of the service on other machines, such as its database's.
     """
@@ -54,14 +54,14 @@ class EgressPolicy:
     own_places: frozenset[tuple[Address, int]] = frozenset()
 
     def may_ask(self, name: str, port: int, *, is_plain_http: bool = False) -> Decision:
-        """Decide before a name is looked up whether any of its addresses could be allowed.
+        """Decide before a name is resolved whether any of its addresses could be allowed.
 
-        Without the internet, names that no entry lists are not even looked up: DNS queries could carry data out.
+        Without the internet, names that no entry lists are not even resolved: DNS queries could carry data out.
 
         Args:
             name: a name or an address, as the program wrote it.
-            port: of the target.
-            is_plain_http: whether it is asked by a plain http:// request, for which the internet is not open.
+            port: port of the target.
+            is_plain_http: whether the client sent a plain http:// request, for which the internet is not allowed.
         Returns: a decision whose only address is the name itself.
         """
         address = literal(name)
@@ -88,10 +88,10 @@ class EgressPolicy:
 
         Args:
             name: as the client gave it, in lower case.
-            port: that it asks for.
-            resolved: every address that the name has now, as `getaddrinfo` spells them.
+            port: requested port.
+            resolved: every present address of the name, in the form of `getaddrinfo`.
             is_own: whether a plain address is this machine's.
-            is_plain_http: whether the client asks for http:// and not for a tunnel; only entries allow that.
+            is_plain_http: whether the client sent an http:// request and no CONNECT; only entries allow this.
         """
         asked = self.may_ask(name, port, is_plain_http=is_plain_http)
         if not asked.is_allowed:
@@ -117,7 +117,7 @@ class EgressPolicy:
         if entry.name:
             return entry.name == name
         if is_here and entry.address is None:
-            return False  # a network never names this machine
+            return False  # a network never includes this machine
         return entry.network is not None and address in entry.network
 
     def _why_not(self, name: str, port: int) -> str:

@@ -1,7 +1,7 @@
-"""Look names up in separate threads, so that names which take for ever delay no other work.
+"""Resolves names in separate threads, so that names without an answer delay no other work.
 
-Where: under `connect_proxy`. `getaddrinfo` can not be cancelled, and the loop's own threads do the service's work. A
-client has a few threads at most: names whose servers never answer delay only the client that asks for them.
+Where: `connect_proxy` uses it. `getaddrinfo` cannot be cancelled, and the event loop's own threads do the service's
+work. Each client has a few threads at most: names whose servers never answer delay only the client that requests them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from clary.control.turns import Turns
 
 NUM_THREADS = 32
-THREADS_OF_ONE = 4  # client
+THREADS_OF_ONE = 4  # threads of one client
 
 
 class Resolver:
-    """Asks the machine's resolver: DNS, /etc/hosts and its other configured sources."""
+    """Queries the machine's resolver: DNS, /etc/hosts and its other configured sources."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
@@ -38,7 +38,7 @@ class Resolver:
         asked = self._threads.submit(addresses_of, name, port)
 
         def tell(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed: no caller waits for a turn
+            with contextlib.suppress(RuntimeError):  # the event loop has closed: no caller waits for a turn
                 loop.call_soon_threadsafe(give_back)
 
         # A thread that waits for an answer keeps the turn, even if its caller was cancelled.
@@ -46,7 +46,7 @@ class Resolver:
         return await asyncio.wrap_future(asked)
 
     def close(self) -> None:
-        """End the threads; a thread that waits for an answer ends when the answer comes."""
+        """End the threads; a thread that waits for an answer ends when the answer arrives."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None

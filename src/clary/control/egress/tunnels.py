@@ -1,6 +1,6 @@
-"""Bytes between a client and its target: both ways as they come, until both have ended or no byte passes any more.
+"""Copies bytes between a client and its target in both directions, until both have ended or are idle too long.
 
-Where: `connect_proxy` for CONNECT; `forwarding` for the answer to an http:// request.
+Where: `connect_proxy` uses it for CONNECT, `forwarding` for the answer to an http:// request.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Activity:
         self._last_s = asyncio.get_running_loop().time()
 
     def note(self) -> None:
-        """Record that bytes have passed."""
+        """Record that bytes were copied."""
         self._last_s = asyncio.get_running_loop().time()
 
     async def ended(self) -> None:
-        """Wait until no byte has passed for the idle timeout."""
+        """Wait until no byte was copied for the idle timeout."""
         loop = asyncio.get_running_loop()
         while (left_s := self._last_s + self._idle_timeout_s - loop.time()) > 0:  # noqa: ASYNC110 - waits for a moment, no event
             await asyncio.sleep(left_s)
@@ -37,13 +37,13 @@ async def join(
     *,
     idle_timeout_s: float,
 ) -> None:
-    """Copy both ways until both directions have ended.
+    """Copy bytes in both directions until both have ended.
 
     Args:
-        near: reader and writer of the client.
-        far: reader and writer of the target.
-        idle_timeout_s: longest time in which nothing passes in either direction.
-    Raises: TimeoutError if nothing passes for `idle_timeout_s`; OSError if an end breaks off.
+        near: reader and writer of the client's connection.
+        far: reader and writer of the target's connection.
+        idle_timeout_s: longest time without a byte in either direction.
+    Raises: TimeoutError after `idle_timeout_s` without a byte; OSError if a connection breaks.
     """
     activity = Activity(idle_timeout_s)
     both = asyncio.gather(pump(near[0], far[1], activity), pump(far[0], near[1], activity))
@@ -51,7 +51,7 @@ async def join(
 
 
 async def until_idle(work: asyncio.Future[Any], activity: Activity) -> None:
-    """Wait for work, and cancel it once nothing has passed for too long; raises TimeoutError then."""
+    """Wait for work; cancel it and raise TimeoutError once no byte was copied for too long."""
     watch: asyncio.Future[Any] = asyncio.ensure_future(activity.ended())
     try:
         await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
@@ -65,13 +65,13 @@ async def until_idle(work: asyncio.Future[Any], activity: Activity) -> None:
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, activity: Activity) -> None:
-    """Copy until the end and pass the end on; the other direction stays open.
+    """Copy until the end and forward the end; the other direction stays open.
 
-    A broken connection is not passed on as an end: the caller closes the other connection.
+    A broken connection is not forwarded as an end: the caller closes the other connection.
 
     Args:
-        reader: where bytes come from.
-        writer: where they go; its end is written when the reader's comes.
+        reader: source of the bytes.
+        writer: target of the bytes; its end is written at the reader's end.
         activity: called for every piece.
     """
     while piece := await reader.read(PIECE_BYTES):
@@ -84,7 +84,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, activ
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """Close one end, and wait at most CLOSE_TIMEOUT_S until its last bytes are sent."""
+    """Close a connection, and wait at most CLOSE_TIMEOUT_S until its last bytes are sent."""
     writer.close()
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):

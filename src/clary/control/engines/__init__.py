@@ -1,1 +1,1 @@
-"""Where hosts come from: one narrow interface, one folder per engine."""
+"""Engines, the sources of hosts: one narrow interface, one folder per engine."""

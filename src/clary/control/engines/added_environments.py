@@ -1,4 +1,4 @@
-"""Python environments that `clary environments add` has made, in a folder of their own each below the state folder.
+"""Python environments that `clary environments add` has made, each in a folder below the state folder.
 
 Where: `interpreters` offers them to `images`; `clary environments` makes, lists and removes them.
 
@@ -23,14 +23,14 @@ from clary.base.errors import EngineError, Fault
 from clary.control.engines.image_tags import RULES, Rule, Wanted, rule_for, wanted_by
 
 FOLDER = "environments"
-MAKE_TIMEOUT_S = 1800.0  # torch with CUDA is gigabytes
+MAKE_TIMEOUT_S = 1800.0  # torch with CUDA has gigabytes
 _MARKER = "clary.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # modules whose distribution has another name
-_NUMPY = {"mxnet": "numpy<1.24"}  # its last release, 1.9.1, reads names that numpy 1.24 removed
-# Advice after a failed install of a build of torch from another index.
+_NUMPY = {"mxnet": "numpy<1.24"}  # the last release of MXNet, 1.9.1, uses names that numpy 1.24 removed
+# Advice after a failed installation of a torch build from another index.
 _OTHER_INDEX = "This build of torch comes from PyTorch's own index: --torch-backend index takes the package index's."
-# Names of frameworks that are accepted before the version, beside the repositories of AWS's images.
+# Names of frameworks that are accepted before a version, in addition to the repositories of AWS's images.
 _SHORT_NAMES = {
     "pytorch": Rule("", "torch"),
     "torch": Rule("", "torch"),
@@ -50,7 +50,7 @@ class AddedEnvironment:
     """A complete environment."""
 
     name: str
-    python: str  # path of its interpreter
+    python: str  # path of the interpreter
     requirements: tuple[str, ...]
     folder: Path
 
@@ -62,7 +62,7 @@ def added_environments(home: Path) -> tuple[AddedEnvironment, ...]:
         try:
             requirements = tuple(json.loads(marker.read_text())["requirements"])
         except (OSError, ValueError, LookupError, TypeError):
-            continue  # made anew by the next `add` of its name
+            continue  # the next `add` of this name makes it again
         folder = marker.parent
         python = str(folder / "bin" / "python")
         found.append(AddedEnvironment(name=folder.name, python=python, requirements=requirements, folder=folder))
@@ -70,9 +70,9 @@ def added_environments(home: Path) -> tuple[AddedEnvironment, ...]:
 
 
 def parse_wish(text: str) -> tuple[str, Wanted]:
-    """Parse `pytorch:2.8-py312` or an image of AWS's; return the environment's name and wanted packages.
+    """Parse `pytorch:2.8-py312` or the name of an AWS image; return the environment's name and wanted packages.
 
-    Raises: EngineError naming the forms.
+    Raises: EngineError naming the accepted forms.
     """
     image = text.partition("@")[0].rpartition("/")[2]
     repository, _, tag = image.partition(":")
@@ -112,18 +112,18 @@ def add_environment(
     torch_backend: str = "",
     say: Callable[[str], None],
 ) -> AddedEnvironment:
-    """Make an environment with uv; an existing one of this name and these requirements is kept.
+    """Make an environment with uv; keep an existing environment with this name and these requirements.
 
     Args:
-        home: state folder.
-        name: of `parse_wish`.
-        wanted: versions; without a version of Python, uv chooses the interpreter.
+        home: the state folder.
+        name: environment's name from `parse_wish`.
+        wanted: versions of packages; without a version of Python, uv chooses the interpreter.
         uv: path of the program.
         variables: environment of uv.
-        further: requirements beside those of `wanted`.
-        torch_backend: uv's --torch-backend; empty takes the build of the package index.
+        further: requirements in addition to those of `wanted`.
+        torch_backend: value of uv's --torch-backend; empty takes the package index's build.
         say: called with each step, in words.
-    Raises: EngineError with uv's own last words; an incomplete environment is never used.
+    Raises: EngineError with the end of uv's output; an incomplete environment is never used.
     """
     requirements = (*requirements_of(wanted), *further)
     parent = home / FOLDER
@@ -143,7 +143,7 @@ def add_environment(
         install = [uv, "pip", "install", "--no-config", "--python", str(folder / "bin" / "python"), *backend]
         install += [
             "--compile-bytecode"
-        ]  # programs of jobs may not write there: each would compile all that it imports
+        ]  # programs of jobs cannot write bytecode there: each would compile all its imports
         try:
             _run([*install, *requirements], variables, say, hint=_OTHER_INDEX if torch_backend else "")
         except BaseException:
@@ -162,15 +162,15 @@ def remove_environment(home: Path, name: str) -> None:
     if name not in known:
         names = ", ".join(known) or "none"
         raise EngineError(f"there is no added environment {name!r}; there are: {names}", fault=Fault.USER)
-    (known[name].folder / _MARKER).unlink(missing_ok=True)  # removed first: an incomplete folder is no environment
+    (known[name].folder / _MARKER).unlink(missing_ok=True)  # first: an incomplete folder is not an environment
     shutil.rmtree(known[name].folder)
     (home / FOLDER / f".{name}.lock").unlink(missing_ok=True)
 
 
 def _python_of_pyenv(version: str, variables: Mapping[str, str]) -> str:
-    """Return the newest interpreter of a version, say 3.12, that pyenv has, or an empty string.
+    """Return pyenv's newest interpreter of a version such as 3.12, or an empty string.
 
-    uv sees only the interpreters that pyenv has put on PATH, and tries to download others.
+    uv finds only the interpreters that pyenv has put on PATH, and tries to download others.
     """
     root = Path(variables.get("PYENV_ROOT") or Path(variables.get("HOME") or "/nowhere") / ".pyenv")
     found = [path for path in (root / "versions").glob(f"{version}.*/bin/python") if version]
@@ -179,7 +179,7 @@ def _python_of_pyenv(version: str, variables: Mapping[str, str]) -> str:
 
 
 def _digits(version: str) -> list[str]:
-    """Return the numbers of a version, 3.12.1; an empty list if it is no release, as 3.13.0rc1 or pypy's."""
+    """Return the numbers of a version such as 3.12.1; an empty list if it is not a release, as 3.13.0rc1 or pypy's."""
     parts = version.split(".")
     return parts if all(part.isdecimal() for part in parts) else []
 

@@ -1,6 +1,6 @@
-"""The environment that an image's name describes, and the choice of the most similar one. Pure.
+"""Parses the environment that an image's name describes, and chooses the most similar environment. Pure.
 
-Where: `images` chooses with it; `clary environments add` makes an environment out of it.
+Where: `images` chooses environments with it; `clary environments add` makes an environment from the parsed name.
 Source: image URIs of the SageMaker SDKs and https://github.com/aws/deep-learning-containers:
 `pytorch-training:2.8.0-gpu-py312-cu129-ubuntu22.04-sagemaker`,
 `huggingface-pytorch-training:2.5.1-transformers4.49.0-gpu-py311`, `sagemaker-scikit-learn:1.2-1-cpu-py3`.
@@ -13,18 +13,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_LEGACY_KERAS = "tf_keras"  # Keras 2 for versions of TensorFlow that have Keras 3
+_LEGACY_KERAS = "tf_keras"  # package with Keras 2 for TensorFlow versions with Keras 3
 _FIRST_KERAS_3 = (2, 16)  # of TensorFlow
-PYTHON = "python"  # among an environment's modules: the version of its interpreter
+PYTHON = "python"  # key among an environment's modules for the version of its interpreter
 
 
 @dataclass(frozen=True)
 class Rule:
     """An AWS image and the modules of its environment."""
 
-    pattern: str  # of the repository's last part
-    module: str  # of the framework, whose version the tag begins with; required; empty for plain Python images
-    extra: str = ""  # a further module, whose absence is only noted
+    pattern: str  # pattern of the repository's last part
+    module: str  # required module of the framework whose version begins the tag; empty for plain Python
+    extra: str = ""  # another module, whose absence only causes a note
 
 
 RULES = (
@@ -49,7 +49,7 @@ RULES = (
     Rule("sagemaker-distribution*", ""),
 )
 
-# The framework's version as its tag spells it: 2.8.0-gpu-py312, 1.2-1-cpu-py3.
+# The framework's version at the begin of a tag: 2.8.0-gpu-py312, 1.2-1-cpu-py3.
 _TAG_VERSION = re.compile(r"^([0-9]+(?:\.[0-9]+){1,2})(?![0-9.])")
 _TAG_PYTHON = re.compile(r"(?:^|-)py([23])([0-9]{1,2})(?=-|$)")
 _TAG_EXTRA = re.compile(r"(?:^|-)transformers([0-9]+(?:\.[0-9]+){1,2})(?=-|$)")
@@ -75,13 +75,13 @@ class Choice:
 
 
 def rule_for(repository: str) -> Rule | None:
-    """Return the rule for an image's repository, of which the last part counts; None if AWS has no such image."""
+    """Return the rule for the last part of an image's repository; None if AWS has no such image."""
     last = repository.rpartition("/")[2]
     return next((rule for rule in RULES if fnmatch.fnmatchcase(last, rule.pattern)), None)
 
 
 def wanted_by(rule: Rule, tag: str) -> Wanted:
-    """Return the modules and versions that a tag asks for."""
+    """Return the modules and versions that a tag describes."""
     version, python, extra = _TAG_VERSION.match(tag), _TAG_PYTHON.search(tag), _TAG_EXTRA.search(tag)
     return Wanted(
         module=rule.module,
@@ -95,19 +95,19 @@ def wanted_by(rule: Rule, tag: str) -> Wanted:
 def choose_environment(
     wanted: Wanted, modules_by_name: Mapping[str, Mapping[str, str]], *, default: str
 ) -> Choice | None:
-    """Return the environment that is the most like an image.
+    """Return the environment that is most similar to an image.
 
-    The framework's version (major.minor) counts first, then the interpreter's, then the rest of the framework's, then
-    further modules. The default one is taken where no other is more like the image.
+    Compared are the framework's version (major.minor), then the interpreter's, then the rest of the framework's
+    version, then further modules. The default environment is chosen if no other is more similar.
 
     Args:
         wanted: the image's modules and versions.
         modules_by_name: environment -> module -> version; `PYTHON` among them.
         default: name of the default environment, which may be missing.
-    Returns: None if no environment has the framework in the tag's version; the default then stands for the image
-    despite the difference.
+    Returns: None if no environment has the framework in the tag's version; the default environment is then used despite
+    the difference.
     """
-    names = sorted(modules_by_name, key=lambda name: (name != default, name))  # of equal ones, min takes the first
+    names = sorted(modules_by_name, key=lambda name: (name != default, name))  # of equal names, min takes the first
     fitting = [name for name in names if _fits(wanted, modules_by_name[name])]
     if not fitting:
         return None
@@ -137,32 +137,32 @@ def differences(wanted: Wanted, modules: Mapping[str, str]) -> Sequence[str]:
 
 
 def variables_like(wanted: Wanted, modules: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
-    """Return the variables that make an environment more like an image, and a sentence on the change or its lack.
+    """Return the variables that make an environment more like an image, and a sentence on the change, or why not.
 
     TensorFlow's images before 2.16 have Keras 2. Later versions of TensorFlow have Keras 3 under the same names
-    `tf.keras` and `keras`, unless TF_USE_LEGACY_KERAS is set and the package tf_keras is there.
+    `tf.keras` and `keras`, unless TF_USE_LEGACY_KERAS is set and the package tf_keras is installed.
 
     Args:
         wanted: the image's modules and versions.
-        modules: of the environment, with their versions.
+        modules: modules of the environment, with their versions.
     """
     has_keras_3 = not _is_before(modules.get("tensorflow", ""), _FIRST_KERAS_3)
     if wanted.module != "tensorflow" or not _is_before(wanted.version, _FIRST_KERAS_3) or not has_keras_3:
         return {}, ""
     if _LEGACY_KERAS not in modules:
         return {}, "tf.keras is Keras 3 instead of the image's Keras 2, because the package tf_keras is not installed"
-    variables = {"TF_USE_LEGACY_KERAS": "1", "CLARY_KERAS_2": "1"}  # the second for `import keras`: clary_keras.py
+    variables = {"TF_USE_LEGACY_KERAS": "1", "CLARY_KERAS_2": "1"}  # clary_keras.py reads the second
     return variables, "tf.keras and keras are Keras 2 as in the image (TF_USE_LEGACY_KERAS=1, CLARY_KERAS_2=1)"
 
 
 def _is_before(version: str, first: tuple[int, int]) -> bool:
-    """Whether a version comes before another one; False for an unknown version."""
+    """Whether a version is older than another; False for an unknown version."""
     found = _TAG_VERSION.match(version)
     return found is not None and tuple(map(int, found.group(1).split(".")[:2])) < first
 
 
 def is_version(version: str, wanted: str) -> bool:
-    """Whether `version`, say 2.8.0+cpu, belongs to a tag's `wanted`, say 2.8."""
+    """Whether `version`, such as 2.8.0+cpu, matches a tag's `wanted`, such as 2.8."""
     parts = wanted.split(".")
     return re.split(r"[.+]", version)[: len(parts)] == parts
 

@@ -1,12 +1,12 @@
 """Choice of the Python environment that stands for a container image.
 
-Where: CreateTrainingJob resolves the image to refuse unknown ones at once; the planner resolves it again for the plan.
-There are no containers: an image is mapped by its `repo:tag`, the registry is ignored, because it only names account
-and region. First the patterns of setting `images` (most specific first), then the rules for AWS's own images: the
-environment whose framework and Python have the versions of the tag stands for them, else the default environment if
-that has their framework. Every other image is refused with the lines to add.
+Where: CreateTrainingJob resolves the image to refuse unknown images at once; the planner resolves it again for the
+plan. There are no containers: an image is mapped to an environment by its `repo:tag`; the registry is ignored, because
+it only names account and region. The patterns of setting `images` have precedence (the most specific first). Then AWS's
+own images are mapped to the environment whose framework and Python have the versions of the tag, else to the default
+environment if it has the framework. Every other image is refused with the lines to add to settings.toml.
 
-Pure but for the `Probe` that it is given.
+Pure except for the given `Probe`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from clary.control.settings import Settings
 
 DEFAULT_ENVIRONMENT = "default"
 TORCH_PACKAGES = ("torch", "numpy")  # numpy: DataLoader and most scripts need it, and torch does not install it
-WANTED_MODULE = "torch"  # module that makes an interpreter the default one
+WANTED_MODULE = "torch"  # module that makes an interpreter the default
 
 
 class Probe(Protocol):
-    """Looks into Python environments."""
+    """Inspects Python environments."""
 
     def candidates(self) -> Sequence[str]:
         """Return interpreters of this machine that may serve as the default environment, best first."""
@@ -38,11 +38,11 @@ class Probe(Protocol):
     def modules(self, python: str) -> Mapping[str, str]:
         """Return module -> version (empty if unknown) of the frameworks that `python` can import, and `PYTHON`.
 
-        Raises: EngineError if the interpreter can not be run.
+        Raises: EngineError if the interpreter cannot be run.
         """
 
     def install_command(self, *packages: str) -> str:
-        """Return the command that installs packages where the first candidate finds them."""
+        """Return the command that installs packages for the first candidate."""
 
     def cpu_build_option(self) -> str:
         """Return the option of `install_command` that selects torch's build for machines without a GPU."""
@@ -50,19 +50,19 @@ class Probe(Protocol):
 
 @dataclass(frozen=True)
 class ImageName:
-    """The parts of an image's name that count."""
+    """The relevant parts of an image's name."""
 
-    repository: str  # without registry; may hold slashes
+    repository: str  # without registry; may contain slashes
     tag: str
 
     @property
     def short(self) -> str:
-        """`repo:tag`, as settings spell it."""
+        """`repo:tag`, as in settings."""
         return f"{self.repository}:{self.tag}"
 
 
 def parse_image(image: str) -> ImageName:
-    """Split `registry/repo:tag`; without a tag, or with a digest only, the tag is `latest`."""
+    """Parse `registry/repo:tag`; without a tag, or with a digest only, the tag is `latest`."""
     name = image.partition("@")[0]
     first, slash, rest = name.partition("/")
     # Docker's own rule: the first part is a registry if it looks like a host name.
@@ -73,13 +73,13 @@ def parse_image(image: str) -> ImageName:
 
 
 def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, tuple[str, ...]]:
-    """Return the environment that stands for `image`, and notes on how it differs from the image.
+    """Return the environment for `image`, and notes on how it differs from the image.
 
     Args:
         image: as the request names it.
-        settings: whose `images` patterns and environments come first.
-        probe: knows the interpreters of this machine.
-    Raises: WireError ValidationException with the lines to add to settings.toml, if no environment stands for it.
+        settings: settings, whose `images` patterns and environments have precedence.
+        probe: inspects the interpreters of this machine.
+    Raises: WireError ValidationException with the lines to add to settings.toml, if no environment fits the image.
     """
     name = parse_image(image)
     pattern = _best_pattern(image, name, settings.images)
@@ -125,7 +125,7 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
 def default_python(settings: Settings, probe: Probe) -> str | None:
     """Return the interpreter of the default environment, or None if no Python here has torch.
 
-    An interpreter that settings name is taken without a check; otherwise the first candidate with torch.
+    An interpreter that settings name is returned without a check; otherwise the first candidate with torch is returned.
     """
     named = settings.environments.get(DEFAULT_ENVIRONMENT) or settings.default_python
     if named:
@@ -140,7 +140,7 @@ def default_python(settings: Settings, probe: Probe) -> str | None:
 
 
 def no_torch(probe: Probe) -> str:
-    """Return the sentence that no Python here has torch, with the command that installs it."""
+    """Return a sentence that no Python on this machine has torch, with the command that installs it."""
     return (
         f"no Python with {WANTED_MODULE} was found; to have one, run: {probe.install_command(*TORCH_PACKAGES)} "
         f"(without a GPU, {probe.cpu_build_option()} at its end takes the build without CUDA, a tenth of the size; the "
@@ -149,7 +149,7 @@ def no_torch(probe: Probe) -> str:
 
 
 def why_default_fails(settings: Settings, probe: Probe) -> str:
-    """Return why images of AWS's frameworks can not run in the default environment; empty if they can."""
+    """Return why images of AWS's frameworks cannot run in the default environment; empty if they can."""
     python = default_python(settings, probe)
     if python is None:
         return no_torch(probe)
@@ -168,7 +168,7 @@ def _python_of(environment_name: str, settings: Settings, probe: Probe) -> str |
 
 
 def _environments(settings: Settings, probe: Probe) -> Mapping[str, str]:
-    """Return name -> interpreter of all environments; settings win over added ones."""
+    """Return name -> interpreter of all environments; those of settings have precedence over added environments."""
     pythons = {**probe.added(), **settings.environments}
     python = default_python(settings, probe)
     return pythons if python is None else {**pythons, DEFAULT_ENVIRONMENT: python}
@@ -177,7 +177,7 @@ def _environments(settings: Settings, probe: Probe) -> Mapping[str, str]:
 def _modules_or_none(python: str, probe: Probe) -> Mapping[str, str]:
     try:
         return probe.modules(python)
-    except EngineError:  # an environment that does not run resembles no image; it is refused where it is named
+    except EngineError:  # an environment that does not run matches no image; it is refused if it is named
         return {}
 
 
@@ -206,7 +206,7 @@ def _modules(image: str, python: str, environment_name: str, probe: Probe) -> Ma
 
 
 def _likened(name: ImageName, environment: Environment, probe: Probe) -> tuple[Environment, tuple[str, ...]]:
-    """Return the environment made more like the image, and notes on the remaining differences, by the image's name."""
+    """Return the environment with variables that make it more like the image, and notes on remaining differences."""
     modules = _modules(environment.image, environment.python, environment.name, probe)
     rule = rule_for(name.repository)
     if rule is None or not rule.module:
@@ -226,13 +226,13 @@ def _likened(name: ImageName, environment: Environment, probe: Probe) -> tuple[E
 
 
 def _refused(image: str, why: str, lines: str, *, is_mended: bool = False) -> WireError:
-    """Return the refusal of an image.
+    """Return the error that refuses an image.
 
     Args:
         image: as the request names it.
-        why: reason for the refusal; with the remedy if `is_mended`.
-        lines: of settings.toml that name an environment for the image.
-        is_mended: whether `why` names a remedy already, so that the lines are an alternative.
+        why: reason for the refusal, with the remedy if `is_mended`.
+        lines: lines for settings.toml that name an environment for the image.
+        is_mended: whether `why` names a remedy already, to which the lines are an alternative.
     """
     add = "To take a Python that you have instead, add" if is_mended else "Add"
     return WireError(

@@ -1,8 +1,7 @@
-"""The interface of engines: give hosts to an attempt of a job, start agents on them, take them back.
+"""The interface of engines: provide hosts for an attempt of a job, start agents on them, release them.
 
-Where: the reconciler drives it with launch plans; the code above is the same for every engine. Engines make no
-decisions about jobs. Every method may be called again with the same arguments, after a crash of the service too; a
-repeated call changes nothing that is done already.
+Where: the reconciler calls it with launch plans, in the same way for every engine. Engines make no decisions about
+jobs. Every method is idempotent: it may be called again with the same arguments, also after a crash of the service.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from clary.control.scheduling.machine import Machine
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """Processes killed and things removed by a release; empty if the attempt had left nothing."""
+    """Processes that a release killed and resources that it removed; empty without leftovers."""
 
-    killed: tuple[str, ...] = ()  # processes, in words
+    killed: tuple[str, ...] = ()  # texts on processes
     removed: tuple[str, ...] = ()  # mounts, cgroups and folders
 
 
@@ -29,20 +28,20 @@ class CutOff:
     """The facts of a host that has lost its network."""
 
     why: str  # in words
-    last_well_at: datetime | None = None  # when its link certainly worked; None if unknown
+    last_well_at: datetime | None = None  # last time at which its link certainly worked; None if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldAttempt:
-    """An attempt or a pool that was not released: processes of it may still exist."""
+    """An attempt or a pool that was not released: its processes may still exist."""
 
-    name: str  # of the job or of the pool
+    name: str  # name of the job or of the pool
     attempt: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityEnds:
-    """The end of a host's capacity, which the engine takes back."""
+    """The end of a host's capacity, which the engine reclaims."""
 
     why: str  # in words, such as "Slurm job 4711 was preempted"
     ends_at: datetime | None = None  # aware, UTC; None if unknown
@@ -50,11 +49,11 @@ class CapacityEnds:
 
 @dataclass(frozen=True, kw_only=True)
 class HostState:
-    """An engine's knowledge of one host that it gave."""
+    """An engine's knowledge of one host that it provided."""
 
-    is_alive: bool  # whether its agent runs, or may run; false if it was never started
-    why_dead: str = ""  # reason, if the engine knows more than that its agent has ended
-    capacity_ends: CapacityEnds | None = None  # set if the engine takes the host back
+    is_alive: bool  # whether the agent runs, or may run; False if it was never started
+    why_dead: str = ""  # reason, if the engine knows more than the end of the agent
+    capacity_ends: CapacityEnds | None = None  # set if the engine reclaims the host
     cut_off: CutOff | None = None  # set if the host has lost its network, though its agent may still report
 
 
@@ -62,8 +61,8 @@ class HostState:
 class Capacity:
     """The resources and the isolation of an engine."""
 
-    machine: Machine  # to divide among hosts; for an engine of many nodes their sum, for pages
-    isolation: Isolation  # the best that hosts have
+    machine: Machine  # resources to divide among hosts; for an engine with many nodes their sum, for display
+    isolation: Isolation  # the best isolation that hosts have
     gaps: tuple[str, ...] = ()  # sentences on all resources that are not isolated
 
 
@@ -75,23 +74,22 @@ class Engine(Protocol):
     """
 
     def capacity(self) -> Capacity:
-        """Return machine and isolation; the first call may take a moment to find out about isolation."""
+        """Return machine and isolation; the first call may take a moment to test the isolation."""
 
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
         """Build the pool's network and return the plan with network, addresses and work folder filled in.
 
-        No process that runs code of a user is started. State after failure: all parts that were made stay until they
-        are released.
+        No process that runs a user's code is started. State after failure: all parts that were made stay until `end`.
         """
 
     async def start_agents(self, plan: LaunchPlan) -> None:
-        """Start one agent per host of a plan that `launch` returned, unless it runs."""
+        """Start one agent per host of a plan that `launch` returned, unless the agent runs."""
 
     async def hosts(self, plan: LaunchPlan) -> Mapping[str, HostState]:
-        """Return host name -> state, for every host of a plan; cheap enough to be asked twice a second per job."""
+        """Return host name -> state, for every host of a plan; cheap enough for two calls per second and job."""
 
     async def end_host(self, plan: LaunchPlan, host: str) -> None:
-        """End the agent of a host that was given up, and with it all processes of the host.
+        """End the agent of a host that was given up, and all processes of the host.
 
         A host that its job has given up, because it is silent or cut off, must not train any further.
         """
@@ -99,10 +97,10 @@ class Engine(Protocol):
     async def end_attempt(self, job_name: str, attempt: int) -> Released:
         """End the attempt's remaining processes and remove its mounts, cgroups and host folders.
 
-        The agents and the network are its pool's and stay.
+        The agents and the network belong to the pool and stay.
 
-        Only processes that were recorded, or that certainly belong to the attempt, are signalled. Logs
-        of the attempt stay. After this the attempt can not be launched again.
+        Only processes that were recorded, or that certainly belong to the attempt, are signalled. Logs of the attempt
+        stay. Afterwards the attempt cannot be launched again.
         """
 
     async def end(self, pool: str) -> Released:
@@ -115,10 +113,10 @@ class Engine(Protocol):
         """Return this service's attempts and pools that are not released, even if its database lacks them."""
 
     async def set_aside(self, job_name: str) -> str:
-        """Move the folder of a released job that the database does not know aside; return its new path.
+        """Move the folder of a released job that is missing from the database aside; return its new path.
 
-        The job's name can be used again then.
+        The job's name can then be used again.
         """
 
     async def leftovers(self) -> list[str]:
-        """Return sentences on leftovers of released or vanished attempts on the machine."""
+        """Return sentences on leftovers of released attempts, and of attempts without a folder, on the machine."""

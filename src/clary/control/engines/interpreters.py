@@ -1,6 +1,7 @@
 """Modules that Python interpreters of this machine can import, found without importing them.
 
-Where: the `Probe` of `images`. An interpreter is asked once; the answer holds until the file or its packages change.
+Where: it implements the `Probe` of `images`. An interpreter is queried once; the answer is cached until the interpreter
+or its packages change.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from clary.base.errors import EngineError, Fault
 from clary.control.engines.added_environments import added_environments
 
 PROBE_TIMEOUT_S = 30.0
-TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own, for pip; uv knows it by a name
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own index for pip; uv has a name for it
 
-# Module -> distribution that knows its version, of the frameworks that images stand for.
+# Module of a framework -> distribution that provides the module's version.
 DISTRIBUTIONS = {
     "torch": "torch",
     "tensorflow": "tensorflow",
@@ -32,7 +33,7 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "autogluon": "autogluon",
 }
-# Variants of a distribution have other names: tensorflow-cpu, tensorflow-macos...
+# Variants of a distribution have different names: tensorflow-cpu, tensorflow-macos...
 _PROBE_CODE = """
 import importlib.metadata, importlib.util, json, sys
 
@@ -58,7 +59,7 @@ class InterpreterProbe:
 
     Args:
         environ: environment of the interpreters; PYTHONPATH and PYTHONHOME are left out, as for the programs of jobs.
-        home: state folder, whose added environments count; None for none.
+        home: state folder with added environments; None for no added environments.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, *, home: Path | None = None) -> None:
@@ -88,7 +89,7 @@ class InterpreterProbe:
 
     @staticmethod
     def _has_pip() -> bool:
-        """Whether the interpreter that runs Clary has pip; interpreters made by uv lack it, and uv is Clary's own."""
+        """Whether the interpreter that runs Clary has pip, which environments made by uv lack; Clary includes uv."""
         return importlib.util.find_spec("pip") is not None
 
     def modules(self, python: str) -> Mapping[str, str]:

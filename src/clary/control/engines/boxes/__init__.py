@@ -1,1 +1,1 @@
-"""Hosts on boxes: machines of a person that answer to SSH, or dial in by themselves."""
+"""Hosts on boxes: a person's machines, which are reached over SSH or join the service by themselves."""

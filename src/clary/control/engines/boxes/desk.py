@@ -1,7 +1,7 @@
 """Serves boxes and their owner: adding, joining, orders, draining, removing.
 
-Where: `server.box_routes` calls it, `server.authorization` has it check tokens. Only digests of tokens are kept: a
-reader of the state folder can not impersonate a box.
+Where: `server.box_routes` calls it, `server.authorization` checks tokens with it. Only digests of tokens are stored, so
+that a reader of the state folder cannot impersonate a box.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MACHINE = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class NewBox:
-    """A box as it presents itself."""
+    """A box that asks to be added, with its own description."""
 
     name: str
     machine: str  # SHA-256 that identifies the machine and its user
@@ -52,11 +52,11 @@ class NewBox:
 
 
 class BoxDesk:
-    """Acts of boxes and of their owner.
+    """The operations of boxes and of their owner.
 
     Args:
-        book: leases.
-        clock: for tokens that expire.
+        book: the leases.
+        clock: clock for the expiry of tokens.
     """
 
     def __init__(self, book: LeaseBook, clock: Clock) -> None:
@@ -70,14 +70,14 @@ class BoxDesk:
         self._boot = boot
 
     def close(self) -> None:
-        """Answer all waiting requests; later ones are answered at once."""
+        """Answer all waiting requests; answer later requests at once."""
         self._is_closing = True
         for name in list(self._book.ledger.boxes):
             self._book.presence.change(name)
 
     @property
     def boot(self) -> Boot:
-        """The boot of boxes. Raises: WireError 503 before the engine has started."""
+        """The boot that boxes start. Raises: WireError 503 before the engine has started."""
         if self._boot is None:
             raise WireError("ServiceUnavailable", "the engine of boxes has not started yet", http_status=503)
         return self._boot
@@ -90,7 +90,7 @@ class BoxDesk:
     # Boxes
 
     def authorize(self, name: str, token: str) -> None:
-        """Check the token of a box. Raises: WireError 410 for a box that is not known, 403 for a wrong token."""
+        """Check the token of a box. Raises: WireError 410 for an unknown box, 403 for a wrong token."""
         self.boot  # noqa: B018 - raises 503 before the start: an unknown box is not a removed one then
         box = self._book.ledger.boxes.get(name)
         if box is None:
@@ -99,12 +99,12 @@ class BoxDesk:
             raise WireError("AccessDenied", f"the token does not open box {name}", http_status=403)
 
     async def orders(self, name: str, report: BoxReport, remote: str) -> BoxOrders:
-        """Take a box's report; return its orders once they have changed, or after its wait.
+        """Process a box's report; return the box's orders once they have changed, or after the requested wait.
 
         Args:
-            name: of the box, which was authorized.
-            report: of its daemon.
-            remote: address that it came from.
+            name: name of the box, which was authorized.
+            report: report of the box's daemon.
+            remote: address from which the report was sent.
         Raises: WireError 400 for an impossible report, 410 for a removed box.
         """
         _check_report(report)
@@ -119,7 +119,7 @@ class BoxDesk:
         return BoxOrders(version=version, leases=self._book.orders_of(name, self.boot_digest))
 
     async def _take(self, name: str, report: BoxReport) -> None:
-        """Note a report; forget a removed box that has reported that it runs nothing."""
+        """Store a report; delete the record of a removed box that has reported no running lease."""
         ledger = self._book.ledger
         box = ledger.boxes.get(name)
         if box is None:
@@ -133,7 +133,7 @@ class BoxDesk:
             await ledger.remove_box(name)
             self._book.presence.forget(name)
             return
-        await self._book.place_waiting()  # it may have been silent until now
+        await self._book.place_waiting()  # the box may have been silent until now
 
     def boot_source(self, digest: str) -> bytes:
         """Return the source of the boot. Raises: WireError 404 for another digest."""
@@ -169,7 +169,7 @@ class BoxDesk:
 
     def authorize_joining(self, token: str) -> None:
         """Check a token for joining. Raises: WireError 403."""
-        record = self._book.ledger.join_tokens.get(_digest(token))  # by digest: nothing is compared letter by letter
+        record = self._book.ledger.join_tokens.get(_digest(token))  # by digest, so that no token is compared
         if record is None or record.expires_at <= self._clock.now():
             raise WireError(
                 "AccessDenied",
@@ -178,10 +178,10 @@ class BoxDesk:
             )
 
     async def join(self, token: str, new: NewBox) -> BoxAdmission:
-        """Add a box by its token, which is used up.
+        """Add a box by its token for joining, which becomes invalid.
 
         Args:
-            token: for joining, which was authorized.
+            token: token for joining, which was authorized.
             new: the box.
         Raises: WireError 400, 403, 409.
         """
@@ -197,7 +197,7 @@ class BoxDesk:
     # The owner
 
     async def add(self, new: NewBox) -> BoxAdmission:
-        """Add a box, or give a known one a new token; its leases stay. Raises: WireError 400, 409."""
+        """Add a box, or give a known box a new token and keep its leases. Raises: WireError 400, 409."""
         return await self._book.change(lambda: self._add(new))
 
     async def _add(self, new: NewBox) -> BoxAdmission:
@@ -232,7 +232,7 @@ class BoxDesk:
         return BoxAdmission(name=new.name, token=token, service_url=self.boot.service_url, ca_pem=self.boot.ca_pem)
 
     async def drain(self, name: str) -> None:
-        """Give a box no new lease; agents that run there get a notice. Raises: WireError 404."""
+        """Give a box no new lease, and send its agents a notice. Raises: WireError 404."""
 
         async def work() -> None:
             await self._book.ledger.put_box(replace(self._box(name), is_drained=True))
@@ -241,7 +241,7 @@ class BoxDesk:
         await self._book.change(work)
 
     async def resume(self, name: str) -> None:
-        """Take a box into use again. Raises: WireError 404."""
+        """Allow new leases on a drained box again. Raises: WireError 404."""
 
         async def work() -> None:
             await self._book.ledger.put_box(replace(self._box(name), is_drained=False))
@@ -250,11 +250,11 @@ class BoxDesk:
         await self._book.change(work)
 
     async def remove(self, name: str, *, is_forced: bool) -> None:
-        """End all leases of a box and forget the box once they have ended for certain. Raises: WireError 404.
+        """End all leases of a box, and delete its record once their end is certain. Raises: WireError 404.
 
         Args:
-            name: of the box.
-            is_forced: whether to forget it now, even if processes may still run there.
+            name: name of the box.
+            is_forced: whether to delete the record now, even if processes may still run on the box.
         """
 
         async def work() -> None:
@@ -276,7 +276,7 @@ class BoxDesk:
         return box
 
     def page(self) -> dict[str, Any]:
-        """Return the owner's page."""
+        """Return the page on boxes for the owner."""
         boxes = sorted(self._book.ledger.boxes.values(), key=lambda box: box.name)
         return {
             "service_url": self.boot.service_url,
@@ -336,7 +336,7 @@ class BoxDesk:
 
 
 def require_desk(boxes: BoxDesk | None, engine: str) -> BoxDesk:
-    """Return the desk for boxes. Raises: WireError 409 naming the engine that lends hosts here."""
+    """Return the desk for boxes. Raises: WireError 409 naming the service's engine if it is another."""
     if boxes is None:
         raise _conflict(f"this service gets its hosts from {engine}; start it with: clary up --engine boxes")
     return boxes

@@ -1,6 +1,6 @@
-"""Gives boxes to hosts and takes them back: every change of leases goes through here, one after the other.
+"""Assigns boxes to hosts and releases them: all changes of leases are made here, one at a time.
 
-Where: `scheduler` changes it for the engine, `desk` for the boxes and their owner.
+Where: `scheduler` changes leases for the engine, `desk` for the boxes and their owner.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class LeaseBook:
     """Leases of all boxes.
 
     Args:
-        ledger: where they are stored.
-        presence: of the boxes.
-        clock: for the end of allocations.
+        ledger: stores the leases.
+        presence: times of the boxes' reports.
+        clock: clock for the removal of ended allocations.
     """
 
     def __init__(self, ledger: BoxLedger, presence: Presence, clock: Clock) -> None:
@@ -41,7 +41,7 @@ class LeaseBook:
         self._over_since: dict[str, float] = {}
 
     async def change(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a change of records alone and to its end, even if the caller is cancelled meanwhile."""
+        """Run a change of records exclusively and to its end, even if the caller is cancelled meanwhile."""
 
         async def alone() -> T:
             async with self._lock:
@@ -83,18 +83,18 @@ class LeaseBook:
         return BoxState.BUSY if is_busy else BoxState.READY
 
     def waiting(self) -> list[RequestRecord]:
-        """Return the requests that have no boxes yet."""
+        """Return the requests without boxes."""
         return [request for allocation in self.ledger.allocations.values() for request in allocation.requests]
 
     def placement(self) -> Placement:
-        """Decide on all requests that wait, by the present state of the boxes."""
+        """Decide on all waiting requests by the present state of the boxes."""
         return place(self.waiting(), self.views())
 
     def orders_of(self, box: str, boot: str) -> tuple[LeaseOrder, ...]:
         """Return the orders on a box's leases.
 
         Args:
-            box: its name.
+            box: name of the box.
             boot: digest of the boot that starts hosts.
         """
         return tuple(
@@ -111,13 +111,13 @@ class LeaseBook:
         )
 
     def is_lost(self, lease: LeaseRecord) -> bool:
-        """Whether the box of a lease no longer answers, or was forgotten."""
+        """Whether the box of a lease no longer reports, or its record was deleted."""
         return lease.box not in self.ledger.boxes or self.presence.is_silent(lease.box)
 
     # Changes; call them only within `change`
 
     async def place_waiting(self) -> None:
-        """Give boxes to the requests that fit, and store each allocation in one step."""
+        """Assign boxes to the requests that fit, and store each allocation in one step."""
         await self._forget_old()
         placed = self.placement().placed
         for allocation in list(self.ledger.allocations.values()):
@@ -134,11 +134,11 @@ class LeaseBook:
             self._wake(lease.box for lease in leases)
 
     async def ask(self, allocation: AllocationRecord, hosts: tuple[Any, ...]) -> None:
-        """Store a further request of hosts; leases that stood for them before are to be ended.
+        """Store another request of hosts; mark the hosts' previous leases to be ended.
 
         Args:
             allocation: as stored, or new.
-            hosts: wishes that neither wait nor have a living member.
+            hosts: hosts that neither wait nor have a living member.
         """
         indices = {host.index for host in hosts}
         old = [lease for lease in allocation.living if lease.index in indices]
@@ -151,11 +151,11 @@ class LeaseBook:
         await self.place_waiting()
 
     async def end(self, tag: str, index: int | None = None) -> None:
-        """Take back one host of an allocation, or all of it; its requests wait no longer.
+        """End one host of an allocation, or the whole allocation, and remove its waiting requests.
 
         Args:
-            tag: of the allocation; an unknown tag is ignored.
-            index: of the host; None for the whole allocation.
+            tag: tag of the allocation; an unknown tag is ignored.
+            index: index of the host; None for the whole allocation.
         """
         allocation = self.ledger.allocations.get(tag)
         if allocation is None:
@@ -176,7 +176,7 @@ class LeaseBook:
         self._note_over(ended)
         self._wake(lease.box for lease in told)
         if requests != list(allocation.requests):
-            await self.place_waiting()  # requests behind it may get the boxes that it kept
+            await self.place_waiting()  # later requests may get the boxes that were kept for it
 
     async def notice(self, box: str) -> None:
         """Send the agents of a drained box a notice."""
@@ -186,11 +186,11 @@ class LeaseBook:
         self.presence.change(box)
 
     async def end_leases_of(self, box: str, why: str) -> None:
-        """End all leases on a box that is removed.
+        """End all leases on a box that is being removed.
 
         Args:
-            box: its name.
-            why: in words.
+            box: name of the box.
+            why: the reason as a text.
         """
         for allocation, lease in self.leases_of(box):
             await self.ledger.put_allocation(allocation.with_lease(replace(lease, is_ending=True, why=why)))
@@ -201,7 +201,7 @@ class LeaseBook:
 
         Args:
             box: its name; its owner declares it lost for good.
-            why: in words.
+            why: the reason as a text.
         """
         for allocation, lease in self.leases_of(box):
             gone = allocation.with_lease(replace(lease, phase=LeasePhase.GONE, why=why))
@@ -247,7 +247,7 @@ def _after(lease: LeaseRecord, told: LeaseReport | None, box: str) -> LeaseRecor
     """Return a lease after a report of its box; `told` is None if the report does not name it."""
     if told is None:
         if lease.phase is LeasePhase.PLACED or lease.is_ending:
-            return lease  # the box does not know the lease yet, or has not confirmed its end
+            return lease  # the box has not received the lease yet, or has not confirmed its end
         return replace(lease, is_ending=True, why=f"the daemon of {box} has no record of it any more")
     if told.phase is LeasePhase.RECORDED and lease.phase is LeasePhase.RECORDED and not lease.is_ending:
         return replace(lease, why=told.why)  # the reason why its host has not started yet

@@ -1,9 +1,9 @@
-"""Keeps boxes, allocations and tokens in small files: a change is on disk before it takes effect.
+"""Stores boxes, allocations and tokens in small files: a change is on disk before it takes effect.
 
-Where: `scheduler` holds one, below `<state folder>/boxes/`. Each document is a file of mode 0600, replaced in one
-step, so a service that is killed at any moment finds the last change either whole or not at all. A change whose file
-could not be written is not made in memory either. A change is never cancelled halfway (`LeaseBook.change`): otherwise
-disk and memory would differ.
+Where: `scheduler` holds one, below `<state folder>/boxes/`. Each document is a file of mode 0600, replaced atomically,
+so that after a kill at any moment the last change is stored wholly or not at all. A change whose file could not be
+written is not made in memory either. A change is never cancelled halfway (`LeaseBook.change`): otherwise disk and
+memory would differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BoxLedger:
     """The stored state of the engine of boxes.
 
     Args:
-        folder: of its files; made by `load`.
+        folder: folder of the files; `load` makes it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,7 @@ class BoxLedger:
         self._folder = folder
 
     async def load(self) -> None:
-        """Read all documents. Raises: EngineError naming a file that can not be read."""
+        """Read all documents. Raises: EngineError naming a file that cannot be read."""
         await asyncio.to_thread(self._load)
 
     def _load(self) -> None:
@@ -67,11 +67,11 @@ class BoxLedger:
         return self._tokens.documents
 
     async def put_box(self, box: BoxRecord) -> None:
-        """Store a box. Raises: EngineError if it could not be written; the old record stays then."""
+        """Store a box. Raises: EngineError if it cannot be written; the old record stays then."""
         await self._boxes.put(box.name, box)
 
     async def remove_box(self, name: str) -> None:
-        """Forget a box; raises as `put_box`."""
+        """Delete a box; raises as `put_box`."""
         await self._boxes.remove(name)
 
     async def put_allocation(self, allocation: AllocationRecord) -> None:
@@ -79,7 +79,7 @@ class BoxLedger:
         await self._allocations.put(allocation.tag, allocation)
 
     async def remove_allocation(self, tag: str) -> None:
-        """Forget an allocation; raises as `put_box`."""
+        """Delete an allocation; raises as `put_box`."""
         await self._allocations.remove(tag)
 
     async def put_join_token(self, token: JoinTokenRecord) -> None:
@@ -87,12 +87,12 @@ class BoxLedger:
         await self._tokens.put(token.token_digest, token)
 
     async def remove_join_token(self, digest: str) -> None:
-        """Forget a token; raises as `put_box`."""
+        """Delete a token; raises as `put_box`."""
         await self._tokens.remove(digest)
 
 
 class _Shelf:
-    """Documents of one class, a file each."""
+    """Documents of one class, each in a file of its own."""
 
     def __init__(self, folder: Path, cls: type[Any]) -> None:
         self._folder = folder
@@ -102,7 +102,7 @@ class _Shelf:
     def load(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for draft in self._folder.glob(f"*{_DRAFT}"):
-            draft.unlink(missing_ok=True)  # left by a service that was killed while it wrote
+            draft.unlink(missing_ok=True)  # left by a service that was killed while writing
         self.documents = {
             path.name.removesuffix(_SUFFIX): self._read(path) for path in self._folder.glob(f"*{_SUFFIX}")
         }

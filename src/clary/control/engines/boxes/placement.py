@@ -1,8 +1,9 @@
-"""Decides which boxes hosts get: first come, first served, whole boxes, one host a box. Pure.
+"""Decides which boxes hosts get: first come, first served, whole boxes, one host per box. Pure.
 
-Where: `scheduler` asks after every change, stores the result, and reports to waiting jobs why they wait.
+Where: `lease_book` calls it after every change and stores the result; `scheduler` reports to waiting jobs why they
+wait.
 
-All hosts of a request are placed together or none. A waiting request keeps the boxes that it could use from later
+All hosts of a request are placed together or none. The boxes that a waiting request could use are withheld from later
 requests, which may get all other boxes.
 """
 
@@ -15,16 +16,16 @@ from clary.base.string_enum import StrEnum
 from clary.control.engines.boxes.records import GIB, RequestRecord
 from clary.control.engines.cluster.scheduler import HostWish
 
-_MOST_BOXES_TOLD = 6  # in the reason for a wait
+_MOST_BOXES_TOLD = 6  # largest number of boxes in the reason for a wait
 
 
 class BoxState(StrEnum):
     """State of a box."""
 
     READY = "ready"
-    BUSY = "busy"  # holds a lease, which may be ending
+    BUSY = "busy"  # has a lease, which may be ending
     DRAINED = "drained"  # gets no new lease
-    SILENT = "silent"  # was not heard of for a while
+    SILENT = "silent"  # has not reported for a while
     GONE = "gone"  # was removed; its processes are being ended
 
 
@@ -38,16 +39,16 @@ class BoxView:
     memory_bytes: int
     num_gpus: int
     state: BoxState
-    runs: str = ""  # job that holds it
+    runs: str = ""  # job that uses the box
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Sorts boxes, the smallest first: GPUs are the dearest, then memory."""
+        """Sort key of boxes, the smallest first: GPUs are the most expensive, then memory."""
         return self.num_gpus, self.memory_bytes, self.num_cpus
 
     @property
     def words(self) -> str:
-        """Return the reason why it is not available."""
+        """Return the reason why the box is not available."""
         match self.state:
             case BoxState.BUSY:
                 return f"{self.name} runs {self.runs}" if self.runs else f"{self.name} is busy"
@@ -62,15 +63,15 @@ class Placement:
     """Boxes of the requests that can be placed, and the other requests' reasons to wait."""
 
     placed: Mapping[int, Mapping[int, str]]  # number of a request -> index of a host -> box
-    waits: Mapping[int, str]  # number of a request -> why it waits, in words
+    waits: Mapping[int, str]  # number of a request -> reason of its wait
 
 
 def place(requests: Iterable[RequestRecord], boxes: Sequence[BoxView]) -> Placement:
     """Place all requests that can be placed.
 
     Args:
-        requests: that wait, in any order; the lowest number came first.
-        boxes: all.
+        requests: waiting requests in any order; the lowest number is the oldest.
+        boxes: all boxes.
     """
     free = {box.name: box for box in boxes if box.state is BoxState.READY}
     placed: dict[int, dict[int, str]] = {}
@@ -89,7 +90,7 @@ def place(requests: Iterable[RequestRecord], boxes: Sequence[BoxView]) -> Placem
 
 
 def fits(host: HostWish, box: BoxView) -> bool:
-    """Whether a box suffices for a host: by its kind where the host names one, else by its shape."""
+    """Whether a box suffices for a host: by its kind if the host names one, else by its resources."""
     if host.kind:
         return host.kind == box.kind
     return (
@@ -100,12 +101,12 @@ def fits(host: HostWish, box: BoxView) -> bool:
 def gives_way(
     requests: Iterable[RequestRecord], boxes: Sequence[BoxView], kept: Mapping[str, Sequence[str]]
 ) -> tuple[str, int] | None:
-    """Return the tag whose boxes would help a request that waits, and the number of that request; else None.
+    """Return the tag whose boxes would let a waiting request be placed, and that request's number; else None.
 
     Args:
         requests: that wait.
-        boxes: all.
-        kept: tag -> its boxes, which no job uses; the pool that is unused longest comes first.
+        boxes: all boxes.
+        kept: tag -> boxes of a pool that no job uses; the pool that is unused longest is first.
     """
     tag_of = {box: tag for tag, names in kept.items() for box in names}
     freed = [
@@ -123,8 +124,8 @@ def why_waiting(hosts: Sequence[HostWish], boxes: Sequence[BoxView], free: Mappi
     """Return the reason why hosts wait.
 
     Args:
-        hosts: of one request.
-        boxes: all.
+        hosts: hosts of one request.
+        boxes: all boxes.
         free: boxes that are available and kept for no other request.
     """
     usable = [box for box in boxes if any(fits(host, box) for host in hosts)]
@@ -158,7 +159,7 @@ def _shape(host: HostWish) -> str:
 def _matching(hosts: Sequence[HostWish], boxes: Sequence[BoxView]) -> dict[int, str] | None:
     """Give every host a box of its own, the smallest first; None if that is impossible.
 
-    If all boxes that fit a host are taken, another host moves to a different box that fits it (augmenting paths).
+    If all boxes that fit a host are assigned, another host moves to a different box that fits it (augmenting paths).
     """
     taken: dict[str, HostWish] = {}
 

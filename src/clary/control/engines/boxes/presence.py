@@ -1,7 +1,7 @@
-"""Remembers when boxes last reported, and wakes requests that wait for news. In memory alone.
+"""Keeps the times of boxes' last reports, and wakes requests that wait for changes. In memory alone.
 
-Where: `lease_book` holds one. Silence is counted from the start of this service at the earliest: a box that has not
-found it yet is not lost.
+Where: `lease_book` holds one. Silence is counted from the start of this service at the earliest, so that a box that has
+not reported to it yet is not lost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from clary.base.clock import Clock
 from clary.contract.box_protocol import BoxReport
 
-SILENCE_S = 15.0  # without a question of its daemon, which asks every POLL_WAIT_S at least
+SILENCE_S = 15.0  # longest time without a request of the box's daemon, which sends one at least every POLL_WAIT_S
 
 
 @dataclass
@@ -39,11 +39,11 @@ class Presence:
         self._any_change = asyncio.Event()
 
     def begin(self) -> None:
-        """Count silence from now."""
+        """Count the silence of all boxes from now."""
         self._started_s = self._clock.monotonic()
 
     def forget(self, box: str) -> None:
-        """Forget a box, and wake all that wait for it."""
+        """Delete a box's state, and wake all requests that wait for it."""
         self.change(box)
         self._boxes.pop(box, None)
 
@@ -53,12 +53,12 @@ class Presence:
         self._boxes[box].was_ever = False
 
     def hear(self, box: str, report: BoxReport, remote: str) -> bool:
-        """Note a report; return whether it is the newest, and not an older one that arrived late.
+        """Record a report; return False for an older report that arrived late.
 
         Args:
-            box: its name.
-            report: of its daemon.
-            remote: address that it came from.
+            box: name of the box.
+            report: report of the box's daemon.
+            remote: address from which the report was sent.
         """
         heard = self._boxes[box]
         if heard.run == report.run and report.number <= heard.number:
@@ -68,20 +68,20 @@ class Presence:
         return True
 
     def is_silent(self, box: str) -> bool:
-        """Whether a box was not heard of for too long."""
+        """Whether a box has not reported for too long."""
         return self.silent_s(box) > SILENCE_S
 
     def silent_s(self, box: str) -> float:
-        """Return the seconds since a box was heard of, or since this service began."""
+        """Return the seconds since a box's last report, or since the start of this service if that is later."""
         heard = self._boxes.get(box)
         return self._clock.monotonic() - (self._started_s if heard is None else max(heard.at_s, self._started_s))
 
     def was_heard(self, box: str) -> bool:
-        """Whether a box was heard of since it was introduced, by this service."""
+        """Whether this service has received a report of a box since the box was introduced."""
         return box in self._boxes and self._boxes[box].was_ever
 
     def remote(self, box: str) -> str:
-        """Return the address that a box was heard from."""
+        """Return the address from which a box last reported."""
         return self._boxes[box].remote if box in self._boxes else ""
 
     def version(self, box: str) -> int:
@@ -89,7 +89,7 @@ class Presence:
         return self._boxes[box].version
 
     def change(self, box: str) -> None:
-        """Wake the box that waits for its orders, and all that wait for any box."""
+        """Wake a box's request that waits for orders, and all requests that wait for any box."""
         heard = self._boxes[box]
         heard.version += 1
         heard.changed.set()
@@ -101,8 +101,8 @@ class Presence:
         """Wait until the orders of a box differ from those of `version`; at most `wait_s` seconds.
 
         Args:
-            box: its name.
-            version: that its daemon has.
+            box: name of the box.
+            version: version of the orders that the daemon has.
             wait_s: limit.
         """
         heard = self._boxes[box]

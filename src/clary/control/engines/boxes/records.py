@@ -1,6 +1,6 @@
-"""Records of boxes, of allocations on them and of tokens for joining, and questions about one record alone. Pure.
+"""Records of boxes, of allocations on boxes and of tokens for joining, with queries on a single record. Pure.
 
-Where: `ledger` writes them, `scheduler` and `desk` change them.
+Where: `ledger` stores the records, `lease_book` and `desk` change them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class BoxRecord:
 
     name: str
     machine: str  # identifies the machine and its user; made by the box
-    token_digest: str = field(repr=False)  # SHA-256 in hex; the token itself is the box's alone
+    token_digest: str = field(repr=False)  # SHA-256 in hex; only the box has the token itself
     facts: BoxFacts
     added_at: datetime
     is_drained: bool = False
-    is_removed: bool = False  # forgotten once its daemon has reported that no process is left
-    daemon: str = ""  # SHA-256 of the daemon that was heard of last
+    is_removed: bool = False  # the record is deleted once the daemon has reported that no process is left
+    daemon: str = ""  # SHA-256 of the daemon that reported last
     boot_id: str = ""
 
     @property
     def kind(self) -> str:
-        """Name of the set of boxes that are like this one."""
+        """Name of the set of boxes with the same resources."""
         return kind_of(self.facts)
 
 
@@ -45,11 +45,11 @@ class LeaseRecord:
     proof_digest: str = field(default="", repr=False)
     is_ending: bool = False
     has_notice: bool = False  # whether its box was drained while it ran
-    why: str = ""  # reason for its end
+    why: str = ""  # reason for the end of the lease
 
     @property
     def is_gone(self) -> bool:
-        """Whether no process of it is left."""
+        """Whether no process of the lease is left."""
         return self.phase is LeasePhase.GONE
 
 
@@ -57,13 +57,13 @@ class LeaseRecord:
 class RequestRecord:
     """Hosts that are placed together, or wait together."""
 
-    number: int  # over all allocations; the lowest came first
+    number: int  # unique over all allocations; the lowest number is the oldest
     hosts: tuple[HostWish, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationRecord:
-    """Waiting requests and leases of one tag. One document, so that a gang is placed at once."""
+    """Waiting requests and leases of one tag. One document, so that a gang is placed atomically."""
 
     tag: str
     job_name: str
@@ -79,7 +79,7 @@ class AllocationRecord:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was ended and no process is left."""
+        """Whether the allocation was ended and no process is left."""
         return self.is_ended and not self.living
 
     def newest(self, index: int) -> LeaseRecord | None:

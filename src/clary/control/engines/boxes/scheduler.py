@@ -1,6 +1,6 @@
-"""Lends hosts on boxes: the `ClusterScheduler` over leases of whole boxes.
+"""The `ClusterScheduler` for boxes: hosts are leases of whole boxes.
 
-Where: `cluster_engine` asks it; the routes of the service pass requests of boxes and their owner to its `desk`.
+Where: `cluster_engine` calls it; the routes of the service pass requests of boxes and their owner to its `desk`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from clary.control.engines.cluster.scheduler import (
     NoticeKind,
 )
 
-END_WAIT_S = 3.0  # for a box's report that no process is left; it gets the order at once and kills within tenths
+END_WAIT_S = 3.0  # for a box's report that no process is left; a box gets its order and kills within 1 s
 
 
 class BoxesScheduler:
@@ -42,8 +42,8 @@ class BoxesScheduler:
 
     Args:
         folder: `<state folder>/boxes`.
-        clock: for silence of boxes, and ages of tokens.
-        end_wait_s: how long `end_host` waits for certainty.
+        clock: clock for the silence of boxes and the expiry of tokens.
+        end_wait_s: longest wait of `end_host` for a certain end.
     """
 
     name = "boxes"
@@ -57,14 +57,14 @@ class BoxesScheduler:
         self.desk = BoxDesk(self._book, clock)
 
     async def start(self, boot: Boot) -> None:
-        """Read all records; from now on boxes may report. Raises: EngineError naming a file that can not be read."""
+        """Read all records, then accept reports of boxes. Raises: EngineError naming a file that cannot be read."""
         await self._ledger.load()
         self._presence.begin()
         self.desk.open(boot)
         await self._book.change(self._book.place_waiting)
 
     async def close(self) -> None:
-        """Let boxes that wait for orders ask again, later; leases keep running."""
+        """Answer boxes that wait for orders; leases keep running."""
         self.desk.close()
 
     async def capacity(self) -> list[NodeKind]:
@@ -89,9 +89,9 @@ class BoxesScheduler:
         ]
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Ask for the hosts of an order that neither wait nor live; stored when this returns.
+        """Request the hosts of an order that neither wait nor live; the request is stored when this returns.
 
-        Raises: EngineError for a tag that was ended, or, retryable, if the order could not be stored.
+        Raises: EngineError for a tag that was ended; a retryable EngineError if the order could not be stored.
         """
         await self._book.change(lambda: self._ask(order))
 
@@ -114,7 +114,7 @@ class BoxesScheduler:
         return lease is not None and not lease.is_gone and not lease.is_ending and not self._book.is_lost(lease)
 
     async def allocations(self) -> Mapping[str, Allocation]:
-        """Return tag -> allocation, for some minutes after its end too."""
+        """Return tag -> allocation, also for some minutes after its end."""
         waits = self._book.placement().waits
         return {tag: self._told(record, waits) for tag, record in self._ledger.allocations.items()}
 
@@ -160,7 +160,7 @@ class BoxesScheduler:
         return ""
 
     async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
-        """Return tag -> the job that its boxes would help, for the first tag of these."""
+        """Return tag -> the job that could use its boxes, for the first such tag."""
         kept = {tag: self._boxes_of(tag) for tag in tags}
         found = gives_way(self._book.waiting(), self._book.views(), kept)
         if found is None:
@@ -200,9 +200,9 @@ class BoxesScheduler:
         """Return the reason why a boot's token is not accepted; empty if it is.
 
         Args:
-            tag: that the boot names.
-            index: that the boot names.
-            proof: token that its box made for it.
+            tag: tag that the boot names.
+            index: index that the boot names.
+            proof: token that the box made for the boot.
         """
         allocation = self._ledger.allocations.get(tag)
         lease = allocation.newest(index) if allocation is not None else None

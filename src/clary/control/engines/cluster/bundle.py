@@ -1,8 +1,8 @@
 """Packs the agent for other machines: one zip archive, named by its SHA-256.
 
-Where: `cluster_engine` makes it once; boots fetch it by its digest and unpack it once a node. It holds the agent and
-what the agent needs, the training library with its compiled core, and no part of the service. Bytecode that is up to
-date goes along, so that no agent compiles what it imports; nodes with another Python ignore it.
+Where: `cluster_engine` makes the bundle once; boots fetch it by its digest and unpack it once per node. It contains the
+agent and the agent's dependencies, the training library with its compiled core, and no part of the service. It includes
+up-to-date bytecode, so that no agent compiles its imports; nodes with another Python version ignore the bytecode.
 Source: PEP 552, on bytecode that is used without a check of the source.
 """
 
@@ -19,7 +19,7 @@ import clary
 
 _WINGS = ("base", "contract", "agent", "train", "compat")
 _LEFT_OUT = ("__pycache__", ".pyc")
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # of every member: the same files give the same digest
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # time stamp of every member, so that the same files give the same digest
 _FILE_MODE = 0o100644 << 16
 _BY_TIME, _UNCHECKED = (0).to_bytes(4, "little"), (1).to_bytes(4, "little")  # flags of bytecode
 
@@ -36,7 +36,7 @@ def make_bundle(package: Path | None = None) -> Bundle:
     """Return the bundle of this release; reads some hundred files.
 
     Args:
-        package: folder of the package `clary`; None for the running one.
+        package: folder of the package `clary`; None for the running package.
     """
     folder = Path(clary.__file__).parent if package is None else package
     paths = [folder / "__init__.py"]
@@ -64,7 +64,7 @@ def _add(archive: zipfile.ZipFile, place: Path, content: bytes) -> None:
 
 
 def _bytecode(path: Path, source: bytes, compiled: Path) -> bytes:
-    """Return the bytecode of a source in a form that holds wherever it lies; empty where it is missing or old."""
+    """Return the bytecode of a source in a form that is valid at any path; empty if it is missing or outdated."""
     try:
         data, written_s = compiled.read_bytes(), int(path.stat().st_mtime)
     except OSError:

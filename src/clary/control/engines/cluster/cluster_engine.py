@@ -1,7 +1,7 @@
-"""Hosts on other machines: asks a scheduler for them, lets their boots enrol, and takes them back.
+"""Hosts on other machines: requests them from a scheduler, lets their boots enrol, and ends them.
 
-Where: the reconciler calls it through `engines.interface.Engine`, and through `Queue` for jobs that wait. The scheduler
-below is Slurm or boxes. Nothing that a host runs is a child of the service, so that it outlives the service's end:
+Where: the reconciler calls it through `engines.interface.Engine`, and through `Queue` for waiting jobs. The scheduler
+is Slurm or boxes. No process of a host is a child of the service, so that hosts outlive the service:
 
     <home>/allocations/TAG.json   which boot holds which number of an allocation
 """
@@ -36,11 +36,11 @@ from clary.control.engines.interface import Capacity, CapacityEnds, HeldAttempt,
 from clary.control.scheduling.machine import Machine
 
 ALLOCATIONS_FOLDER = "allocations"
-LOOK_S = 1.0  # between queries of the scheduler while a gang enrols
-ASK_AGAIN_S = 10.0  # an order that was lost, or was carried out twice, is corrected after this
-SETTLED_S = 5.0  # after which the scheduler's view of a host counts more than its boot's
-MOST_FAILURES = 3  # boots of one host that end at once: a node is broken, or cannot reach the service
-END_WAIT_S = 10.0  # for the end of an allocation; then the reaper ends it
+LOOK_S = 1.0  # interval of queries of the scheduler while a gang enrols
+ASK_AGAIN_S = 10.0  # time after which an order that was lost or carried out twice is corrected
+SETTLED_S = 5.0  # time after which the scheduler's view of a host has precedence over its boot's
+MOST_FAILURES = 3  # boots of one host that end early: a node is broken, or cannot reach the service
+END_WAIT_S = 10.0  # wait for the end of an allocation; afterwards the reaper ends it
 KINDS_INTERVAL_S = 15.0
 SHARED = (
     "Hosts share the network of their nodes: programs reach what a node reaches, and links are neither shaped nor cut.",
@@ -55,9 +55,9 @@ class ClusterEngine:
     Args:
         scheduler: starts and ends boots.
         home: state folder of the service.
-        clock: for waits.
-        bundle: the agent's.
-        boot: starts on each node.
+        clock: clock for waits.
+        bundle: the agent's bundle.
+        boot: the boot to start on each node.
         needs_namespaces: whether nodes without namespaces are refused.
     """
 
@@ -72,7 +72,7 @@ class ClusterEngine:
         needs_namespaces: bool = False,
     ) -> None:
         self._needs_namespaces = needs_namespaces
-        self._asked_s: dict[str, float] = {}  # tag -> when the scheduler was asked last, by the monotonic clock
+        self._asked_s: dict[str, float] = {}  # tag -> monotonic time of the last request to the scheduler
         self.scheduler = scheduler
         self.bundle = bundle
         self._boot = boot
@@ -80,8 +80,8 @@ class ClusterEngine:
         self.enrolments = Enrolments(
             home / ALLOCATIONS_FOLDER, scheduler.why_not_proved, clock, bundle_digest=bundle.digest
         )
-        self.kinds: list[NodeKind] = []  # by the scheduler's last answer
-        self._alive: set[tuple[str, int]] = set()  # hosts of waiting jobs whose boots were alive at the last look
+        self.kinds: list[NodeKind] = []  # from the scheduler's last answer
+        self._alive: set[tuple[str, int]] = set()  # hosts of waiting jobs whose boots were alive at the last poll
         self._failures: dict[tuple[str, int], int] = {}  # host -> boots that ended before they had enrolled
         self._unheard = ""  # why the scheduler does not answer; empty while it does
         self._last: Mapping[str, Allocation] = {}
@@ -103,7 +103,7 @@ class ClusterEngine:
             await self.look_at_kinds()
 
     async def look_at_kinds(self) -> None:
-        """Bring `kinds` up to date; they stay as they are while the scheduler does not answer."""
+        """Update `kinds`; keep the old kinds while the scheduler does not answer."""
         try:
             self.kinds = await self.scheduler.capacity()
         except EngineError as error:
@@ -119,19 +119,19 @@ class ClusterEngine:
         return Capacity(machine=machine, isolation=Isolation.NAMESPACES, gaps=SHARED)
 
     def memory_limits(self, *, looks_only: bool = False) -> str:
-        """Return the keeper of hosts' memory limits, in words.
+        """Return the mechanism of hosts' memory limits, as a text.
 
         Args:
-            looks_only: of no effect on nodes of a cluster.
+            looks_only: has no effect for nodes of a cluster.
         """
         del looks_only
         return f"kept by {self.scheduler.name}, and by each node's kernel where its agent may make cgroups"
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Request the hosts of a pool that no node holds; returns at once.
+        """Request the hosts of a pool that have no node; return at once.
 
-        If the scheduler's list holds all hosts already, it is asked again only after ASK_AGAIN_S. Many jobs
-        may wait, and each question reads the whole queue.
+        If the scheduler's list contains all hosts already, the request is repeated only after ASK_AGAIN_S: many jobs
+        may wait, and each request reads the whole queue.
 
         Raises: EngineError; not retryable if boots of a host have ended MOST_FAILURES times before they had enrolled.
         """
@@ -143,7 +143,7 @@ class ClusterEngine:
             return
         await self.scheduler.ask(order)
         self._asked_s[order.tag] = now_s
-        # Read again, because the scheduler has: hosts that it asked for anew belong to another boot.
+        # Read again, as the scheduler did: hosts that it requested again belong to another boot.
         known = (await self._allocations()).get(order.tag)
         for index in self.enrolments.reports(order.tag):
             member = None if known is None else known.members.get(index)
@@ -175,7 +175,7 @@ class ClusterEngine:
         self._asked_s.pop(tag, None)
 
     async def grant(self, tag: str, num_hosts: int) -> Grant:
-        """Return whether the hosts of a pool were granted, or why they wait, in the scheduler's words."""
+        """Return whether the hosts of a pool were granted, or the scheduler's reason why they wait."""
         known = (await self._allocations()).get(tag)
         if known is None:
             return Grant(is_granted=False, words=f"{self.scheduler.name} has been asked for {num_hosts} hosts.")
@@ -187,13 +187,13 @@ class ClusterEngine:
         return Grant(is_granted=False, words=known.reason or f"{self.scheduler.name} has not granted all hosts yet.")
 
     async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
-        """Return tag -> the job that waits for its nodes, for the first pool of these that should give way."""
+        """Return tag -> the job that waits for its nodes, for the first pool that should be ended for a waiting job."""
         return await self.scheduler.wanted(tags)
 
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
         """Wait until every host of the pool has enrolled; return the plan with the facts of their nodes.
 
-        Raises: EngineError if the allocation ends before, or a host of it.
+        Raises: EngineError if the allocation or one of its hosts ends before.
         """
         tag = plan.pool
         self.enrolments.expect(tag, len(plan.hosts))
@@ -212,7 +212,7 @@ class ClusterEngine:
         return replace(ready, warnings=(*ready.warnings, *plain))
 
     async def start_agents(self, plan: LaunchPlan) -> None:
-        """Let the boots of the pool become agents; hosts with an agent hear of the attempt by asking."""
+        """Let the boots of the pool become agents; agents that already run poll for the attempt."""
         self.enrolments.expect(plan.pool, len(plan.hosts))
         self.enrolments.admit(
             plan.pool,
@@ -232,7 +232,7 @@ class ClusterEngine:
         )
 
     async def hosts(self, plan: LaunchPlan) -> Mapping[str, HostState]:
-        """Return host name -> state in the scheduler's words; no host is lost while the scheduler does not answer."""
+        """Return host name -> state by the scheduler; no host is lost while the scheduler does not answer."""
         members = await self._members(plan.pool)
         if members is None:
             return {host.name: HostState(is_alive=True) for host in plan.hosts}
@@ -241,7 +241,7 @@ class ClusterEngine:
         return {host.name: _state_of(members.get(host.index), words) for host in plan.hosts}
 
     async def end_host(self, plan: LaunchPlan, host: str) -> None:
-        """End one host; its number is free for another host, and its node is refused, ended or not."""
+        """End one host and free its number for another host; its boot is refused even if the end is not certain."""
         index = plan.host(host).index
         await self.enrolments.release(plan.pool, index)
         ended = await self.scheduler.end_host(plan.pool, index)
@@ -249,12 +249,12 @@ class ClusterEngine:
             _log.warning("%s, %s: processes of it may be left: its end is %s", plan.pool, host, ended.value)
 
     async def end_attempt(self, job_name: str, attempt: int) -> Released:
-        """Do nothing: an attempt's folders lie on its node, and are removed with the host."""
+        """Do nothing: an attempt's folders are on its node, and are removed with the host."""
         del job_name, attempt
         return Released()
 
     async def end(self, pool: str) -> Released:
-        """End an allocation and refuse its boots; waits a moment for its end. Raises: EngineError."""
+        """End an allocation and refuse its boots; wait a moment for its end. Raises: EngineError."""
         self.enrolments.forget(pool)
         self._forget_failures(pool)
         ended = await self.scheduler.end(pool)
@@ -280,7 +280,7 @@ class ClusterEngine:
         return f"none, {job_name} has no folder here"
 
     async def leftovers(self) -> list[str]:
-        """Return nothing: the reaper ends allocations that no job claims."""
+        """Return an empty list: the reaper ends allocations that no job claims."""
         return []
 
     async def _require_members(self, tag: str, plan: LaunchPlan) -> None:

@@ -1,7 +1,7 @@
 """Enrols boots: checks their proof, gives each number to one boot, and admits the hosts of a gang together.
 
-Where: `server.allocation_routes` passes their questions on; `cluster_engine` waits for a gang, and admits it.
-Enrolments are kept in `<home>/allocations/TAG.json`, so that the next service knows which boot holds which number.
+Where: `server.allocation_routes` passes requests of boots to it; `cluster_engine` waits for a gang, and admits it.
+Enrolments are stored in `<home>/allocations/TAG.json`, so that the next service knows which boot has which number.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from clary.contract.enrolment import MAX_LIST, Admission, Enrolment, NodeReport,
 MAX_WAIT_S = 25.0
 _CLAIM = re.compile(r"[0-9a-f]{32}")
 _TAG = re.compile(r"pool_[0-9a-f]{12}")
-_GIVEN_UP = "given_up"  # beside the numbers in a record
+_GIVEN_UP = "given_up"  # key next to the numbers in a record
 
 
 def host_token(pool_token: str, claim_digest: str) -> str:
-    """Return the token by which one boot's agent asks for the attempts of its pool; it ends with the boot's claim.
+    """Return the token with which one boot's agent requests its pool's attempts; it is valid as long as the claim.
 
     Args:
-        pool_token: of the pool, from which its hosts' tokens are made.
-        claim_digest: of the boot that holds the host's number.
+        pool_token: token of the pool, from which its hosts' tokens are derived.
+        claim_digest: digest of the claim of the boot that has the host's number.
     """
     return hmac.new(pool_token.encode(), claim_digest.encode(), hashlib.sha256).hexdigest()
 
@@ -42,9 +42,9 @@ WhyNotProved = Callable[[str, int, str], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Enrolled:
-    """One number that a boot holds."""
+    """One number that was assigned to a boot."""
 
-    claim_digest: str  # SHA-256 of its claim
+    claim_digest: str  # SHA-256 of the boot's claim
     report: NodeReport
 
 
@@ -53,20 +53,20 @@ class _Gang:
     num_hosts: int
     enrolled: dict[int, Enrolled]
     admissions: dict[int, Admission] = field(default_factory=dict)
-    enrolled_at_s: dict[int, float] = field(default_factory=dict)  # monotonic; missing if an earlier service did it
+    enrolled_at_s: dict[int, float] = field(default_factory=dict)  # monotonic; missing if an earlier service enrolled
     change: asyncio.Event = field(default_factory=asyncio.Event)
     given_up: set[str] = field(default_factory=set)  # digests of claims whose hosts were lost
-    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # so that the newest state is on disk
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # orders writes, so that the newest state is on disk
 
 
 class Enrolments:
     """The boots of all allocations.
 
     Args:
-        folder: of the enrolments; made if it is missing.
+        folder: folder of the enrolments; made if it is missing.
         why_not_proved: returns why a boot's proof is not accepted, empty if it is; may block.
-        clock: for waits.
-        bundle_digest: of the agent's bundle.
+        clock: clock for waits.
+        bundle_digest: digest of the agent's bundle.
     """
 
     def __init__(self, folder: Path, why_not_proved: WhyNotProved, clock: Clock, *, bundle_digest: str) -> None:
@@ -77,23 +77,23 @@ class Enrolments:
         self._gangs: dict[str, _Gang] = {}
 
     def expect(self, tag: str, num_hosts: int) -> None:
-        """Let boots of an allocation enrol, unless they may already. Raises: EngineError for a damaged record."""
+        """Allow boots of an allocation to enrol, if not yet allowed. Raises: EngineError for a damaged record."""
         if tag not in self._gangs:
             enrolled, given_up = self._read(tag)
             self._gangs[tag] = _Gang(num_hosts, enrolled, given_up=given_up)
 
     def age_s(self, tag: str, index: int) -> float:
-        """Return the seconds since a number was taken; infinity if an earlier service gave it."""
+        """Return the seconds since a number was assigned; infinity if an earlier service assigned it."""
         gang = self._gangs.get(tag)
         since_s = None if gang is None else gang.enrolled_at_s.get(index)
         return float("inf") if since_s is None else self._clock.monotonic() - since_s
 
     async def release(self, tag: str, index: int) -> None:
-        """Free the number of a lost host: another boot may claim it, but never again the boot that had it.
+        """Free the number of a lost host: another boot may claim it, but never again its previous boot.
 
-        A node that was out of reach may come back, and its boot may ask for its old number.
+        A node that was unreachable may reconnect, and its boot may claim its old number.
 
-        Raises: EngineError if the release could not be stored; it is valid until the service restarts.
+        Raises: EngineError if the release could not be stored; the release then lasts until the service restarts.
         """
         gang = self._gangs.get(tag)
         if gang is None:
@@ -113,7 +113,7 @@ class Enrolments:
                     ) from error
 
     def forget(self, tag: str) -> None:
-        """Refuse further boots of an allocation; waiting boots get the answer to leave."""
+        """Refuse further boots of an allocation; waiting boots are refused, too."""
         gang = self._gangs.pop(tag, None)
         if gang is not None:
             gang.change.set()
@@ -126,12 +126,12 @@ class Enrolments:
         return [path.stem for path in self._folder.iterdir() if _TAG.fullmatch(path.stem) and path.suffix == ".json"]
 
     def reports(self, tag: str) -> Mapping[int, NodeReport]:
-        """Return number -> report of its node, for the enrolled hosts of an allocation."""
+        """Return number -> report of the node, for the enrolled hosts of an allocation."""
         gang = self._gangs.get(tag)
         return {} if gang is None else {index: one.report for index, one in gang.enrolled.items()}
 
     def claim_of(self, tag: str, index: int) -> str:
-        """Return the digest of the claim by which a number is held; empty if it is free."""
+        """Return the digest of the claim to which a number is assigned; empty if the number is free."""
         gang = self._gangs.get(tag)
         holder = None if gang is None else gang.enrolled.get(index)
         return "" if holder is None else holder.claim_digest
@@ -142,7 +142,7 @@ class Enrolments:
         return frozenset() if gang is None else frozenset(gang.given_up)
 
     async def wait(self, tag: str, wait_s: float) -> bool:
-        """Wait at most `wait_s` seconds until every number of an allocation is taken; return whether all are.
+        """Wait at most `wait_s` seconds until every number of an allocation is assigned; return whether all are.
 
         Raises: EngineError for an allocation that has ended.
         """
@@ -160,13 +160,13 @@ class Enrolments:
         self._tell(gang)
 
     async def enrol(self, tag: str, index: int, asked: Enrolment) -> Admission | Standby:
-        """Answer one question of a boot; waits for its gang as long as it asks.
+        """Answer one request of a boot; wait for its gang as long as the request allows.
 
         Args:
-            tag: that the boot names.
-            index: that the boot names.
-            asked: the question.
-        Raises: WireError 410 for a boot that no pool needs, with the reason.
+            tag: tag that the boot names.
+            index: index that the boot names.
+            asked: the request.
+        Raises: WireError 410 with the reason for a boot that no pool needs.
         """
         gang = self._gangs.get(tag)
         if gang is None or not 0 <= index < gang.num_hosts:
@@ -191,7 +191,7 @@ class Enrolments:
             await self._wait_for_change(gang, left_s)
 
     async def _take(self, tag: str, gang: _Gang, index: int, own: Enrolled) -> None:
-        """Give a number to a boot unless it has it; the number is taken once that is on disk."""
+        """Assign a number to a boot if it does not have it yet; the assignment is valid once it is on disk."""
         async with gang.writing:
             holder = gang.enrolled.get(index)
             if own.claim_digest in gang.given_up:
@@ -244,7 +244,7 @@ class Enrolments:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         await asyncio.to_thread(replace_durably, self._path(tag), json.dumps(document).encode())
         if self._gangs.get(tag) is not gang:
-            self._path(tag).unlink(missing_ok=True)  # the allocation was forgotten meanwhile
+            self._path(tag).unlink(missing_ok=True)  # `forget` was called for the allocation meanwhile
 
 
 def _why_malformed(asked: Enrolment) -> str:

@@ -1,7 +1,7 @@
-"""A scheduler that may be unavailable when the service starts: jobs wait until it answers, and their hosts run on.
+"""A scheduler that may be unavailable at the service's start: jobs wait until it answers, and hosts continue.
 
-Where: `server.host_source` puts it around the scheduler of Slurm, whose daemon runs on another machine. The kinds of
-nodes are kept on disk meanwhile:
+Where: `server.host_source` wraps the scheduler of Slurm in it, because Slurm's daemon runs on another machine. The
+kinds of nodes are stored on disk for the meantime:
 
     <state folder>/slurm/kinds.json   the kinds of nodes that the scheduler reported last
 """
@@ -27,20 +27,20 @@ from clary.control.engines.cluster.scheduler import (
     NodeKind,
 )
 
-BEGIN_AGAIN_S = 2.0  # between attempts to start the scheduler
+BEGIN_AGAIN_S = 2.0  # interval of attempts to start the scheduler
 
 _log = logging.getLogger(__name__)
 
 
 class LateStart:
-    """A `ClusterScheduler` around another one, which is started as soon as it answers.
+    """A `ClusterScheduler` that wraps another scheduler, which is started as soon as it answers.
 
-    Every method but `start` and `capacity` raises EngineError, retryable, until then.
+    Until then, every method except `start` and `capacity` raises a retryable EngineError.
 
     Args:
-        scheduler: that may be unavailable.
-        kinds_file: for the kinds of nodes; its folder is made if it is missing.
-        clock: for the time between attempts.
+        scheduler: scheduler that may be unavailable.
+        kinds_file: file for the kinds of nodes; its folder is made if it is missing.
+        clock: clock for the time between attempts.
     """
 
     def __init__(self, scheduler: ClusterScheduler, kinds_file: Path, clock: Clock) -> None:
@@ -56,11 +56,11 @@ class LateStart:
 
     @property
     def name(self) -> str:
-        """Name of the scheduler for people."""
+        """Name of the scheduler for users."""
         return self._scheduler.name
 
     async def start(self, boot: Boot) -> None:
-        """Start the scheduler, later if it does not answer now but answered before. Raises: EngineError."""
+        """Start the scheduler, or retry later if it only answered in an earlier run. Raises: EngineError."""
         self._boot = boot
         self._kinds = await asyncio.to_thread(self._read_kinds)
         try:
@@ -71,7 +71,7 @@ class LateStart:
             _log.warning("%s; jobs wait until it does", error.message)
 
     async def close(self) -> None:
-        """Stop following."""
+        """Stop following the scheduler."""
         await self._scheduler.close()
 
     async def capacity(self) -> list[NodeKind]:
@@ -87,7 +87,7 @@ class LateStart:
         return kinds
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Ask for hosts. Raises: EngineError."""
+        """Request hosts. Raises: EngineError."""
         await self._begin()
         await self._scheduler.ask(order)
 
@@ -115,9 +115,9 @@ class LateStart:
         """Return why a proof is not accepted, empty if it is. Raises: EngineError while the scheduler does not answer.
 
         Args:
-            tag: that the boot names.
-            index: that the boot names.
-            proof: that the boot sent.
+            tag: tag that the boot names.
+            index: index that the boot names.
+            proof: proof that the boot sent.
         """
         if not self._has_begun:
             raise EngineError(self.why_late or f"{self.name} has not begun", retryable=True)

@@ -1,6 +1,6 @@
-"""Chooses the kind of node that stands for an instance type. Pure.
+"""Chooses the kind of node that serves as an instance type. Pure.
 
-Where: `reconcile.node_admission` asks when a job is created and when its hosts are asked for.
+Where: `reconcile.node_admission` calls it when a job is created and when its hosts are requested.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from clary.control.scheduling.catalogue import InstanceShape
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A kind, and how it differs from the type, in words; the kind is None if there are too few nodes."""
+    """A kind, and a text on how it differs from the type; the kind is None if there are too few nodes."""
 
     kind: NodeKind | None
     reason: str
@@ -23,14 +23,15 @@ class Chosen:
 def choose_kind(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: int) -> Chosen:
     """Return the kind for hosts of one type.
 
-    The kind that settings name comes first. Then the smallest kind that has the type's GPUs, CPUs and memory; if no
-    kind has them, the largest, and a warning. A type without GPUs takes nodes with GPUs only if there are no others. If
-    no kind has enough nodes, several kinds serve together, each host with the resources of the smallest.
+    The kind that settings name has precedence. Otherwise it is the smallest kind that has the type's GPUs, CPUs and
+    memory; if no kind has them, it is the largest, with a warning. A type without GPUs uses nodes with GPUs only if
+    there are no other nodes. If no kind has enough nodes, several kinds serve together, and each host gets the
+    resources of the smallest kind.
 
     Args:
-        shape: of the instance type.
-        kinds: of all nodes.
-        num_hosts: that the job wants of this type.
+        shape: resources of the instance type.
+        kinds: kinds of all nodes.
+        num_hosts: number of hosts of this type that the job requests.
     """
     enough = [kind for kind in kinds if kind.num_nodes >= num_hosts]
     if not enough:
@@ -50,7 +51,7 @@ def choose_kind(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: i
 
 
 def _of_several(shape: InstanceShape, kinds: Sequence[NodeKind], num_hosts: int) -> Chosen:
-    """Return a kind without a name that has the least of several kinds, from which the scheduler chooses."""
+    """Return a kind without a name that has the least resources of several kinds; the scheduler chooses a kind."""
     able = [kind for kind in kinds if kind.num_gpus >= shape.num_gpus] or list(kinds)
     total = sum(kind.num_nodes for kind in able)
     if total < num_hosts:
@@ -69,7 +70,7 @@ def _of_several(shape: InstanceShape, kinds: Sequence[NodeKind], num_hosts: int)
 
 
 def _has_all(kind: NodeKind, shape: InstanceShape) -> bool:
-    # A node of 64 GiB shows a little less than that to its system.
+    # A node of 64 GiB reports a little less memory to its system.
     return (
         kind.num_gpus >= shape.num_gpus
         and kind.num_cpus >= shape.num_cpus

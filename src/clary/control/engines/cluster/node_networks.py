@@ -1,7 +1,7 @@
 """Chooses the addresses by which the hosts of a job reach each other. Pure.
 
-Where: `cluster_engine` asks when all hosts of a job have enrolled. A node has several addresses; the subnet that all
-nodes share over the fastest link is taken, else the addresses by which they reached the service.
+Where: `cluster_engine` calls it when all hosts of a job have enrolled. A node has several addresses: those in the
+subnet that all nodes share over the fastest link are chosen, else those from which the nodes reached the service.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def joined(plan: LaunchPlan, reports: Mapping[int, NodeReport]) -> LaunchPlan:
     """Return the plan with the addresses, the interface, the port and the isolation of its hosts' nodes.
 
     Args:
-        plan: without addresses.
+        plan: plan without addresses.
         reports: number of the host -> report of its node; one for each host.
     """
     chosen = choose_addresses(reports)
@@ -48,7 +48,7 @@ def joined(plan: LaunchPlan, reports: Mapping[int, NodeReport]) -> LaunchPlan:
 
 
 def choose_addresses(reports: Mapping[int, NodeReport]) -> dict[int, Address]:
-    """Return number of the host -> the address by which others reach it."""
+    """Return number of the host -> the address by which other hosts reach it."""
     shared: dict[ipaddress.IPv4Network, dict[int, Address]] = {}
     for index, report in reports.items():
         for own in report.addresses:
@@ -60,7 +60,7 @@ def choose_addresses(reports: Mapping[int, NodeReport]) -> dict[int, Address]:
                 shared.setdefault(network, {}).setdefault(index, own)
     common = [found for found in shared.values() if len(found) == len(reports)]
     if common:
-        # Among equally fast links, addresses that reached the service come first, because they are known to work.
+        # Among equally fast links, addresses that reached the service have precedence, because they are known to work.
         return max(common, key=lambda found: (_speed(found), _num_used(found, reports)))
     return {index: _used(report) for index, report in reports.items()}
 

@@ -1,6 +1,6 @@
 """The interface of engines that may take hours to grant hosts.
 
-Where: `reconcile.granting` asks it for hosts of jobs that wait; `cluster_engine` fills it in.
+Where: `reconcile.granting` requests hosts of waiting jobs through it; `cluster_engine` implements it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ class Grant:
 
     is_granted: bool
     words: str  # why the job waits, or which hosts were granted
-    notice_grace_s: float = 0.0  # from the engine's SIGTERM to an agent to its end; 0: not known
+    notice_grace_s: float = 0.0  # seconds from the engine's SIGTERM to an agent to its SIGKILL; 0: unknown
 
 
 class Queue(Protocol):
     """An engine that may take hours to grant hosts.
 
-    A job asks for hosts under the name of a pool while it waits, and gets its attempt when they are granted. Raises:
+    A waiting job requests hosts under the name of a pool, and gets its attempt when they are granted. Raises:
     EngineError from every method.
     """
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Ask for the hosts of a pool that have no living member; returns at once, and may be called again."""
+        """Request the hosts of a pool that have no living member; return at once. May be called again."""
 
     async def grant(self, tag: str, num_hosts: int) -> Grant:
         """Return whether the hosts of a pool were granted, or why they wait."""
 
     async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
-        """Return tag -> the job that waits for its nodes, in words; for the first pool that should give way.
+        """Return tag -> the job that waits for its nodes, as a text, for the first pool that should be ended for it.
 
         Args:
             tags: pools whose hosts no job uses, the longest unused first.

@@ -1,11 +1,11 @@
-"""Asks a cluster's scheduler for hosts: the interface that Slurm and boxes fill in.
+"""The interface for requesting hosts from a cluster's scheduler, implemented for Slurm and boxes.
 
-Where: `cluster_engine` calls it. A scheduler starts one boot a host and ends it. Boots report addresses, processors,
-memory and GPUs themselves when they enrol. Every method may be called again with the same arguments, after a crash of
-the service too.
+Where: `cluster_engine` calls it. A scheduler starts one boot per host and ends it. Boots report addresses, processors,
+memory and GPUs themselves when they enrol. Every method may be called again with the same arguments, also after a crash
+of the service.
 
 A *tag* names an allocation: it is the pool that the hosts belong to (`pool_0123456789ab`). A *kind* is a set of nodes
-that are alike.
+with the same resources.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from clary.base.string_enum import StrEnum
 class AllocationState(StrEnum):
     """State of an allocation."""
 
-    PENDING = "pending"  # it waits in the scheduler's queue, or a host of it has no node
-    GRANTED = "granted"  # every host has a node, and its boot was started there
-    ENDING = "ending"  # its end was ordered, or the scheduler takes it back: see its members' notices
-    GONE = "gone"  # no host of it is left
+    PENDING = "pending"  # the allocation waits in the scheduler's queue, or one of its hosts has no node
+    GRANTED = "granted"  # every host has a node, on which its boot was started
+    ENDING = "ending"  # the end was ordered, or the scheduler reclaims the nodes: see the members' notices
+    GONE = "gone"  # no host of the allocation is left
 
 
 class Ended(StrEnum):
     """Certainty of a host's end."""
 
-    CERTAIN = "certain"  # no process of it is left
-    ASKED_FOR = "asked for"  # the scheduler has the order
-    OUT_OF_REACH = "out of reach"  # its node does not answer; the host may still run
+    CERTAIN = "certain"  # no process of the host is left
+    ASKED_FOR = "asked for"  # the scheduler has received the order
+    OUT_OF_REACH = "out of reach"  # the node does not answer; the host may still run
 
 
 class NoticeKind(StrEnum):
-    """Why capacity is taken back."""
+    """Reason why capacity is reclaimed."""
 
     RECLAIMED = "reclaimed"  # preempted for another job
-    DRAINED = "drained"  # its node is being drained
+    DRAINED = "drained"  # the node is being drained
     TIME_LIMIT = "time limit"
     CANCELLED = "cancelled"  # by a person, not by Clary
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Capacity that ends."""
+    """Announcement that capacity ends."""
 
     kind: NoticeKind
     why: str  # in words, such as "Slurm job 4711 was preempted"
@@ -58,8 +58,8 @@ class Member:
     """One host of an allocation."""
 
     node: str  # the scheduler's name of the node
-    is_alive: bool  # whether its boot, or the agent that it became, may run, even if it was not seen yet
-    why_dead: str = ""  # in words, as far as the scheduler knows
+    is_alive: bool  # whether the boot, or the agent that it became, may run, even if not observed yet
+    why_dead: str = ""  # text on the cause, as far as the scheduler knows
     notice: Notice | None = None
 
 
@@ -68,10 +68,10 @@ class Allocation:
     """A scheduler's knowledge of one tag."""
 
     state: AllocationState
-    reason: str = ""  # of a wait or an end, in the scheduler's own words: "Slurm job 4711 waits: Resources"
+    reason: str = ""  # of a wait or an end, by the scheduler: "Slurm job 4711 waits: Resources"
     members: Mapping[int, Member] = field(default_factory=dict)  # index of the host -> host; missing: has no node yet
     asked_at: datetime | None = None  # aware, UTC; None if unknown
-    notice_grace_s: float = 0.0  # from SIGTERM to SIGKILL where it takes hosts back; 0: not known
+    notice_grace_s: float = 0.0  # seconds from SIGTERM to SIGKILL of reclaimed hosts; 0: unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,24 +90,24 @@ class AllocationOrder:
     """All hosts of one pool."""
 
     tag: str
-    job_name: str  # for readers of the scheduler's own lists
+    job_name: str  # shown in the scheduler's own lists
     hosts: tuple[HostWish, ...]
-    limit_s: int  # after which the scheduler may end it: run time, grace, results
-    grace_s: float  # that programs are promised between a notice and their end
-    is_spot: bool = False  # whether others may preempt it
+    limit_s: int  # seconds after which the scheduler may end it: run time, grace, results
+    grace_s: float  # seconds that programs are promised between a notice and their end
+    is_spot: bool = False  # whether other jobs may preempt it
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeKind:
-    """Nodes that are alike."""
+    """Nodes with the same resources."""
 
     name: str  # unique, short
     num_cpus: int
     memory_bytes: int
     num_gpus: int
-    num_nodes: int  # that could ever run a host
+    num_nodes: int  # nodes that could ever run a host
     num_free: int
-    maps_to: str  # in the scheduler's words: "partition gpu, constraint a100, gres gpu:8"
+    maps_to: str  # as the scheduler names it: "partition gpu, constraint a100, gres gpu:8"
     instance_types: tuple[str, ...] = ()  # types that settings map to it
     isolation: str = ""  # in words; empty if unknown before a boot runs there
 
@@ -122,7 +122,7 @@ class Boot:
 
     script: str  # source text of the boot, for Python 3.10 and its standard library
     service_url: str  # https://HOST:PORT
-    ca_pem: str  # certificate of the private authority that signed the service's; no secret
+    ca_pem: str  # certificate of the private authority that signed the service's; not secret
 
 
 class ClusterScheduler(Protocol):
@@ -134,10 +134,10 @@ class ClusterScheduler(Protocol):
 
     @property
     def name(self) -> str:
-        """Name for people: slurm or boxes."""
+        """Name for users: slurm or boxes."""
 
     async def start(self, boot: Boot) -> None:
-        """Look for the scheduler's programs and begin to follow its queue."""
+        """Find the scheduler's programs and begin to follow its queue."""
 
     async def close(self) -> None:
         """Stop following; allocations stay."""
@@ -146,21 +146,21 @@ class ClusterScheduler(Protocol):
         """Return the kinds of nodes, the smallest first."""
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Ask for the hosts of the order that have no living member, unless they were asked for; returns at once.
+        """Request the order's hosts that have no living member and were not yet requested; return at once.
 
-        The first call asks for all hosts together. A later call with a host that was lost asks for that host alone;
-        the others keep their nodes.
+        The first call requests all hosts together. A later call after the loss of a host requests that host alone; the
+        others keep their nodes.
         """
 
     async def allocations(self) -> Mapping[str, Allocation]:
         """Return tag -> allocation for all allocations with this service's mark.
 
-        Raises: EngineError, retryable, while the scheduler does not answer: the state is unknown then, and no host
-            counts as lost.
+        Raises: a retryable EngineError while the scheduler does not answer: the state is unknown then, and no host
+        counts as lost.
         """
 
     async def wanted(self, tags: Sequence[str]) -> Mapping[str, str]:
-        """Return tag -> the job that waits for its nodes, in words; for the first tag at which giving way would help.
+        """Return tag -> the waiting job that could use its nodes, as a text, for the first such tag.
 
         Args:
             tags: allocations that no job uses, the longest unused first.
@@ -176,7 +176,7 @@ class ClusterScheduler(Protocol):
         """Return the reason why a boot's proof is not accepted; empty if it is.
 
         Args:
-            tag: that the boot names.
-            index: that the boot names.
-            proof: that the boot sent: a munge credential over "TAG INDEX", or a token.
+            tag: tag that the boot names.
+            index: index that the boot names.
+            proof: proof that the boot sent: a munge credential over "TAG INDEX", or a token.
         """

@@ -1,1 +1,1 @@
-"""Hosts on this machine: namespaces where the kernel permits them, plain processes elsewhere."""
+"""Hosts on this machine: namespaces if the kernel permits them, else plain processes."""

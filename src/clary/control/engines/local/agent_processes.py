@@ -1,7 +1,7 @@
-"""Start of processes that outlive the service: agents and anchors of the local engine.
+"""Starts processes that outlive the service: agents and anchors of the local engine.
 
-Each gets a session of its own, so that neither the service's end nor Ctrl-C in its terminal reaches it, and a variable
-in its environment by which it is found if the service ends between starting and recording it.
+Each process gets a session of its own, so that neither the service's end nor Ctrl-C in its terminal ends it. A variable
+in its environment lets it be found if the service ends between starting and recording it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ AGENT_LOG = "agent.log"
 TOKEN_VARIABLE = "CLARY_AGENT_TOKEN"  # noqa: S105 - a variable's name
 POOL_TOKEN_VARIABLE = "CLARY_POOL_TOKEN"  # noqa: S105 - a variable's name
 MARK_VARIABLE = "CLARY_ATTEMPT_MARK"
-TAIL_BYTES = 2000  # of a log, quoted in an error
+TAIL_BYTES = 2000  # part of a log that is quoted in an error
 
-# Agents must not get settings and keys of the service; their plan has all that they use.
+# Agents must not get settings and keys of the service; their plan contains all data that they use.
 _WITHHELD_PREFIXES = ("CLARY_", "AWS_")
 
 
 def clary_folder() -> str:
-    """Return the folder on sys.path that this clary was imported from."""
+    """Return the folder on sys.path from which the running package `clary` was imported."""
     return str(Path(clary.__file__).absolute().parent.parent)
 
 
@@ -44,26 +44,26 @@ def agent_environment(environ: Mapping[str, str], mark: str, plan: LaunchPlan) -
     """Return the environment of an agent, with the tokens of its pool and of the attempt that it begins with.
 
     Args:
-        environ: that the agent inherits, less the service's own variables.
-        mark: of the pool, by which its processes are found.
-        plan: has the tokens.
+        environ: variables that the agent inherits, without the service's own variables.
+        mark: mark of the pool, by which its processes are found.
+        plan: plan with the tokens.
     """
     tokens = {POOL_TOKEN_VARIABLE: plan.pool_token, TOKEN_VARIABLE: plan.agent_token}
     return process_environment(environ, mark) | tokens
 
 
 def agent_command(plan: LaunchPlan, host: str) -> list[str]:
-    """Return the command line of the agent of one host, which names the attempt that it begins with."""
+    """Return the command line of the agent of one host, with its first attempt."""
     serves = ("--pool", plan.pool, "--job", plan.job_name, "--attempt", str(plan.attempt))
     mounts = ("--own-mounts",) if plan.host(host).disk_bytes is not None else ()
     return [sys.executable, "-m", "clary.agent", "--service", plan.service_url, *serves, *mounts, "--host", host]
 
 
 class LastingProcess(subprocess.Popen[bytes]):
-    """A child that is meant to outlive this process: no warning when its object is freed."""
+    """A child process that may outlive this process: no warning when its object is freed."""
 
     def __del__(self) -> None:
-        """Leave the child alone; Popen would complain that it still runs."""
+        """Do nothing, unlike Popen, which would warn that the child still runs."""
 
 
 def start(command: Sequence[str], *, log_path: Path, environment: Mapping[str, str]) -> LastingProcess:
@@ -72,7 +72,7 @@ def start(command: Sequence[str], *, log_path: Path, environment: Mapping[str, s
     Args:
         command: program and arguments.
         log_path: made if it is missing; its folder is the working directory.
-        environment: all of it.
+        environment: the whole environment.
     Raises: EngineError naming command and file.
     """
     try:
@@ -101,7 +101,7 @@ def tail(path: Path) -> str:
 
 
 def last_words(path: Path) -> str:
-    """Return the end of a log for an error message; for an empty log that fact, and whether its disk is full."""
+    """Return the end of a log for an error message; for an empty log, say so, and whether the disk is full."""
     said = tail(path)
     if said:
         return said

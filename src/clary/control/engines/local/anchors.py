@@ -1,7 +1,7 @@
-"""Start and find the anchor of a job's network.
+"""Starts and finds the anchor of a job's network.
 
-Where: `LocalEngine.launch`, in a thread. The anchor itself is `fabric`; it holds a lock on its folder, so two services,
-or a service that was killed and started again, never make two networks for one attempt.
+Where: `LocalEngine.launch` calls it in a thread. `fabric` is the anchor itself. It locks its folder, so that two
+services, or a service that was killed and started again, never make two networks for one attempt.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from clary.control.engines.local.network.network_spec import (
 log = logging.getLogger(__name__)
 
 ANCHOR_LOG = "anchor.log"
-ANCHOR_TIMEOUT_S = 30.0  # limit for making a network; measured: 0.15 s for 3 hosts
+ANCHOR_TIMEOUT_S = 30.0  # limit for making a network; measured for 3 hosts: 0.15 s
 POLL_S = 0.005
 NETWORK_BASE = ipaddress.IPv4Address("10.77.0.0")
 SMALL_PREFIX, SMALL_HOSTS, LARGE_PREFIX = 24, 250, 16
-FIRST_SOURCE, NUM_SOURCES = ipaddress.IPv4Address("127.64.0.1"), (1 << 22) - 2  # up to 127.127.255.254
+FIRST_SOURCE, NUM_SOURCES = ipaddress.IPv4Address("127.64.0.1"), (1 << 22) - 2  # last address: 127.127.255.254
 NETWORK = ipaddress.IPv4Network((NETWORK_BASE, LARGE_PREFIX))
 ANCHOR_COMMAND = (sys.executable, "-S", "-m", "clary.control.engines.local.network.fabric")
 
@@ -51,7 +51,7 @@ Start = Callable[[Sequence[str], Path], LastingProcess]
 
 
 def relays_to(urls: Sequence[str]) -> tuple[RelaySpec, ...]:
-    """Return the relays that make these URLs of the service work inside hosts, too.
+    """Return the relays that make these URLs of the service reachable inside hosts, too.
 
     A service that listens on every address is reached on 127.0.0.1.
     Raises: EngineError for a URL without host or port.
@@ -75,11 +75,11 @@ def relays_to(urls: Sequence[str]) -> tuple[RelaySpec, ...]:
 
 
 def relays_of(outlets: Sequence[Outlet], own: Sequence[RelaySpec]) -> tuple[RelaySpec, ...]:
-    """Return the relays that make places of the owner's network reachable inside hosts, under their own addresses.
+    """Return the relays that make outlets reachable inside hosts under their own addresses.
 
     Args:
-        outlets: the places.
-        own: relays to the service, whose ports are not given away.
+        outlets: addresses and ports in the owner's network.
+        own: relays to the service, whose ports stay reserved.
     """
     taken = {(relay.address, relay.port) for relay in own}
     names: dict[tuple[str, int], list[str]] = {}
@@ -107,12 +107,12 @@ def address_of(index: int, num_hosts: int) -> tuple[str, int]:
 
 
 def network_spec(plan: LaunchPlan, folder: Path, relays: Sequence[RelaySpec]) -> NetworkSpec:
-    """Return the network that the plan asks for.
+    """Return the spec of the plan's network.
 
     Args:
-        plan: its hosts and their links.
-        folder: of the pool; the connections of its relays to the service come from an address made of it.
-        relays: ports of every host that lead out of it.
+        plan: plan with the hosts and their links.
+        folder: folder of the pool; the source address of its relays' connections to the service is derived from it.
+        relays: ports of every host that are relayed out of the host.
     """
 
     def host_spec(host: HostPlan) -> HostSpec:
@@ -134,20 +134,20 @@ def network_spec(plan: LaunchPlan, folder: Path, relays: Sequence[RelaySpec]) ->
 
 
 def source_of(folder: Path) -> str:
-    """Return the loopback address that a network's connections to the service come from.
+    """Return the loopback source address of a network's connections to the service.
 
     By this address the service distinguishes programs of one job from those of others and from its owner. Two networks
-    with the same address share only the limits of one client.
+    with the same address merely share the limits of one client.
     """
     number = int.from_bytes(hashlib.sha256(str(folder).encode()).digest()[:3], "big") % NUM_SOURCES
     return str(FIRST_SOURCE + number)
 
 
 def _with_source(relay: RelaySpec, source: str) -> RelaySpec:
-    """Return a relay whose connections come from a loopback address, if their target can be reached from there.
+    """Return a relay with a loopback source address, if its target can be reached from a loopback address.
 
     Such targets are loopback addresses and, if setting `host` is an address of this machine, the service itself:
-    packets to it stay on the loopback interface. Places of the owner's network see the machine's address.
+    packets to it stay on the loopback interface. Targets in the owner's network see the machine's address.
     """
     is_local = relay.target_address.startswith("127.") or (relay.rides_restarts and _is_own(relay.target_address))
     return relay._replace(source_address=source) if is_local else relay
@@ -162,7 +162,7 @@ def _is_own(address: str) -> bool:
 
 
 def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:
-    """Return the ready file of a network's living anchor, after starting one if needed; blocks.
+    """Return the ready file of a network's living anchor, after starting an anchor if needed; blocks.
 
     Raises: EngineError with the anchor's error.
     """
@@ -178,7 +178,7 @@ def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:
             child = start((*ANCHOR_COMMAND, write_spec(spec)), log_path)
         code = child.poll()
         if code == EXIT_HELD:
-            child = None  # another anchor holds the folder: it is ready soon, or has just ended
+            child = None  # another anchor has locked the folder: it is ready soon, or has just ended
             time.sleep(10 * POLL_S)
         elif code is not None:
             ready = read_ready(folder)
@@ -196,17 +196,18 @@ def ensure_anchor(spec: NetworkSpec, *, start: Start) -> NetworkReady:
 
 
 def with_network(plan: LaunchPlan, ready: NetworkReady, folder: Path) -> LaunchPlan:
-    """Return the plan with the network that the anchor of this folder holds.
+    """Return the plan with the network of the anchor of this folder.
 
     Args:
-        plan: without addresses.
-        ready: from that anchor, which must be alive while hosts use its namespaces.
-        folder: of the pool, with the network's spec.
-    Raises: EngineError if the anchor's spec can not be read now.
+        plan: plan without addresses.
+        ready: ready file of that anchor, which must live as long as hosts use its namespaces.
+        folder: folder of the pool, with the network's spec.
+    Raises: EngineError if the anchor's spec cannot be read now.
     """
     num_hosts = len(plan.hosts)
     try:
-        # The names that the anchor was started with; it may be older than this launch, and a name's address may change.
+        # The names with which the anchor was started: it may be older than this launch, and a name's address may
+        # change.
         relayed_names = read_spec(str(folder / SPEC_FILE)).relayed_names
     except (OSError, ValueError, KeyError, TypeError) as error:
         # The anchor writes the file again within seconds.

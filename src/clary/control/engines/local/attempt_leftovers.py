@@ -1,8 +1,8 @@
-"""Leftovers of released attempts, and of attempts without a folder, in sentences with the remedy.
+"""Sentences on leftovers of released attempts, and of attempts without a folder, with the remedy.
 
-Where: `LocalEngine.leftovers`, in a thread, for `clary doctor`. A leftover is recognised only if it certainly belongs
-to an attempt of this state folder: by the mark in an environment, a cgroup's name, a path below the attempt's folder.
-An attempt that is not released has no leftovers yet.
+Where: `LocalEngine.leftovers` calls it in a thread, for `clary doctor`. A leftover is reported only if it certainly
+belongs to an attempt of this state folder: by the mark in an environment, a cgroup's name, a path below the attempt's
+folder. An attempt that is not released has no leftovers yet.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from clary.control.engines.local.attempt_record import AttemptRecord
 from clary.control.engines.local.leftover_things import Kind, Thing
 from clary.control.engines.local.network.network_spec import RELEASED_FILE
 
-_REMOVAL_S = 60.0  # after a release, while the attempt's folders are being removed, which takes long for large ones
-_SLACK_S = 2.0  # between a segment's time stamp and those of the attempt's files, which come from coarser clocks
+_REMOVAL_S = 60.0  # time after a release in which the attempt's folders may still be being removed
+_SLACK_S = 2.0  # tolerance between time stamps of a segment and of the attempt's files, from coarser clocks
 
 
 def leftovers(jobs: Path) -> list[str]:
-    """Return sentences on leftovers of released attempts below `jobs`, and on anchors of vanished ones."""
+    """Return sentences on leftovers of released attempts below `jobs`, and on anchors of attempts without a folder."""
     sentences = []
     for folder in attempt_record.attempt_folders(jobs):
         if attempt_record.is_released(folder):
@@ -41,8 +41,8 @@ def leftovers(jobs: Path) -> list[str]:
 def unclaimed_memory(jobs: Path) -> list[str]:
     """Return the unused shared memory of this user, if jobs have run as plain processes.
 
-    Such jobs share /dev/shm with the machine, which does not record a segment's maker: it may be any program of the
-    user. The sentences name the jobs that ran when a segment was made.
+    Such jobs share /dev/shm with the machine, which does not record the creator of a segment: it may be any program of
+    the user. The sentences name the jobs that ran when a segment was made.
     """
     plain = [
         attempt for folder in attempt_record.attempt_folders(jobs) if (attempt := _plain_attempt(folder)) is not None
@@ -68,17 +68,18 @@ def unclaimed_memory(jobs: Path) -> list[str]:
 
 
 def folders_in(attempt_folder: Path) -> list[str]:
-    """Return the names of an attempt's folders: its hosts', and shared ones."""
+    """Return the names of an attempt's folders: those of its hosts, and shared folders."""
     return sorted(path.name for path in attempt_folder.iterdir() if path.is_dir() and not path.is_symlink())
 
 
 def cgroups_of(attempt_folder: Path, hosts: Sequence[str], record: AttemptRecord | None) -> list[str]:
-    """Return the cgroups of these hosts that exist, wherever a service of this attempt may have made them.
+    """Return the existing cgroups of these hosts, at all paths at which a service of this attempt may have made them.
 
     Args:
-        attempt_folder: of an attempt or a pool; cgroups are named after it.
-        hosts: names.
-        record: has the places of cgroups when agents were started; None searches below this process's own only.
+        attempt_folder: folder of an attempt or a pool; cgroups are named after it.
+        hosts: names of the hosts.
+        record: record with the cgroup folders at the start of agents; None searches only below this process's own
+            cgroup.
     """
     places = (*(record.cgroup_places if record is not None else ()), *cleaning.own_cgroup_places())
     job_name, attempt = attempt_folder.parent.name, int(attempt_folder.name)
@@ -135,7 +136,7 @@ def _plain_attempt(folder: Path) -> tuple[str, float, float] | None:
         record = attempt_record.read_record(folder)
         if record is None or record.master_port is None:
             return None
-        # The job's folder was last changed when that of its latest attempt was made.
+        # The job's folder was last changed when the folder of its latest attempt was made.
         return folder.parent.name, folder.parent.stat().st_mtime, released.stat().st_mtime
     except (OSError, EngineError):
         return None

@@ -1,7 +1,8 @@
 """Finds and ends the processes of an attempt on this machine.
 
-Where: `LocalEngine`, in a thread and one call at a time for an attempt: before agents are started anew, when a host is
-fenced, and on release. An attempt is known by its folder, where the engine records the processes that it starts.
+Where: `LocalEngine` calls it in a thread, one call at a time per attempt: before agents are started again, when a host
+is fenced, and on release. An attempt is identified by its folder, in which the engine records the processes that it
+starts.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from clary.control.engines.local import attempt_leftovers, attempt_record, killi
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
 from clary.control.engines.local.attempt_record import AttemptRecord, NetworkReady
 
-LEAVE_TIMEOUT_S = 3.0  # for programs whose agent was killed; each host's first process ends them
-MAX_KILL_ROUNDS = 20  # each round finds processes that were forked during the round before
+LEAVE_TIMEOUT_S = 3.0  # wait for programs whose agent was killed: each host's first process ends them
+MAX_KILL_ROUNDS = 20  # each round finds processes that were forked during the previous round
 
 
 def adopted_agents(mark: str) -> dict[str, ProcessId]:
-    """Return agents that a service started and could not record before its own end, by host name."""
+    """Return, by host name, agents that a service started and could not record before its own end."""
     found = {}
     deadline = exec_deadline()
     for process in killing.with_variable(MARK_VARIABLE, mark):
@@ -32,9 +33,9 @@ def adopted_agents(mark: str) -> dict[str, ProcessId]:
 
 
 def end_agent(folder: Path, host: str) -> None:
-    """Kill the agent of a host, if it was started and lives.
+    """Kill the agent of a host, if it is alive.
 
-    Raises: EngineError if it can not be killed.
+    Raises: EngineError if it cannot be killed.
     """
     agent = attempt_record.living_agents(folder).get(host)
     if agent is None:
@@ -48,7 +49,7 @@ def end_agent(folder: Path, host: str) -> None:
 def clear_host(folder: Path, host: str) -> None:
     """End the processes that a dead agent of a pool's host has left in the host's network and cgroup.
 
-    Raises: EngineError if a process can not be ended.
+    Raises: EngineError if a process cannot be ended.
     """
     ready = attempt_record.read_ready(folder)
     found = killing.in_cgroups(attempt_leftovers.cgroups_of(folder, [host], attempt_record.read_record(folder)))
@@ -62,9 +63,9 @@ def clear_host(folder: Path, host: str) -> None:
 
 
 def end_processes(folder: Path, record: AttemptRecord) -> list[str]:
-    """Kill agents, then the processes that do not end with them; return the killed processes, in words.
+    """Kill agents, then the processes that do not end with them; return texts on the killed processes.
 
-    Raises: EngineError if a process can not be killed.
+    Raises: EngineError if a process cannot be killed.
     """
     agents = dict(record.agents)
     if record.may_have_unknown_agents:
@@ -94,7 +95,7 @@ def end_processes(folder: Path, record: AttemptRecord) -> list[str]:
 
 def _found(folder: Path, record: AttemptRecord, ready: NetworkReady | None) -> list[ProcessId]:
     """Return the attempt's processes by mark, network and cgroup, regardless of their parents."""
-    # Orphans of plain processes, whose agent and keeper died, are found by the host's cgroup alone.
+    # Orphaned plain processes, whose agent and keeper died, are found only by the host's cgroup.
     cgroups = attempt_leftovers.cgroups_of(folder, attempt_leftovers.folders_in(folder), record)
     marked = [] if record.pool else _marked(record, ready)  # an attempt's processes carry its pool's mark
     found = [*marked, *_in_networks(ready), *killing.in_cgroups(cgroups)]

@@ -1,7 +1,7 @@
 """The engine's record of a pool or an attempt, `engine.json` in its folder: enough to continue after a restart.
 
-Where: written before and after each start of a process that outlives the service. Records of an earlier boot of the
-machine name no living process.
+Where: the engine writes it before and after each start of a process that outlives the service. Records of an earlier
+boot of the machine name no living process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clary.base.processes import ProcessId
 from clary.control.engines.local.network.network_spec import READY_FILE, RELEASED_FILE, write_json
 
 RECORD_FILE = "engine.json"
-POOL_ATTEMPT = "1"  # name of the folder below a pool's, which has a single attempt
+POOL_ATTEMPT = "1"  # name of the only attempt's folder below a pool's folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +31,10 @@ class AttemptRecord:
     boot_id: str
     mark: str  # value of MARK_VARIABLE in the environment of every process that the engine starts for the pool
     agents: Mapping[str, ProcessId] = field(default_factory=dict)  # host name -> its agent
-    may_have_unknown_agents: bool = False  # set while agents are being started
-    master_port: int | None = None  # of an attempt without isolation
+    may_have_unknown_agents: bool = False  # True while agents are being started
+    master_port: int | None = None  # port of an attempt without isolation
     cgroup_places: tuple[str, ...] = ()  # folders of the service's cgroups when agents were started
-    pool: str = ""  # of an attempt: whose record names agents and mark; empty for a pool
+    pool: str = ""  # pool of an attempt, whose record names agents and mark; empty for a pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,11 @@ class NetworkReady:
     pid: int
     started: str
     error: str | None
-    namespaces: Mapping[str, int] = field(default_factory=dict)  # host name -> the anchor's descriptor
+    namespaces: Mapping[str, int] = field(default_factory=dict)  # host name -> the anchor's descriptor of its network
     switch: int = -1  # the anchor's descriptor of the switch's network namespace
     has_user_namespace: bool = False  # of its own, because it is not root
     users: int = -1  # the anchor's descriptor of the programs' user namespace; -1 if they have the users of the anchor
-    first_id: int = 0  # of the range of ids in that namespace
+    first_id: int = 0  # first id of the range in that user namespace
     is_switched_by_us: bool = False
 
     @property
@@ -58,14 +58,14 @@ class NetworkReady:
 
 
 def boot_id() -> str:
-    """Return the id of this boot of the machine; empty if the kernel does not tell."""
+    """Return the id of this boot of the machine; empty if the kernel does not give one."""
     return clock.boot_id()
 
 
 def read_record(folder: Path) -> AttemptRecord | None:
     """Return the record in the folder of an attempt or a pool, or None if there is no record.
 
-    Raises: EngineError if it can not be read: processes are never guessed.
+    Raises: EngineError if it cannot be read: processes are never guessed.
     """
     path = folder / RECORD_FILE
     try:
@@ -79,19 +79,19 @@ def read_record(folder: Path) -> AttemptRecord | None:
 def create_record(
     folder: Path, *, pool: str = "", master_port: int | None = None, cgroup_places: tuple[str, ...] = ()
 ) -> AttemptRecord:
-    """Return the record of this boot; make one with these facts if it is missing. Two callers get the same record.
+    """Return the record of this boot, and create it with these facts if missing. Two callers get the same record.
 
     Args:
-        folder: of an attempt or a pool.
-        pool: on whose hosts an attempt runs; empty for a pool.
-        master_port: of an attempt whose hosts share the machine's network.
+        folder: folder of an attempt or a pool.
+        pool: pool on whose hosts an attempt runs; empty for a pool.
+        master_port: master port of an attempt whose hosts share the machine's network.
         cgroup_places: folders below which agents may make cgroups.
     Raises: EngineError naming the file.
     """
     record = read_record(folder)
     if record is not None and record.boot_id == boot_id():
         return record
-    if record is not None:  # of an earlier boot: all processes that it names are gone
+    if record is not None:  # of an earlier boot: all processes that it names have ended
         (folder / RECORD_FILE).unlink(missing_ok=True)
     fresh = AttemptRecord(
         boot_id=boot_id(), mark=secrets.token_hex(16), pool=pool, master_port=master_port, cgroup_places=cgroup_places
@@ -100,7 +100,7 @@ def create_record(
     try:
         write_json(str(partial), to_plain(fresh))
         try:
-            os.link(partial, folder / RECORD_FILE)  # unlike a rename, never replaces another process's file
+            os.link(partial, folder / RECORD_FILE)  # unlike a rename, a link never replaces another process's file
         except FileExistsError:
             pass
         finally:
@@ -125,7 +125,7 @@ def write_record(folder: Path, record: AttemptRecord) -> None:
 
 
 def attempt_folders(jobs: Path) -> list[Path]:
-    """Return the folders of all attempts below `jobs`, sorted; jobs and pools may vanish during the search."""
+    """Return the folders of all attempts below `jobs`, sorted; jobs and pools may be removed during the search."""
     found: list[Path] = []
     for path in sorted(jobs.iterdir()) if jobs.is_dir() else ():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -136,7 +136,7 @@ def attempt_folders(jobs: Path) -> list[Path]:
 def pool_folder(folder: Path) -> Path | None:
     """Return the folder of the pool whose hosts an attempt runs on, or None if `folder` is a pool's or has no record.
 
-    Raises: EngineError if the attempt's record can not be read.
+    Raises: EngineError if the attempt's record cannot be read.
     """
     record = read_record(folder)
     return folder.parents[1] / record.pool / POOL_ATTEMPT if record is not None and record.pool else None
@@ -145,7 +145,7 @@ def pool_folder(folder: Path) -> Path | None:
 def living_agents(pool: Path) -> dict[str, ProcessId]:
     """Return host name -> process of each living agent of a pool.
 
-    Raises: EngineError if the pool's record can not be read.
+    Raises: EngineError if the pool's record cannot be read.
     """
     record = read_record(pool)
     agents = {} if record is None or record.boot_id != boot_id() else record.agents

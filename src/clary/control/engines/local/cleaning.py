@@ -1,6 +1,7 @@
-"""Removal of an attempt's leftovers besides processes: mounts, cgroups, host folders.
+"""Removes an attempt's leftovers other than processes: mounts, cgroups, host folders.
 
-Where: `LocalEngine.release` and `leftovers`, in a thread. Every function also succeeds if its work is done already.
+Where: `LocalEngine` calls it in a thread on release and for `leftovers`. Every function also succeeds if its work is
+already done.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ CGROUP_FAMILY = "clary"  # folder of all hosts' cgroups, below the agent's own c
 class MountEntry(NamedTuple):
     """One mount of this mount namespace."""
 
-    number: str  # unique at any time, even if one mount covers another
+    number: str  # unique id, even if one mount covers another
     point: str
     file_system: str
 
 
 def mount_entries(mountinfo: str | None = None) -> list[MountEntry]:
-    """Return the mounts of `mountinfo`, or else of this mount namespace now."""
+    """Return the mounts in `mountinfo`, or by default the present mounts of this mount namespace."""
     if mountinfo is None:
         mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     found = []
@@ -48,13 +49,13 @@ def mounts_below(folder: Path) -> list[str]:
 
 
 def unmount_below(folder: Path) -> list[str]:
-    """Detach every mount at or below `folder`; returns the detached mount points."""
+    """Detach every mount at or below `folder`; return the detached mount points."""
     libc = ctypes.CDLL(None, use_errno=True)
     return [point for point in mounts_below(folder) if libc.umount2(os.fsencode(point), MNT_DETACH) == 0]
 
 
 def own_cgroup_places() -> tuple[str, ...]:
-    """Return the folders of this process's cgroups, of every mounted hierarchy of version 1 and 2."""
+    """Return the folders of this process's cgroups in every mounted hierarchy of versions 1 and 2."""
     mounts: list[tuple[str, str, set[str]]] = []  # version, mount point, controllers
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
@@ -85,10 +86,10 @@ def host_cgroups(places: Iterable[str], names: Sequence[str]) -> list[str]:
 
 
 def remove_empty_cgroups(folders: Iterable[str]) -> list[str]:
-    """Remove cgroups, and their family's folder with the last of them; a cgroup with processes stays."""
+    """Remove cgroups, and their common parent folder after the last of them; a cgroup with processes stays."""
     removed = []
     for folder in folders:
-        # The kernel refuses to remove a cgroup with processes or children, so no check is needed before.
+        # The kernel refuses to remove a cgroup with processes or children, so no prior check is needed.
         with contextlib.suppress(OSError):
             os.rmdir(folder)
             removed.append(folder)
@@ -97,7 +98,7 @@ def remove_empty_cgroups(folders: Iterable[str]) -> list[str]:
 
 
 def remove_trees(folder: Path) -> list[str]:
-    """Remove the folders inside `folder`, never its files: logs stay. Nothing is removed below a mount.
+    """Remove the folders inside `folder`, but not its files, such as logs. No entry below a mount is removed.
 
     Symbolic links are removed, not followed.
     """

@@ -1,12 +1,12 @@
-"""Fill the private disk of a host of a rehearsal, and restore its free space.
+"""Fills the private disk of a host of a rehearsal, and restores its free space.
 
-Run: `python -m clary.control.engines.local.disk_faults AGENT_PID FOLDER BYTES` does it; `fill` and `free` run that,
-because joining a mount namespace would change the calling process. BYTES is the disk's size from now on, 0 for the size
-of its present content.
+Run: `python -m clary.control.engines.local.disk_faults AGENT_PID FOLDER BYTES` resizes the disk; `fill` and `free` run
+this command, because joining a mount namespace would change the calling process. BYTES is the disk's new size, 0 for
+the size of its present content.
 
 [Note: full without filling]
 The disk is a tmpfs (`agent.host.mounts.own_disk`): it is shrunk to the size of its content. Programs that write get
-ENOSPC from the kernel, as on any full disk; removing a file frees its size, as on any disk; and no memory is taken.
+ENOSPC from the kernel, as on any full disk; removing a file frees its size, as on any disk; and no memory is used.
 Source: Documentation/filesystems/tmpfs.rst; mount(2), MS_REMOUNT.
 """
 
@@ -26,21 +26,21 @@ from clary.control.engines.local import attempt_record
 from clary.control.engines.local.inside import run_inside
 from clary.control.engines.local.network import namespaces
 
-_ROUNDS = 100  # a program that writes or removes files meanwhile changes the size that was counted
+_ROUNDS = 100  # retries: a program that writes or removes files meanwhile changes the measured size
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 2, 4, 32
 
 
 async def fill(plan: LaunchPlan, host: str) -> None:
-    """Leave no free space on the disk of `host`; a full disk stays as it is.
+    """Leave no free space on the disk of `host`; a full disk stays unchanged.
 
-    Raises: EngineError if the host has no disk of its own, or its agent is gone.
+    Raises: EngineError if the host has no disk of its own, or its agent has ended.
     """
     await _change(plan, host, 0)
 
 
 async def free(plan: LaunchPlan, host: str) -> None:
-    """Give the disk of `host` the size of its plan; raises EngineError as `fill`."""
+    """Restore the disk of `host` to its planned size; raises as `fill`."""
     await _change(plan, host, _planned_bytes(plan, host))
 
 
@@ -66,14 +66,14 @@ def main(arguments: list[str]) -> int:
     """Resize a host's disk from inside its mount namespace, for `fill` or `free`; errors are printed.
 
     Args:
-        arguments: pid of the host's agent, folder of the disk, its size in bytes from now on; 0 leaves no free space.
+        arguments: pid of the host's agent, folder of the disk, the disk's new size in bytes; 0 leaves no free space.
     Returns: 0, or 1 after an OSError or EngineError.
     """
     pid, folder, size = arguments
     try:
         descriptor = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         namespaces.setns(descriptor, _CLONE_NEWNS)
-        # A file system that begins here: never the machine's own.
+        # The folder must be the root of a file system, so that it is never the machine's own.
         if os.lstat(folder).st_dev == os.lstat(os.path.dirname(folder)).st_dev:
             raise EngineError(f"{folder} is no disk of its own")
         _resize(folder, int(size))
@@ -90,7 +90,7 @@ def _resize(folder: str, size_bytes: int) -> None:
         try:
             _remount(folder, size_bytes or used_bytes)
         except OSError as error:
-            if size_bytes or error.errno != errno.EINVAL:  # "too small for what it holds"
+            if size_bytes or error.errno != errno.EINVAL:  # the kernel's error for a size below the present content
                 raise
             continue
         if size_bytes or os.statvfs(folder).f_bfree == 0:

@@ -1,14 +1,14 @@
 """Hosts on this machine: one network per pool, one agent process per host.
 
 Where: the reconciler calls it through `engines.interface.Engine`. Every process that it starts outlives the service and
-is recorded in the pool's folder first, so that the next service finds and, in the end, ends it:
+is recorded in the pool's folder, so that the next service finds it and ends it later:
 
     <home>/jobs/<pool>/1/   engine.json  network.json  network-ready.json  anchor.log  released
     <home>/jobs/<pool>/1/<host>/   agent.log: output of the agent outside of attempts
     <home>/jobs/<job>/<attempt>/   engine.json, which names the pool; released
     <home>/jobs/<job>/<attempt>/<host>/   agent.log, and files of the agent
 
-A pool ends with the attempt that it was made for, or outlives it for others.
+A pool ends with the attempt for which it was made, or stays for other attempts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from clary.control.engines.local.network.network_spec import RELEASED_FILE, Rela
 from clary.control.settings import Settings
 
 JOBS_FOLDER = "jobs"
-SET_ASIDE_FOLDER = "set-aside"  # of the state folder: folders of jobs that the database does not know
+SET_ASIDE_FOLDER = "set-aside"  # below the state folder: folders of jobs that are missing from the database
 
 T = TypeVar("T")
 
@@ -66,11 +66,11 @@ class LocalEngine:
     """Hosts as namespaces of this machine, or as plain processes.
 
     Args:
-        settings: of the service.
-        service_url: where agents report, and programs find AWS: http://ADDRESS:PORT.
+        settings: settings of the service.
+        service_url: URL for agents' reports and for programs' AWS requests: http://ADDRESS:PORT.
         relayed_urls: other URLs of the service that programs inside hosts must reach; none by default.
-        environ: variables that agents inherit, less the service's own; None is this process's environment.
-        egress: policy on the places of the owner's network that hosts reach; None: no place.
+        environ: variables that agents inherit, without the service's own; None stands for this process's environment.
+        egress: policy on the targets in the owner's network that hosts reach; None: no target.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class LocalEngine:
         self._isolation: tuple[Isolation, tuple[str, ...]] | None = None
         self._locks: dict[Path, asyncio.Lock] = {}
         self._children: dict[int, LastingProcess] = {}
-        self._records: dict[Path, AttemptRecord] = {}  # as on disk, of pools whose agents this service watches
+        self._records: dict[Path, AttemptRecord] = {}  # records as on disk, of pools whose agents this service watches
 
     def capacity(self) -> Capacity:
-        """Return the part of the machine that this process may use; the first call makes a network to find out."""
+        """Return the part of the machine that this process may use; the first call makes a network as a test."""
         if self._isolation is None:
             environment = agent_processes.process_environment(self._environ, "probe")
             self._isolation = choose_isolation(self._settings.isolation, environment)
@@ -100,7 +100,7 @@ class LocalEngine:
         return Capacity(machine=measure_machine(), isolation=isolation, gaps=gaps)
 
     def memory_limits(self, *, looks_only: bool = False) -> str:
-        """Return the keeper of hosts' memory limits, in words.
+        """Return the mechanism of hosts' memory limits, as a text.
 
         Args:
             looks_only: whether the probe must not move a process of this cgroup.
@@ -118,17 +118,17 @@ class LocalEngine:
         return held if record.master_port is None else anchors.without_network(held, master_port=record.master_port)
 
     async def start_agents(self, plan: LaunchPlan) -> None:
-        """Start the agents of the pool that have not been started yet, or have ended."""
+        """Start the agents of the pool that were not started yet or have ended."""
         folder = Path(plan.pool_folder)
         await self._locked(folder, lambda: self._start_agents(plan, folder))
 
     async def hosts(self, plan: LaunchPlan) -> Mapping[str, HostState]:
-        """Return host name -> whether its agent runs, and whether the link watch of the anchor found it cut off."""
+        """Return host name -> whether its agent runs, and whether the anchor's link watch found the host cut off."""
         alive, cut_off = await self._agents_alive(plan), await self._cut_off(plan)
         return {name: HostState(is_alive=lives, cut_off=cut_off.get(name)) for name, lives in alive.items()}
 
     async def end_host(self, plan: LaunchPlan, host: str) -> None:
-        """Kill a host's agent; the host's first process notices that and ends all other processes there."""
+        """Kill a host's agent; the host's first process then ends all other processes of the host."""
         folder = Path(plan.pool_folder)
         await self._locked(folder, lambda: attempt_processes.end_agent(folder, host))
 
@@ -146,7 +146,7 @@ class LocalEngine:
         return released
 
     async def end(self, pool: str) -> Released:
-        """End all processes of a pool and remove its leftovers; its folder stays only where a log is not empty."""
+        """End all processes of a pool and remove its leftovers; its folder stays only if a log is not empty."""
         released = await self.end_attempt(pool, int(POOL_ATTEMPT))
         folder = self._folder(pool, int(POOL_ATTEMPT))
         if not any(path.stat().st_size for path in folder.rglob("*.log")):
@@ -171,9 +171,9 @@ class LocalEngine:
         return await asyncio.to_thread(find)
 
     async def set_aside(self, job_name: str) -> str:
-        """Move the folder of a released, unknown job out of the way of a new job of its name.
+        """Move the folder of a released, unknown job aside, so that a new job can have its name.
 
-        Raises: EngineError if it can not be moved; the folder then stays in place.
+        Raises: EngineError if it cannot be moved; the folder then stays in place.
         """
         folder = self._settings.home_folder / JOBS_FOLDER / job_name
         place = self._settings.home_folder / SET_ASIDE_FOLDER / JOBS_FOLDER
@@ -194,7 +194,7 @@ class LocalEngine:
         return await asyncio.to_thread(attempt_leftovers.leftovers, self._settings.home_folder / JOBS_FOLDER)
 
     async def unclaimed_memory(self) -> list[str]:
-        """Return sentences on shared memory that plain processes may have left; its maker is unknown."""
+        """Return sentences on shared memory that plain processes may have left; its creator is unknown."""
         return await asyncio.to_thread(attempt_leftovers.unclaimed_memory, self._settings.home_folder / JOBS_FOLDER)
 
     async def _agents_alive(self, plan: LaunchPlan) -> Mapping[str, bool]:
@@ -226,9 +226,9 @@ class LocalEngine:
         return self._settings.home_folder / JOBS_FOLDER / job_name / str(attempt)
 
     async def _locked(self, folder: Path, work: Callable[[], T]) -> T:
-        """Do blocking work on one attempt or pool in a thread, one at a time.
+        """Do blocking work on one attempt or pool in a thread, one call at a time.
 
-        The work is shielded, because a thread can not be cancelled: the lock is held until the thread has ended.
+        The work is shielded, because a thread cannot be cancelled: the lock is held until the thread has ended.
         """
 
         def mended() -> T:
@@ -249,7 +249,7 @@ class LocalEngine:
         record = attempt_record.create_record(folder)
         if plan.isolation is Isolation.PROCESSES:
             return plan
-        # EnableNetworkIsolation: programs may connect to their job's other hosts only, not even to AWS.
+        # EnableNetworkIsolation: programs may connect only to the other hosts of their job, and not even to AWS.
         relays = () if plan.network_isolation else self._relays(plan)
         spec = anchors.network_spec(plan, folder, relays)
 
@@ -260,7 +260,7 @@ class LocalEngine:
         return anchors.with_network(plan, anchors.ensure_anchor(spec, start=start), folder)
 
     def _relays(self, plan: LaunchPlan) -> tuple[RelaySpec, ...]:
-        """Return the relays out of the hosts: to the service, and to places that the owner lets programs reach."""
+        """Return the relays out of the hosts: to the service, and to targets that the owner allows."""
         own = anchors.relays_to(self._relayed_urls)
         if self._egress is None:
             return own
@@ -275,7 +275,7 @@ class LocalEngine:
         record = attempt_record.create_record(folder)
         agents = dict(record.agents)
         if record.may_have_unknown_agents:
-            # The adopted agents live; a recorded agent of the same host may be dead.
+            # Adopted agents are alive; a recorded agent of the same host may be dead.
             agents |= attempt_processes.adopted_agents(record.mark)
         dead = {name: agent for name, agent in agents.items() if not agent.is_alive()}
         for name in dead:
@@ -311,7 +311,7 @@ class LocalEngine:
         (folder / RELEASED_FILE).touch()
         ready = attempt_record.read_ready(folder)
         if ready is not None and record is not None and record.boot_id == attempt_record.boot_id():
-            killing.kill(ready.anchor)  # it is expected to run, so it is not reported
+            killing.kill(ready.anchor)  # the process is expected to run, so it is not reported
         removed += cleaning.unmount_below(folder)
         hosts = attempt_leftovers.folders_in(folder)
         cgroups = attempt_leftovers.cgroups_of(folder, hosts, record)
@@ -339,14 +339,14 @@ class LocalEngine:
         return f"the agent of {host} {how} before it reported: {said}"
 
     def _reap(self) -> None:
-        """Collect children that have ended; they would stay as zombies."""
+        """Reap children that have ended, which would otherwise stay as zombies."""
         for pid, child in list(self._children.items()):
             if child.poll() is not None:
                 self._children.pop(pid, None)
 
 
 def _is_over(plan: LaunchPlan) -> EngineError:
-    """Return the error for a released attempt that would be started again, as by a repaired record of a job."""
+    """Return the error for starting a released attempt again, for example after a job's record was repaired."""
     return EngineError(
         f"the hosts of attempt {plan.attempt} were taken back, as those of a job whose record cannot be read are when "
         "the service starts; a released attempt is not begun again"
@@ -366,9 +366,9 @@ def _make_folder(folder: Path) -> None:
 
 
 def _make_place(plan: LaunchPlan, folder: Path) -> AttemptRecord:
-    """Make the folder of an attempt and return its record.
+    """Create the folder of an attempt and return its record.
 
-    If hosts share the machine's network, each attempt gets a master port of its own, at which its ranks meet.
+    If hosts share the machine's network, each attempt gets a master port of its own, where its ranks meet.
     """
     if attempt_record.is_released(folder):
         raise _is_over(plan)
@@ -398,7 +398,7 @@ def _forget(job_folder: Path) -> None:
 
 
 def _require_space(folder: Path) -> None:
-    """Refuse to start hosts on a full disk: their agents could not even report why they fail."""
+    """Refuse to start hosts on a full disk, on which agents could not even report why they fail."""
     if why := full_disks.why_full(folder):
         raise EngineError(f"{FULL_DISK}: {why}", retryable=True)
 

@@ -1,6 +1,6 @@
-"""Run a module inside namespaces of a job: in a child, because joining one would change the calling process.
+"""Runs a module inside namespaces of a job, in a child process: joining a namespace changes the calling process.
 
-Where: `network_faults` and `disk_faults`, which are the modules that are run.
+Where: `network_faults` and `disk_faults` call it, and are the modules that it runs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ async def run_inside(module: str, *arguments: str, doing: str) -> None:
     """Run `python -m MODULE ARGUMENTS` and wait for it.
 
     Args:
-        module: prints the reason of a failure on its last line.
-        arguments: of the module.
+        module: module that prints the reason of a failure on its last line.
+        arguments: arguments of the module.
         doing: the action and its job, for errors: `job demo: setting algo-2 down`.
 
-    Raises: EngineError if it fails or takes longer than `TIMEOUT_S`.
+    Raises: EngineError if the module fails or takes longer than `TIMEOUT_S`.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -1,7 +1,7 @@
-"""The isolation that this machine allows, with sentences on all resources that stay shared.
+"""Determines the isolation that this machine allows, with sentences on all resources that stay shared.
 
-Where: `LocalEngine.isolation` asks once; the answer is in every plan, in `describe` and in `clary doctor`. Findings of
-a host's agent (memory limits, mounts) come later with its facts.
+Where: `LocalEngine` calls it once; the result is in every plan, in `describe` and in `clary doctor`. Findings of a
+host's agent (memory limits, mounts) arrive later with the host's facts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHARED_NETWORK = (
 def choose_isolation(setting: str, environ: Mapping[str, str]) -> tuple[Isolation, tuple[str, ...]]:
     """Return the isolation for `setting` (auto, namespaces or processes), and sentences on its gaps.
 
-    Raises: EngineError if the setting is not one of these, or asks for namespaces that the machine does not permit.
+    Raises: EngineError if the setting is not one of these, or requires namespaces that the machine does not permit.
     """
     allowed = (AUTO, Isolation.NAMESPACES.value, Isolation.PROCESSES.value)
     if setting not in allowed:
@@ -58,7 +58,7 @@ def choose_isolation(setting: str, environ: Mapping[str, str]) -> tuple[Isolatio
 
 
 def _probe(environ: Mapping[str, str]) -> tuple[str | None, dict[str, Any]]:
-    """Make a network on trial; return its failure, and the facts for `_not_isolated`."""
+    """Make a test network; return its failure, if any, and the facts for `_not_isolated`."""
     if not sys.platform.startswith("linux"):
         return f"namespaces are Linux's, this is {sys.platform}", {}
     try:

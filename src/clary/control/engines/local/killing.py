@@ -1,8 +1,8 @@
-"""End exactly the processes of an attempt, and verify their end.
+"""Ends exactly the processes of an attempt, and verifies their end.
 
-Where: `attempt_processes`, and `LocalEngine.release` for the anchor. A process counts only with the start time that was
-recorded with its pid (`base.processes`); a pid that was reused by another process is never signalled. All of this
-blocks: call it in a thread.
+Where: `attempt_processes` and `rehearsal_faults` call it. A process is identified by its pid together with its recorded
+start time (`base.processes`), so that another process with a reused pid is never signalled. The functions block: call
+them in a thread.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterable
 
 from clary.base.processes import ProcessId, exec_deadline, live_descendants, read_variables
 
-KILL_TIMEOUT_S = 10.0  # SIGKILL to exit; longer means a process stuck in the kernel
+KILL_TIMEOUT_S = 10.0  # from SIGKILL to exit; a process that takes longer is stuck in the kernel
 
 
 def kill(process: ProcessId, *, timeout_s: float = KILL_TIMEOUT_S) -> bool:
-    """End the process with SIGKILL and wait until it is gone; return whether it was alive.
+    """End the process with SIGKILL and wait until it has ended; return whether it was alive.
 
     Raises: OSError if the signal is refused; TimeoutError if the process outlives `timeout_s`.
     """
@@ -29,7 +29,7 @@ def kill(process: ProcessId, *, timeout_s: float = KILL_TIMEOUT_S) -> bool:
 
 
 def wait_until_gone(processes: Iterable[ProcessId], *, timeout_s: float) -> list[ProcessId]:
-    """Wait for processes that end by themselves; returns the ones still alive after `timeout_s`."""
+    """Wait for processes that end by themselves; return the processes that are alive after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     alive = [process for process in processes if process.is_alive()]
     while alive and time.monotonic() < deadline:
@@ -39,7 +39,7 @@ def wait_until_gone(processes: Iterable[ProcessId], *, timeout_s: float) -> list
 
 
 def descendants(ancestor: ProcessId) -> list[ProcessId]:
-    """Return the processes below `ancestor`, if that is alive; some may have ended meanwhile."""
+    """Return the descendants of `ancestor`, if it is alive; some may have ended meanwhile."""
     if not ancestor.is_alive():
         return []
     below = live_descendants(ancestor.pid)
@@ -47,9 +47,9 @@ def descendants(ancestor: ProcessId) -> list[ProcessId]:
 
 
 def in_network_namespaces(inodes: Iterable[int]) -> list[ProcessId]:
-    """Return the processes whose network namespace is one of these; the caller must know that they still exist.
+    """Return the processes whose network namespace is one of these, which the caller knows to exist still.
 
-    An inode number names a namespace only while something holds it, here: while the job's anchor lives.
+    An inode number identifies a namespace only while the namespace exists, here: while the job's anchor lives.
     """
     wanted = set(inodes)
     found = []
@@ -59,7 +59,7 @@ def in_network_namespaces(inodes: Iterable[int]) -> list[ProcessId]:
             if process is not None and os.stat(f"/proc/{pid}/ns/net").st_ino in wanted and process.is_alive():
                 found.append(process)
         except OSError:
-            continue  # ended meanwhile, or of another user and so of no job
+            continue  # ended meanwhile, or of another user and so not of a job
     return found
 
 
@@ -80,7 +80,7 @@ def in_cgroups(folders: Iterable[str]) -> list[ProcessId]:
 
 
 def with_variable(name: str, value: str) -> list[ProcessId]:
-    """Return the processes that were started with this environment variable; only the user's own are readable."""
+    """Return the processes started with this environment variable; only the user's own processes are readable."""
     wanted = f"{name}={value}".encode()
     found = []
     deadline = exec_deadline()

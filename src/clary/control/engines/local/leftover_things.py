@@ -1,7 +1,7 @@
-"""Leftovers on the machine: the difference of two censuses, each thing with its owner and remedy. Pure.
+"""Leftovers on the machine: the difference of two censuses, each item with its owner and remedy. Pure.
 
-Where: `machine_census` takes a census; `LocalEngine.leftovers`, and with it `clary doctor`, describes the leftovers of
-a released attempt with it, and the tests check it after each test.
+Where: `machine_census` takes a census; `LocalEngine.leftovers`, and with it `clary doctor`, describe the leftovers of a
+released attempt with it, and the tests check for leftovers after each test.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Kind(StrEnum):
     FOLDER = "folder"
 
 
-# Innermost first: a process holds mounts and memory, which vanish or can be removed after its end.
+# Innermost first: a process holds mounts and memory, which disappear or can be removed after its end.
 _ORDER = {kind: place for place, kind in enumerate(Kind)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thing:
-    """One thing on the machine.
+    """One item of a census, such as a process, a mount or a socket.
 
     Args:
-        name: as the removing command takes it: a pid, a path, an id.
-        identity: distinguishes it from a later thing of the same name: a process's start time, a file's inode.
-        holder: pid of the process on which it depends: a zombie's parent, the holder of an unnamed namespace.
-        owner: in words; empty if unknown. Not part of the thing's identity.
-        detail: further help to recognise it: a command line, a size.
+        name: name as the removing command takes it: a pid, a path, an id.
+        identity: distinguishes the item from a later item with the same name: a process's start time, a file's inode.
+        holder: pid of the process on which the item depends: a zombie's parent, the holder of an unnamed namespace.
+        owner: text on the owner; empty if unknown. Not part of the item's identity.
+        detail: more information to recognise the item: a command line, a size.
     """
 
     kind: Kind
@@ -55,18 +55,18 @@ class Thing:
 
     @property
     def key(self) -> tuple[Kind, str, str]:
-        """The identity of the thing."""
+        """The identity of the item."""
         return self.kind, self.name, self.identity
 
     @property
     def removal(self) -> str:
-        """The command that removes it."""
+        """The command that removes the item."""
         name = shlex.quote(self.name)
         match self.kind:
             case Kind.PROCESS:
                 return f"kill -9 {name}"
             case Kind.ZOMBIE:
-                return f"kill {self.holder}"  # the parent, which does not reap it; the process that adopts it will
+                return f"kill {self.holder}"  # the parent, which does not reap the zombie; the adopting process will
             case Kind.HELD_NAMESPACE:
                 return f"kill -9 {self.holder}"
             case Kind.REGISTERED_NAMESPACE:
@@ -89,7 +89,7 @@ class Thing:
                 return f"rm -rf {name}"
 
     def __str__(self) -> str:
-        """Return a sentence with its name, its owner and the command that removes it."""
+        """Return a sentence with the item's name, its owner and the command that removes it."""
         detail = f" ({self.detail})" if self.detail else ""
         owner = f" of {self.owner}" if self.owner else ""
         return f"{self.kind} {self.name}{detail}{owner}; remove it: {self.removal}"
@@ -98,12 +98,12 @@ class Thing:
 def left_behind(
     before: Iterable[Thing], after: Iterable[Thing], *, is_legitimate: Callable[[Thing], bool] = lambda _: False
 ) -> list[Thing]:
-    """Return the things that are in the later census alone, in the best order of removal.
+    """Return the items that are only in the later census, in the best order of removal.
 
     Args:
         before: the earlier census.
-        after: the later one.
-        is_legitimate: whether a thing may be there, for example because its job still runs.
+        after: the later census.
+        is_legitimate: returns whether an item may exist, for example because its job still runs.
     """
     known = {thing.key for thing in before}
     found = {thing.key: thing for thing in after if thing.key not in known and not is_legitimate(thing)}

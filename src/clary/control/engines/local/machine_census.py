@@ -1,7 +1,7 @@
-"""Shared memory, sockets and ports that jobs leave behind: each kind is a function that reads the kernel's list.
+"""Finds shared memory, sockets and ports that jobs leave behind; one function for each kind reads the kernel's list.
 
-Where: the engine searches for leftovers of a released attempt; `clary.testing.census` adds the other kinds. The
-functions find things; their owner is known by the creator's pid. Otherwise the owner is unknown and never guessed.
+Where: the engine searches for leftovers of a released attempt; `clary.testing.census` adds the other kinds. The owner
+of an item is known by its creator's pid; otherwise the owner is unknown and never guessed.
 Source: proc(5), unix(7).
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from clary.control.engines.local.leftover_things import Kind, Thing
 
 SHARED_MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - the machine's, which is only read
-_LISTENING_FLAG = 0x10000  # of /proc/net/unix: __SO_ACCEPTCON
+_LISTENING_FLAG = 0x10000  # flag in /proc/net/unix: __SO_ACCEPTCON
 # torch names a segment after the process that made it; other libraries do not.
 _NAMED_AFTER_PID = re.compile(r"torch_(\d+)_")
 
@@ -39,7 +39,7 @@ def shared_memory(folder: str = SHARED_MEMORY_FOLDER) -> list[Thing]:
 
 
 def shared_memory_users(pids: Iterable[int], folder: str = SHARED_MEMORY_FOLDER) -> dict[str, set[int]]:
-    """Return segment -> those of `pids` that have it mapped or open; processes of other users are not readable."""
+    """Return segment -> the `pids` that have it mapped or open; processes of other users are not readable."""
     users: dict[str, set[int]] = {}
     prefix = f"{folder}/"
     for pid in pids:
@@ -50,13 +50,13 @@ def shared_memory_users(pids: Iterable[int], folder: str = SHARED_MEMORY_FOLDER)
 
 
 def dead_sockets(paths: Iterable[str]) -> list[Thing]:
-    """Return those of `paths` that are sockets without a listener."""
+    """Return the `paths` that are sockets without a listener."""
     alive = listening_sockets()
     return [Thing(kind=Kind.SOCKET, name=path) for path in paths if path not in alive and _is_socket(path)]
 
 
 def listening_ports(pids: Iterable[int]) -> dict[int, set[int]]:
-    """Return TCP port -> those of `pids` that listen at it."""
+    """Return TCP port -> the `pids` that listen at it."""
     port_of: dict[str, int] = {}
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
@@ -80,7 +80,7 @@ def names_in(folder: str) -> list[str]:
 
 
 def user_name(number: int) -> str:
-    """Return a user's name, or the number if it has no name."""
+    """Return a user's name, or the user's id if there is no name."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
