@@ -7,7 +7,7 @@ A restore writes the counts of the restored sets into `RESTORED_FILE` of the sam
 holds no file of counts, because scripts list it.
 
     0      magic, worker, start of the process, its counts before the first row
-    128 row 1, row 2, ...; row N + NUM_ROWS overwrites row N
+    128    row 1, row 2, ...; row N + NUM_ROWS overwrites row N
 
 A row has its number at both ends; they differ while the row is being written. Times are nanoseconds since
 1970.

@@ -5,7 +5,7 @@ Where: `train.steps` writes one file per process into the folder that CLARY_STEP
 buffer of rows:
 
     0      magic, rank, process
-    64 row of step 1, row of step 2, ...; step N + NUM_ROWS overwrites step N
+    64     row of step 1, row of step 2, ...; step N + NUM_ROWS overwrites step N
 
 A row has its number at both ends, so that a reader recognises a row that is being written. All times are seconds.
 """
