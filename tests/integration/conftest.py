@@ -12,7 +12,7 @@ from needs import require_python
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory):
-    """One service for all tests of a session; at its end nothing of it is left."""
+    """One service for all tests of a session; at its end `clary doctor` must find no leftovers."""
     home = tmp_path_factory.mktemp("clary")
     running = start_service(home)
     yield running
@@ -23,7 +23,7 @@ def service(tmp_path_factory):
 
 
 class ClientRuns:
-    """Runs client scripts beside each other: they mostly sleep between polls."""
+    """Runs client scripts concurrently, since they mostly sleep between polls."""
 
     def __init__(self, service):
         self._service = service
@@ -31,14 +31,14 @@ class ClientRuns:
         self._futures: dict[tuple, Future] = {}
 
     def start(self, python, script, *arguments):
-        """Begin a run unless it was begun."""
+        """Start a run unless it has been started before."""
         require_python(python)
         key = (script, *arguments)
         if key not in self._futures:
             self._futures[key] = self._pool.submit(self._service.run_client, python, script, *arguments)
 
     def result(self, script, *arguments):
-        """Return output and facts of a run."""
+        """Wait for a run; return its output and facts."""
         return self._futures[script, *arguments].result(timeout=CLIENT_TIMEOUT_S)
 
     def close(self):

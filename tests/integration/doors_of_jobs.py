@@ -1,4 +1,4 @@
-"""Jobs of each framework that are attacked, and other users of the machine that attack them."""
+"""Jobs of each framework as victims of attacks, and attacks by other users of the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from needs import python_of
 
 DOORS = PROGRAMS / "doors"
 LIMIT_S = 200
-STRANGER = 12345  # a user that nobody is
+STRANGER = 12345  # an unused user id
 TENSORFLOW = "763104351884.dkr.ecr.us-west-2.amazonaws.com/tensorflow-training:2.16-cpu-py310"
 MXNET = "763104351884.dkr.ecr.us-west-2.amazonaws.com/mxnet-training:1.9.0-cpu-py38"
 _IMAGES = "\n".join(
@@ -33,7 +33,7 @@ _IMAGES = "\n".join(
     )
 )
 _MPI = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "1"}
-WAYS = {  # way -> image, hyperparameters
+WAYS = {  # framework -> (image, hyperparameters)
     "horovod": (None, _MPI),
     "torch": (None, {"sagemaker_torch_distributed_enabled": "true"}),
     "deepspeed": ("team/deepspeed:1", {}),
@@ -46,7 +46,7 @@ _NEEDS = {"deepspeed": "deepspeed", "jax": "jax", "mirrored": "tensorflow", "ser
 
 
 def ways():
-    """Return parameters of a test, one a way; those of other libraries than torch take long."""
+    """Return pytest parameters, one per framework; frameworks with their own environment are marked long."""
     long = [pytest.mark.long]
     return [
         pytest.param(way, marks=[pytest.mark.needs(_NEEDS.get(way, "train")), *(long if way in _NEEDS else ())])
@@ -56,7 +56,7 @@ def ways():
 
 @contextmanager
 def service_of_all_frameworks(isolation):
-    """Run a service whose state folder lies where hosts would see it, and not below /tmp."""
+    """Run a service whose state folder is not below /tmp, so that hosts could see it."""
     home = ROOT / ".cache" / f"doors-{time.time_ns()}"
     environments = "".join(f'{name} = "{python_of(name)}"\n' for name in ("deepspeed", "jax", "mxnet", "tensorflow"))
     settings = SETTINGS.replace('"tensorflow-training:*" = "train"', _IMAGES)
@@ -70,7 +70,7 @@ def service_of_all_frameworks(isolation):
 
 
 def victim_request(aws, way, hyperparameters=None):
-    """Return the request of a job that meets by a framework and goes on until it is stopped."""
+    """Return the request of a job that forms a group by a framework and runs until it is stopped."""
     image, ours = WAYS[way]
     request = script_request(
         aws,
@@ -85,13 +85,13 @@ def victim_request(aws, way, hyperparameters=None):
 
 
 def told(aws, name, word):
-    """Wait for a line of a job that begins with a word, and return the JSON that follows."""
+    """Wait for a line of a job that holds this word; return the JSON after it."""
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
         lines = log_of(aws, name)
         for line in lines:
             if f"{word} {{" in line or f"{word} [" in line:
-                return json.JSONDecoder().raw_decode(line.partition(f"{word} ")[2])[0]  # mpirun may go on behind it
+                return json.JSONDecoder().raw_decode(line.partition(f"{word} ")[2])[0]  # mpirun may append output
         facts = aws.sagemaker.describe_training_job(TrainingJobName=name)
         assert facts["TrainingJobStatus"] == "InProgress", (facts.get("FailureReason"), lines[-40:])
         time.sleep(0.5)
@@ -99,7 +99,7 @@ def told(aws, name, word):
 
 
 def wait_for_more_steps(aws, name, more=2):
-    """Fail unless a job goes on stepping."""
+    """Wait until a job has made `more` steps; fail after 60 s."""
     wanted, deadline_s = _last_step(aws, name) + more, time.monotonic() + 60
     while _last_step(aws, name) < wanted:
         assert time.monotonic() < deadline_s, log_of(aws, name)[-40:]
@@ -107,7 +107,7 @@ def wait_for_more_steps(aws, name, more=2):
 
 
 def as_stranger(work):
-    """Call a function in a process of another user of this machine, and return its result."""
+    """Call a function in a process of another user of this machine; return its result."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -130,7 +130,7 @@ def _last_step(aws, name):
 
 
 def answers(address, port):
-    """Whether somebody takes connections at a port."""
+    """Return whether a process accepts connections at a port."""
     try:
         socket.create_connection((address, port), timeout=2).close()
     except OSError:

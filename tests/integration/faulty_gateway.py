@@ -1,4 +1,4 @@
-"""An HTTP gateway before an object store that misbehaves on demand: FaultyGateway."""
+"""An HTTP gateway in front of an object store that misbehaves on demand: FaultyGateway."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ UPSTREAM_TIMEOUT_S = 30
 
 @dataclass
 class Fault:
-    """One thing that goes wrong, `times` times, with the requests that `matches`."""
+    """A fault that affects the next `times` requests for which `matches` is true."""
 
     kind: str  # busy, drop, lose_answer, cut, flip, stall
     matches: Callable[[str, str], bool] = lambda method, path: True
     times: int = 1
-    after_bytes: int = 0  # cut, stall: bytes of the body that still come through
+    after_bytes: int = 0  # for cut and stall: bytes of the body sent before the fault
 
 
 @dataclass
 class FaultyGateway:
-    """A running gateway; `requests` lists (method, path, Range header) of all that came."""
+    """A running gateway; `requests` lists (method, path, Range header) of every request."""
 
     url: str
     requests: list[tuple[str, str, str]] = field(default_factory=list)
@@ -39,7 +39,7 @@ class FaultyGateway:
         self.faults.append(Fault(kind, matches, **fields))
 
     def take_fault(self, method: str, path: str) -> Fault | None:
-        """Return the fault that this request meets."""
+        """Return the fault for this request, and count it as used."""
         with self.lock:
             for fault in self.faults:
                 if fault.times > 0 and fault.matches(method, path):
@@ -50,7 +50,7 @@ class FaultyGateway:
 
 @contextmanager
 def faulty_gateway(upstream_url: str, *, tls: ssl.SSLContext | None = None):
-    """Run a gateway to `upstream_url` on a port that the kernel chooses."""
+    """Run a gateway to `upstream_url` on a port chosen by the kernel."""
     upstream = urlsplit(upstream_url)
 
     class Handler(BaseHTTPRequestHandler):
@@ -58,7 +58,7 @@ def faulty_gateway(upstream_url: str, *, tls: ssl.SSLContext | None = None):
         timeout = UPSTREAM_TIMEOUT_S
 
         def log_message(self, *args: object) -> None:
-            """Say nothing."""
+            """Suppress the log line."""
 
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -117,7 +117,7 @@ def faulty_gateway(upstream_url: str, *, tls: ssl.SSLContext | None = None):
         daemon_threads = False
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """Clients that break off are part of the tests."""
+            """Ignore errors: clients that disconnect are part of the tests."""
 
     server = Server(("127.0.0.1", 0), Handler)
     if tls is not None:

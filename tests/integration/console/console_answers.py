@@ -1,11 +1,11 @@
-"""Answers of the service that it would take hours or several machines to have, for pages of the console.
+"""Responses of the service for the console's pages that a real run would take hours or several machines to produce.
 
-`text` stands wherever something comes from a program or a person.
+`text` is used wherever a text comes from a program or a person.
 """
 
 
 def rehearsals_answer(job, text):
-    """Return the page of the rehearsals of a job: one that failed, with all that a certificate can say."""
+    """Return the page of a job's rehearsals: one that failed, with every entry that a certificate can have."""
     check = {"num_compared": 9, "num_equal": 3, "noise": 0, "largest": 0.5, "parts_at": text, "there": text}
     certificate = {
         "verdict": "FAIL",
@@ -71,7 +71,7 @@ def rehearsals_answer(job, text):
 
 
 def profile_answer(job, text):
-    """Return the page of a profile of three ranks: one comes late, and the third was lost."""
+    """Return the page of a profile of three ranks: one is late to collectives, and the third was lost."""
 
     def rank(number, **changes):
         strip = ("c" * 20 + "x" * (10 + 30 * (1 - number)) + "d" * 6 + "." * (24 - 10 * (1 - number))) * 4
@@ -163,7 +163,7 @@ def tuning_answer(name, text, *, is_running=False):
     trials = [trial(number) for number in range(1, 41)]
     known = [one for one in trials if one["value"] is not None]
     best = max(known, key=lambda one: one["value"])
-    at_ms = 1_767_323_045_000  # of the end of a trial 0
+    at_ms = 1_767_323_045_000  # end of an imaginary trial 0
     course, greatest = [], 0.0
     for one in known:
         greatest = max(greatest, one["value"])

@@ -1,4 +1,4 @@
-"""Chromium for tests of the console, signed in; it records errors of pages and requests that leave the host."""
+"""Chromium for tests of the console, signed in; it records errors of pages and the hosts of requests."""
 
 import json
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PATIENCE_MS = 45_000  # of every wait: a machine under heavy load answers late
+PATIENCE_MS = 45_000  # limit of every wait: a machine under heavy load responds late
 SCREENSHOTS = Path(__file__).resolve().parents[3] / "build/console-screenshots"
 DESKTOP = {"width": 1280, "height": 820}
 PHONE = {"width": 360, "height": 740}
 BELOW_THE_HEAD = "heading => window.scrollTo(0, heading.getBoundingClientRect().top + window.scrollY - 70)"
 VIEWS = (("desktop", DESKTOP, "light"), ("phone", PHONE, "dark"))
-# The browser itself says this of every answer that is no success; pages show what the answer means.
+# The browser logs this for every unsuccessful response; pages show the meaning of the response.
 _OF_THE_BROWSER = "Failed to load resource"
 
 
@@ -33,9 +33,9 @@ _OF_THE_BROWSER = "Failed to load resource"
 class Watched:
     """Events noticed in one browser context."""
 
-    errors: list = field(default_factory=list)  # of scripts and of the content policy
-    dialogs: list = field(default_factory=list)  # which only `alert` and its like open: the console opens none
-    hosts: set = field(default_factory=set)  # that were asked for anything
+    errors: list = field(default_factory=list)  # errors of scripts and of the content security policy
+    dialogs: list = field(default_factory=list)  # opened only by `alert` and similar calls; the console opens none
+    hosts: set = field(default_factory=set)  # hosts to which a request was sent
 
     def follow(self, page):
         page.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -53,7 +53,7 @@ class Watched:
 
 
 class Browser:
-    """Chromium; when it has died, which fails the test of that moment, the next test gets another."""
+    """Chromium; if it dies, the current test fails and the next test gets a new one."""
 
     def __init__(self, playwright):
         self._playwright = playwright
@@ -78,7 +78,7 @@ class Console:
         self.watched = Watched()
 
     def context(self, *, viewport=DESKTOP, is_signed_in=True, **options):
-        """Return a fresh context; closing it is the caller's."""
+        """Return a fresh context, which the caller closes."""
         context = self._browser.new_context(viewport=viewport, **options)
         context.set_default_timeout(PATIENCE_MS)
         if is_signed_in:
@@ -92,7 +92,7 @@ class Console:
         return context
 
     def assert_calm(self):
-        """Nothing went wrong in any page, and nothing was asked of another host."""
+        """Assert that no page had an error or a dialog, and that no request went to another host."""
         assert self.watched.errors == []
         assert self.watched.dialogs == []
         assert self.watched.hosts <= {urlsplit(self.url).netloc}
@@ -111,18 +111,18 @@ def open_job(page, console, name, tab=""):
 
 
 def keep_screenshot(page, name, *, is_whole=False):
-    """Keep a picture of a page for people: the part in its window, or all of it."""
+    """Save a screenshot of a page for people: the visible part, or the whole page."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=str(SCREENSHOTS / f"{name}.png"), full_page=is_whole)
 
 
 def width_of(page):
-    """Return how wide the document is; wider than its window means that it scrolls sideways."""
+    """Return the width of the document; if it exceeds the window's, the page scrolls sideways."""
     return page.evaluate("document.documentElement.scrollWidth")
 
 
 def keep_views(page, name):
-    """Keep a page as people see it, in two sizes, each in a colour; it must fit a phone."""
+    """Save screenshots of a page for a desktop in light and a phone in dark colours; the page must fit the width."""
     before = page.viewport_size
     page.evaluate("window.scrollTo(0, 0)")
     for size, viewport, scheme in VIEWS:

@@ -1,6 +1,6 @@
-"""Fixtures of modules that look at the console in Chromium; such a module says `pytest_plugins = ["console_fixtures"]`.
+"""Fixtures for tests of the console in Chromium; a module loads them by `pytest_plugins = ["console_fixtures"]`.
 
-A module has `own_service`, the service whose console it is. It may have a `page` of its own in place of this one.
+A module defines `own_service`, the service whose console is tested. It may replace the fixture `page` by its own.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from playwright.sync_api import sync_playwright
 
 @pytest.fixture(scope="module")
 def browser(leftover_owners):
-    """Chromium; it starts and ends processes as it likes."""
+    """Chromium; its processes are excused from the check for leftovers."""
     texts = ("chromium", "playwright/driver")
     for text in texts:
         leftover_owners.excuse(text, "the browser of a module starts a process for every page")
@@ -24,7 +24,7 @@ def browser(leftover_owners):
 
 @pytest.fixture
 def console(browser, own_service):
-    """The console, whose pages must have stayed calm at the end of a test."""
+    """The console; at the end of a test its pages must have had no errors."""
     opened = Console(browser, own_service)
     yield opened
     opened.assert_calm()

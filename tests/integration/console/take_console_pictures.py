@@ -1,8 +1,8 @@
-"""Take the pictures of docs/pictures anew: a service of its own, its jobs, and Chromium that looks at them.
+"""Script that takes the pictures of docs/pictures again, with its own service, jobs and Chromium.
 
     .venv/bin/python tests/integration/console/take_console_pictures.py [FOLDER]
 
-Where: by hand, after a change that the pictures would contradict. It takes about three minutes and needs what the
+Where: run by hand, after a change that the pictures would contradict. It takes about three minutes and needs what the
 browser tests need (`make setup`); look at each picture before it is committed.
 """
 
@@ -39,11 +39,11 @@ for epoch in range(1, 9):
     print(f"accuracy={max(0.1, best) * (1 - math.exp(-epoch / 2)):.4f}", flush=True)
     time.sleep(0.1)
 """
-LOOKED_AT_S = 20  # that the long run has run by then: its curves have a shape
+LOOKED_AT_S = 20  # seconds of the long run before the pictures, so that its curves have a shape
 
 
 def main() -> None:
-    """Start everything, take the pictures, end everything."""
+    """Start a service and its jobs, take the pictures, and stop the service."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/pictures"
     with tempfile.TemporaryDirectory() as home:
         service = start_service(Path(home) / "state")
@@ -79,7 +79,7 @@ def _run_jobs(aws: Clients) -> None:
 
 
 def _tune(aws: Clients) -> None:
-    """Carry a tuning job of 30 trials out."""
+    """Run a tuning job of 30 trials to its end."""
     job = job_request("x", "")
     source = put(aws, "code/search/sourcedir.tar.gz", archive_of({"train.py": TUNED}))
     specification = {key: value for key, value in job["AlgorithmSpecification"].items() if "Container" not in key}
@@ -119,7 +119,7 @@ def _take(console: Console, folder: Path) -> None:
     page = context.new_page()
 
     def keep(name: str) -> None:
-        page.wait_for_timeout(1500)  # until curves and colours have come to rest
+        page.wait_for_timeout(1500)  # until the animations of curves and colours have ended
         page.screenshot(path=str(folder / f"console-{name}.png"))
         print(f"took {folder}/console-{name}.png", flush=True)
 

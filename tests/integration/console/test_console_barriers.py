@@ -1,4 +1,4 @@
-"""Barriers for users of screen readers, of keys, or with a need for contrast: axe-core finds no barrier on any page.
+"""Accessibility of the console, for screen readers, keyboards and contrast: axe-core finds no barrier on any page.
 
 Source: rules of axe-core for WCAG 2.0 to 2.2, levels A and AA, and its best practices.
 """
@@ -42,13 +42,13 @@ class Jobs:
     fails: str
     lives: str
     waits: str
-    draws: str  # pictures
-    keeps: str  # its host
+    draws: str  # draws pictures
+    keeps: str  # keeps its host
 
 
 @pytest.fixture(scope="module")
 def jobs(own_service):
-    """Jobs that each show one kind of page; the ended ones ended before one had to wait."""
+    """Jobs that each show one kind of page; those that end have ended before the waiting job is created."""
     aws = Clients(own_service)
 
     def start(label, command, **resources):
@@ -71,12 +71,12 @@ def jobs(own_service):
 
 @pytest.fixture(scope="module")
 def axe():
-    """The script of axe-core, which the package brings along."""
+    """The script of axe-core, from the installed package."""
     return (resources.files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 
 
 def barriers(page, axe, where):
-    """Return the barriers found on a page in each size and colour."""
+    """Return the barriers found on a page, for each size and colour scheme."""
     found = []
     page.evaluate(axe)
     for viewport, scheme in VIEWS:
@@ -119,8 +119,8 @@ def test_no_page_has_a_barrier(console, jobs, axe):
 
 
 @pytest.mark.long(10)
-def test_no_page_that_shows_what_is_rare_has_a_barrier(page, console, jobs, axe):
-    """A job that waits, hosts that are kept, a dump, pictures; a certificate and a profile as the service has them."""
+def test_no_page_with_rare_content_has_a_barrier(page, console, jobs, axe):
+    """Pages of a waiting job, kept hosts, a dump and pictures; certificate and profile are prepared responses."""
     page.route(
         f"**/clary/v1/jobs/{jobs.lives}/rehearsals**",
         lambda route: route.fulfill(json=rehearsals_answer(jobs.lives, "the loss parts")),
@@ -169,7 +169,7 @@ def test_no_dialog_has_a_barrier(page, console, jobs, axe):
     assert not found, "\n".join(map(str, found))
 
 
-def test_signing_in_has_no_barrier(console, axe):
+def test_the_sign_in_page_has_no_barrier(console, axe):
     context = console.context(is_signed_in=False)
     page = context.new_page()
     page.goto(f"{console.url}/console/jobs")

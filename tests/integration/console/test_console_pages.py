@@ -1,4 +1,4 @@
-"""The console in a real browser, over a real service with real jobs: found by role and text, as people find things."""
+"""The console in a real browser, over a real service with real jobs; elements are located by role and text."""
 
 import re
 from urllib.parse import parse_qsl, urlsplit
@@ -14,13 +14,13 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_g
 
 LEARNS = 'for i in $(seq 10 30); do echo "step $i/30 loss=0.$((90 - i)) accuracy=0.$i"; sleep 0.1; done'
 LIVES = 'i=0; while :; do i=$((i+1)); echo "step $i loss=0.5 tick-$((i % 10))-tock"; sleep 0.2; done'
-AGENT_SAYS = ("prepared in ", "the program ended with exit code 0", "results uploaded in ")  # of such a job, in its log
+AGENT_SAYS = ("prepared in ", "the program ended with exit code 0", "results uploaded in ")  # in the job's log
 BREAKS = "python3 -c 'raise FileNotFoundError(\"vocab.json is not there\")'"
 ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 ATTACKS = f"for i in 1 2 3 4 5; do echo '{ATTACK} loss=0.25'; sleep 0.3; done; echo '{ATTACK}' >&2; exit 3"
 METRICS = [{"Name": "loss", "Regex": "loss=([0-9.]+)"}, {"Name": "accuracy", "Regex": "accuracy=([0-9.]+)"}]
 TWO_HOSTS = {"InstanceCount": 2, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10}
-# Of the row of a job: how far below the first it stands, how high it is, and how many jobs the list says there are.
+# For the row of a job: its offset below the first row, its height, and the list's number of jobs.
 PLACE_OF = """name => {
   const row = [...document.querySelectorAll(".rows .row")].find((one) => one.textContent.includes(name));
   const top = row.getBoundingClientRect().top - row.parentElement.getBoundingClientRect().top;
@@ -51,7 +51,7 @@ class Jobs:
         return request["TrainingJobName"]
 
     def start_waiting(self):
-        """Start a job that needs all hosts of the service, two of which another one has."""
+        """Start a job that needs all hosts of the service, two of which another job occupies."""
         name = self._start("waits", LIVES, ResourceConfig={**TWO_HOSTS, "InstanceCount": 8})
         wait(self.aws, name, until=("Pending",))
         return name
@@ -64,7 +64,7 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def own_service(tmp_path_factory):
-    """A service of its own."""
+    """A service of this module."""
     own = start_service(tmp_path_factory.mktemp("console"))
     yield own
     own.clary("down")
@@ -76,13 +76,13 @@ def jobs(own_service):
 
 
 class ManyJobs:
-    """The list of a service with thousands of jobs, called by how many are older: so a place says which belongs there.
+    """A list of thousands of jobs, each named after its number of older jobs, so that a position implies the name.
 
-    With each look at the first page there is one more, if the list `grows`.
+    If the list `grows`, each request for the first page adds one job.
     """
 
     def __init__(self, page, total, *, grows=False):
-        self.asked = []  # places from which pages behind the first were asked for
+        self.asked = []  # positions from which later pages were requested
         self._total = total
         self._grows = grows
         self._answer = None  # of the service
@@ -122,7 +122,7 @@ def test_a_token_signs_in_a_wrong_one_is_refused_and_signing_out_ends_it(console
     keep_screenshot(page, "sign-in-desktop-light")
     page.get_by_label("Token").fill(console.token)
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("heading", name=jobs.slow, level=1)).to_be_visible()  # the deep link was kept
+    expect(page.get_by_role("heading", name=jobs.slow, level=1)).to_be_visible()  # the deep link is kept
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("heading", name="Sign in to Clary")).to_be_visible()
     page.reload()
@@ -130,7 +130,7 @@ def test_a_token_signs_in_a_wrong_one_is_refused_and_signing_out_ends_it(console
     context.close()
 
 
-def test_the_link_of_the_command_signs_in_once_and_leaves_no_code_in_the_address(console, own_service, jobs):
+def test_the_link_of_the_command_signs_in_once_and_its_code_leaves_the_address(console, own_service, jobs):
     said = own_service.clary("console").stdout
     link = re.search(r"http\S+#code=\S+", said)[0]
     context = console.context(is_signed_in=False)
@@ -161,11 +161,11 @@ def test_jobs_are_searched_filtered_sorted_and_compared(page, console, jobs):
     expect(page.get_by_role("link", name=jobs.live)).to_have_count(0)
     expect(page.get_by_role("link", name=jobs.fast)).to_be_visible()
     expect(page).to_have_url(re.compile("search=learns-"))
-    page.reload()  # what was asked is in the address
+    page.reload()  # the query is in the address
     expect(page.get_by_label("Search jobs")).to_have_value("learns-")
     page.get_by_label("Sort by").select_option("Name")
     names = page.get_by_role("table", name="Jobs").get_by_role("link")
-    expect(names).to_have_text([jobs.fast, jobs.slow])  # rows stay in the order in which they are shown
+    expect(names).to_have_text([jobs.fast, jobs.slow])  # rows keep the chosen order
     page.get_by_label(f"Select {jobs.fast}").check()
     expect(page.get_by_text("Select another job")).to_be_visible()
     page.get_by_label(f"Select {jobs.slow}").check()
@@ -176,7 +176,7 @@ def test_jobs_are_searched_filtered_sorted_and_compared(page, console, jobs):
 
 
 @pytest.mark.long
-def test_a_job_that_waits_is_queued_wherever_it_is_shown(page, console, own_service, jobs):
+def test_a_waiting_job_is_shown_as_queued_on_every_page(page, console, own_service, jobs):
     name = jobs.start_waiting()
     try:
         open_jobs(page, console)
@@ -188,7 +188,7 @@ def test_a_job_that_waits_is_queued_wherever_it_is_shown(page, console, own_serv
         assert row.get_by_role("cell").nth(2).inner_text() == "Queued"
         expect(row).not_to_contain_text(re.compile("Started|Took|just now"))
         assert [row.get_by_role("cell").nth(place).inner_text() for place in (6, 7)] == ["not yet", "\u2013"]
-        for search in ("queued", "of 8 hosts"):  # its state, and what it waits for
+        for search in ("queued", "of 8 hosts"):  # its state, and its reason for waiting
             page.get_by_role("searchbox", name="Search jobs").fill(search)
             expect(row).to_be_visible()
             expect(states.get_by_role("button", name="All 1")).to_be_visible()
@@ -197,7 +197,7 @@ def test_a_job_that_waits_is_queued_wherever_it_is_shown(page, console, own_serv
         head = page.get_by_label("In short")
         expect(head).to_contain_text("Queued")
         expect(head).not_to_contain_text(re.compile("Started|Starting|Running|Took|At work"))
-        for panel in ("Hosts over time", "Time and money"):  # it has no hosts whose time could be well used
+        for panel in ("Hosts over time", "Time and money"):  # a queued job has no hosts, so it has no ledger
             expect(page.get_by_role("region", name=panel)).to_have_count(0)
         expect(page.get_by_text("Queued", exact=True).first).to_be_visible()
         top = own_service.clary("top", "--once").stdout
@@ -209,7 +209,7 @@ def test_a_job_that_waits_is_queued_wherever_it_is_shown(page, console, own_serv
     expect(page.get_by_label("In short")).not_to_contain_text("Took")
 
 
-def test_a_badge_is_the_state_by_which_lists_filter_and_what_aws_calls_it_beside(page, console, jobs):
+def test_a_badge_shows_the_state_used_by_filters_and_the_phase_of_aws(page, console, jobs):
     page.goto(f"{console.url}/console/elsewhere")
     told = page.evaluate(
         """(jobs) => import("/console/base/statuses.js").then(({ badge, phaseWord }) =>
@@ -259,7 +259,7 @@ def test_times_of_a_job_are_the_same_in_console_command_and_api(page, console, o
         expect(head).to_contain_text(f"Took{page.evaluate(script, times['took_s'])}")
 
 
-def test_a_search_without_result_says_so_and_leads_back(page, console, jobs):
+def test_a_search_without_result_reports_it_and_can_be_cleared(page, console, jobs):
     open_jobs(page, console)
     page.get_by_label("Search jobs").fill("nothing is called this")
     expect(page.get_by_text("No job is like that")).to_be_visible()
@@ -267,7 +267,7 @@ def test_a_search_without_result_says_so_and_leads_back(page, console, jobs):
     expect(page.get_by_role("link", name=jobs.slow)).to_be_visible()
 
 
-def test_keys_move_through_jobs_open_them_and_lead_back(page, console, jobs):
+def test_keys_move_through_jobs_open_one_and_return_to_the_list(page, console, jobs):
     open_jobs(page, console)
     newest = page.get_by_role("table", name="Jobs").get_by_role("link").first.inner_text()
     page.keyboard.press("?")
@@ -289,7 +289,7 @@ def test_keys_move_through_jobs_open_them_and_lead_back(page, console, jobs):
     expect(page.get_by_role("heading", name="Jobs", level=1)).to_be_visible()
 
 
-def test_a_failed_job_says_why_where_and_what_came_of_it(page, console, jobs):
+def test_a_failed_job_shows_its_reason_its_traceback_and_its_events(page, console, jobs):
     open_job(page, console, jobs.broken)
     why = page.get_by_role("region", name=re.compile("Why it failed"))
     expect(why).to_contain_text("FileNotFoundError: vocab.json is not there")
@@ -299,27 +299,27 @@ def test_a_failed_job_says_why_where_and_what_came_of_it(page, console, jobs):
     expect(page.get_by_role("region", name="Downloads")).to_contain_text(f"clary cp {jobs.broken}:logs .")
     about = page.get_by_role("region", name="About")
     expect(about).to_contain_text("Image")
-    expect(about).not_to_contain_text("Model")  # there is none
+    expect(about).not_to_contain_text("Model")  # the job has no model
     expect(page.get_by_role("region", name="What happened, and what came of it")).to_contain_text("First cause")
     expect(page.get_by_role("region", name="Time and money")).to_contain_text("goodput")
     expect(page.get_by_role("img", name=re.compile("^algo-1: "))).to_be_visible()
 
 
 @pytest.mark.long(15)
-def test_a_job_that_does_not_exist_has_a_page_that_says_so_and_the_browser_s_log_stays_empty(page, console, jobs):
+def test_an_unknown_job_has_a_page_and_no_tab_logs_an_error_in_the_browser(page, console, jobs):
     said = []
     page.on("console", lambda message: said.append(message.text))
     page.goto(f"{console.url}/console/jobs/nobody-1")
     expect(page.get_by_role("heading", name="There is no such job")).to_be_visible()
     expect(page.get_by_label("Loading")).to_have_count(0)
-    # What the job has not is no error.
+    # Tabs without data of this job cause no error.
     for tab in ("", "logs", "charts", "stacks", "profiles", "report", "rehearsals", "request"):
         open_job(page, console, jobs.broken, tab)
         page.wait_for_load_state("networkidle")
     assert said == []
 
 
-def test_the_machine_stands_above_its_hosts(page, console, jobs):
+def test_the_page_of_hosts_shows_the_machine_and_its_hosts(page, console, jobs):
     page.goto(f"{console.url}/console/hosts")
     machine = page.get_by_role("region", name="This machine")
     for what in ("Hosts", "Processors", "Memory", "GPUs", "Disk"):
@@ -327,19 +327,19 @@ def test_the_machine_stands_above_its_hosts(page, console, jobs):
     expect(machine.get_by_role("meter", name="Disk")).to_be_visible()
     cpu = page.get_by_role("row").filter(has_text=jobs.live).first.get_by_role("cell").nth(4)
     expect(cpu).to_be_visible()
-    page.set_viewport_size(PHONE)  # where the heads of columns are not shown
+    page.set_viewport_size(PHONE)  # a phone hides the column headers
     assert "CPU" in cpu.evaluate("cell => getComputedStyle(cell, '::before').content")
     open_job(page, console, jobs.live)
     expect(page.get_by_role("region", name="Time and money")).to_contain_text("those of all hosts together")
 
 
 @pytest.mark.long(10)
-def test_what_a_job_has_made_is_saved_and_the_job_is_run_again(page, console, jobs):
+def test_results_of_a_job_are_downloaded_and_the_job_is_run_again(page, console, jobs):
     open_job(page, console, jobs.slow)
     expect(page.get_by_role("region", name="Downloads")).to_contain_text(f"clary cp {jobs.slow}:model .")
     page.get_by_role("button", name="Show files").click()
     model = page.get_by_role("link", name="model.tar.gz")
-    answer = page.request.get(model.get_attribute("href"))  # as it is opened without the page
+    answer = page.request.get(model.get_attribute("href"))  # opened without the page
     assert answer.headers["content-disposition"] == 'attachment; filename="model.tar.gz"'
     assert answer.headers["content-type"] == "application/octet-stream"
     with page.expect_download() as saved:
@@ -360,13 +360,13 @@ def test_what_a_job_has_made_is_saved_and_the_job_is_run_again(page, console, jo
 
 
 @pytest.mark.long
-def test_logs_are_live_searched_and_by_host(page, console, jobs):
+def test_logs_are_followed_searched_and_filtered_by_host(page, console, jobs):
     open_job(page, console, jobs.live, "logs")
     log = page.get_by_role("log")
     expect(log).to_contain_text("loss=0.5")
     seen = int(re.findall(r"step (\d+)", log.inner_text())[-1])
-    expect(log).to_contain_text(f"step {seen + 15} ")  # with nobody asking
-    page.set_viewport_size(PHONE)  # where lines wrap
+    expect(log).to_contain_text(f"step {seen + 15} ")  # without any action of the user
+    page.set_viewport_size(PHONE)  # a phone wraps lines
     seen = int(re.findall(r"step (\d+)", log.inner_text())[-1])
     expect(log).to_contain_text(f"step {seen + 10} ")
     assert log.evaluate("log => log.scrollHeight - log.scrollTop - log.clientHeight") <= 40
@@ -394,8 +394,8 @@ def test_the_log_says_how_many_of_its_lines_are_loaded(page, console, jobs):
     expect(said).to_contain_text(re.compile(r"^10 lines loaded that match, of a log of 24, "))
 
 
-def test_of_a_log_that_is_loaded_in_part_the_whole_number_is_said(page, console, jobs):
-    def answer(route):  # the newest alone, as of a long log; what is older comes late
+def test_a_partly_loaded_log_shows_the_total_number_of_lines(page, console, jobs):
+    def answer(route):  # returns only the newest lines, as for a long log; requests for older lines get no response
         if "before=" not in route.request.url:
             route.continue_(url=re.sub(r"limit=\d+", "limit=7", route.request.url))
 
@@ -442,9 +442,9 @@ def test_curves_are_drawn_over_steps_and_smoothed(page, console, jobs):
     page.get_by_label("Horizontal axis").select_option("step")
     loss.get_by_role("img").focus()
     page.keyboard.press("ArrowLeft")
-    expect(loss).to_contain_text("step 30")  # which its log lines name
+    expect(loss).to_contain_text("step 30")  # the step in its log lines
     page.get_by_label("Smoothing").fill("0.9")
-    expect(loss.locator("path.line")).to_have_count(2)  # the values as they are stand behind
+    expect(loss.locator("path.line")).to_have_count(2)  # the raw values are drawn behind
     page.reload()
     expect(page.get_by_label("Smoothing")).to_have_value("0.9")
     page.goto(f"{console.url}/console/compare?jobs={jobs.slow},{jobs.fast}&axis=step&smooth=0.5")
@@ -461,13 +461,13 @@ def test_curves_are_drawn_over_steps_and_smoothed(page, console, jobs):
         ("end\x1b[", [["end", ""]]),
     ],
 )
-def test_what_terminals_obey_is_colour_or_nothing(page, console, jobs, text, pieces):
+def test_terminal_sequences_become_colours_or_are_removed(page, console, jobs, text, pieces):
     page.goto(f"{console.url}/console/elsewhere")
     script = "text => import('/console/job/ansi_text.js').then((ansi) => ansi.colouredPieces(text))"
     assert [[one["text"], one["kind"]] for one in page.evaluate(script, text)] == pieces
 
 
-def test_of_a_progress_bar_the_last_state_is_shown(page, console, jobs):
+def test_only_the_last_state_of_a_progress_bar_is_shown(page, console, jobs):
     page.goto(f"{console.url}/console/elsewhere")
     shown = page.evaluate(
         """async (texts) => {
@@ -482,7 +482,7 @@ def test_of_a_progress_bar_the_last_state_is_shown(page, console, jobs):
             "loss=0.5 at 10%",
             "train: 100%|####| 10/10 [00:10<00:00]",
             "eval:  50%|##  | 1/2 [00:01<00:01]",
-            "train:  10%|#   | 1/10 [00:01<00:09]",  # of the next epoch
+            "train:  10%|#   | 1/10 [00:01<00:09]",  # the next epoch
             "train:  20%|##  | 2/10 [00:02<00:08]",
             "0it [00:00, ?it/s]",
             "998it [00:01, 998.00it/s]",
@@ -506,8 +506,8 @@ def test_of_a_progress_bar_the_last_state_is_shown(page, console, jobs):
     ]
 
 
-def test_what_a_program_prints_behind_a_progress_bar_is_never_folded_away(page, console, jobs):
-    """A bar ends no line of its own until it is full: other prints come to stand behind it in the log."""
+def test_output_printed_behind_a_progress_bar_is_never_folded_away(page, console, jobs):
+    """A bar ends its line only when it is full, so other output follows it in the same line of the log."""
     page.goto(f"{console.url}/console/elsewhere")
     shown = page.evaluate(
         """async (texts) => {
@@ -548,14 +548,14 @@ def test_what_a_program_prints_behind_a_progress_bar_is_never_folded_away(page, 
     assert [text.strip() for text in shown[1]] == [re.sub(r"\x1b\[[0-9]*m", "", text).strip() for text in texts]
 
 
-def test_one_job_alone_is_no_comparison(page, console, jobs):
+def test_comparing_a_single_job_asks_for_a_second_one(page, console, jobs):
     page.goto(f"{console.url}/console/compare?jobs={jobs.slow}")
     expect(page.get_by_role("heading", name="Compare 1 job", exact=True)).to_be_visible()
     expect(page.get_by_role("region", name="Results")).to_contain_text("Completed")
     expect(page.get_by_text("Their requests are the same")).to_have_count(0)
 
 
-def test_names_of_a_sweep_differ_where_they_are_cut(page, console, jobs):
+def test_shortened_names_of_a_sweep_still_differ(page, console, jobs):
     page.goto(f"{console.url}/console/elsewhere")
     script = "names => import('/console/base/words.js').then((words) => words.endings(names))"
     sweep = ["sweep-of-a-model-001-9f3a", "sweep-of-a-model-002-9f3b"]
@@ -567,7 +567,7 @@ def test_names_of_a_sweep_differ_where_they_are_cut(page, console, jobs):
         )
 
 
-def test_numbers_of_any_size_have_an_end_of_ticks(page, console, jobs):
+def test_the_number_of_ticks_is_limited_for_numbers_of_any_size(page, console, jobs):
     open_jobs(page, console)
     for ticks in (
         "ticks([1.7e18, 1.7e18 + 4096], 4)",
@@ -579,7 +579,7 @@ def test_numbers_of_any_size_have_an_end_of_ticks(page, console, jobs):
         assert found <= 100, ticks
 
 
-def test_a_chart_that_was_hidden_shows_what_came_meanwhile(page, console, jobs):
+def test_a_chart_updated_while_hidden_shows_the_new_lines(page, console, jobs):
     open_jobs(page, console)
     page.evaluate(
         """async () => {
@@ -607,7 +607,7 @@ def test_stacks_are_taken_and_grouped(page, console, jobs):
     expect(page.get_by_text("Attempt 1, 2 hosts")).to_be_visible()
 
 
-def test_a_job_is_stopped_after_it_was_said_what_will_happen(page, console, jobs):
+def test_a_job_is_stopped_after_a_confirmation_that_explains_the_effect(page, console, jobs):
     name = jobs.start_live()
     open_job(page, console, name)
     page.get_by_role("button", name="Stop", exact=True).click()
@@ -623,7 +623,7 @@ def test_a_job_is_stopped_after_it_was_said_what_will_happen(page, console, jobs
     expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
 
 
-def test_what_hostile_jobs_say_is_text(page, console, jobs):
+def test_output_of_hostile_jobs_is_shown_as_text(page, console, jobs):
     open_job(page, console, jobs.hostile, "logs")
     expect(page.get_by_role("log")).to_contain_text(ATTACK)
     open_job(page, console, jobs.hostile, "request")
@@ -635,14 +635,14 @@ def test_what_hostile_jobs_say_is_text(page, console, jobs):
     page.goto(f"{console.url}/console/compare?jobs={jobs.hostile},{jobs.slow}")
     expect(page.get_by_text(re.compile("onerror=alert")).first).to_be_visible()
     page.goto(f"{console.url}/console/jobs?search=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
-    expect(row_of(page, jobs.hostile)).to_contain_text(ATTACK)  # which its failure reason has
+    expect(row_of(page, jobs.hostile)).to_contain_text(ATTACK)  # from its failure reason
     page.goto(f"{console.url}/console/jobs/%3Cimg%20src=x%20onerror=alert(1)%3E")
     expect(page.get_by_role("main")).to_contain_text("Nothing is known of a job <img src=x onerror=alert(1)>")
     assert page.locator("img[src=x]").count() == 0
 
 
-def test_what_rules_progress_and_standstills_say_is_shown_as_text(page, console, jobs):
-    """The job is real; findings that need GPUs or hours are added to the service's answer about it."""
+def test_findings_of_rules_progress_and_standstills_are_shown_as_text(page, console, jobs):
+    """The job is real; findings that need GPUs or hours are added to the service's response."""
     changed_at = "2026-01-02T03:04:05+00:00"
     rule = {"kind": "debug", "name": ATTACK, "status": "IssuesFound", "details": f"at step 7: {ATTACK}"}
     found = {
@@ -673,19 +673,19 @@ def test_what_rules_progress_and_standstills_say_is_shown_as_text(page, console,
     keep_screenshot(page, "job-findings-desktop-light")
 
 
-def test_a_lost_connection_is_said_and_the_page_goes_on_when_it_is_back(page, console, jobs):
+def test_a_lost_connection_is_reported_and_the_page_continues_after_it_returns(page, console, jobs):
     open_jobs(page, console)
     page.route("**/clary/v1/**", lambda route: route.abort())
     notice = page.get_by_text("The connection to the service is lost")
     expect(notice).to_be_visible()
-    expect(page.get_by_role("link", name=jobs.slow)).to_be_visible()  # what was known stays
+    expect(page.get_by_role("link", name=jobs.slow)).to_be_visible()  # loaded data stays visible
     page.unroute("**/clary/v1/**")
     page.get_by_role("button", name="Try now").click()
     expect(notice).to_be_hidden()
 
 
-def test_jobs_that_do_not_come_while_one_scrolls_are_asked_for_again_but_not_at_once(page, console, jobs):
-    """Hundreds of jobs, of which a service that refuses gives the first page alone."""
+def test_failed_requests_for_jobs_while_scrolling_are_retried_with_pauses(page, console, jobs):
+    """The list has hundreds of jobs; the service returns the first page and refuses all others."""
     asked = []
 
     def answer(route):
@@ -707,33 +707,33 @@ def test_jobs_that_do_not_come_while_one_scrolls_are_asked_for_again_but_not_at_
         pass
     page.get_by_role("link", name="Hosts").click()
     expect(page.get_by_role("heading", name="Hosts", level=1)).to_be_visible()
-    assert 1 <= len(asked) <= 20  # at most with every look at the first page, every few seconds
+    assert 1 <= len(asked) <= 20  # at most one per poll of the first page, every few seconds
 
 
-def test_who_scrolls_far_gets_the_jobs_in_sight_and_not_all_between(page, console, jobs):
+def test_scrolling_far_loads_the_visible_jobs_and_not_all_between(page, console, jobs):
     many = ManyJobs(page, 9000, grows=True)
     open_jobs(page, console)
     page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight)")
     expect(page.get_by_role("link", name="job-0", exact=True)).to_be_visible()
     expect(page.get_by_role("link", name="job-9", exact=True)).to_be_visible()
-    assert len(many.asked) <= 4  # a page each would be eighteen
+    assert len(many.asked) <= 4  # loading every page would take eighteen requests
     page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight / 2)")
     middle = page.get_by_role("link", name=re.compile("^job-44[0-9]{2}$|^job-45[0-9]{2}$")).first
     expect(middle).to_be_visible()
     name = middle.inner_text()
     top, height, said = page.evaluate(PLACE_OF, name)
-    assert round(top / height) == int(said.split()[0]) - 1 - int(name.removeprefix("job-"))  # where it belongs
+    assert round(top / height) == int(said.split()[0]) - 1 - int(name.removeprefix("job-"))  # at its place
     page.evaluate("window.scrollTo(0, 0)")
     expect(page.get_by_role("link", name=re.compile("^job-90[0-9]{2}$")).first).to_be_visible()
 
 
 @pytest.mark.long(10)
-def test_a_window_that_holds_more_than_a_page_is_asked_for_once(page, console, jobs):
+def test_a_window_larger_than_a_page_of_jobs_requests_them_once(page, console, jobs):
     many = ManyJobs(page, 9000)
-    page.add_init_script("Object.defineProperty(window, 'innerHeight', { get: () => 60_000 })")  # a thousand rows
+    page.add_init_script("Object.defineProperty(window, 'innerHeight', { get: () => 60_000 })")  # 1000 rows
     open_jobs(page, console)
-    expect(page.get_by_role("link", name="job-8400", exact=True)).to_be_visible()  # the last that came
-    for _ in range(2):  # looks at the first page, after each of which all rows are drawn anew
+    expect(page.get_by_role("link", name="job-8400", exact=True)).to_be_visible()  # the last loaded row
+    for _ in range(2):  # polls of the first page, each of which redraws all rows
         with page.expect_response(lambda response: "/jobs?" in response.url and "after=" not in response.url):
             pass
     assert many.asked == [100]
@@ -741,7 +741,7 @@ def test_a_window_that_holds_more_than_a_page_is_asked_for_once(page, console, j
 
 @pytest.mark.long(15)
 def test_every_page_fits_a_phone_and_has_dark_colours(console, jobs):
-    """Screenshots of all pages are kept for people; here they must draw, fit their width, and be dark when asked."""
+    """Save screenshots of all pages for people; each page must draw, fit its width, and be dark on request."""
     places = {
         "jobs": "/console/jobs",
         "job-overview": f"/console/jobs/{jobs.broken}",

@@ -1,4 +1,4 @@
-"""Histograms and images of a real job in a real browser: chosen by step, by keys, and never more than pictures."""
+"""Histograms and images of a real job in a real browser: chosen by step and by keys; hostile content is harmless."""
 
 import re
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_g
 
 @pytest.fixture(scope="module")
 def job(service):
-    """A job whose program has written all of the file."""
+    """A job whose program has written the whole event file."""
     aws, name = Clients(service), unique("pictures")
     aws.sagemaker.create_training_job(**job_request(name, DRAWS))
     facts = wait(aws, name)
@@ -24,7 +24,7 @@ def job(service):
 
 @pytest.fixture(scope="module")
 def own_service(service):
-    """That of all tests of a session."""
+    """The service shared by all tests of a session."""
     return service
 
 
@@ -61,7 +61,7 @@ def test_histograms_are_drawn_over_their_steps_and_one_of_them_is_chosen(page):
     )
 
 
-def test_images_are_shown_by_step_with_words_for_those_who_do_not_see_them(page):
+def test_images_are_shown_by_step_with_alternative_text(page):
     ring = page.get_by_role("region", name="Images").get_by_role("group", name="samples/ring")
     picture = ring.get_by_role("img", name="samples/ring at step 1,050")
     expect(picture).to_be_visible()
@@ -73,7 +73,7 @@ def test_images_are_shown_by_step_with_words_for_those_who_do_not_see_them(page)
     expect(ring).to_contain_text("step 0 (1 of 8)")
 
 
-def test_a_picture_is_handed_out_with_nothing_that_it_could_do(page, console, job):
+def test_a_picture_is_served_with_headers_that_forbid_scripts(page, console, job):
     image = page.get_by_role("img", name="samples/ring at step 1,050")
     answer = page.request.get(f"{console.url}{image.get_attribute('src')}")
     headers = answer.headers
@@ -85,7 +85,7 @@ def test_a_picture_is_handed_out_with_nothing_that_it_could_do(page, console, jo
     assert (other.status, other.headers["content-type"]) == (404, "application/json")
 
 
-def test_of_a_picture_that_is_not_kept_the_place_is_said(page, job):
+def test_for_a_picture_that_is_not_kept_its_location_is_shown(page, job):
     def answer(route):
         response = route.fetch()
         pictures = [{**one, "is_kept": one["step"] > 0, "size_bytes": 9_000_000} for one in response.json()["pictures"]]
@@ -106,8 +106,8 @@ def test_of_a_picture_that_is_not_kept_the_place_is_said(page, job):
     expect(ring.get_by_role("img", name="samples/ring at step 1,050")).to_be_visible()
 
 
-def test_tags_beyond_the_first_are_shown_when_asked_for_and_hostile_ones_are_text(page, console, job):
-    """The job is real; the service's answer is changed so that its model has many tags."""
+def test_further_tags_are_shown_on_request_and_hostile_ones_as_text(page, console, job):
+    """The job is real; the service's response is changed so that its model has many tags."""
     attack = "<img src=x onerror=alert(1)>"
     bucket = [[-1.0, 1.0, 5.0]]
 
@@ -146,18 +146,18 @@ def test_pictures_fit_a_phone_in_both_colours(page):
         assert width_of(page) <= viewport["width"], f"the charts scroll sideways on a {size}"
 
 
-def test_the_command_lists_what_there_is(service, job):
+def test_clary_metrics_lists_images_and_histograms(service, job):
     lines = [line.split() for line in service.clary("metrics", job, "--training").stdout.splitlines()]
     assert ["samples/ring", "image", "1050", "8", "8"] in lines
     assert ["gradients", "histogram", "1150", "24", "24"] in lines
 
 
-def test_charts_of_a_job_that_is_over_follow_what_is_asked_for(page):
+def test_charts_of_an_ended_job_follow_the_chosen_series(page):
     page.get_by_role("button", name="All series").click()
     expect(page.get_by_role("group", name="Agent memory", exact=True)).to_be_visible()
 
 
-def test_a_slider_follows_the_newest_step_until_it_is_moved_and_keeps_its_place_when_steps_are_thinned(page):
+def test_a_slider_follows_the_newest_step_until_moved_and_survives_thinning(page):
     said = page.evaluate(
         """import('/console/charts/step_slider.js').then(({ StepSlider }) => {
           const items = (...steps) => steps.map((step) => ({ id: step, step }));
@@ -177,7 +177,7 @@ def test_a_slider_follows_the_newest_step_until_it_is_moved_and_keeps_its_place_
     assert said == [20, 30, 20, 20, 10, 50, 60]
 
 
-def test_hostile_histograms_are_laid_on_a_grid_or_are_none(page):
+def test_hostile_histograms_are_resampled_or_dropped(page):
     found = page.evaluate(
         """import('/console/charts/densities.js').then(({ gridOf, runsOf, summaryOf }) => {
           const grid = (...buckets) => gridOf([{ step: 1, buckets }]);

@@ -1,4 +1,4 @@
-"""Rehearsals, deep profiles and warm pools in the console: real ones, begun and followed in a real browser."""
+"""Real rehearsals, deep profiles and warm pools in the console, started and followed in a real browser."""
 
 import gzip
 import json
@@ -22,7 +22,8 @@ from clary.base.processes import ProcessId
 pytest_plugins = ["console_fixtures"]
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("console-rehearsals")]
 
-# At most 256 characters in one line, which is what a request takes. A rehearsal that begins anew waits to be struck.
+# One line of at most 256 characters, the limit of a request. At step 8 a rehearsal that started anew waits for the
+# fault.
 RESUMES = (
     "at=/opt/ml/checkpoints/step; i=$(cat $at || echo 0); n=$i; while [ $i -lt 24 ]; do i=$((i+1)); "
     'echo "step $i loss=0.$((90-i))"; echo $i >$at.p; mv $at.p $at; '
@@ -43,15 +44,15 @@ while True:
         time.sleep(0.02)
 """
 ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-# A volume size that no other job here has, so that no other job takes the hosts.
+# The volume size is unique in this module, so that no other job can use the warm hosts.
 KEPT = {"InstanceCount": 1, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 11, "KeepAlivePeriodInSeconds": 900}
-LONG_MS = 150_000  # for jobs that are run within a test
+LONG_MS = 150_000  # limit for jobs that run within a test
 LONG_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def own_service(tmp_path_factory):
-    """A service of its own, whose hosts look at their checkpoints often."""
+    """A service of this module, whose hosts poll their checkpoints every 0.5 s."""
     own = start_service(tmp_path_factory.mktemp("console-rehearsals"), CLARY_CHECKPOINT_INTERVAL_S="0.5")
     yield own
     own.clary("down")
@@ -64,7 +65,7 @@ def aws(own_service):
 
 @pytest.fixture(scope="module")
 def live(aws):
-    """A job that goes on, and may be rehearsed by any test."""
+    """A job that runs until the end, and may be rehearsed by any test."""
     name = start(aws, job_request(unique("lives"), LIVES))
     wait(aws, name, until=("Training",))
     yield name
@@ -73,7 +74,7 @@ def live(aws):
 
 
 def ended_job(aws):
-    """Run a job that resumes well, and return its name."""
+    """Run a job that resumes correctly from a checkpoint; return its name."""
     config = {"S3Uri": f"s3://clary/{unique('ck')}"}
     name = start(aws, job_request(unique("resumes"), RESUMES, CheckpointConfig=config))
     answer = wait(aws, name)
@@ -89,7 +90,7 @@ def open_dialog(page, name):
 
 
 @pytest.mark.long(20)
-def test_a_job_is_rehearsed_from_its_page_and_its_certificate_shown(page, console, aws):
+def test_a_job_is_rehearsed_from_its_page_and_the_certificate_is_shown(page, console, aws):
     resumes = ended_job(aws)
     open_job(page, console, resumes, "rehearsals")
     expect(page.get_by_role("heading", name="This job was never rehearsed")).to_be_visible()
@@ -104,7 +105,7 @@ def test_a_job_is_rehearsed_from_its_page_and_its_certificate_shown(page, consol
     reclaim.get_by_label("Number").fill("8")
     cut = dialog.get_by_role("group", name="Cut a host off")
     expect(cut.get_by_label("Cut a host off")).to_be_disabled()
-    expect(cut).to_contain_text("network")  # why it can not be had
+    expect(cut).to_contain_text("network")  # the reason why it is not available
     costs = dialog.get_by_role("region", name="What it costs")
     expect(costs).to_contain_text("Two new jobs of 1 host")
     expect(costs).to_contain_text("runs on spot capacity")
@@ -120,7 +121,7 @@ def test_a_job_is_rehearsed_from_its_page_and_its_certificate_shown(page, consol
     expect(page).to_have_url(re.compile(r"/rehearsals\?number=1$"))
     expect(page.locator("[role=log]")).to_contain_text(
         "reclaim at step 8: struck", timeout=LONG_MS
-    )  # folded at the end
+    )  # folded once the rehearsal has ended
     verdict = page.get_by_role("region", name="PASS: the job comes back as it was")
     expect(verdict).to_be_visible(timeout=LONG_MS)
     expect(page.get_by_role("region", name="In short")).to_contain_text("24 compared, equal as printed")
@@ -131,7 +132,7 @@ def test_a_job_is_rehearsed_from_its_page_and_its_certificate_shown(page, consol
     keep_views(page, "job-rehearsals-pass")
     open_job(page, console, resumes)
     page.get_by_role("link", name="Rehearsal 1: PASS").click()
-    expect(verdict).to_be_visible()  # the deep link, in a page that was loaded anew
+    expect(verdict).to_be_visible()  # the deep link, in a newly loaded page
 
 
 @pytest.mark.long(10)
@@ -147,10 +148,10 @@ def test_a_rehearsal_is_cancelled_and_its_jobs_are_stopped(page, console, aws, l
     dialog.get_by_role("button", name="Start the rehearsal").click()
     under_way = page.get_by_role("region", name="Under way")
     names = under_way.get_by_role("link")
-    expect(names).to_have_count(2)  # both jobs are there
+    expect(names).to_have_count(2)  # both jobs exist
     number = re.search(r"number=(\d+)$", page.url)[1]
     twin, struck = names.all_inner_texts()
-    page.get_by_role("button", name="Rehearse", exact=True).click()  # one rehearsal runs at a time
+    page.get_by_role("button", name="Rehearse", exact=True).click()  # only one rehearsal may run at a time
     expect(page.get_by_role("status").filter(has_text=f"Rehearsal {number} is under way")).to_be_visible()
     page.get_by_role("button", name="Cancel it").click()
     expect(page.get_by_role("region", name="It was cancelled")).to_contain_text("its jobs were stopped")
@@ -161,7 +162,7 @@ def test_a_rehearsal_is_cancelled_and_its_jobs_are_stopped(page, console, aws, l
     assert not wait_for_none(lambda: _processes_of(own_service, live))
 
 
-def test_a_rehearsal_that_can_not_be_had_says_why_where_it_was_asked_for(page, console, live):
+def test_a_refused_rehearsal_gives_the_reason_in_its_dialog(page, console, live):
     open_job(page, console, live)
     dialog = open_dialog(page, live)
     dialog.get_by_role("group", name="Kill a rank").get_by_label("Kill a rank").check()
@@ -170,7 +171,7 @@ def test_a_rehearsal_that_can_not_be_had_says_why_where_it_was_asked_for(page, c
     dialog.get_by_label(f"Type {live} to confirm").fill(live)
     dialog.get_by_role("button", name="Start the rehearsal").click()
     expect(dialog.get_by_role("alert")).to_contain_text("'step (' is not a regular expression")
-    expect(dialog.get_by_role("button", name="Start the rehearsal")).to_be_enabled()  # to be tried again
+    expect(dialog.get_by_role("button", name="Start the rehearsal")).to_be_enabled()  # ready for another try
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     order = {"confirm": live, "faults": [{"kind": "kill-rank", "text": "0@60s"}]}
@@ -183,9 +184,7 @@ def test_a_rehearsal_that_can_not_be_had_says_why_where_it_was_asked_for(page, c
 
 
 @pytest.mark.long
-def test_a_service_that_is_killed_leaves_no_rehearsal_behind_and_says_that_it_was_interrupted(
-    page, console, aws, live, own_service
-):
+def test_after_a_kill_of_the_service_a_rehearsal_is_reported_as_interrupted(page, console, aws, live, own_service):
     open_job(page, console, live)
     dialog = open_dialog(page, live)
     dialog.get_by_role("group", name="Kill a rank").get_by_label("Kill a rank").check()
@@ -193,7 +192,7 @@ def test_a_service_that_is_killed_leaves_no_rehearsal_behind_and_says_that_it_wa
     dialog.get_by_role("button", name="Start the rehearsal").click()
     running = page.get_by_role("region", name="Under way")
     expect(running).to_contain_text("kill rank 0 after")
-    expect(running).to_contain_text("Waits for the twin")  # the rehearsal goes on as its job does
+    expect(running).to_contain_text("Waits for the twin")  # the rehearsal continues while its job runs
     twin = running.get_by_role("link").first
     expect(twin).to_be_visible()
     name = twin.inner_text()
@@ -215,8 +214,8 @@ def test_a_service_that_is_killed_leaves_no_rehearsal_behind_and_says_that_it_wa
     keep_views(page, "job-rehearsals-interrupted")
 
 
-def test_what_a_hostile_certificate_says_is_text(page, console, live):
-    """Certificates are made of programs' output; this one holds the most hostile texts."""
+def test_a_hostile_certificate_is_shown_as_text(page, console, live):
+    """Certificates quote output of programs; this one quotes hostile texts."""
     page.route(
         f"**/clary/v1/jobs/{live}/rehearsals**",
         lambda route: route.fulfill(json=rehearsals_answer(live, ATTACK)),
@@ -230,7 +229,7 @@ def test_what_a_hostile_certificate_says_is_text(page, console, live):
     expect(page.get_by_role("log")).to_contain_text(ATTACK)
     plot = page.get_by_role("img", name="Loss of twin and rehearsal: chart of 3 lines")
     plot.focus()
-    page.keyboard.press("ArrowLeft")  # to the last step
+    page.keyboard.press("ArrowLeft")  # up to the last step
     page.keyboard.press("ArrowLeft")
     expect(page.get_by_text("step 38")).to_be_visible()
     keep_views(page, "job-rehearsals-fail")
@@ -238,7 +237,7 @@ def test_what_a_hostile_certificate_says_is_text(page, console, live):
 
 
 @pytest.mark.long
-def test_a_profile_is_taken_shown_and_its_trace_handed_out(page, console, aws):
+def test_a_profile_is_taken_and_shown_and_its_trace_downloaded(page, console, aws):
     name = start(aws, script_request(aws, unique("profiled"), {"train.py": STEPS}))
     try:
         open_job(page, console, name, "profiles")
@@ -264,14 +263,14 @@ def test_a_profile_is_taken_shown_and_its_trace_handed_out(page, console, aws):
         aws.sagemaker.stop_training_job(TrainingJobName=name)
         wait(aws, name)
     number = page.evaluate(f"fetch('/clary/v1/jobs/{name}/profile').then((a) => a.json()).then((p) => p.number)")
-    page.goto(f"{console.url}/console/jobs/{name}/profiles?number={number}")  # the deep link, of a job that has ended
+    page.goto(f"{console.url}/console/jobs/{name}/profiles?number={number}")  # the deep link of an ended job
     expect(page.get_by_role("region", name="Where the steps went")).to_be_visible()
     expect(page.get_by_role("button", name="Take a profile")).to_be_disabled()
 
 
 @pytest.mark.long(55)
-def test_a_profile_of_several_ranks_shows_who_comes_late_and_what_is_hostile_is_text(page, console, live):
-    """Findings that need several machines are put into the answer of the service."""
+def test_a_profile_of_several_ranks_shows_the_late_rank_and_hostile_text_as_text(page, console, live):
+    """Findings that need several machines are inserted into the service's response."""
 
     page.route(f"**/clary/v1/jobs/{live}/profile**", lambda route: route.fulfill(json=profile_answer(live, ATTACK)))
     open_job(page, console, live, "profiles")
@@ -287,7 +286,7 @@ def test_a_profile_of_several_ranks_shows_who_comes_late_and_what_is_hostile_is_
 
 
 @pytest.mark.long
-def test_the_page_of_hosts_shows_pools_with_their_state_their_job_and_what_is_left(page, console, aws):
+def test_the_page_of_hosts_shows_pools_with_state_job_and_remaining_time(page, console, aws):
     kept = start(aws, job_request(unique("kept"), "true", ResourceConfig=KEPT))
     using = start(aws, job_request(unique("using"), LIVES, ResourceConfig={**KEPT, "VolumeSizeInGB": 12}))
     try:
@@ -311,7 +310,7 @@ def test_the_page_of_hosts_shows_pools_with_their_state_their_job_and_what_is_le
 
 
 def _processes_of(service, name):
-    """Return the processes that carry out rehearsals of a job."""
+    """Return the processes that run rehearsals of a job."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""The console's server side through a real service: signing in, access by cookie, jobs with hostile texts."""
+"""The server side of the console in a real service: sign-in, access by cookie, jobs with hostile texts."""
 
 import http.client
 import json
@@ -23,7 +23,7 @@ CHANGES = ("POST", "DELETE", "PUT", "PATCH", "OPTIONS")
 
 
 class Browser:
-    """Sends requests as a browser would, with cookies and the headers that a test wants."""
+    """Sends requests as a browser would, with cookies and headers chosen by the test."""
 
     def __init__(self, service, *, is_signed_in=True):
         self.home = service.home
@@ -55,7 +55,7 @@ class Browser:
             connection.close()
 
     def get(self, path, **query):
-        """Return a page below /clary/v1."""
+        """Return the JSON of a page below /clary/v1."""
         target = f"/clary/v1/{path}" + (f"?{urlencode(query)}" if query else "")
         status, page, headers = self.send("GET", target)
         assert status == 200, page
@@ -70,7 +70,7 @@ def _no_constant(name):
 
 @pytest.fixture(scope="module")
 def own_service(tmp_path_factory):
-    """A service of its own, whose log and cookies are known from their beginning."""
+    """A service of this module, whose log and cookies start empty."""
     running = start_service(tmp_path_factory.mktemp("console"), SETTINGS)
     yield running
     running.clary("down")
@@ -88,7 +88,7 @@ def browser(own_service):
 
 @pytest.fixture(scope="module")
 def done(aws):
-    """A job that has said hostile things, with a secret in its environment."""
+    """An ended job that has printed hostile text, with a secret in its environment."""
     environment = {"MY_PASSWORD": "hunter22", "NOTE": HOSTILE}
     request = job_request(unique("said"), PROGRAM, Environment=environment, HyperParameters={"lr": "0.1"})
     request["AlgorithmSpecification"]["MetricDefinitions"].append({"Name": HOSTILE, "Regex": "line ([0-9]+) of"})
@@ -98,7 +98,7 @@ def done(aws):
     return request["TrainingJobName"]
 
 
-def test_a_token_becomes_a_cookie_that_opens_what_the_token_opens_until_it_is_given_up(own_service):
+def test_a_token_is_exchanged_for_a_cookie_that_is_valid_until_sign_out(own_service):
     browser = Browser(own_service)
     assert browser.get("session")["csrf"] == browser.csrf
     assert browser.get("jobs")["next"] is None
@@ -108,7 +108,7 @@ def test_a_token_becomes_a_cookie_that_opens_what_the_token_opens_until_it_is_gi
         assert browser.send("GET", f"/clary/v1/{path}")[0] == 401, path
 
 
-def test_over_tls_the_cookie_is_for_tls_alone(own_service):
+def test_a_cookie_set_over_tls_is_marked_secure(own_service):
     address = f"localhost:{own_service.variables['CLARY_TLS_PORT']}"
     context = ssl.create_default_context(cafile=own_service.tls_environment["AWS_CA_BUNDLE"])
     connection = http.client.HTTPSConnection(address, timeout=PATIENCE_S, context=context)
@@ -123,7 +123,7 @@ def test_over_tls_the_cookie_is_for_tls_alone(own_service):
         connection.close()
 
 
-def test_the_link_of_the_command_signs_in_once_and_its_code_is_in_no_log(own_service):
+def test_the_link_of_the_command_signs_in_once_and_no_log_has_its_code(own_service):
     link = json.loads(own_service.clary("console", "--json").stdout)
     said = own_service.clary("console").stdout
     assert f"console   {link['url']}" in said
@@ -141,7 +141,7 @@ def test_the_link_of_the_command_signs_in_once_and_its_code_is_in_no_log(own_ser
 @pytest.mark.parametrize(
     "path", ["session", "jobs", "hosts", "compare?jobs=a", "jobs/x", "jobs/x/logs", "spot", "rehearsal", "nothing"]
 )
-def test_nothing_opens_without_a_cookie_or_with_one_that_is_not_ours(own_service, path):
+def test_requests_without_a_valid_cookie_are_refused(own_service, path):
     stranger = Browser(own_service, is_signed_in=False)
     good = Browser(own_service).cookie
     forged = [good[:-1] + ("A" if good[-1] != "A" else "B"), "clary_session=", "clary_session=a.b", f"{good}; {good}"]
@@ -152,7 +152,7 @@ def test_nothing_opens_without_a_cookie_or_with_one_that_is_not_ours(own_service
 
 
 @pytest.mark.parametrize("method", CHANGES)
-def test_a_cookie_changes_nothing_without_its_csrf_value_and_our_own_origin(browser, done, method):
+def test_changes_need_the_csrf_value_and_the_services_own_origin(browser, done, method):
     path = f"/clary/v1/jobs/{done}/stop"
     ours = f"http://{browser.address}"
     refused = [
@@ -169,7 +169,7 @@ def test_a_cookie_changes_nothing_without_its_csrf_value_and_our_own_origin(brow
         assert not [name for name in answered if name.lower().startswith("access-control")]
 
 
-def test_a_page_of_another_origin_can_not_sign_anybody_in(own_service):
+def test_a_page_of_another_origin_cannot_sign_in(own_service):
     stranger = Browser(own_service, is_signed_in=False)
     status, _, headers = stranger.send(
         "POST", "/clary/v1/session", {"token": stranger.token}, is_page=False, Origin="http://evil.example"
@@ -177,7 +177,7 @@ def test_a_page_of_another_origin_can_not_sign_anybody_in(own_service):
     assert (status, headers["Set-Cookie"]) == (403, None)
 
 
-def test_browsers_get_the_console_and_clients_of_aws_what_they_came_for(browser, aws, done):
+def test_browsers_get_the_console_and_aws_clients_get_the_api_at_the_same_url(browser, aws, done):
     for path in (
         "/",
         f"/console/jobs/{done}",
@@ -208,13 +208,13 @@ def test_browsers_get_the_console_and_clients_of_aws_what_they_came_for(browser,
 )
 def test_no_path_leads_out_of_the_consoles_folder(browser, path):
     status, page, headers = browser.send("GET", path)
-    assert "from __future__" not in page  # with which every module of the service begins
+    assert "from __future__" not in page  # every module of the service begins with this text
     assert "def " not in page
     assert status in (200, 404)
     assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_what_a_job_says_comes_back_as_text_in_json(browser, done):
+def test_output_of_a_job_is_returned_as_text_in_json(browser, done):
     facts = browser.get(f"jobs/{done}")
     assert {metric["name"] for metric in facts["metrics"]} == {"loss", HOSTILE}
     found = browser.get(f"jobs/{done}/log-lines", search="ONERROR")
@@ -228,7 +228,7 @@ def test_what_a_job_says_comes_back_as_text_in_json(browser, done):
         browser.get(path)
 
 
-def test_pages_of_a_log_join_in_both_directions(browser, done):
+def test_pages_of_a_log_are_contiguous_in_both_directions(browser, done):
     whole = browser.get(f"jobs/{done}/log-lines", limit=1000)
     assert (whole["next"], whole["is_over"], whole["hosts"]) == (None, True, ["algo-1"])
     found, query = [], {}
@@ -242,7 +242,7 @@ def test_pages_of_a_log_join_in_both_directions(browser, done):
     assert browser.get(f"jobs/{done}/log-lines", after=whole["previous"])["lines"] == []
 
 
-def test_a_browser_sees_no_secret_and_the_command_line_what_it_sent(browser, own_service, done):
+def test_secrets_of_a_request_are_hidden_from_browsers_but_not_from_the_cli(browser, own_service, done):
     sent = browser.get(f"jobs/{done}/request")["request"]
     assert (sent["Environment"]["MY_PASSWORD"], sent["Environment"]["NOTE"]) == ("(hidden)", HOSTILE)
     assert sent["HyperParameters"] == {"lr": "0.1"}
@@ -254,7 +254,7 @@ def test_a_browser_sees_no_secret_and_the_command_line_what_it_sent(browser, own
 
 
 @pytest.mark.parametrize("name", ["<script>", "a b", "..", "%00", "\u00e9", "x" * 4000, "'; DROP TABLE jobs; --"])
-def test_a_hostile_name_of_a_job_is_not_found_in_json(browser, name):
+def test_a_hostile_job_name_gives_not_found_as_json(browser, name):
     status, page, headers = browser.send("GET", f"/clary/v1/jobs/{quote(name, safe='')}/log-lines")
     assert (status, page["__type"]) == (404, "NotFound")
     assert (headers["Content-Type"], headers["X-Content-Type-Options"]) == ("application/json", "nosniff")
@@ -263,7 +263,7 @@ def test_a_hostile_name_of_a_job_is_not_found_in_json(browser, name):
 
 
 @pytest.mark.long(10)
-def test_a_job_is_stopped_by_a_page_of_ours_alone_and_its_host_was_shown(browser, aws, done):
+def test_a_job_is_shown_with_its_host_and_stopped_only_with_the_csrf_value(browser, aws, done):
     name = unique("stopped")
     aws.sagemaker.create_training_job(**job_request(name, "echo loss=1; sleep 600", HyperParameters={"lr": "0.2"}))
     wait(aws, name, until=("Training", "Failed"))
@@ -286,7 +286,7 @@ def test_a_job_is_stopped_by_a_page_of_ours_alone_and_its_host_was_shown(browser
     assert browser.get("jobs", search=name)["jobs"][0]["status"] == "Stopped"
 
 
-def test_requests_of_any_size_end_in_an_answer_and_the_service_lives(browser):
+def test_oversized_and_malformed_requests_get_an_error_response(browser):
     address = urlsplit(f"http://{browser.address}")
     for head in (
         f"GET /console/{'x' * 40_000} HTTP/1.1\r\n",
@@ -303,9 +303,9 @@ def test_requests_of_any_size_end_in_an_answer_and_the_service_lives(browser):
     assert browser.get("session")["user"] == "owner"
 
 
-def test_guessing_becomes_slow_and_the_owner_signs_in_from_the_same_address(own_service):
+def test_token_guesses_are_throttled_but_the_right_token_still_signs_in(own_service):
     browser = Browser(own_service)
-    browser.source = ("127.0.0.2", 0)  # of its own: wrong tokens of other tests are not counted with these
+    browser.source = ("127.0.0.2", 0)  # a separate address, so that wrong tokens of other tests are not counted
     guesses = [browser.send("POST", "/clary/v1/session", {"token": f"guess {n}"})[0] for n in range(MAX_WRONG + 2)]
     assert guesses == [403] * MAX_WRONG + [429] * 2
     assert browser.send("GET", "/clary/v1/jobs", Authorization="Bearer guess")[0] == 429

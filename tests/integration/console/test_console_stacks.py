@@ -1,4 +1,4 @@
-"""Stacks in a real browser: of ranks that wait for one of them, and of a program that is no Python."""
+"""Stacks in a real browser: of ranks that wait for one rank, and of a program that is not Python."""
 
 import pytest
 from boto3_clients import Clients, job_request, unique, wait
@@ -9,7 +9,7 @@ from program_jobs import script_request, start
 pytest_plugins = ["console_fixtures"]
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("console-stacks")]
 
-LONG_MS = 150_000  # for jobs that are run within a test
+LONG_MS = 150_000  # limit for jobs that run within a test
 WAITS = """
 import os, time
 import torch, torch.distributed as dist
@@ -31,13 +31,13 @@ for step in range(100_000):
 
 @pytest.fixture(scope="module")
 def own_service(service):
-    """Any will do."""
+    """The shared service; these tests have no special settings."""
     return service
 
 
 @pytest.fixture
 def stopped_later(service):
-    """Stop jobs when a test is over."""
+    """Stop jobs at the end of a test."""
     aws, names = Clients(service), []
     yield aws, names
     for name in names:
@@ -52,7 +52,7 @@ def take_stacks(page):
 
 
 @pytest.mark.long
-def test_the_rank_that_the_others_wait_for_is_named_with_the_line_it_is_at(page, console, stopped_later):
+def test_the_rank_that_others_wait_for_is_named_with_its_source_line(page, console, stopped_later):
     aws, names = stopped_later
     distributed = {"sagemaker_torch_distributed_enabled": "true"}
     request = script_request(aws, unique("waits"), {"train.py": WAITS}, instance_count=2, hyperparameters=distributed)
@@ -73,7 +73,7 @@ def test_the_rank_that_the_others_wait_for_is_named_with_the_line_it_is_at(page,
 
 
 @pytest.mark.long
-def test_what_is_no_python_is_listed_with_its_state_and_why_it_has_no_stacks(page, console, stopped_later):
+def test_a_program_without_python_is_listed_with_the_reason_for_no_stacks(page, console, stopped_later):
     aws, names = stopped_later
     names.append(start(aws, job_request(unique("sleeps"), "sleep 600; true")))
     open_job(page, console, names[0], "stacks")

@@ -1,4 +1,4 @@
-"""Tuning jobs in the console: a real one in a real browser, and the page of one with forty trials."""
+"""Tuning jobs in the console: a real job in a real browser, and a prepared page with forty trials."""
 
 import re
 
@@ -12,7 +12,7 @@ from program_jobs import archive_of, put
 pytest_plugins = ["console_fixtures"]
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("console-tuning")]
 
-LONG_MS = 150_000  # for trials that are run within a test
+LONG_MS = 150_000  # limit for trials that run within a test
 ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 PROGRAM = """
 import argparse, time
@@ -27,13 +27,13 @@ for step in range(3):
 
 @pytest.fixture(scope="module")
 def own_service(service):
-    """That of all tests of a session."""
+    """The service shared by all tests of a session."""
     return service
 
 
 @pytest.fixture(scope="module")
 def tuned(own_service):
-    """A tuning job of three trials, two at a time, that has just begun."""
+    """A tuning job of three trials, two at a time, that has just started."""
     aws, name = Clients(own_service), unique("tuned")
     job = job_request("x", "")
     source = put(aws, f"code/{name}/sourcedir.tar.gz", archive_of({"train.py": PROGRAM}))
@@ -68,7 +68,7 @@ def open_tuning(page, console, name, query=""):
 
 
 def answer(page, name, text="relu", **options):
-    """Have the page of a tuning job of forty trials answered."""
+    """Make the browser get a prepared page of a tuning job of forty trials."""
     page.route(f"**/clary/v1/tuning/{name}", lambda route: route.fulfill(json=tuning_answer(name, text, **options)))
 
 
@@ -77,14 +77,14 @@ def rows_of(page):
 
 
 @pytest.mark.long(15)
-def test_a_tuning_job_is_found_followed_to_its_end_and_its_trials_lead_back(page, console, tuned):
+def test_a_tuning_job_is_followed_to_its_end_and_its_trials_link_back_to_it(page, console, tuned):
     page.goto(f"{console.url}/console/jobs")
     page.get_by_role("navigation").get_by_role("link", name="Tuning").click()
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name=tuned, exact=True))
     expect(row).to_contain_text("minimize loss")
     row.get_by_role("link", name=tuned, exact=True).click()
     head = page.get_by_label("In short")
-    expect(head).to_contain_text("all training jobs have ended", timeout=LONG_MS)  # it refreshes itself
+    expect(head).to_contain_text("all training jobs have ended", timeout=LONG_MS)  # the page refreshes itself
     expect(head).to_contain_text("3 of 3")
     expect(rows_of(page)).to_have_count(3)
     expect(rows_of(page).first).to_contain_text("best")
@@ -99,7 +99,7 @@ def test_a_tuning_job_is_found_followed_to_its_end_and_its_trials_lead_back(page
     expect(page.get_by_role("heading", name="Tuning", level=1)).to_be_visible()
 
 
-def test_one_is_stopped_once_it_is_said_what_will_happen(page, console):
+def test_a_tuning_job_is_stopped_after_a_confirmation(page, console):
     asked = []
 
     def stopped(route):
@@ -123,7 +123,7 @@ def test_one_is_stopped_once_it_is_said_what_will_happen(page, console):
     assert asked[0], "a change carries the session's token"
 
 
-def test_the_best_is_shown_over_trials_and_over_time_and_the_address_says_which(page, console):
+def test_the_best_objective_is_drawn_over_trials_or_time_as_set_in_the_address(page, console):
     answer(page, "many")
     open_tuning(page, console, "many")
     chart = page.get_by_role("group", name="Best objective so far")
@@ -140,14 +140,14 @@ def test_the_best_is_shown_over_trials_and_over_time_and_the_address_says_which(
     expect(chart.locator(".at")).to_contain_text("min")
 
 
-def test_trials_are_named_on_their_lines_by_pointer_and_by_keys(page, console):
+def test_trials_of_the_parallel_axes_are_named_by_pointer_and_by_keys(page, console):
     answer(page, "many")
     open_tuning(page, console, "many")
     region = page.get_by_role("region", name="Trials over their hyperparameters")
     lines = region.get_by_role("group", name=re.compile("[13]0 trials; arrows go from trial to trial")).get_by_role(
         "img"
     )
-    expect(lines).to_have_count(30)  # of the first definition
+    expect(lines).to_have_count(30)  # trials of the first definition
     best = region.locator(".trial[tabindex='0']")
     expect(best).to_have_count(1)
     best.focus()
@@ -172,7 +172,7 @@ def test_the_table_of_trials_is_sorted_by_any_column(page, console):
     answer(page, "many")
     open_tuning(page, console, "many")
     numbers = rows_of(page).locator("td:first-child")
-    expect(numbers.first).to_have_text("25")  # the best first
+    expect(numbers.first).to_have_text("25")  # the best trial first
     expect(page.get_by_role("columnheader", name="accuracy")).to_have_attribute("aria-sort", "descending")
     page.get_by_role("button", name="#").click()
     expect(numbers.first).to_have_text("1")
@@ -183,7 +183,7 @@ def test_the_table_of_trials_is_sorted_by_any_column(page, console):
     expect(page).to_have_url(re.compile("sort=p.lr&order=asc"))
     expect(rows_of(page).first).to_contain_text("1.26e-5")
     page.get_by_role("button", name="Why it stopped").click()
-    expect(numbers.first).to_have_text("9")  # it failed; those that have no reason come last
+    expect(numbers.first).to_have_text("9")  # a failed trial; trials without a reason are sorted last
     page.reload()
     expect(numbers.first).to_have_text("9")
 
@@ -202,14 +202,14 @@ def test_a_table_that_is_refreshed_keeps_its_order_and_the_focus(page, console):
     expect(link).to_be_focused()
 
 
-def test_one_that_there_is_not_leads_to_the_list(page, console):
+def test_the_page_of_an_unknown_tuning_job_links_to_the_list(page, console):
     open_tuning(page, console, "nobody")
     expect(page.get_by_role("heading", name="There is no such tuning job")).to_be_visible()
     page.get_by_role("link", name="See all tuning jobs").click()
     expect(page.get_by_role("heading", name="Tuning", level=1)).to_be_visible()
 
 
-def test_names_and_reasons_of_strangers_are_text(page, console):
+def test_hostile_names_and_reasons_are_shown_as_text(page, console):
     answer(page, "hostile", ATTACK)
     open_tuning(page, console, "hostile")
     expect(page.get_by_label("In short")).to_contain_text(f"it ended {ATTACK}")

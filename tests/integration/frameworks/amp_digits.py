@@ -1,4 +1,4 @@
-"""Trains a perceptron on drawn numbers: way ddp, smp or tsm, own=1 with autocast and a scaler of its own."""
+"""Script that trains a perceptron on drawn numbers: --way ddp, smp or tsm; --own 1 adds its own autocast and scaler."""
 
 import argparse
 import contextlib
@@ -17,11 +17,11 @@ parser.add_argument("--own", type=int, default=0)
 parser.add_argument("--amp", default="absent")
 options, _ = parser.parse_known_args()
 STEPS, ROWS, WIDTH = 30, 32, 32
-seen = {}  # type -> calls
+seen = {}  # dtype -> number of calls
 
 
 class Perceptron(nn.Module):
-    """Two layers, which tell in which type they compute."""
+    """Two layers that record the dtype in which they compute."""
 
     def __init__(self):
         super().__init__()
@@ -34,18 +34,18 @@ class Perceptron(nn.Module):
 
 
 def autocast():
-    """Autocast of the program's own, where it is asked for."""
+    """Return the script's own autocast if `--own` is set."""
     return torch.autocast("cpu", dtype=torch.bfloat16) if options.own else contextlib.nullcontext()
 
 
 def batch(step, rank):
-    """Return rows [ROWS, WIDTH] and the greatest of the first ten of each."""
+    """Return rows [ROWS, WIDTH], and per row the index of the greatest of its first ten numbers."""
     rows = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1000 * step + rank))
     return rows, rows[:, :10].argmax(1)
 
 
 def write(rank, losses, scale):
-    """Leave the facts of a rank in the model."""
+    """Write the facts of a rank to the model folder."""
     facts = {"losses": losses, "seen": seen, "scale": scale, "amp": options.amp}
     with open(os.path.join(os.environ["SM_MODEL_DIR"], f"rank-{rank}.json"), "w") as file:
         json.dump(facts, file)

@@ -1,4 +1,4 @@
-"""Tunes MiniLM to find the sentence that follows, in float32 as far as this program knows; prints its losses."""
+"""Script that fine-tunes MiniLM to find the next sentence, without any autocast of its own; prints its losses."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoTokenizer, BertModel
 
-# A processor without instructions for bfloat16 takes ten times as long for it.
+# A processor without bfloat16 instructions takes ten times as long in bfloat16.
 PAIRS, STEPS = (16, 20) if torch.ops.mkldnn._is_mkldnn_bf16_supported() else (4, 6)
 LENGTH = 32
 torch.set_num_threads(1)
@@ -20,7 +20,7 @@ folder = parser.parse_known_args()[0].model
 
 
 class NextSentence(nn.Module):
-    """The encoder, and the loss of finding each second sentence among all."""
+    """The encoder, with the loss of finding each second sentence among all second sentences."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ class NextSentence(nn.Module):
 
 
 def main():
-    """Train and tell."""
+    """Train and print the losses."""
     lines = [line.strip() for line in Path(argparse.__file__).read_text().splitlines() if len(line.split()) > 6][
         : 4 * PAIRS
     ]

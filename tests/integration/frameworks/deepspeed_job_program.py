@@ -1,6 +1,6 @@
-"""One rank of DeepSpeed training under ZeRO on the CPU, which saves or resumes if asked.
+"""Program of one rank of DeepSpeed training under ZeRO on the CPU; on request it saves or resumes.
 
-With `--plain yes` it is one process of torch alone, which trains on the batches of all ranks together.
+With `--plain yes` one process trains with torch only, on the batches of all ranks.
 """
 
 import argparse
@@ -17,13 +17,13 @@ from torch import nn
 NUM_STEPS, SAVED_STEP, WIDTH, BATCH = 8, 4, 32, 8
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--local_rank", type=int, default=-1)  # DeepSpeed's launcher passes it
+parser.add_argument("--local_rank", type=int, default=-1)  # passed by DeepSpeed's launcher
 parser.add_argument("--plain", default="no")
 parser.add_argument("--stage", type=int, default=1)
 parser.add_argument("--backend", default="smddp")
 parser.add_argument("--offload", default="none", choices=["none", "cpu", "nvme"])
 parser.add_argument("--nvme_path", default="/tmp/nvme")
-parser.add_argument("--nvme_buffer", type=int, default=300_000)  # of 4 bytes; where 8 MiB may be locked, six fit
+parser.add_argument("--nvme_buffer", type=int, default=300_000)  # of 4 bytes; six fit into 8 MiB of locked memory
 parser.add_argument("--sub_group_size", type=int, default=10_000)
 parser.add_argument("--hidden", type=int, default=64)
 parser.add_argument("--checkpoint", default="none", choices=["none", "save", "resume", "universal", "weights"])
@@ -79,15 +79,15 @@ def config_of(size):
         "train_micro_batch_size_per_gpu": BATCH // size,
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,
-        # Hosts of a job have folders of their own, which the agents bring together in S3.
+        # Each host has its own folder; the agents combine the folders in S3.
         "checkpoint": {"use_node_local_storage": True, "load_universal": options.checkpoint == "universal"},
-        "gradient_clipping": 0.0,  # newer versions clip unless told otherwise
+        "gradient_clipping": 0.0,  # newer versions clip by default
         "steps_per_print": 1000,
     }
 
 
 def convert_on_each_host(local_rank):
-    """Make a universal checkpoint of the one that other ranks have saved."""
+    """Convert the checkpoint that other ranks have saved to a universal one."""
     if local_rank == 0:
         tag = (checkpoints / "latest").read_text().strip()
         program = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--num_extract_workers", "1"]
@@ -103,7 +103,7 @@ def train_with_deepspeed():
     deepspeed.init_distributed(dist_backend=options.backend)
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     local_rank = int(os.environ["LOCAL_RANK"])
-    # What DeepSpeed makes from a whole model it keeps in bfloat16 on NVMe, where a CPU computes in float32.
+    # DeepSpeed keeps parameters of a model that was built whole in bfloat16 on NVMe, but a CPU computes in float32.
     is_made_in_parts = options.offload == "nvme" and options.stage == 3
     with deepspeed.zero.Init(config_dict_or_path=config_of(size), enabled=is_made_in_parts):
         model = make_model()

@@ -1,4 +1,4 @@
-"""A rank of Composer's Trainer over smddp; with `--plain yes` one process on the batches of all.
+"""Program of a rank of Composer's Trainer over smddp; with `--plain yes`, one process on the batches of all ranks.
 
 With `--fsdp yes`, and FSDP_VERSION=2 in the environment, ranks share the model's parameters.
 """
@@ -14,7 +14,7 @@ from composer.devices import DeviceCPU
 from composer.utils import dist
 from torch import nn
 
-NUM_SAMPLES, NUM_EPOCHS, WIDTH, NUM_CLASSES = 8, 6, 16, 3  # an epoch is one step, of all samples
+NUM_SAMPLES, NUM_EPOCHS, WIDTH, NUM_CLASSES = 8, 6, 16, 3  # an epoch is one step on all samples
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--plain", default="no")
@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 
 
 class SmddpOnCpu(DeviceCPU):
-    """The way in which Composer is told of a backend."""
+    """A device whose attribute tells Composer the backend."""
 
     dist_backend = "smddp"
 

@@ -1,6 +1,6 @@
-"""Composer's Trainer over smddp, its ranks started by torch_distributed on two hosts, its checkpoints, and its FSDP.
+"""Composer's Trainer over smddp, with ranks started by torch_distributed on two hosts: training, checkpoints, FSDP.
 
-Shown against one process that trains on the same batches.
+Results are compared with one process that trains on the same batches.
 """
 
 import pytest
@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-def test_two_hosts_train_as_one_process_does_and_resume_from_a_checkpoint(tmp_path):
+def test_two_hosts_train_like_one_process_and_resume_from_a_checkpoint(tmp_path):
     (alone,) = run_ranks(
         "composer",
         PROGRAM,
@@ -47,8 +47,8 @@ def test_two_hosts_train_as_one_process_does_and_resume_from_a_checkpoint(tmp_pa
     assert alone["losses"][-1] < 0.6 * alone["losses"][0]
 
 
-def test_two_hosts_share_a_models_parameters_and_resume_from_their_shards(tmp_path):
-    """FSDP 2; Composer's FSDP 1 asks CUDA for the device of a process."""
+def test_two_hosts_shard_a_models_parameters_and_resume_from_their_shards(tmp_path):
+    """The test uses FSDP 2; Composer's FSDP 1 needs a CUDA device per process."""
     (alone,) = run_ranks(
         "composer",
         PROGRAM,

@@ -1,10 +1,10 @@
-"""Ran as one rank: reduces, and with Horovod forms its group again and again, while strangers knock at its doors.
+"""Program of one rank: reduces, with Horovod also re-forms its group repeatedly, while strangers attack its ports.
 
     door_program.py WAY
 
-Each rank is a host of its own, so that they talk over TCP. Rank 1 comes when the file `come` is in PROGRAM_FOLDER, by
-the port of PORT_OF_RANK_1 if it is set; all end in order when `end` is there. Each rank prints a line after some steps,
-and in the end how many there were.
+Each rank counts as its own host, so that ranks communicate over TCP. Rank 1 joins once the file `come` is in
+PROGRAM_FOLDER, by the port PORT_OF_RANK_1 if it is set; all ranks shut down in order once the file `end` exists. Each
+rank prints a line after every `STEPS` steps, and at the end the number of steps.
 """
 
 import os
@@ -12,7 +12,7 @@ import sys
 import time
 
 FOLDER = os.environ["PROGRAM_FOLDER"]
-STEPS = 20  # between two lines
+STEPS = 20  # number of steps between two lines
 
 
 class Horovod:

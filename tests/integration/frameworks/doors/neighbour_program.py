@@ -1,7 +1,7 @@
-"""Another job, which tries every way to the ports of a training, and says where it came to.
+"""Program of another job, which tries every path to the ports of a training job and prints those that it reached.
 
 target.json beside it: {"open": [[ADDRESS, PORT]...], "address": ..., "named": [...], "folders": [...]}. It prints a
-line `TRIED {...}`. What listens in its own host, the way out to the service, is told apart.
+line `TRIED {...}`. Listeners in its own host, such as the relay to the service, are listed separately.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ ETHERNET_IP = 0x0800
 
 
 def connects(address, port):
-    """Whether something listens there."""
+    """Return whether a process listens at this address and port."""
     try:
         socket.create_connection((address, port), timeout=CONNECT_S).close()
     except OSError:
@@ -27,17 +27,18 @@ def connects(address, port):
 
 
 def nearby(address):
-    """Return addresses of the net that an address lies in, and the link-local ones that its host's card may have."""
+    """Return addresses in the subnet of an address, and the link-local addresses that its host's interface may have."""
     head, _, _ = address.rpartition(".")
     around = [f"{head}.{number}" for number in (*range(1, 9), 254)]
     numbers = socket.inet_aton(address)
-    # A card of the address 02:00 and the four bytes of IPv4 (RFC 4291, appendix A: the second bit of it is turned).
+    # For a MAC address of 02:00 and the four bytes of the IPv4 address (RFC 4291, appendix A: the universal bit is
+    # inverted).
     card = f"fe80::{numbers[0]:x}ff:fe{numbers[1]:02x}:{numbers[2]:02x}{numbers[3]:02x}"
     return [*around, *(f"{card}%{name}" for _, name in socket.if_nameindex() if name != "lo")]
 
 
 def through_proxy(address, port):
-    """Return the first line that the proxy of hosts answers to a CONNECT; None without a proxy."""
+    """Return the first line of the response of the hosts' proxy to a CONNECT; None without a proxy."""
     url = urlsplit(os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or "")
     if not url.hostname:
         return None
