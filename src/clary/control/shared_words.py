@@ -21,7 +21,7 @@ def shared_by_settings(settings: Settings, reachable: Sequence[Reachable], *, ha
     """Return one sentence for each access that settings open beyond the access that every job has.
 
     Args:
-        settings: of the service.
+        settings: settings of the service.
         reachable: targets in the owner's network that programs reach.
         has_network: False for a job with EnableNetworkIsolation, which has no network.
     """

@@ -150,7 +150,7 @@ class BoxBed:
         """Run a `clary` command on a machine, by default on the head; return the completed process.
 
         Args:
-            arguments: of `clary`.
+            arguments: arguments of the `clary` command.
             check: whether to raise if it fails.
             machine: head or a box.
             variables: environment variables; the values are text.

@@ -247,7 +247,7 @@ class ControlPlane:
         """Return a new agent of a host, which knows its token.
 
         Args:
-            name: of a live job that is placed on hosts.
+            name: name of a live job that is placed on hosts.
             host: such as algo-1.
             attempt: number of the attempt that the agent claims to belong to.
         """
@@ -260,9 +260,9 @@ class ControlPlane:
         """Drive a placed job through all phases to its end, until its hosts are released.
 
         Args:
-            name: of the job.
-            exit_code: of the program on every host.
-            num_hosts: of the job, algo-1 to algo-N.
+            name: name of the job.
+            exit_code: exit code of the program on every host.
+            num_hosts: number of hosts of the job, algo-1 to algo-N.
         """
         await self.passes()
         agents = [self.agent(name, f"algo-{index + 1}") for index in range(num_hosts)]

@@ -113,7 +113,7 @@ class FakeEngine:
         """Mark an agent of an attempt as ended.
 
         Args:
-            job_name: of the job that the agent runs.
+            job_name: name of the job that the agent runs.
             host: such as algo-1.
             attempt: number of an attempt that this engine has started.
         """

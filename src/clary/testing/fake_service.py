@@ -119,7 +119,7 @@ class FakeService:
         """Give an order now; return its number.
 
         Args:
-            kind: of the order.
+            kind: kind of the order.
             reason: text for the agent's log.
             grace_s: seconds from SIGTERM to SIGKILL.
             arguments: further fields of the order, as the protocol has them.
@@ -218,8 +218,8 @@ class FakeService:
 
         Args:
             resource: reports, logs, samples, training, orders or assignment.
-            status: of the error.
-            count: of requests.
+            status: status of the error.
+            count: number of requests.
         """
         with self._changed:
             self._failures += [(resource, status)] * count

@@ -58,7 +58,7 @@ class Gang:
 
     Args:
         home: the service's state folder.
-        name: of a job that was just created.
+        name: name of a job that was just created.
         sagemaker: a boto3 client.
         logs: a boto3 client of the logs.
 

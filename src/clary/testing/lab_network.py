@@ -51,7 +51,7 @@ class LabLink:
     Args:
         rate_mbit_s: rate in each direction; None for no limit.
         delay_ms: one way.
-        loss_percent: of frames; a frame then carries one packet, as on a wire.
+        loss_percent: lost frames in percent; a frame then carries one packet, as on a wire.
     """
 
     rate_mbit_s: float | None = None
@@ -93,7 +93,7 @@ class LabNetwork:
         self._switch_program = switch_program or Path(os.environ.get("CLARY_SWITCH_PROGRAM", DEFAULT_SWITCH))
         self._network: network_building.Network | None = None
         self._switch: subprocess.Popen[str] | None = None
-        self.switch_counts: dict[str, dict[str, int]] = {}  # by host, filled after the block; empty with a bridge
+        self.switch_counts: dict[str, dict[str, int]] = {}  # host -> counts, set after the block; empty with a bridge
 
     def __enter__(self) -> Self:
         if os.geteuid() != 0:

@@ -34,7 +34,7 @@ def make_hosts(
 
     Args:
         num_hosts: N.
-        instance_type: of every host.
+        instance_type: type of every host.
         processes_per_host: ranks of the program on each.
         gpu_indices: GPUs of the machine that every host gets.
         isolation: NAMESPACES gives each host its own address; otherwise all hosts have 127.0.0.1.
@@ -67,8 +67,8 @@ def make_plan(
     Args:
         hosts: None for one host.
         hyperparameters: None for no hyperparameters.
-        channels: of input.
-        isolation: of the plan, and of the default host.
+        channels: input channels.
+        isolation: isolation of the plan, and of the default host.
         changes: further fields of `LaunchPlan`, which replace this function's defaults.
     """
     key = Credentials(access_key_id="AKJOB", secret_access_key="job-secret")  # noqa: S106 - not a secret

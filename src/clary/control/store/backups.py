@@ -40,7 +40,7 @@ class Backups:
 
     Args:
         database: its file.
-        folder: of the backups.
+        folder: folder of the backups.
         keep: number of backups that stay; older ones are removed.
         monotonic: clock in seconds, to bound a check.
     """

@@ -67,9 +67,9 @@ def readable(
     """Return the result of `build` for each row.
 
     Args:
-        rows: of one answer.
+        rows: rows of one answer of the database.
         build: makes the result; raises one of `DAMAGE` for a damaged row.
-        table: of the rows.
+        table: table of the rows.
         key: returns the columns that identify a row.
 
     Raises: RowsUnreadable with all rows that could not be read.

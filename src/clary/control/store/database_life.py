@@ -87,7 +87,7 @@ class DatabaseLife:
         """Refuse a database that is not the folder's own, before it is migrated; raises StoreError.
 
         Args:
-            connection: to the database before its tables are made or changed.
+            connection: connection to the database before its tables are made or changed.
             place: path or URL of the database, for the error.
             way_out: sentence on how to restore the database, for the error.
         """
@@ -100,7 +100,7 @@ class DatabaseLife:
         """Compare the id of a migrated database with the folder's, and record it; raises StoreError.
 
         Args:
-            connection: to the migrated database.
+            connection: connection to the migrated database.
             place: as for `require_own`; the folder records it, too.
             way_out: as for `require_own`.
         """

@@ -31,8 +31,8 @@ from clary.control.store.database import describe_failure, has_no_room, may_repe
 T = TypeVar("T")
 Item = TypeVar("Item")
 
-WRITE_TIMEOUT_S = 60.0  # from the call to the commit, including the time in the queue
-CLOSE_TIMEOUT_S = 60.0  # for writing the queued operations
+WRITE_TIMEOUT_S = 60.0  # longest time from the call to the commit, including the time in the queue
+CLOSE_TIMEOUT_S = 60.0  # longest time to write the queued operations
 MAX_BATCH = 256  # operations in a transaction; bounds the time that an operation waits for others
 MAX_QUEUED = 20_000  # operations that may be queued; more would time out anyway
 _MAX_REPEATS = 5  # attempts of an operation that keeps colliding with other services
@@ -69,7 +69,7 @@ class GroupCommitWriter:
         self._before_commit = before_commit
         self._max_batch = max_batch
         self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
-        self._repeats: deque[_Operation] = deque()  # after collisions; each gets its own transaction
+        self._repeats: deque[_Operation] = deque()  # operations to repeat after collisions, each in its own transaction
         self._is_closing = False
         self._death: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="clary-store-writer", daemon=True)
@@ -101,8 +101,8 @@ class GroupCommitWriter:
 
         Args:
             operation: gets a connection and items; only calls with the same object are run together.
-            item: of this call.
-            timeout_s: from the call to the commit.
+            item: argument of this call.
+            timeout_s: longest time from the call to the commit.
         """
         loop = asyncio.get_running_loop()
         pending = _Operation(

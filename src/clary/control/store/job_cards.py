@@ -30,7 +30,7 @@ from clary.control.store.damage import readable
 from clary.control.store.series_blocks import Runner
 from clary.control.store.tables import from_microseconds, job_cards, tags, to_microseconds
 
-MAX_CARDS = 500  # in one page
+MAX_CARDS = 500  # most cards of one page
 MAX_CARD_METRICS = 8  # a row of the list has no room for more
 MAX_NAMES_FOUND = 10_000  # most `also_found` names in a query; databases accept some 30,000
 _MICROSECONDS = 1_000_000
@@ -101,7 +101,7 @@ class JobCard:
     secondary_status: str
     state: JobState
     created_at: datetime
-    started_at: datetime | None  # of the training
+    started_at: datetime | None  # start of the training
     ended_at: datetime | None
     duration_s: float | None  # from start to end, or to now; None for a job that has not started
     num_hosts: int

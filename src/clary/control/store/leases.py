@@ -40,8 +40,8 @@ def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> L
     Each call returns a new token; writes with an older token are refused from then on.
 
     Args:
-        connection: in a transaction that the caller commits.
-        name: of the lease.
+        connection: connection in a transaction that the caller commits.
+        name: name of the lease.
         owner: id of the process, or of a folder that one process at a time locks.
         ttl_s: seconds from now, by the database's clock.
     """
@@ -64,7 +64,7 @@ def renew(connection: Connection, lease: Lease, *, ttl_s: float) -> Lease:
     """Move the end of a lease to `ttl_s` from now, even if it has expired, unless another owner has taken it.
 
     Args:
-        connection: in a transaction that the caller commits.
+        connection: connection in a transaction that the caller commits.
         lease: as last returned.
         ttl_s: seconds from now, by the database's clock.
     Raises: StaleLease if another owner has taken it.

@@ -24,8 +24,8 @@ from sqlalchemy import Connection, func, select
 from clary.control.store.series_blocks import Runner
 from clary.control.store.tables import metrics
 
-MAX_POINTS = 5000  # in one curve
-MAX_CURVES = 100  # in one answer
+MAX_POINTS = 5000  # most points of one curve
+MAX_CURVES = 100  # most curves of one answer
 MAX_KEPT = 100_000  # cached stretches of all curves, some twenty megabytes
 _PER_MS = 1000  # microseconds
 _FOURTHS = (4, 5, 6, 7)  # lengths in fourths of a power of two; neighbouring lengths differ by at most a fourth
@@ -70,7 +70,7 @@ class _Cut(NamedTuple):
     width: int
 
 
-_Stretches = Mapping[int, _Stretch]  # by number; stretch 0 begins in 1970
+_Stretches = Mapping[int, _Stretch]  # number -> stretch; stretch 0 begins in 1970
 
 
 class MetricCurves:
@@ -99,7 +99,7 @@ class MetricCurves:
 
         Args:
             job_name: job of the metrics.
-            names: of metrics; missing metrics are left out; None for all metrics, up to MAX_CURVES.
+            names: names of metrics; missing metrics are left out; None for all metrics, up to MAX_CURVES.
             num_points: most points of each curve, 2 to MAX_POINTS.
         """
         most = max(2, min(num_points, MAX_POINTS))

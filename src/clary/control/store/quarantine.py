@@ -146,7 +146,7 @@ def mend_from_memory(connection: Connection, name: str, *, reason: str) -> None:
 
     Args:
         connection: inside the transaction that writes it.
-        name: of the job.
+        name: name of the job.
         reason: why the row cannot be read; empty if it was set aside already.
     """
     if reason:

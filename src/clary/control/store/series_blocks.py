@@ -107,7 +107,7 @@ class SeriesBlocks:
 
         Args:
             job_name: job of the host.
-            attempt: of the job; the row numbers of each attempt begin at 0.
+            attempt: number of the attempt; the row numbers of each attempt begin at 0.
             host: algo-N.
             table: rows in order of their numbers.
             first_row: number of the first row; missing rows before it were dropped.

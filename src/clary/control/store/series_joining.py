@@ -113,7 +113,7 @@ async def remove_old_blocks(blocks: SeriesBlocks, *, before_ms: Mapping[int, int
     """Remove blocks whose values coarser blocks contain; return their number.
 
     Args:
-        blocks: of the database.
+        blocks: blocks of the database.
         before_ms: step -> time in ms since 1970; blocks of the step that end before it are removed.
     """
     num_removed = 0
@@ -170,7 +170,7 @@ class _Joining:
     closed: Sequence[int] = ()  # they stay, and are not joined again
     damaged: Sequence[int] = ()  # they stay, and are not read again here
     new: Sequence[Mapping[str, Any]] = ()
-    num_rows: int = 0  # in the replaced blocks
+    num_rows: int = 0  # number of rows in the replaced blocks
 
 
 async def _prepare(blocks: SeriesBlocks, group: _Group, *, now_ms: int) -> _Joining:

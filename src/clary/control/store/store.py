@@ -70,7 +70,7 @@ class Store:
     ) -> None:
         self._write_engine, self._read_engine = engines
         self._token_key = token_key
-        self.file = file  # of a SQLite database; None for a server
+        self.file = file  # file of a SQLite database; None for a server
         self._place = place  # the URL without its password, for error texts
         guard = None if file is None else FileGuard(file, engines).look
         self._writer = GroupCommitWriter(self._write_engine, before_commit=guard)
@@ -145,7 +145,7 @@ class Store:
 
         Args:
             job: the record.
-            tags: of the job.
+            tags: tags of the job.
             trial: the tuning job's trial that the job belongs to, if any; stored in the job's transaction.
         Raises: JobExists with the ARN of the job that has the name, TrialRefused; then neither job nor trial is
             written.
@@ -192,7 +192,7 @@ class Store:
         """Read a job, change it and write it back in one transaction; return the stored job.
 
         Args:
-            name: of the job.
+            name: name of the job.
             change: a pure function, run on the writer's thread; it may be run again on a newer state. Returning the
                 same object writes nothing. Its errors are raised here, and then nothing is written.
             lease: lease under which the caller acts.
@@ -358,7 +358,7 @@ class Store:
         """Return the values of one metric from `start` (inclusive) to `end` (exclusive), oldest first.
 
         Args:
-            job_name: of any job.
+            job_name: name of any job.
             metric_name: as it was stored, case included.
             start: begin of the span, inclusive.
             end: end of the span, exclusive.

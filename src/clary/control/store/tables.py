@@ -96,7 +96,7 @@ training_pictures = Table(
     Column("tag", Text, nullable=False),
     Column("at", BigInteger, nullable=False),
     Column("step", BigInteger),
-    Column("file", Text, nullable=False),  # below the host's /opt/ml
+    Column("file", Text, nullable=False),  # path below the host's /opt/ml
     Column("file_offset", BigInteger, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
     Column("data", LargeBinary),  # NULL for a picture that is too large to store

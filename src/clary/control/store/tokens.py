@@ -25,7 +25,7 @@ def make_token(key: bytes, *, query: Any, position: list[Any]) -> str:
     Args:
         key: the store's key; a token made with another key is refused.
         query: identity of the query, without the limit of the page.
-        position: of the last item of the page.
+        position: position of the last item of the page.
     """
     payload = json.dumps(position, separators=(",", ":")).encode()
     return base64.urlsafe_b64encode(_digest(key, query, payload) + payload).decode("ascii")

@@ -114,10 +114,10 @@ def pictures_of(connection: Connection, job_name: str, kind: str, tag: str, *, m
     """Return the newest pictures of a tag, oldest first; images come without their bytes.
 
     Args:
-        connection: to read with.
-        job_name: of any job.
+        connection: connection to the database.
+        job_name: name of any job.
         kind: a `FindingKind`, image or histogram.
-        tag: of the pictures.
+        tag: tag of the pictures.
         most: number of pictures.
     """
     columns = training_pictures.c
@@ -135,7 +135,7 @@ def picture_by_id(connection: Connection, job_name: str, picture_id: int) -> Pic
     """Return one picture with its bytes, or None if the job has no picture with that id.
 
     Args:
-        connection: to read with.
+        connection: connection to the database.
         job_name: job that the picture must belong to.
         picture_id: `Picture.id`.
     """

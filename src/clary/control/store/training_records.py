@@ -39,7 +39,7 @@ from clary.control.store.training_pictures import (
 )
 
 _END_KEY = (training_ends.c.job_name, training_ends.c.attempt, training_ends.c.host)
-MAX_POINTS = 10_000  # in one answer
+MAX_POINTS = 10_000  # most values or pictures of one answer
 
 _CLAIM_END = text(
     "INSERT INTO training_ends (job_name, attempt, host, next_finding, num_dropped)"
@@ -95,7 +95,7 @@ class TrainingRecords:
 
         Args:
             job_name: job of the host.
-            attempt: of the job; the finding numbers of each attempt begin at 0.
+            attempt: number of the attempt; the finding numbers of each attempt begin at 0.
             host: algo-N.
             first: number of the first finding; missing findings before it were dropped.
             findings: in order of their numbers.
@@ -184,7 +184,7 @@ class TrainingRecords:
         """Return the last values of a metric, oldest first.
 
         Args:
-            job_name: of any job.
+            job_name: name of any job.
             metric_name: as it was stored.
             most: number of values, up to `MAX_POINTS`.
         """
@@ -205,9 +205,9 @@ class TrainingRecords:
         """Return the last pictures of a tag, oldest first; images come without their bytes.
 
         Args:
-            job_name: of any job.
+            job_name: name of any job.
             kind: a `FindingKind`, image or histogram.
-            tag: of the pictures.
+            tag: tag of the pictures.
             most: number of pictures, up to `MAX_POINTS`.
         """
         most = min(most, MAX_POINTS)

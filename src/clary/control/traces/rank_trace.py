@@ -39,8 +39,8 @@ class RankTrace:
     """The operations of one rank.
 
     Attributes:
-        operations: of the processor, including nested operations.
-        kernels: of the accelerator, without communication.
+        operations: operations of the processor, including nested operations.
+        kernels: kernels of the accelerator, without communication.
         communication: work of collectives: a process group's threads and the program's calls, or an accelerator's
             kernels.
         arrivals: calls of the program, or kernels of the accelerator, with which the rank reaches each collective.
@@ -73,7 +73,7 @@ def read_trace(profile: RankProfile, events: Iterable[Mapping[str, Any]], base_u
     """Sort the events of a rank's trace by kind; `base_us` is added to their times.
 
     Args:
-        profile: of the rank; kept with the trace.
+        profile: profile of the rank; kept with the trace.
         events: events of the framework's trace. A user's file contains them: malformed events are skipped, and at most
             MAX_EVENTS are read.
         base_us: added to each time, in microseconds, to make it Unix time.

@@ -18,7 +18,7 @@ def strip(parts: Mapping[str, Intervals], *, begin: float, end: float) -> str:
 
     Args:
         parts: letter -> its times; times of different letters do not overlap.
-        begin, end: of the window, in the unit of the times.
+        begin, end: bounds of the window, in the unit of the times.
     """
     width = (end - begin) / NUM_CELLS
     if not width > 0:

@@ -23,7 +23,7 @@ HYPERBAND = "Hyperband: "  # prefix of the stop reasons that Hyperband gives
 class Configuration:
     """A point of the space and its trials."""
 
-    trials: tuple[Trial, ...]  # in order; at least one
+    trials: tuple[Trial, ...]  # at least one, in order of number
 
     @property
     def first(self) -> Trial:

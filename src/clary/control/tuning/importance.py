@@ -34,7 +34,7 @@ def importance_of(definitions: Sequence[Definition], trials: Sequence[Trial]) ->
     """Return the share of each hyperparameter that varies.
 
     Args:
-        definitions: of the tuning job.
+        definitions: definitions of the tuning job.
         trials: all trials, including running trials.
     """
     if len(definitions) != 1:

@@ -86,8 +86,8 @@ def scaling_of(word: str, *, least: float, greatest: float) -> Scaling:
 
     Args:
         word: Linear, Logarithmic, ReverseLogarithmic, Auto, or empty for Auto.
-        least: of the range.
-        greatest: of the range.
+        least: least value of the range.
+        greatest: greatest value of the range.
     """
     if word in ("", "Auto"):
         is_wide = greatest > least > 0 and math.log10(greatest) - math.log10(least) >= AUTO_IS_LOGARITHMIC_FROM

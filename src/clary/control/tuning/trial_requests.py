@@ -50,9 +50,9 @@ def trial_request(
     """Return the request for a training job.
 
     Args:
-        definition: of the training job.
+        definition: definition of the training job.
         parameters: tuned hyperparameters as text.
-        name: of the training job.
+        name: name of the training job.
         continues: name of the training job from whose checkpoints it starts and to which it adds; empty for a new
             configuration.
     """

@@ -44,7 +44,7 @@ class ObjectiveStatus(StrEnum):
 class TrialOutcome:
     """The end of a trial."""
 
-    status: TrainingJobStatus  # of its training job
+    status: TrainingJobStatus  # status of its training job
     value: float | None  # value of the objective; None if the job reported no value
     curve: tuple[float, ...] = ()  # first values of the objective, in the order of arrival
     training_started_at: datetime | None = None

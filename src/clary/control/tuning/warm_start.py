@@ -48,7 +48,7 @@ def with_metrics_of(definition: Mapping[str, Any], parent: TuningJob) -> dict[st
     """Return a definition with the metrics of a parent; None for a parent without metrics.
 
     Args:
-        definition: of the child, without metrics.
+        definition: a definition of the child, without metrics.
         parent: the earlier tuning job.
     """
     for one in TuningRequest(parent.request).definitions:
@@ -63,8 +63,8 @@ def observations_of(trials: Sequence[Trial], definition: Definition) -> tuple[Ob
     """Return the observations of trials that have an objective and whose hyperparameters fit a definition's ranges.
 
     Args:
-        trials: of a parent.
-        definition: of the child.
+        trials: all trials of a parent.
+        definition: a definition of the child.
     """
     names = {one.name for one in definition.space}
     found = []

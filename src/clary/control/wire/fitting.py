@@ -37,7 +37,7 @@ def fit(shape_name: str, document: Mapping[str, Any]) -> Fitted:
     A structure in a list is removed if it lacks a required member, so that readers can rely on required members.
 
     Args:
-        shape_name: of the model, as in botocore's data: DescribeTrainingJobResponse.
+        shape_name: name of the structure in botocore's data, such as DescribeTrainingJobResponse.
         document: spelled as in the model. Required members of this structure itself may be missing.
     """
     left_out: list[str] = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-MAX_VALUES = 1 << 17  # in a request to AWS's API, ten times as many as in the longest request of real clients
+MAX_VALUES = 1 << 17  # most values of a request to AWS's API; the longest of real clients has a tenth
 # A text, closed or not, or the end of a value. Possessive, so that it never backtracks.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\]},]', re.DOTALL)
 _QUOTE = b'"'[0]

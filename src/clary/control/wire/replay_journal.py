@@ -42,7 +42,7 @@ class ReplayJournal:
         skew_s: seconds before and after its time during which a signature is valid.
         now: time of the start.
         is_first: whether the state folder is new, so that no signature can have been used.
-        boot_id: of this machine's present boot; empty if unknown.
+        boot_id: id of this machine's present boot; empty if unknown.
     """
 
     def __init__(self, folder: Path, *, skew_s: float, now: datetime, is_first: bool, boot_id: str) -> None:

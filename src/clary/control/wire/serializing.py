@@ -54,7 +54,7 @@ def serialize_error(
     Args:
         error: `details["retry_after_ms"]`, if set, is the time for which clients wait before they retry;
             `details["members"]` holds further members, which JSON protocols send.
-        protocol: of the operation; without an operation, from `routing.protocol_of`.
+        protocol: protocol of the operation; without an operation, from `routing.protocol_of`.
         service: its model names status code and spelling of the error; None if unknown.
     """
     model = service.exceptions.get(error.code) if service is not None else None

@@ -93,7 +93,7 @@ def gather(world: FaultWorld, spec: JobSpec, ending: Ending) -> Evidence:
 
     Args:
         world: world of the service; every request is repeated while the service is down.
-        spec: of the job.
+        spec: spec of the job.
         ending: end of the job, from its description.
     Raises: NoAnswer; ClientError for an unexpected refusal.
     """

@@ -17,7 +17,7 @@ class Damage:
     """A fault that has struck."""
 
     fault: Fault
-    target: str  # in words
+    target: str  # description of the target
     jobs: tuple[str, ...]  # the jobs that it was aimed at; empty if all jobs can be affected
     mend_at_s: float
     mend: Callable[[], object]

@@ -21,8 +21,8 @@ from clary.testing.faults.fault_plan import FaultKind, JobSpec, Moment
 from clary.testing.faults.fault_world import FaultWorld
 
 POLL_S = 0.12
-JOB_DEADLINE_S = 150.0  # from the request to a terminal status
-LEFT_DEADLINE_S = 45.0  # from the terminal status to the end of the job's last process
+JOB_DEADLINE_S = 150.0  # longest time from the request to a terminal status
+LEFT_DEADLINE_S = 45.0  # longest time from the terminal status to the end of the job's last process
 FRESH_S = 0.3  # seconds for which a job counts as just accepted
 AFTERMATH_S = 10.0  # seconds after its mending in which a fault can still cause a failure
 STORE_AFTERMATH_S = 75.0  # the same for a full disk of the object store, which checks for space once a minute

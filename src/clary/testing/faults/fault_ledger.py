@@ -101,7 +101,7 @@ def compare_endings(name: str, first: Ending, later: Ending) -> list[Violation]:
     """Return the changes of a terminal job as violations.
 
     Args:
-        name: of the job.
+        name: name of the job.
         first: end in the first description.
         later: end in a later description; any difference is a violation.
     """

@@ -99,7 +99,7 @@ def link_of_agent(world: FaultWorld, fault: Fault, job_name: str) -> Link:
     """Return the link between the service and one of the job's agents.
 
     Args:
-        world: of the service and its jobs.
+        world: world of the service and its jobs.
         fault: its choice picks the agent.
         job_name: name of a job; if its agent has ended, the link has no connections.
     """
@@ -122,9 +122,9 @@ def cut_off_host(world: FaultWorld, fault: Fault, job_name: str) -> Damage | Non
     """Cut a host off from its job's other hosts.
 
     Args:
-        world: of the service and its jobs.
+        world: world of the service and its jobs.
         fault: its choice picks the host.
-        job_name: of the job.
+        job_name: name of the job.
     Returns: the damage, whose `mend` connects the host again; None if the job has no agent or network now.
     """
     host = choose(sorted(world.agents(job_name)), fault)

@@ -83,7 +83,7 @@ class Fault:
     duration_s: float  # time until it is mended; for a kill of the service, until the service is started again
     choice: float  # 0 to 1: selects one of the possible targets
     amount: float = 0.0  # seconds of the clock's offset, number of bytes, or another value that the strike explains
-    ruin: Ruin | None = None  # of a file
+    ruin: Ruin | None = None  # kind of damage to a file
     overlaps: bool = False  # whether the next fault strikes before this fault is mended
 
     def __str__(self) -> str:
@@ -187,7 +187,7 @@ def make_faults(
     Args:
         seed: any number.
         num_faults: number of faults to strike.
-        kinds: of the faults; each strikes at least once if `num_faults` allows.
+        kinds: kinds of the faults; each strikes at least once if `num_faults` allows.
         num_spare: further faults that replace faults without a target.
     """
     chooser = random.Random(f"faults:{seed}")

@@ -94,9 +94,9 @@ def expected_weights(job_name: str, host: str, num_bytes: int) -> bytes:
     """Return the result that the program on this host writes.
 
     Args:
-        job_name: of the job.
+        job_name: name of the job.
         host: such as algo-1.
-        num_bytes: of the result.
+        num_bytes: size of the result.
     """
     block = hashlib.sha256(f"{job_name}/{host}".encode()).digest()
     return (block * (num_bytes // len(block) + 1))[:num_bytes]

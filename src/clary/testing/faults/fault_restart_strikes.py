@@ -27,7 +27,7 @@ from clary.testing.faults.fault_state_strikes import DATABASE, tear
 from clary.testing.faults.fault_world import FaultWorld
 
 COMMAND_TIMEOUT_S = 60.0
-SPARE_BYTES = 64 * 1024 * 1024  # for a copy of the database and for the files that are put back
+SPARE_BYTES = 64 * 1024 * 1024  # free space for a copy of the database and for the files that are put back
 BACKUP_SHARE = 0.5  # share of lost databases that are restored from a backup; other databases are put back
 
 

@@ -29,9 +29,9 @@ def spoil_row(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
     """Truncate a job's record while the service runs (amount 0) or is down (1).
 
     Args:
-        world: of the service and its database.
+        world: world of the service and its database.
         fault: its amount is 0 or 1.
-        job_name: of the job; empty strikes nothing.
+        job_name: name of the job; empty for no strike.
     Returns: the damage, whose `mend` restores the record; None if the record was not found or could not be written.
     """
     if not job_name:

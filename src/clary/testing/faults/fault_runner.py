@@ -55,10 +55,10 @@ def run_faults(
     """Start a service, inject faults, and return the results.
 
     Args:
-        seed: of faults and jobs.
+        seed: seed of faults and jobs.
         num_faults: number of faults that strike.
         database_url: empty for SQLite.
-        kinds: of the faults; kinds that the machine does not allow are left out, and `say` receives the reason.
+        kinds: kinds of the faults; kinds that the machine does not allow are left out, and `say` receives the reason.
         python: interpreter of the training programs.
         say: receives the progress.
         journal: receives one JSON object for each fault that has struck.

@@ -94,9 +94,9 @@ def damage_engine_record(world: FaultWorld, fault: Fault, job_name: str) -> Dama
     """Damage the engine's record of a job's processes; the job must not notice.
 
     Args:
-        world: of the service and its state folder.
+        world: world of the service and its state folder.
         fault: its `ruin` tells the kind of damage.
-        job_name: of the job.
+        job_name: name of the job.
     Returns: the damage, which needs no mending; None if the job has no such file now.
     """
     folder = world.pool_folder(job_name)
@@ -133,9 +133,9 @@ def tear_spool(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
     """Kill an agent and simulate an interrupted write to its spool; all complete lines must reach the log.
 
     Args:
-        world: of the service and its state folder.
+        world: world of the service and its state folder.
         fault: its choice picks the agent.
-        job_name: of the job.
+        job_name: name of the job.
     Returns: the damage, which needs no mending; None if no agent of the job lives.
     """
     agents = world.agents(job_name)

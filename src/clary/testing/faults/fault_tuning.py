@@ -25,7 +25,7 @@ from clary.testing.faults.fault_world import FaultWorld
 NUM_ROWS = 2
 NUM_COLUMNS = 3
 NUM_TRIALS = NUM_ROWS * NUM_COLUMNS
-DEADLINE_S = 240.0  # from the request to the end of the tuning job
+DEADLINE_S = 240.0  # longest time from the request to the end of the tuning job
 SOURCE_KEY = "fault-program/trial.tar.gz"
 POLL_S = 0.3
 OVER = ("Completed", "Failed", "Stopped")
@@ -54,7 +54,7 @@ def judge_tuning(evidence: TuningEvidence, kinds: Collection[FaultKind]) -> list
     """Return the broken promises to an ended tuning job. Pure.
 
     Args:
-        evidence: of its end.
+        evidence: evidence of the tuning job's end.
         kinds: kinds of faults during its life; only full disks may lose trials or their values.
     """
     found: list[Violation] = []
@@ -207,7 +207,7 @@ def request_of(name: str) -> dict[str, Any]:
     """Return the CreateHyperParameterTuningJob request of a tuning job with one trial per point.
 
     Args:
-        name: of the tuning job.
+        name: name of the tuning job.
     """
     axes = {"row": NUM_ROWS, "column": NUM_COLUMNS}
     return {

@@ -63,7 +63,7 @@ class FaultWorld:
 
     Args:
         folder: empty; holds the state folder `home` and the files that the driver sets aside.
-        abilities: of the machine.
+        abilities: abilities of the machine.
         python: interpreter of the training programs.
         database_url: empty is SQLite in the state folder.
     """

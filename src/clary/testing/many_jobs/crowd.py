@@ -35,8 +35,8 @@ class CrowdPlan:
     num_clients: int = 8
     num_jobs: int = 50  # jobs alive at once, of all clients together
     seconds: float = 300.0
-    settle_s: float = 10.0  # between the last answer and the last sample of the service
-    look_interval_s: float = 60.0  # between two samples of the service
+    settle_s: float = 10.0  # time between the last answer and the last sample of the service
+    look_interval_s: float = 60.0  # time between two samples of the service
     pause_s: float = 0.1
     seed: int = 1
 

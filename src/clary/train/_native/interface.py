@@ -40,7 +40,7 @@ class Dtype(IntEnum):
         return self <= Dtype.BFLOAT16
 
 
-ELEMENT_BYTES = (4, 8, 2, 2, 1, 2, 4, 8, 1, 1)  # by Dtype
+ELEMENT_BYTES = (4, 8, 2, 2, 1, 2, 4, 8, 1, 1)  # indexed by Dtype
 
 
 class ReduceOp(IntEnum):

@@ -81,7 +81,7 @@ class PeerExchange:
         self._numbers = itertools.count(1)
         self._tickets: dict[int, _Ticket] = {}
         self._ended_watched: deque[int] = deque()
-        self._inbox: dict[tuple[int, int], Frame] = {}  # by sequence number and peer
+        self._inbox: dict[tuple[int, int], Frame] = {}  # (sequence number, peer) -> frame
         self._departed: set[int] = set()
         self._book = TransferBook()
         self._counts = {"operations": 0, "bytes_reduced": 0, "lane_bytes_sent": 0, "lane_bytes_received": 0}

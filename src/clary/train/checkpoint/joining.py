@@ -26,8 +26,8 @@ class Company:
     """One rank's groups and facts of all ranks. Ranks are numbered as in the default group."""
 
     calls: Ranks  # for calls from the program's thread
-    writers: Ranks  # for the thread that writes
-    copiers: Ranks | None  # for the thread that sends copies; None without copies
+    writers: Ranks  # for calls from the thread that writes
+    copiers: Ranks | None  # for calls from the thread that sends copies; None without copies
     run: str  # unique name of this run, equal on all ranks
     places: Sequence[Place]
     partners: Sequence[int | None]  # by rank: the rank that holds its copy, or None

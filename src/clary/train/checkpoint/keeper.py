@@ -71,7 +71,7 @@ class Keeper:
         self._keep, self._wants_peers, self._limit_s = keep, peers, limit_s
         self._has_async_staging = async_staging
         self._snapshot, self._memory = Snapshot(), PeerMemory()
-        self._staging: Staging | None = None  # of the last save
+        self._staging: Staging | None = None  # late copies of the last save
         self._background: Background | None = None  # the last save, until it was waited for
         self._tidying: Background | None = None  # a save that was waited for, but may still be removing older steps
         self._is_open = True

@@ -48,7 +48,7 @@ class Plan:
     tensors: list[PlannedTensor]
     values: list[str]
     metadata: bytes
-    num_bytes: int  # of the tensors
+    num_bytes: int  # bytes of all tensors with padding
     uses_cuda: bool
 
 

@@ -126,7 +126,7 @@ class LateTensors:
         """Add a tensor that is copied later.
 
         Args:
-            name: of the tensor, for errors.
+            name: name of the tensor, for errors.
             source: of any shape.
             target: its place in the snapshot, of the same shape and type.
         """

@@ -38,7 +38,7 @@ def chunks_like(one: Buffer, memories: Any, size: int, *, name: str, is_output: 
         one: buffer with the type and length of a chunk.
         memories: one object with all chunks, or a list with one object per rank.
         size: number of ranks.
-        name: of the argument, for errors.
+        name: name of the argument, for errors.
         is_output: whether they will be written.
     """
     found = buffers_of(memories, size, name=name, dtype=one.dtype, is_output=is_output)
@@ -65,7 +65,7 @@ def uneven_chunks(
         memories: one object with all chunks, or a list with one object per rank.
         counts: elements for each rank; None for equal chunks; ignored for a list.
         size: number of ranks.
-        name: of the argument, for errors.
+        name: name of the argument, for errors.
         dtype: element type; None to derive it from the format.
         is_output: whether they will be written.
     Raises: ValueError for counts that do not fit the memory; as `buffers_of`.
@@ -128,7 +128,7 @@ def check_length(buffer: Buffer, num_elements: int, name: str) -> None:
 
     Args:
         num_elements: expected number of elements.
-        name: of the argument, for the error.
+        name: name of the argument, for the error.
     Raises: ValueError.
     """
     if buffer.num_elements != num_elements:

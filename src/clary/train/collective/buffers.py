@@ -79,7 +79,7 @@ def buffer_of(memory: Any, *, name: str, dtype: Dtype | None = None, is_output: 
 
     Args:
         memory: a `Buffer`, or an object with the buffer protocol: bytearray, array, memoryview, numpy array...
-        name: of the argument, for messages.
+        name: name of the argument, for messages.
         dtype: element type. Needed for bfloat16 and if bytes represent another type; else it follows from the
         object's format.
         is_output: whether it will be written.
@@ -158,7 +158,7 @@ def buffers_of(
     Args:
         memories: one object with all chunks, or a list or tuple with one object per rank.
         size: number of ranks.
-        name: of the argument, for errors.
+        name: name of the argument, for errors.
         dtype: element type; None to derive it from the format.
         is_output: whether they will be written.
     Raises: as `buffer_of`; ValueError for a list of another length.

@@ -344,7 +344,7 @@ class Communicator:
         Args:
             buffer: memory of as many bytes as the message.
             peer: rank that sends, or ANY_RANK.
-            tag: of the `send`.
+            tag: tag of the `send`.
             timeout_s: limit of the operation in seconds; 0 for the group's timeout.
         """
         if peer != ANY_RANK:

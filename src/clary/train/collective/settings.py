@@ -35,7 +35,7 @@ class Variable:
     """One setting, for the documentation.
 
     Args:
-        name: of the environment variable.
+        name: name of the environment variable.
         expects: description of valid values, with the unit.
         default: the default in the variable's spelling.
     """

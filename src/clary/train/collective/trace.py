@@ -62,8 +62,8 @@ class TraceWriter:
 
         Args:
             lane: row of the trace, as `compute`.
-            name: of the span.
-            begin_ns, end_ns: of `time.perf_counter_ns`.
+            name: name of the span.
+            begin_ns, end_ns: times by `time.perf_counter_ns`.
             details: shown with the event.
         """
         self._add(lane, {"ph": "X", "name": name, "dur": (end_ns - begin_ns) / _NANOSECONDS}, begin_ns, details)
@@ -83,8 +83,8 @@ class TraceWriter:
 
         Args:
             lane: row of the trace.
-            name: of the event.
-            at_ns: of `time.perf_counter_ns`.
+            name: name of the event.
+            at_ns: time by `time.perf_counter_ns`.
             details: shown with the event.
         """
         self._add(lane, {"ph": "i", "s": "t", "name": name}, at_ns, details)

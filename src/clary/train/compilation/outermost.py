@@ -66,8 +66,8 @@ class Watch:
 
         Args:
             module: the called module.
-            arguments: of the call, by position.
-            keywords: of the call, by name.
+            arguments: arguments of the call, by position.
+            keywords: arguments of the call, by name.
         """
         if not module.training or not torch.is_grad_enabled():
             return self._original(module, *arguments, **keywords)

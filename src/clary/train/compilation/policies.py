@@ -29,8 +29,8 @@ class ModelFacts:
         num_trainable: number of parameters with gradients.
         compiled_by_program: whether the program compiles the model, or a part of it, by torch.compile.
         is_scripted: whether the model contains TorchScript.
-        device_types: of its parameters.
-        dtypes: of its parameters with gradients, by torch's names, such as float32.
+        device_types: types of the devices that hold the model's parameters.
+        dtypes: types of the model's parameters with gradients, by torch's names, such as float32.
     """
 
     name: str

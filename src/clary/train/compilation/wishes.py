@@ -23,7 +23,7 @@ class Wishes:
 
     compiles: bool = False
     mixes_precision: bool = False
-    debug_folder: str = ""  # for torch.compile's logs; empty for no logs
+    debug_folder: str = ""  # folder for torch.compile's logs; empty for no logs
     switched_off_by: str = ""  # the user's environment variable that turns torch.compile off
 
     @property

@@ -82,9 +82,9 @@ class NumberedDocuments:
         """Return one document, or None if it does not exist.
 
         Args:
-            job_name: of any job.
+            job_name: name of any job.
             number: any integer; one outside of BIGINT has no documents.
-            name: of the document.
+            name: name of the document.
         """
         found = await self._documents(*self._at(job_name, number), _COLUMNS.name == name)
         return found[0][3] if found else None

@@ -35,7 +35,7 @@ class LogIndex:
     first_at_ms: int | None = None
     last_at_ms: int | None = None
     last_ingestion_ms: int | None = None
-    block_sequences: array[int] = field(default_factory=_numbers)  # of each block's first record
+    block_sequences: array[int] = field(default_factory=_numbers)  # time of each block's first record
     block_offsets: array[int] = field(default_factory=_numbers)
     block_times_ms: array[int] = field(default_factory=_numbers)
 
@@ -67,7 +67,7 @@ class LogIndex:
         """Add several consecutive records with the same time.
 
         Args:
-            sizes: in bytes, headers of records included.
+            sizes: sizes of the records in bytes, including their headers.
             at_ms: time of all of them, in ms since 1970.
             ingestion_ms: time of their arrival, in the same unit.
         """

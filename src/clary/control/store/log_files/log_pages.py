@@ -37,7 +37,7 @@ class LogEvent(NamedTuple):
     message: str
     event_id: str  # digits; permanent and unique
     stream: str
-    rank: int | None  # of the process that wrote the line, if known
+    rank: int | None  # rank of the process that wrote the line, if known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def read_page(view: StreamView, *, within: TimeRange, from_head: bool, token: st
     """Return the page of one stream at `token`; without a token, the first or last page of the range.
 
     Args:
-        view: of the stream.
+        view: view of the stream.
         within: the range of time.
         from_head: whether the page without a token is the first one.
         token: token of an earlier page of this stream; it includes the direction.
@@ -115,11 +115,11 @@ def search(
     """Return the next matching events of many streams in order of time, and the key after which to continue.
 
     Args:
-        views: of the streams; a stream's lines are read only when the search reaches their time.
+        views: views of the streams; a stream's lines are read only when the search reaches their time.
         within: the range of time.
         matches: decides whether a message is wanted.
         after: key of the last searched line; None to begin.
-        limit: of events.
+        limit: most events.
 
     Raises: BadLogQuery for a bad limit.
     """
@@ -225,7 +225,7 @@ def query_identity(
 
     Args:
         streams: names, in any order; None for all of `prefix`.
-        prefix: of streams' names.
+        prefix: prefix of streams' names.
         within: the range of time.
         pattern: filter pattern of the lines.
     """

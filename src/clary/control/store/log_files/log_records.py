@@ -51,7 +51,7 @@ class LogRecord(NamedTuple):
     ingestion_ms: int
     rank: int  # NO_RANK if the line has none
     message: str
-    size_bytes: int  # of the message in UTF-8
+    size_bytes: int  # size of the message in UTF-8
 
 
 class ScannedRecord(NamedTuple):
@@ -100,7 +100,7 @@ def pack_lines(text: str, *, at_ms: int, ingestion_ms: int, rank: int | None) ->
         text: lines with line ends between them; a line over MAX_MESSAGE_BYTES is cut and ends with a note.
         at_ms: time of all lines, in ms since 1970.
         ingestion_ms: time of their arrival, in the same unit.
-        rank: of the process that wrote them.
+        rank: rank of the process that wrote them.
     """
     # Every line of every log passes through here: for speed, no Python statement runs per line.
     messages = text.encode("utf-8", _LENIENT).split(b"\n")
@@ -147,7 +147,7 @@ def scan(read: Reader, *, start: int, size: int, path: str) -> Iterator[ScannedR
     Args:
         read: returns up to `count` bytes at an offset.
         start: offset of a record.
-        size: of the file.
+        size: size of the file.
 
     Raises: StreamDamaged at a damaged record that is not torn.
     """

@@ -22,7 +22,7 @@ class LogRetention:
     """The number of days for which lines are kept; calls that change it must not overlap.
 
     Args:
-        folder: of the log streams.
+        folder: folder of the log streams.
         default_days: used without a policy; 0 keeps lines for ever.
     """
 

@@ -24,7 +24,7 @@ class LogScan:
     """The state of a scan.
 
     Args:
-        prefix: of the streams' names.
+        prefix: prefix of the streams' names.
         within: the range of time.
     """
 
@@ -37,7 +37,7 @@ def steps_of(names: Iterable[str], views: Callable[[str], Iterator[StreamView]],
     """Yield the lines of streams within a range of time; a stream that is deleted meanwhile ends early.
 
     Args:
-        names: of streams.
+        names: names of streams.
         views: returns the view of a stream, or no view if it has no lines in the range.
         within: the range of time.
 

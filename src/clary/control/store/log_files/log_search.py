@@ -22,7 +22,7 @@ from clary.control.store.log_files.log_pages import MAX_PAGE_BYTES
 from clary.control.store.log_files.log_records import NO_RANK, LogRecord
 from clary.control.store.log_files.stream_file import StreamView
 
-MAX_LINES = 2000  # in one page
+MAX_LINES = 2000  # most lines of one page
 SEARCH_S = 0.5  # a longer search returns the lines found so far, and the place at which to continue
 
 
@@ -51,7 +51,7 @@ class LineQuery:
     start: LinePlace | None = None  # search from here; None: from the newest line (backward) or the oldest (forward)
     # Forward only: for each stream, how many of its lines earlier pages have searched; None begins at `start`.
     seen: tuple[int | None, ...] = ()
-    is_backward: bool = True  # from newer to older lines
+    is_backward: bool = True  # whether to search from newer to older lines
     limit: int = 200
     begin_ms: int = 0  # lines before this time have expired
 
@@ -207,7 +207,7 @@ def _border(view: StreamView, number: int, start: LinePlace, *, is_inside: bool)
     """Return the number of the stream's first line at or after a place.
 
     Args:
-        view: of the stream.
+        view: view of the stream.
         number: index of the stream in the request.
         start: the place.
         is_inside: whether to skip a line at the place itself, as a forward search does.

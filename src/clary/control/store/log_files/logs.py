@@ -202,11 +202,11 @@ class LogStore:
         Damaged streams are left out; reading the events of such a stream raises StreamDamaged.
 
         Args:
-            prefix: of the streams' names; empty for all streams.
+            prefix: prefix of the streams' names; empty for all streams.
             order_by: name, or time of the last event.
             descending: whether the order is reversed.
             limit: most streams, 1 to `MAX_LISTED`.
-            token: of the last page of the same query.
+            token: token of the last page of the same query.
         Raises: BadToken; BadLogQuery for a bad limit.
         """
         if not 1 <= limit <= MAX_LISTED:
@@ -246,7 +246,7 @@ class LogStore:
             start_ms: events of this time and later.
             end_ms: events before this time.
             from_head: whether a request without a token begins with the oldest events; else with the newest.
-            token: of an earlier page of this stream.
+            token: token of an earlier page of this stream.
             limit: most events, 1 to 10,000; a page ends at 1 MiB in any case.
 
         Raises: StreamNotFound; BadToken; BadLogQuery.
@@ -273,12 +273,12 @@ class LogStore:
 
         Args:
             streams: their names; None for all streams with `prefix`. Missing streams are skipped.
-            prefix: of the streams' names; not together with `streams`.
+            prefix: prefix of the streams' names; not together with `streams`.
             start_ms: events of this time and later.
             end_ms: events before this time.
             pattern: CloudWatch filter pattern (see `filter_patterns`).
             limit: most events, 1 to 10,000; a page with a token may hold fewer events, even no event.
-            token: of the last page of the same query.
+            token: token of the last page of the same query.
 
         Raises: BadLogQuery; BadToken.
         """
@@ -324,7 +324,7 @@ class LogStore:
         """Return a scan of the lines of all streams with a prefix, within a range of time; `advance` reads them.
 
         Args:
-            prefix: of streams' names.
+            prefix: prefix of streams' names.
             start_ms: begin of the range, in ms since 1970.
             end_ms: end of the range, exclusive.
         """

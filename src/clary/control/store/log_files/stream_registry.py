@@ -60,7 +60,7 @@ class _Entry:
         self.path = path
         self.lock = threading.Lock()
         self.file: StreamFile | None = None
-        self.summary: StreamSummary | None = None  # for a stream whose file is closed
+        self.summary: StreamSummary | None = None  # cached while the stream's file is closed
         self.is_deleted = False
 
 

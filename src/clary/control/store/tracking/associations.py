@@ -90,7 +90,7 @@ class Associations:
         Args:
             query: filters and order.
             max_results: above 0.
-            next_token: of the last page of the same query; None for the first page.
+            next_token: token of the last page of the same query; None for the first page.
         """
         columns = associations.c
         identity = query.identity()

@@ -106,8 +106,8 @@ class ComponentMetrics:
         Each bucket is a pair (begin, summary of its values); buckets are in order.
 
         Args:
-            owner: of the values.
-            name: of the metric.
+            owner: owner of the values.
+            name: name of the metric.
             width_s: width of a bucket in seconds; None for one bucket per step.
             start: first second since 1970, or first step; None for the first stored value.
             end: last second or step, inclusive; None for the last stored value.
@@ -150,7 +150,7 @@ def summary(name: str, values: Sequence[float], *, last_at: int) -> Summary:
     """Return the summary of values, at least one.
 
     Args:
-        name: of the metric.
+        name: name of the metric.
         values: in order of time.
         last_at: microseconds since 1970 of the last one.
     """

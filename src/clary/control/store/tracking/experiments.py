@@ -143,8 +143,8 @@ class ExperimentStore:
         """Read a record, change it and write it back in one transaction; return the stored record.
 
         Args:
-            kind: of the record.
-            name: of the record; case does not count.
+            kind: kind of the record.
+            name: name of the record; case does not count.
             change: a pure function, which may run again on a newer state.
         Raises: TrackedNotFound; errors of `change`, and then nothing is written.
         """
@@ -185,7 +185,7 @@ class ExperimentStore:
         Args:
             query: filters and order.
             max_results: above 0.
-            next_token: of the last page of the same query; None for the first page.
+            next_token: token of the last page of the same query; None for the first page.
         Raises: BadToken; TrackedNotFound for a trial, experiment or component that the query names.
         """
         identity = query.identity()

@@ -131,7 +131,7 @@ class TuningRecords:
         """Read a tuning job, change it and write it back in one transaction; return the stored job.
 
         Args:
-            name: of the tuning job.
+            name: name of the tuning job.
             change: a pure function, which may run again on a newer state.
         Raises: TuningJobNotFound; errors of `change`, and then nothing is written.
         """
@@ -186,7 +186,7 @@ class TuningRecords:
         Args:
             query: filters and order.
             max_results: above 0.
-            next_token: of the last page of the same query; None for the first page.
+            next_token: token of the last page of the same query; None for the first page.
         Raises: BadToken.
         """
         identity = query.identity()
@@ -218,9 +218,9 @@ class TuningRecords:
 
         Args:
             items: all items, in the order of the pages.
-            identity: of the query; a token is bound to it.
+            identity: identity of the query; a token is bound to it.
             max_results: above 0.
-            next_token: of the last page; None for the first page.
+            next_token: token of the last page; None for the first page.
         Raises: BadToken.
         """
         start = 0

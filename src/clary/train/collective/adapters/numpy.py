@@ -242,7 +242,7 @@ class World:
         Args:
             array: as many bytes as the message has.
             peer: rank that sends, or ANY_RANK.
-            tag: of the `send`.
+            tag: tag of the `send`.
         """
         work = self.irecv(array, peer, tag)
         work.wait()

@@ -68,7 +68,7 @@ class Chooser:
 
         Args:
             collections: collections from `at` for the step.
-            name: of the tensor.
+            name: name of the tensor.
             alias: another name that expressions match; empty without an alias.
         """
         key = (frozenset(one.name for one in collections), name)

@@ -96,7 +96,7 @@ class StepCapture:
         """Save values with the current step, if one of the collections is saved at this step.
 
         Args:
-            name: of the tensor.
+            name: name of the tensor.
             value: a tensor, or numbers that torch converts into one.
             collections: names of collections to which it is added; missing collections are made, and saved from now on.
         """
@@ -113,7 +113,7 @@ class StepCapture:
         """Save inputs and outputs of a module by its name.
 
         Args:
-            name: of the module; `_input_0`, `_output_0` and so on are appended.
+            name: name of the module; `_input_0`, `_output_0` and so on are appended.
             kind: class of the module, for the alias; empty for a loss, which may be called several times in a step.
             given: arguments: tensors, or lists and dicts of tensors.
             result: tensors, or lists and dicts of tensors.

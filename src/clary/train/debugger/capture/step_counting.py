@@ -29,7 +29,7 @@ from clary.contract.step_counts import (
     pack_row,
 )
 
-_MAX_BYTES = 64 * 1024  # of the file that the agent leaves after a restore
+_MAX_BYTES = 64 * 1024  # most bytes of the file that the agent leaves after a restore
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _log = logging.getLogger("clary.debugger")

@@ -16,7 +16,7 @@ def to_array(values: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
     Args:
         values: bytes, little-endian.
         dtype: type in the file, a key of ITEM_BYTES; bfloat16 becomes float32.
-        shape: of the array.
+        shape: shape of the array.
     """
     if dtype == "bfloat16":
         halves = np.frombuffer(values, dtype="<u2").astype("<u4")

@@ -110,7 +110,7 @@ def as_number(name: str, value: Any, *, least: float | None = None) -> float:
     """Parse a number of a rule's parameters.
 
     Args:
-        name: of the parameter, for the error.
+        name: name of the parameter, for the error.
         value: a number, or its text.
         least: smallest value allowed; None for no bound.
     Raises: ConfigurationError.
