@@ -81,7 +81,7 @@ class LogBatches:
         self._metrics.close()
 
     def _take_ahead(self, first_sequence: int) -> ReadyBatch | None:
-        """Return the prepared batch, or None if there is none or the service has requested other lines."""
+        """Return the prepared batch, or None if it is missing or the service has requested other lines."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return None

@@ -1,16 +1,16 @@
-"""Numbered log lines on local disk, from their printing until the service has stored them.
+"""Queue of numbered log lines on local disk, from their printing until the service has stored them.
 
-Where: `log_intake` appends, `log_shipper` reads and removes lines that the service has. The spool decouples a program
-from the service: printing costs one write to a local file, even if the service is unreachable, and memory stays
-bounded. Files of `SEGMENT_BYTES` each, named after their first line's number, are removed as soon as every line in them
-is stored.
+Where: `log_intake` appends lines, `log_shipper` reads them and removes lines that the service has stored. The spool
+decouples a program from the service: printing costs one write to a local file, even if the service is unreachable, and
+memory stays bounded. The lines lie in files of `SEGMENT_BYTES`, named after their first line's number; a file is
+removed once all its lines are stored.
 
-[Note: which lines a full spool loses]
-The newest: numbered lines are never removed again before they are stored, so every line in the spool reaches the log,
-and a batch that is being sent stays valid. `log_intake` keeps a program's last lines in memory, so that the cause of a
-failure is named even if its line is lost. Where lines are missing, the log says how many and why; that sentence and the
-agent's other lines are kept even if the disk is full. A full disk does not lose lines at once: `MEMORY_BYTES` of lines
-are kept in memory until the service has stored them.
+[Note: lines lost by a full spool] A full spool loses the newest lines: a numbered line is never removed before it is
+stored, so every line in the spool reaches the log, and a batch that is being sent stays valid. `log_intake` keeps a
+program's last lines in memory, so that the cause of a failure is named even if its line is lost. Where lines are
+missing, the log has a sentence with their number and the reason; that sentence and the agent's other lines are kept
+even if the disk is full. A full disk does not lose lines at once: `MEMORY_BYTES` of lines are kept in memory until the
+service has stored them.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from clary.contract.agent_protocol import LogBlock
 from clary.contract.log_blocks import pack_block, segment_name
 
 SEGMENT_BYTES = 16 * 1024 * 1024
-SEGMENTS_OF_BOUND = 8  # a bounded spool has at least so many files, so that stored lines soon make room for others
-BLOCK_LINES = 4096  # more lines become several blocks
-REFUSAL_S = 1.0  # pause after lost lines: one sentence then reports all of them
-OWN_BYTES = 1024 * 1024  # room for the agent's own lines above the bound
-MEMORY_BYTES = 4 * 1024 * 1024  # room for lines while the disk takes none
-OWN_MEMORY_BYTES = 256 * 1024  # room for the agent's own lines above that
+SEGMENTS_OF_BOUND = 8  # minimum number of files of a bounded spool, so that stored lines soon make room
+BLOCK_LINES = 4096  # lines per block
+REFUSAL_S = 1.0  # pause after lost lines, so that one sentence reports all of them
+OWN_BYTES = 1024 * 1024  # extra room for the agent's own lines above the limit
+MEMORY_BYTES = 4 * 1024 * 1024  # room for lines in memory while the disk accepts no lines
+OWN_MEMORY_BYTES = 256 * 1024  # extra room in memory for the agent's own lines
 MEMORY_SEGMENT_BYTES = 256 * 1024  # lines in memory are removed in pieces of this size
 
 
 @dataclass
 class _Cursor:
-    """The present position of reading."""
+    """The current read position."""
 
     sequence: int = 0  # next line's number
     segment: Segment | None = None
@@ -49,14 +49,14 @@ class _Cursor:
 
 
 class LogSpool:
-    """An append-only queue of lines on disk; safe for many writers and one reader.
+    """An append-only queue of lines on disk; thread-safe for many writers and one reader.
 
     Args:
-        folder: folder of the files; made if it does not exist.
+        folder: folder of the files; created if missing.
         clock: source of times for retries after a refusal.
-        max_bytes: bound on all lines here, which only the agent's own lines exceed; 0 is none.
+        max_bytes: limit on all lines, which only the agent's own lines exceed; 0: no limit.
         segment_bytes: size at which a new file begins.
-        memory_bytes: bound on lines in memory while the disk takes none; the agent's own lines may exceed it.
+        memory_bytes: limit on lines in memory while the disk accepts no lines; the agent's own lines may exceed it.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class LogSpool:
         self._end_sequence = 0
         self._held_bytes = 0
         self._max_memory_bytes = memory_bytes
-        self._memory_bytes = 0  # how many of these lie in memory
+        self._memory_bytes = 0  # bytes of these in memory
         self._disk_refused: tuple[float, str] | None = None  # when the disk last refused a block, and why
         self._last_at_ms = 0
         self._loss = LogLoss()
-        self._refused_at_s: float | None = None  # when lines were lost last
+        self._refused_at_s: float | None = None  # time of the last loss
         self._cursor = _Cursor()
         self._is_woken = False
         self._is_closed = False
@@ -94,20 +94,20 @@ class LogSpool:
 
     @property
     def num_lost(self) -> int:
-        """Lines that are not in the log because the disk or the bound refused them."""
+        """Number of lines lost because of the disk or the limit."""
         return self._loss.num_lines
 
     def append(
         self, lines: Sequence[str], *, rank: int | None = None, at_ms: int | None = None, is_own: bool = False
     ) -> None:
-        """Write lines, with one time for all of them; times never go back within a spool.
+        """Append lines with a common time; times never decrease within a spool.
 
-        Never raises for a full disk or spool, and never waits for room: lines are then lost, and the log reports it.
+        A full disk or spool raises no error and causes no wait: the lines are lost, and the log reports this.
 
         Args:
             lines: not empty, without line ends.
             rank: of the process that printed them.
-            at_ms: their time; None is now.
+            at_ms: time of the lines; None: now.
             is_own: whether they are the agent's own lines.
         """
         with self._changed:
@@ -128,32 +128,32 @@ class LogSpool:
             self._changed.notify_all()
 
     def tell_loss(self) -> None:
-        """Report the lines lost since the last report; call it after the last line."""
+        """Report the lines lost since the last report in the log; call it after the last line."""
         with self._changed:
             if not self._is_closed:
                 self._tell_loss(is_last=True)
             self._changed.notify_all()
 
     def wait(self, after: int, timeout_s: float) -> bool:
-        """Wait until a line with a number of `after` or more exists, `wake` is called, or `timeout_s` have passed."""
+        """Wait until a line numbered `after` or higher exists, `wake` is called, or `timeout_s` have passed."""
         with self._changed:
             has_come = self._changed.wait_for(lambda: self._end_sequence > after or self._is_woken, timeout_s)
             self._is_woken = False
             return has_come
 
     def wake(self) -> None:
-        """End the current or the next `wait` at once."""
+        """End the current or next `wait` at once."""
         with self._changed:
             self._is_woken = True
             self._changed.notify_all()
 
     def read(self, first_sequence: int, *, max_lines: int, max_bytes: int) -> list[LogBlock]:
-        """Return lines from number `first_sequence` on, up to both bounds: at least one if it exists.
+        """Return lines from number `first_sequence` on, up to both limits, but at least one if it exists.
 
         Args:
             first_sequence: number of the first line.
-            max_lines: a block that has more is cut.
-            max_bytes: of text; a block is not cut for this.
+            max_lines: limit on lines; a larger block is split.
+            max_bytes: limit on text; a block is not split for it.
 
         Raises: AgentError for a removed number, or if the disk returns fewer bytes than were written.
         """
@@ -176,7 +176,7 @@ class LogSpool:
         return blocks
 
     def let_go(self, next_sequence: int) -> None:
-        """Remove files in which every line has a number below `next_sequence`; the last one only when it is full."""
+        """Remove files with only lines below `next_sequence`; the last file only if it is full."""
         with self._changed:
             while self._segments:
                 first = self._segments[0]
@@ -186,7 +186,7 @@ class LogSpool:
                 self._remove(self._segments.pop(0))
 
     def close(self) -> None:
-        """Remove every file; later lines are dropped."""
+        """Remove all files; later lines are dropped."""
         with self._changed:
             self._is_closed = True
             while self._segments:
@@ -197,7 +197,7 @@ class LogSpool:
         """Write the sentence about lost lines before the next lines.
 
         Args:
-            is_last: whether it must be written now, even if the program's next lines will be lost as well.
+            is_last: whether to write it now, even if the program's next lines will be lost too.
         """
         sentence = self._loss.sentence()
         if sentence is None:
@@ -213,7 +213,7 @@ class LogSpool:
         return self._refused_at_s is not None and self._clock.monotonic() - self._refused_at_s < REFUSAL_S
 
     def _write(self, block: bytes, num_lines: int, *, is_own: bool) -> str:
-        """Write a block; return why it is refused, empty if it is written."""
+        """Write a block; return "", or the reason of the refusal."""
         if self._max_bytes and self._held_bytes + len(block) > self._max_bytes + is_own * OWN_BYTES:
             return f"the spool was full (setting log_spool_max_bytes: {self._max_bytes}); the service took no lines"
         if refusal := self._write_to_disk(block, num_lines):
@@ -226,7 +226,7 @@ class LogSpool:
         return ""
 
     def _write_to_disk(self, block: bytes, num_lines: int) -> str:
-        """Write a block to a file; return the disk's error, empty without one."""
+        """Write a block to a file; return "", or the disk's error."""
         if self._disk_refused is not None and self._clock.monotonic() - self._disk_refused[0] < REFUSAL_S:
             return self._disk_refused[1]
         try:
@@ -263,7 +263,7 @@ class LogSpool:
         segment.remove()
 
     def _fill(self) -> bool:
-        """Read the next stretch of blocks into the cursor; return False at the end."""
+        """Read the next blocks into the cursor; return False at the end."""
         cursor = self._cursor
         with self._changed:
             if self._segments and cursor.sequence < self._segments[0].first_sequence:
@@ -280,7 +280,7 @@ class LogSpool:
             cursor.segment, cursor.offset, at = segment, 0, segment.first_sequence
         while not cursor.unread:
             blocks, cursor.offset = segment.read(cursor.offset, size_bytes)
-            for block in blocks:  # skip lines before the wanted one; rare: the service has asked for lines again
+            for block in blocks:  # skip lines before the wanted line; rare: the service has requested lines again
                 num_lines = block.num_lines if at < cursor.sequence else 0
                 if at + num_lines > cursor.sequence or not num_lines:
                     wanted = _cut(block, cursor.sequence - at)[1] if at < cursor.sequence else block
@@ -293,7 +293,7 @@ class LogSpool:
 
 
 def _cut(block: LogBlock, num_lines: int) -> tuple[LogBlock, LogBlock]:
-    """Return the first `num_lines` of a block, and the rest."""
+    """Split a block after `num_lines`; return both parts."""
     lines = block.lines()
     parts = ("\n".join(lines[:num_lines]), "\n".join(lines[num_lines:]))
     head, tail = (LogBlock(at_ms=block.at_ms, text=text, rank=block.rank) for text in parts)

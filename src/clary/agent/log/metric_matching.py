@@ -1,12 +1,12 @@
-"""The process that matches log lines against metric definitions, so that a bad pattern affects only itself.
+"""The process that matches log lines against metric definitions, so that a bad pattern cannot block other work.
 
-Where: `metrics` starts it as a plain script, without the package: `python -I -S metric_matching.py`. One JSON line in,
-one JSON line out: `[pattern, ...]` first, answered by `[error or null, ...]`; then `[text, ...]` for each batch,
-answered by `[[text index, pattern index, value], ...]` and the indices of patterns that took too long and are no longer
-tried: `{"found": ..., "slow": [...]}`.
+Where: `metrics` starts it as a plain script, without the package: `python -I -S metric_matching.py`. Each JSON line of
+input is answered by one JSON line of output: first `[pattern, ...]` by `[error or null, ...]`; then, for each batch,
+`[text, ...]` by `{"found": [[text index, pattern index, value], ...], "slow": [...]}`, where `slow` has the indices of
+patterns that took too long and are no longer used.
 
-A regular expression can take years on a short line, and it holds the interpreter's lock while it does. Only a signal in
-the main thread can interrupt it, and only a separate process has a main thread free for it.
+A regular expression can take years on a short line and holds the interpreter's lock meanwhile. Only a signal in the
+main thread can interrupt it, and only a separate process has an otherwise idle main thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import signal
 import sys
 from typing import Any
 
-MATCH_LIMIT_S = 1.0  # for one pattern on one line
+MATCH_LIMIT_S = 1.0  # time limit of one pattern on one line
 
 
 class TookTooLong(Exception):
@@ -26,8 +26,8 @@ class TookTooLong(Exception):
 
 
 def main() -> None:
-    """Answer batches until the input ends."""
-    # Some schedulers signal every process of a step: the last lines must still be matched.
+    """Answer batches until the end of the input."""
+    # Some schedulers signal every process of a step, but the last lines must still be matched.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, _interrupt)
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def compile_patterns(sources: list[str]) -> tuple[list[re.Pattern[str] | None], list[str | None]]:
-    """Return compiled patterns and, at the same places, errors: one of the two is None at each place."""
+    """Return compiled patterns and errors; at each index one of the two is None."""
     patterns: list[re.Pattern[str] | None] = []
     errors: list[str | None] = []
     for source in sources:
@@ -58,7 +58,7 @@ def compile_patterns(sources: list[str]) -> tuple[list[re.Pattern[str] | None], 
 def find_values(
     patterns: list[re.Pattern[str] | None], texts: list[str]
 ) -> tuple[list[tuple[int, int, float]], list[int]]:
-    """Return (text index, pattern index, value) of every finite number found, and the patterns that took too long."""
+    """Return (text index, pattern index, value) of each finite number, and the indices of slow patterns."""
     found = []
     slow: list[int] = []
     for text_index, text in enumerate(texts):

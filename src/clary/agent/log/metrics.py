@@ -1,9 +1,8 @@
 """Metric definitions of a job, applied to its log lines.
 
-Where: `log_shipper` passes every line through `MetricFinder.find` on its way to the service. Group 1 of a definition's
-regular expression is the value; values that are no finite numbers are ignored, as are lines without a match. The
-matching runs in a process of its own (`metric_matching`), because a regular expression cannot be stopped from another
-thread.
+Where: before lines are sent, `MetricFinder.find` adds their metric values. Group 1 of a definition's regular expression
+is the value; values that are no finite numbers are ignored. Matching runs in a separate process (`metric_matching`),
+because a regular expression cannot be stopped from another thread.
 Source: AlgorithmSpecification.MetricDefinitions (AWS API reference).
 """
 
@@ -26,8 +25,8 @@ from clary.agent.log.metric_matching import MATCH_LIMIT_S
 from clary.contract.agent_protocol import LogBlock, MetricValue
 from clary.contract.launch_plan import MetricDefinition
 
-MATCHED_CHARACTERS = 4096  # searched in each line; a metric further to the right is not found
-START_LIMIT_S = 10.0  # for the matching process to start, on a busy machine
+MATCHED_CHARACTERS = 4096  # searched characters of each line; metrics further to the right are not found
+START_LIMIT_S = 10.0  # time for the start of the matching process on a busy machine
 _SCRIPT = Path(__file__).with_name("metric_matching.py")
 _READ_BYTES = 65536
 
@@ -36,8 +35,8 @@ class MetricFinder:
     """Finds metric values in lines; used by one thread.
 
     Args:
-        definitions: the metrics to find; without any, no process is started and lines pass unchanged.
-        on_note: called once, with a sentence, for each definition that is not used, or no longer used.
+        definitions: the metrics to find; if empty, no process is started and lines are returned unchanged.
+        on_note: called once, with a sentence, for each definition that is not used or no longer used.
     """
 
     def __init__(self, definitions: Sequence[MetricDefinition], *, on_note: Callable[[str], None]) -> None:
@@ -48,7 +47,7 @@ class MetricFinder:
         self._unread = b""
 
     def find(self, blocks: list[LogBlock]) -> list[LogBlock]:
-        """Return the lines with the values found in them; never raises for any pattern or line."""
+        """Return the lines with their metric values; no pattern or line causes an error."""
         if self._has_given_up or not blocks:
             return blocks
         lines = [line for block in blocks for line in block.lines()]
@@ -77,7 +76,7 @@ class MetricFinder:
     def _ask(self, texts: list[str]) -> Any:
         if self._process is None:
             self._start()
-        # Each pattern is given up after its first slow line, so this is the longest time for a batch.
+        # Each pattern is dropped after its first slow line, so this is the longest time for a batch.
         return self._exchange(texts, START_LIMIT_S + MATCH_LIMIT_S * (len(self._definitions) + 1))
 
     def _start(self) -> None:
@@ -88,7 +87,7 @@ class MetricFinder:
             stderr=subprocess.DEVNULL,
             cwd="/",
             bufsize=0,
-            # Signals meant for the agent's group must not end the matching before the last lines passed it.
+            # Signals to the agent's process group must not end the matching before the last lines.
             start_new_session=True,
         )
         errors = self._exchange([definition.regex for definition in self._definitions], START_LIMIT_S)
@@ -97,7 +96,7 @@ class MetricFinder:
                 self._on_note(f"metric {definition.name!r} is not looked for: {definition.regex!r}: {error}")
 
     def _exchange(self, request: Any, limit_s: float) -> Any:
-        """Write one line and read one; the other side reads the whole line before it answers, so neither blocks."""
+        """Write a line and read the answer; the process reads the whole line before it answers: no deadlock."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -131,11 +130,11 @@ class MetricFinder:
 
 
 def _with_values(blocks: list[LogBlock], found: dict[int, list[tuple[str, float]]]) -> list[LogBlock]:
-    """Return the blocks with each line that has values as a block of its own.
+    """Return the blocks with each line that has values split off as a block of its own.
 
     Args:
-        blocks: their lines count from 0.
-        found: line -> name and value of each metric in it, in order of the lines.
+        blocks: blocks of lines, which are counted from 0.
+        found: line -> (name, value) of its metrics, ordered by line.
     """
     result = []
     first = 0

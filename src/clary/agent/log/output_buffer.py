@@ -1,13 +1,13 @@
-"""Output of the program in memory, between the thread that reads its pipes and the thread that writes the log to disk.
+"""Memory buffer for a program's output, between the reader of its pipes and the writer of the log to disk.
 
-Where: `host_log` puts in the output that `clary.agent.host` has read, and the supervisor's sentences; a thread of its
-own passes both on to `log_intake`, in order. A disk can block a write for seconds (many dirty pages, an unreachable
-network, a failing medium), and no printing process may wait for it: output stays here meanwhile, up to `BUFFER_BYTES`.
+Where: `host_log` adds output that `clary.agent.host` has read, and the supervisor's sentences; the buffer's thread
+passes both to `log_intake`, in order. A disk can block a write for seconds (many dirty pages, an unreachable network, a
+failing medium), and no printing process may wait for it: output stays in this buffer meanwhile, up to `BUFFER_BYTES`.
 
-[Note: who waits when the buffer is full] If lines come faster than this machine's processors turn them into a log, the
-reader waits until there is room, which slows down the program briefly, as any pipe does, and loses no output. If a disk
-hangs, the reader waits for `STUCK_S` once and drops output until there is room again. The kernel's state of the thread
-shows which case it is.
+[Note: a full buffer] If lines arrive faster than this machine's processors can process them, the reader waits for room,
+which slows down the program briefly, as any pipe does, and loses no output. If a disk hangs, the reader waits for
+`STUCK_S` once and then drops output until there is room. The kernel's state of the writing thread distinguishes the two
+cases.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Protocol
 from clary.agent.log.log_loss import LogLoss
 
 BUFFER_BYTES = 32 * 1024 * 1024
-STUCK_S = 0.005  # longest time that a disk may hang before output is dropped; a program may wait for 10 ms in all
-# time that the writer to disk waits for more output; a wake-up for one line costs as much as for many
+STUCK_S = 0.005  # longest hang of a disk before output is dropped
+# time for which the writer gathers more output; a wake-up for one line costs as much as for many
 GATHER_S = 0.05
-GATHER_BYTES = 256 * 1024  # so much output is passed on together, without waiting
-BUSY_S = 1.0  # longest wait for processors, which other programs share
-_UNINTERRUPTIBLE = "D"  # state of a thread that waits for a disk, proc(5)
-_OVERHEAD_BYTES = 256  # of memory for each item
+GATHER_BYTES = 256 * 1024  # this much output is passed on at once, without a wait
+BUSY_S = 1.0  # longest wait for a busy processor
+_UNINTERRUPTIBLE = "D"  # state of a thread that waits for a disk; proc(5)
+_OVERHEAD_BYTES = 256  # memory overhead per item
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class _Output:
 
 @dataclass(frozen=True)
 class _Act:
-    """A call at its place between output."""
+    """A call, ordered between pieces of output."""
 
     do: Callable[[], None]
     size_bytes: int
@@ -59,19 +59,19 @@ class OutputTaker(Protocol):
         """Take bytes of one stream, in order; empty bytes end it."""
 
     def on_gap(self, key: Hashable, sentence: str) -> None:
-        """Record that output of one stream is missing here."""
+        """Record a gap in the output of one stream."""
 
     def say(self, *sentences: str) -> None:
-        """Take the agent's own lines."""
+        """Receive the agent's own lines."""
 
 
 class OutputBuffer:
-    """Passes on the output of many threads, in order; `close` ends its thread.
+    """Passes the output of many threads to the taker, in order; `close` ends the buffer's thread.
 
     Args:
         taker: called from one thread only.
-        max_bytes: of output that is held.
-        is_stuck: asked, with the kernel's number of the passing thread, whether that thread waits for a disk.
+        max_bytes: limit of buffered output.
+        is_stuck: returns whether the thread with a kernel thread id waits for a disk.
     """
 
     def __init__(
@@ -85,27 +85,27 @@ class OutputBuffer:
         self._max_bytes = max_bytes
         self._is_stuck = is_stuck or _waits_for_disk
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)  # signalled when an item was passed on
+        self._changed = threading.Condition(self._lock)  # signalled after an item was passed on
         self._wanted = threading.Condition(self._lock)  # signalled when the thread has work
         self._items: deque[_Output | _Act] = deque()
         self._held_bytes = 0
-        self._is_urgent = False  # whether a thread waits for the held output
+        self._is_urgent = False  # whether a thread waits in `flush`
         self._num_put = 0
         self._num_passed = 0
         self._losses: dict[Hashable, LogLoss] = {}
-        self._is_dropping = False  # whether a wait has failed, with no room since
+        self._is_dropping = False  # whether a wait has failed, without room since
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="log-intake", daemon=True)
         self._thread.start()
 
     @property
     def num_lost(self) -> int:
-        """Lines that were dropped."""
+        """Number of dropped lines."""
         with self._changed:
             return sum(loss.num_lines for loss in self._losses.values())
 
     def put(self, key: Hashable, data: bytes) -> None:
-        """Take bytes of one stream, in order; empty bytes end it. Waits only as the note above says."""
+        """Receive bytes of one stream, in order; empty bytes end it. It may wait; see [Note: a full buffer]."""
         with self._changed:
             if data and not self._has_room(len(data)) and not self._wait_for_room(len(data)):
                 loss = self._losses.setdefault(key, LogLoss())
@@ -118,12 +118,12 @@ class OutputBuffer:
                 self._put_act(lambda: self._taker.on_output(key, b""), 0)
 
     def say(self, *sentences: str) -> None:
-        """Take the agent's own lines, after the output so far."""
+        """Receive the agent's own lines, which follow the output so far."""
         with self._changed:
             self._put_act(lambda: self._taker.say(*sentences), sum(map(len, sentences)))
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all output so far, and reports of lost output, have been passed on; return whether they have."""
+        """Wait until all output so far, and reports of lost output, have been passed on; return False on timeout."""
         with self._changed:
             for key in self._losses:
                 self._tell_loss(key)
@@ -133,7 +133,7 @@ class OutputBuffer:
             return self._changed.wait_for(lambda: self._num_passed >= end, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Pass the held output on and end the thread; return whether it ended in time."""
+        """Pass on the buffered output and end the thread; return whether it ended in time."""
         with self._changed:
             self._is_closing = self._is_urgent = True
             self._wanted.notify()
@@ -193,17 +193,17 @@ class OutputBuffer:
                     self._taker.on_output(item.key, b"".join(item.parts))
                 else:
                     item.do()
-            except Exception:  # boundary: the log's thread; a defect here must not end the program
+            except Exception:  # error boundary: a defect of the log must not end the program
                 logger.exception("a piece of the log was lost")
             with self._lock:
                 self._held_bytes -= item.size_bytes
                 self._num_passed += 1
-                # Half of it: a full buffer with room for one piece at a time would have a gap after each.
+                # Wait for half of the room: with room for one piece at a time there would be a gap after each piece.
                 self._is_dropping = self._is_dropping and self._held_bytes > self._max_bytes // 2
                 self._changed.notify_all()
 
     def _next_item(self) -> _Output | _Act | None:
-        """Return the next item, gathered for a while; None when the buffer is empty and closing."""
+        """Return the next item after a time of gathering; None if the buffer is empty and closing."""
         with self._lock:
             if not self._items:
                 self._is_urgent = self._is_closing

@@ -1,4 +1,4 @@
-"""Parsing of a cgroup's files, version 1 and 2 alike. Pure.
+"""Parsers for a cgroup's files, versions 1 and 2. Pure.
 
 Where: `host_cgroup` reads the files.
 Source: kernel Documentation/admin-guide/cgroup-v1/{cpuacct,memory}.rst, cgroup-v2.rst, scheduler/sched-bwc.rst.
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 _NS_PER_S = 1e9
 _US_PER_S = 1e6
-_NO_LIMIT_BYTES = 1 << 60  # version 1 says "none" with the largest multiple of a page
+_NO_LIMIT_BYTES = 1 << 60  # version 1 uses the largest multiple of a page for "no limit"
 
 
 @dataclass(frozen=True)
 class Throttling:
-    """Counters of a cgroup whose processor time is bounded."""
+    """Counters of a cgroup with a limit on processor time."""
 
     num_periods: int
-    num_throttled: int  # periods in which it used up its quota
+    num_throttled: int  # periods in which the cgroup used up its quota
     throttled_s: float  # summed over all processors
 
 
 def parse_flat(text: bytes) -> dict[bytes, int]:
-    """Return the numbers of a file of lines `name number`; other lines are left out."""
+    """Return name -> number of the lines `name number` of a file; skip other lines."""
     values = {}
     for line in text.splitlines():
         words = line.split()
@@ -33,12 +33,12 @@ def parse_flat(text: bytes) -> dict[bytes, int]:
 
 
 def cpu_seconds(*, version: int, cpu_stat: bytes | None, cpuacct_usage: bytes | None) -> float | None:
-    """Return the processor time used; None if the files do not have it.
+    """Return the used processor time; None if the files lack it.
 
     Args:
         version: of the cgroup, 1 or 2.
-        cpu_stat: text of cpu.stat, which has it in version 2; None if it was not read.
-        cpuacct_usage: text of cpuacct.usage, which has it in version 1; None if it was not read.
+        cpu_stat: text of cpu.stat, which has the time in version 2; None if it was not read.
+        cpuacct_usage: text of cpuacct.usage, which has the time in version 1; None if it was not read.
     """
     if version == 2:
         usage_us = parse_flat(cpu_stat or b"").get(b"usage_usec")
@@ -49,7 +49,7 @@ def cpu_seconds(*, version: int, cpu_stat: bytes | None, cpuacct_usage: bytes | 
 
 
 def throttling(cpu_stat: bytes | None) -> Throttling | None:
-    """Return how often processor time was refused; None without a bound (version 2 then has no counters)."""
+    """Return the counters of refused processor time; None without a limit (version 2 then has no counters)."""
     values = parse_flat(cpu_stat or b"")
     if b"nr_periods" not in values or b"nr_throttled" not in values:
         return None
@@ -58,11 +58,11 @@ def throttling(cpu_stat: bytes | None) -> Throttling | None:
 
 
 def memory_in_use(usage: bytes | None, memory_stat: bytes | None) -> int | None:
-    """Return the memory that cannot be freed at once: all except file pages that were not used lately."""
+    """Return the memory that cannot be freed at once: all memory except inactive file pages."""
     if usage is None or not usage.strip().isdigit():
         return None
     values = parse_flat(memory_stat or b"")
-    # Version 1 has a cgroup's own pages without "total_", and its whole tree's with "total_".
+    # In version 1 a name without "total_" counts a cgroup's own pages, with "total_" those of its whole tree.
     idle_file = values.get(b"total_inactive_file", values.get(b"inactive_file", 0))
     return max(0, int(usage) - idle_file)
 
@@ -76,5 +76,5 @@ def memory_limit(text: bytes | None) -> int | None:
 
 
 def oom_kills(text: bytes | None) -> int | None:
-    """Return how many processes were killed at the memory limit, of memory.events or memory.oom_control."""
+    """Return the number of OOM kills in memory.events or memory.oom_control."""
     return parse_flat(text or b"").get(b"oom_kill")

@@ -1,11 +1,11 @@
-"""`host/network_rtt_ms` and `host/network_resent_percent`: how a job's own connections fare, as the kernel counts.
+"""`host/network_rtt_ms` and `host/network_resent_percent`: the kernel's counters of a job's own connections.
 
-Where: `host_metrics` makes one when the program of a job with several hosts has started, on hosts with a network of
-their own. Connections of ranks are borrowed (`pidfd_getfd`), asked for their TCP_INFO and closed at once, so no packet
+Where: `host_metrics` creates one after the start of a program on several hosts, if hosts have a network of their own.
+Descriptors of ranks' connections are duplicated (`pidfd_getfd`), queried for TCP_INFO and closed at once, so no packet
 is sent, and only the job's own traffic is measured.
 
-The round trip is that to the nearest other host, which is the least of all connections: acknowledgements may be held
-back on some of them, and a single slow host must not make all the others look slow.
+The round trip is the minimum over all connections, so it describes the nearest other host: acknowledgements may be
+delayed on some connections, and a single slow host must not make all other hosts look slow.
 Source: pidfd_getfd(2); struct tcp_info in include/uapi/linux/tcp.h.
 """
 
@@ -22,12 +22,12 @@ from clary.agent.metrics.sources import PERCENT, Slowly, Values
 from clary.base.processes import live_descendants
 
 INTERVAL_S = 5.0
-MAX_CONNECTIONS = 256  # connections asked per look
-_PIDFD_GETFD = 438  # the same number on every architecture
+MAX_CONNECTIONS = 256  # limit of connections queried per look
+_PIDFD_GETFD = 438  # this number is the same on every architecture
 _INFO_BYTES = 256
-# Places in tcp_info: milliseconds, microseconds, counters of segments.
+# Offsets in tcp_info: milliseconds, microseconds, counters of segments.
 _LAST_SENT, _RTT, _RESENT, _SENT = 44, 68, 100, 136
-_MOST_IDLE_MS = 10_000  # older segments do not show the present state
+_MOST_IDLE_MS = 10_000  # older segments do not show the current state
 _US_PER_MS = 1000.0
 
 
@@ -35,8 +35,8 @@ class Connection(NamedTuple):
     """One connection to another host at one moment."""
 
     inode: int
-    rtt_ms: float | None  # None without recently sent segments
-    num_resent: int  # segments, since it was opened
+    rtt_ms: float | None  # None if no segment was sent recently
+    num_resent: int  # segments since the connection was opened
     num_sent: int
 
 
@@ -44,7 +44,7 @@ class ConnectionSource:
     """Reads the connections of all processes of a host's program.
 
     Args:
-        first_pid: first process of the host, as this machine numbers it.
+        first_pid: pid of the host's first process on this machine.
     """
 
     def __init__(self, first_pid: int) -> None:
@@ -55,13 +55,13 @@ class ConnectionSource:
         self._library = ctypes.CDLL(None, use_errno=True)
 
     def read(self, now_s: float) -> Values:
-        """Return the values at a monotonic time; between looks, the values of the last one."""
+        """Return the values at a monotonic time; between looks, the values of the last look."""
         if self._slowly.is_due(now_s):
             self._values = self._measured()
         return self._values
 
     def close(self) -> None:
-        """Do nothing: the source holds no files."""
+        """Do nothing, because the source has no open files."""
 
     def _measured(self) -> Values:
         found: dict[int, Connection] = {}
@@ -110,14 +110,14 @@ class ConnectionSource:
         with socket.socket(fileno=descriptor) as borrowed:
             if borrowed.type != socket.SOCK_STREAM or borrowed.family not in (socket.AF_INET, socket.AF_INET6):
                 return None
-            if borrowed.getpeername()[0] == borrowed.getsockname()[0]:  # the connection stays on this host
+            if borrowed.getpeername()[0] == borrowed.getsockname()[0]:  # both ends are on this host
                 return None
             info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         return connection_of(int(target[len("socket:[") : -1]), info)
 
 
 def connection_of(inode: int, info: bytes) -> Connection:
-    """Read a tcp_info. Pure. Raises: ValueError if it is too short."""
+    """Parse a tcp_info. Pure. Raises: ValueError if it is too short."""
     if len(info) < _SENT + 4:
         raise ValueError(f"expected a tcp_info of {_SENT + 4} bytes and more, got {len(info)}")
     idle_ms, rtt_us, num_resent, num_sent = (

@@ -1,8 +1,8 @@
-"""`gpu-N/...`: the GPUs of a host, from one nvidia-smi that runs as long as the host is measured.
+"""`gpu-N/...`: the GPUs of a host, from an nvidia-smi that runs while the host is measured.
 
-Where: `metrics.host_metrics` makes one for hosts whose plan gives them GPUs. N is the GPU's number in its program, from
-0. A new nvidia-smi for each row would cost more than all other sources together: it opens the driver. It has not run
-with a GPU so far: tests replace nvidia-smi by a program.
+Where: `metrics.host_metrics` creates one for hosts with GPUs in their plan. N is the GPU's index in its program, from
+0. A new nvidia-smi for each row would cost more than all other sources together, because it opens the driver. This code
+has not run with a GPU so far: tests replace nvidia-smi by a program.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from clary.agent.metrics.gpu_texts import OLDER_NAMES, QUERY, GpuReading, parse_
 from clary.agent.metrics.sources import Values
 from clary.agent.metrics.xid_log import XidLog
 
-LEAST_INTERVAL_S = 0.5  # the driver's own figures cover the last sixth of a second to a second
+LEAST_INTERVAL_S = 0.5  # the driver's own values cover the last sixth of a second to a second
 _RESTART_S = 60.0  # pause after the tool has ended by itself
-_SILENT_S = 60.0  # a silent tool is ended after this time: a driver's start takes seconds per GPU
+_SILENT_S = 60.0  # a silent tool is killed after this time; a driver's start takes seconds per GPU
 _STALE_INTERVALS, _STALE_S = 5, 5.0  # time without a line after which the last values are stale
 _END_S = 2.0
 _READ_BYTES = 64 * 1024
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 
 class GpuSource:
-    """Reads the output of one nvidia-smi.
+    """Reads the output of an nvidia-smi.
 
     Args:
         indices: of the host's GPUs, in the driver's order.
-        interval_s: between two lines of a GPU.
-        xids: errors that the driver reports.
-        command: the tool.
+        interval_s: time between two lines of a GPU.
+        xids: source of the errors reported by the driver.
+        command: command of the tool.
     """
 
     def __init__(
@@ -50,19 +50,19 @@ class GpuSource:
         self._commands = _ways_to_ask(command, indices, loop_ms=round(self._interval_s * 1000))
         self._way = 0  # index of the command in use
         self._tool: subprocess.Popen[bytes] | None = None
-        self._start_s: float | None = None  # when the tool may be started
-        self._heard_s = 0.0  # when it last printed a reading, or was started
-        self._has_answered = False  # whether it has printed a reading since its start
-        self._said = ""  # its last line that is no reading
+        self._start_s: float | None = None  # earliest time of the next start of the tool
+        self._heard_s = 0.0  # time of the tool's last reading, or of its start
+        self._has_answered = False  # whether the tool has printed a reading since its start
+        self._said = ""  # the tool's last line that is no reading
         self._is_killed = False
         self._rest = b""
         self._seen: dict[int, tuple[float, GpuReading]] = {}  # index -> time, reading
         self._xids = xids
 
     def read(self, now_s: float) -> Values:
-        """Return the newest values of every GPU."""
+        """Return the newest values of all GPUs."""
         has_ended = self._tool is not None and self._tool.poll() is not None
-        for line in self._new_lines():  # also the last lines of a tool that has ended
+        for line in self._new_lines():  # includes the last lines of an ended tool
             self._take(line, now_s)
         self._keep_tool(now_s, has_ended=has_ended)
         self._xids.look()
@@ -71,7 +71,7 @@ class GpuSource:
             scope = f"gpu-{self._places[index]}"
             if now_s - seen_s <= max(_STALE_S, _STALE_INTERVALS * self._interval_s):
                 values |= {f"{scope}/{name}": value for name, value in reading.values.items()}
-            if self._xids.is_open:  # also for a silent GPU: the error may be the cause
+            if self._xids.is_open:  # also for a silent GPU, since the error may be the cause
                 values[f"{scope}/xid"] = float(self._xids.last_code(index))
         return values
 
@@ -93,15 +93,15 @@ class GpuSource:
             self._start_s = now_s + self._rest_s(self._tool.poll())
             self._end_tool()
         elif self._tool is not None and not self._is_killed and now_s - self._heard_s > _SILENT_S:
-            # Do not wait for its end: if the driver hangs, the process ends when the driver answers again. Until then
-            # no second nvidia-smi is started.
+            # Do not wait for the tool's end: if the driver hangs, the process ends when the driver answers again. Until
+            # then no second nvidia-smi is started.
             logger.warning("nvidia-smi has said nothing for %g s: does the driver hang? It is ended", _SILENT_S)
             self._tool.kill()
             self._is_killed = True
         if self._tool is None and (self._start_s is None or now_s >= self._start_s):
             self._start_s = now_s + _RESTART_S
             try:
-                # If the agent dies, the next printed line ends the process by SIGPIPE.
+                # If the agent dies, the tool ends by SIGPIPE at its next line.
                 self._tool = subprocess.Popen(
                     self._commands[self._way],
                     stdin=subprocess.DEVNULL,
@@ -118,7 +118,7 @@ class GpuSource:
             self._heard_s, self._has_answered, self._is_killed = now_s, False, False
 
     def _rest_s(self, code: int | None) -> float:
-        """Return the pause after a tool's end, and choose the command of the next start."""
+        """Return the pause after the tool's end, and choose the command of the next start."""
         is_last = self._way == len(self._commands) - 1
         if self._has_answered or self._is_killed or is_last:
             words = f" ({self._said})" if self._said else ""
@@ -155,9 +155,9 @@ class GpuSource:
 
 
 def _ways_to_ask(command: Sequence[str], indices: Sequence[int], *, loop_ms: int) -> list[list[str]]:
-    """Return the commands to try one after the other, until one is answered.
+    """Return the commands to try in order until one works.
 
-    Older drivers have another name for a quantity; and if one GPU is lost, a command that names it may print no GPU at
+    Older drivers have another name for a quantity. If one GPU is lost, a command with its index may print no GPU at
     all.
     """
     older = [OLDER_NAMES.get(name, name) for name in QUERY]

@@ -1,7 +1,7 @@
-"""Parsing of nvidia-smi's output and of the kernel's log on GPUs. Pure.
+"""Parsers for nvidia-smi's output and for the kernel's log about GPUs. Pure.
 
-Where: `gpu_source` reads both. No GPU was available: the form of the lines comes from NVIDIA's documentation and
-recorded output of others.
+Where: `gpu_source` reads both. No GPU was available: the format of the lines is from NVIDIA's documentation and from
+other people's recorded output.
 Source: `nvidia-smi --help-query-gpu`; NVML's nvmlClocksEventReasons (nvmlClocksThrottleReasons
 before driver 535); "XID Errors" of NVIDIA's documentation.
 """
@@ -24,15 +24,16 @@ QUERY = (
     "clocks_event_reasons.active",
     "ecc.errors.uncorrected.volatile.total",
 )
-# Names for drivers before 535; a driver that does not know a name prints no values at all.
+# Names for drivers before 535; with an unknown name a driver prints no values at all.
 OLDER_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
 _MIB = 1024 * 1024
-# Of the reasons: slowdown by hardware, by heat (software, hardware), power brake. The power limit is a separate reason:
-# a busy GPU usually reaches it. Idleness, set clocks and the boost of a group of GPUs are no throttling.
+# Bits of the reasons that count: slowdown by hardware, by heat (software, hardware), power brake. The power limit is
+# separate, because a busy GPU usually reaches it. Idleness, set clocks and the boost of a group of GPUs are no
+# throttling.
 _THROTTLING_BITS = 0x8 | 0x20 | 0x40 | 0x80
 _POWER_CAP_BIT = 0x4
-# `3,17,4711,-;NVRM: Xid (PCI:0000:65:00): 79, ...`. The first number is 8 * facility + level; the kernel's own facility
-# is 0, which no program can use.
+# `3,17,4711,-;NVRM: Xid (PCI:0000:65:00): 79, ...`. The first number is 8 * facility + level; the kernel's facility is
+# 0, which programs cannot use.
 _XID = re.compile(r"[0-7],[^;]*;NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})[^)]*\): (\d{1,4})\b")
 
 
@@ -40,13 +41,13 @@ _XID = re.compile(r"[0-7],[^;]*;NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}
 class GpuReading:
     """One GPU at one moment."""
 
-    index: int  # in the driver's order
-    bus: str  # as `bus_of` writes it
-    values: dict[str, float]  # quantity -> value; only those that the GPU has
+    index: int  # index in the driver's order
+    bus: str  # in the form of `bus_of`
+    values: dict[str, float]  # quantity -> value, for quantities that the GPU has
 
 
 def parse_gpu_line(line: str) -> GpuReading | None:
-    """Read one line of nvidia-smi with `QUERY`, without header and units; None for a line of another kind."""
+    """Parse a line of nvidia-smi with `QUERY`, without header and units; None for any other line."""
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != len(QUERY) or not cells[0].isdigit():
         return None
@@ -74,22 +75,22 @@ def parse_gpu_line(line: str) -> GpuReading | None:
 
 
 def parse_xid(record: str) -> tuple[str, int] | None:
-    """Return bus and code of a record of the kernel's log that reports an Xid.
+    """Return bus and code of a record in the kernel's log that reports an Xid.
 
-    None for any other record, and for one that a program has written.
+    Return None for any other record, also if a program has written it.
     """
     found = _XID.match(record)
     return None if found is None else (bus_of(found[1]), int(found[2]))
 
 
 def bus_of(text: str) -> str:
-    """Return a bus id in one form: drivers write the domain with four or eight digits, with and without function."""
+    """Normalise a bus id: drivers print the domain with four or eight digits, with and without function."""
     parts = text.strip().lower().partition(".")[0].split(":")
     return ":".join(part.lstrip("0") or "0" for part in parts)
 
 
 def _number(cell: str) -> float | None:
-    """Return a number, decimal or 0x..., or None for "[N/A]" and other words."""
+    """Parse a number, decimal or 0x...; None for "[N/A]" and other texts."""
     try:
         return float(int(cell, 16)) if cell.lower().startswith("0x") else float(cell)
     except ValueError:

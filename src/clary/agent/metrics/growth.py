@@ -1,11 +1,11 @@
-"""Growth of processes' counters from one look to the next, while processes start and end. Pure.
+"""Growth of processes' counters between two looks, while processes start and end. Pure.
 
-Where: `program_source` makes rates of it.
+Where: `program_source` computes rates from the growth.
 
-Processor time and bytes of a process that has ended are added by the kernel to those of the process that waits for it,
-so that a plain sum would count them twice: once while it lived, once again above it. If no process waits for it, they
-vanish, so that a plain sum would fall. Therefore the counts of an ended process are subtracted from the growth of its
-ancestors: the nearest first, up to the growth of each, because a process further up waits for an orphan.
+When a process has ended, the kernel adds its processor time and bytes to the counters of the process that reaps it, so
+a plain sum would count them twice. If no process reaps it, they vanish, so a plain sum would fall. Therefore the counts
+of an ended process are subtracted from the growth of its ancestors, the nearest first, up to the growth of each; a more
+distant ancestor may reap an orphan.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 
 class Count(NamedTuple):
-    """A process's counters, including those of children that it has waited for."""
+    """A process's counters, including those of reaped children."""
 
     parent: int
-    started_at: int  # with the pid it identifies a process
+    started_at: int  # start time; with the pid it identifies a process
     values: tuple[float, ...]
 
 
 def growth(before: Mapping[int, Count], after: Mapping[int, Count]) -> dict[int, tuple[float, ...]]:
-    """Return pid -> growth of each counter of a process, without inherited counts; never negative.
+    """Return pid -> growth of each counter, without counts of reaped children; never negative.
 
     The growth of a new process starts at zero. The growth of a process between `before` and its end counts for the
-    process that has waited for it, if `after` has that, and is lost otherwise.
+    process that has reaped it, if `after` has that process, and is lost otherwise.
     """
     grown = {pid: list(_raw_growth(count, before.get(pid))) for pid, count in after.items()}
     for pid, gone in before.items():
@@ -56,9 +56,9 @@ def _is_there(pid: int, count: Count, others: Mapping[int, Count]) -> bool:
 
 
 def _living_above(gone: Count, before: Mapping[int, Count], after: Mapping[int, Count]) -> Iterator[int]:
-    """Yield the living ancestors of an ended process, the nearest first."""
+    """Yield the living ancestors of an ended process, nearest first."""
     pid = gone.parent
-    for _ in range(len(before)):  # parents form no circle, but entries read at different times might
+    for _ in range(len(before)):  # parents form no cycle, but entries read at different times may
         above = before.get(pid)
         if above is None:
             return

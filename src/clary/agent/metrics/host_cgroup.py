@@ -1,7 +1,7 @@
-"""The counters of the cgroup that a host's processes are in, found from the outside.
+"""The counters of the cgroup of a host's processes, found from outside of the host.
 
-Where: `program_source` asks for it when the program starts. A host without a cgroup of its own shares the agent's,
-whose counters include other processes, so it is not read.
+Where: `program_source` looks for it when the program starts. A host without its own cgroup shares the agent's cgroup,
+which is not read because its counters include other processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.agent.metrics.kept_files import KeptFile, OpenFiles, read_list
 
 _CONTROLLERS = ("cpu", "cpuacct", "memory", "pids")
 _MAX_FILES = 16
-# Version 1 and 2 of the files.
+# Names of the files in version 1 and 2.
 _USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 _OOM = {1: "memory.oom_control", 2: "memory.events"}
@@ -25,7 +25,7 @@ _OOM = {1: "memory.oom_control", 2: "memory.events"}
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupReading:
-    """The kernel's counters for a host; None where the kernel does not count."""
+    """The kernel's counters for a host; None if the kernel does not count."""
 
     cpu_s: float | None
     throttling: Throttling | None
@@ -38,7 +38,7 @@ class HostCgroupCounters:
     """Reads the counters of one host.
 
     Args:
-        places: controller -> the host's own cgroup in the hierarchy that has it.
+        places: controller -> the host's cgroup in the controller's hierarchy.
     """
 
     def __init__(self, places: dict[str, CgroupPlace]) -> None:
@@ -57,7 +57,7 @@ class HostCgroupCounters:
         self._limit = file("memory", _LIMIT)
         self._oom = file("memory", _OOM)
         self._memory_stat = file("memory", {1: "memory.stat", 2: "memory.stat"})
-        # Every host is in the hierarchies of these controllers; each lists all of its processes.
+        # Every host is in the hierarchies of these controllers, and each of them lists all processes of the host.
         listing = next((places[name] for name in ("pids", "memory", "cpu") if name in places), None)
         self._procs = None if listing is None else os.path.join(listing.own, "cgroup.procs")
         self._stat_text: bytes | None = None
@@ -73,9 +73,9 @@ class HostCgroupCounters:
         return None if text is None else [int(word) for word in text.split()]
 
     def read(self, *, looks_closely: bool) -> CgroupReading:
-        """Return the counters; the share of idle file pages is read anew only if `looks_closely`."""
+        """Return the counters; the amount of inactive file pages is read again only if `looks_closely`."""
         if looks_closely or self._stat_text is None:
-            # The expensive file: the kernel sums up every processor's part for it.
+            # This file is expensive: the kernel sums the counts of all processors for it.
             self._stat_text = _read(self._memory_stat)
         cpu_stat = _read(self._cpu_stat)
         return CgroupReading(
@@ -96,7 +96,7 @@ class HostCgroupCounters:
 
 
 def find_host_cgroup(first_pid: int, tree: CgroupTree | None = None) -> HostCgroupCounters | None:
-    """Return the cgroup of a host by its first process, or None if it has no cgroup of its own."""
+    """Return the cgroup of a host's first process, or None if the host has no cgroup of its own."""
     tree = tree or CgroupTree()
     try:
         mountinfo, own = tree.mountinfo(), tree.membership()

@@ -1,7 +1,8 @@
-"""Measurements of one host, from its preparation to its end, and their way to the service.
+"""Measurements of one host, from its preparation to its end, and their transfer to the service.
 
-Where: `program_companions` starts it, passes it the program, waits briefly for its last rows before a phase that can
-make the job terminal, and closes it. Its errors do not affect the host, which never waits for it beyond that time.
+Where: `program_companions` starts it, passes it the program, waits briefly for the last rows before a phase that can
+make the job terminal, and closes it. Errors of the measurements do not affect the host, which waits no longer than that
+time.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from clary.contract.agent_protocol import GpuError, HostPhase
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.step_records import FOLDER as STEPS_FOLDER
 
-LAST_ROWS_S = 1.0  # longest time that the end of a program waits for its last rows
-UPLOAD_ROWS_S = 0.3  # longest such wait of an upload, whose rows are worth less
+LAST_ROWS_S = 1.0  # longest wait for the last rows at a program's end
+UPLOAD_ROWS_S = 0.3  # longest such wait after an upload, whose rows matter less
 _JOIN_S = 5.0
 _NUMBER_OF_PHASE = {phase: float(number) for number, phase in enumerate(HostPhase)}
 
@@ -37,14 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 class HostMetrics(Companion):
-    """Measures one host of one attempt; methods belong to the supervisor's thread.
+    """Measures one host of one attempt; the supervisor's thread calls the methods.
 
     Args:
-        plan: has the interval; 0 measures nothing.
+        plan: of the attempt, with the interval; 0: no measurements.
         host: name of this host.
-        board: has the phase, which is `host/phase` of each row: its place in `HostPhase`, 1 for preparing.
+        board: has the phase, which each row contains as `host/phase`: its index in `HostPhase`, 1 for preparing.
         service: receives the rows.
-        clock: gives rows their times.
+        clock: source of the rows' times.
     """
 
     def __init__(self, plan: LaunchPlan, *, host: str, board: FactBoard, service: SampleReceiver, clock: Clock) -> None:
@@ -62,13 +63,13 @@ class HostMetrics(Companion):
         self._end_row = 0
 
     def start(self) -> None:
-        """Begin to measure, unless the interval is 0."""
+        """Start the measurements, unless the interval is 0."""
         interval_s = self._plan.metrics_interval_s
         if interval_s <= 0:
             return
         try:
             folder = Path(self._plan.work_folder) / self._host.name
-            # A standby host has its /opt/ml elsewhere on the same disk.
+            # A standby host has its /opt/ml in another folder on the same disk.
             sources: list[Source] = [AgentSource(), MachineSource(), DiskSource((folder / "ml", folder))]
             if self._xids is not None and shutil.which("nvidia-smi") is not None:
                 gpus = self._host.resources.gpu_indices
@@ -79,17 +80,17 @@ class HostMetrics(Companion):
             self._sampling = sampling
             shipper.start()
             self._shipper = shipper
-        except Exception:  # boundary: metrics must not end the program
+        except Exception:  # error boundary: metrics must not end the program
             logger.exception("%s is not measured", self._host.name)
             self.abort()
 
     def measure_every(self, interval_s: float) -> None:
-        """Measure with this interval from now on, if at all; from any thread, also repeatedly."""
+        """Change the interval from now on, if measuring; any thread may call this, repeatedly."""
         if self._sampling is not None:
             self._sampling.measure_every(interval_s)
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Measure the program too, if its first process is known."""
+        """Start to measure the program too, if its first process is known."""
         first_pid, ranks = program.init_pid, program.ranks_by_pid()
         if self._sampling is None or first_pid is None:
             return
@@ -106,19 +107,19 @@ class HostMetrics(Companion):
                 self._sampling.remove(kind)
 
     def keep_gpu_errors(self) -> None:
-        """Keep the times of GPU errors so far, after the program has failed: later errors cannot be the cause."""
+        """After a failure of the program, fix the list of GPU errors: later errors cannot be the cause."""
         if self._xids is not None:
             self._xids.keep()
 
     def gpu_errors(self) -> tuple[GpuError, ...]:
-        """Return the driver's errors of this host's GPUs so far, even without measurements."""
+        """Return the driver's errors on this host's GPUs so far, even if nothing is measured."""
         if self._xids is None:
             return ()
         self._xids.look()
         return self._xids.errors()
 
     def flush(self, limit_s: float) -> None:
-        """Have the rows so far sent now; `wait_flushed` waits for that, `limit_s` from now at most."""
+        """Send the rows so far now; `wait_flushed` waits for this, for `limit_s` from now at most."""
         if self._shipper is not None:
             self._flushed_by_s = time.monotonic() + limit_s
             self._end_row = self._store.end
@@ -130,14 +131,14 @@ class HostMetrics(Companion):
             self._shipper.wait_sent(self._end_row, self._flushed_by_s - time.monotonic(), is_vain=is_vain)
 
     def abort(self) -> None:
-        """Stop measuring and sending; returns at once; a second call does nothing."""
+        """Stop measuring and sending; return at once. A second call does nothing."""
         if self._sampling is not None:
             self._sampling.abort()
         if self._shipper is not None:
             self._shipper.abort()
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """Wait for the threads to end; return whether they did. The last call."""
+        """Wait for the threads to end; return whether they have. This must be the last call."""
         if self._xids is not None:
             self._xids.close()
         deadline_s = time.monotonic() + timeout_s

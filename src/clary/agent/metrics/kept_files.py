@@ -1,7 +1,7 @@
-"""Small kernel files that are read repeatedly, kept open within a budget.
+"""Small kernel files that are read repeatedly and kept open within a budget.
 
-Where: every source. Reading an open file again costs a third of opening it, and an open file of /proc/PID belongs to
-that very process: after its end reading fails, even if another process has its number.
+Where: all sources use it. A read of an open file costs a third of the open, and an open file of /proc/PID stays tied to
+its process: after the process's end reads fail, even if another process has the pid.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ _MAX_BYTES = 4 * 1024 * 1024  # per read of a file that is read in pieces
 
 
 class OpenFiles:
-    """Counts the files that may be kept open; others are opened for each read."""
+    """Counts files that may be kept open; further files are opened for each read."""
 
     def __init__(self, most: int) -> None:
         self.num_left = most
 
 
 class KeptFile:
-    """One file.
+    """A kernel file.
 
     Args:
         path: of the file.
-        budget: shared by many; None never keeps it open.
+        budget: shared by many files; None: the file is never kept open.
     """
 
     def __init__(self, path: str, budget: OpenFiles | None = None) -> None:
@@ -34,7 +34,7 @@ class KeptFile:
         self._descriptor = -1
 
     def read(self) -> bytes | None:
-        """Return the content of a file that the kernel gives in one piece; None if it cannot be read."""
+        """Return the content of a file that the kernel returns in one read; None if it cannot be read."""
         try:
             if self._descriptor >= 0:
                 return os.pread(self._descriptor, _READ_BYTES, 0)
@@ -62,7 +62,7 @@ class KeptFile:
 
 
 def read_list(path: str) -> bytes | None:
-    """Return the whole of a file that the kernel gives in pieces, up to a bound; None if it cannot be read."""
+    """Return the content of a file that needs several reads, up to a limit; None if it cannot be read."""
     pieces = []
     size = 0
     with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""Times of looks at the memory of a host without a cgroup limit, and the message on its excess. Pure.
+"""Times of looks at the memory of a host without a cgroup limit, and the message about an excess. Pure.
 
-Where: `memory_watch` looks. A look is cheap or exact: the cheap one sums the resident memory of processes, which counts
-shared pages once per process and so never too little; only near the limit an exact look separates shared pages, which
-costs a walk through page tables.
+Where: `memory_watch` looks. A look is cheap or exact. A cheap look sums the resident memory of processes, which counts
+shared pages once per process and so is never too low. Near the limit, an exact look separates shared pages, which costs
+a walk through page tables.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 GIB = 1024**3
 
-ROUGH_SHARE = 0.8  # of the limit: below it the cheap sum suffices
-# Faster than two processors fill fresh pages: between two readings no host exceeds the limit by much.
+ROUGH_SHARE = 0.8  # share of the limit below which the cheap sum suffices
+# Faster than two processors fill new pages, so that no host exceeds the limit by much between two looks.
 FASTEST_BYTES_PER_S = 8 * GIB
 SHORTEST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
 LONGEST_COST_PAUSE_S = 0.25
-PAUSE_PER_COST = 4  # looks take at most a fifth of a processor, even near the limit
+PAUSE_PER_COST = 4  # looks use at most a fifth of a processor, even near the limit
 MAX_NAMED = 4
 
 
@@ -32,17 +32,17 @@ class ProcessUse(NamedTuple):
 
 
 def needs_exact(rough_bytes: int, limit_bytes: int) -> bool:
-    """Whether the cheap sum is so near the limit that an exact look is needed, which costs more."""
+    """Whether the cheap sum is so near the limit that an exact look is needed."""
     return rough_bytes > limit_bytes * ROUGH_SHARE
 
 
 def pause_s(used_bytes: int, limit_bytes: int, *, cost_s: float) -> float:
-    """Return how long to wait for the next look.
+    """Return the seconds until the next look.
 
     Args:
         used_bytes: of the last look.
         limit_bytes: of the host.
-        cost_s: how long the last look took.
+        cost_s: duration of the last look.
     """
     by_room = max(limit_bytes - used_bytes, 0) / FASTEST_BYTES_PER_S
     by_cost = min(cost_s * PAUSE_PER_COST, LONGEST_COST_PAUSE_S)
@@ -50,13 +50,13 @@ def pause_s(used_bytes: int, limit_bytes: int, *, cost_s: float) -> float:
 
 
 def excess_in_words(host: str, used_bytes: int, limit_bytes: int, uses: Sequence[ProcessUse], *, advice: str) -> str:
-    """Return the message that a host exceeded its limit and was ended, with its largest processes and advice.
+    """Return the message that a host was ended for exceeding its limit, with its largest processes and advice.
 
     Args:
-        host: name.
+        host: name of the host.
         used_bytes: of the last look.
         limit_bytes: of the host.
-        uses: in any order; the `MAX_NAMED` largest are named, the others summed up.
+        uses: in any order; the `MAX_NAMED` largest are named, the others are summed.
         advice: for the user; empty for general advice.
     """
     largest = sorted(uses, key=lambda use: use.memory_bytes, reverse=True)

@@ -1,10 +1,10 @@
-"""Ends a host that exceeds its memory limit, where no cgroup can.
+"""Watch that ends a host that exceeds its memory limit, where no cgroup enforces the limit.
 
 Where: every part that starts an untrusted program calls `watch_memory`: the supervisor for the job's program and its
 rules, installations through `host_command`. `memory_policy` has the policy. A host's memory is the private pages of its
-processes, their shared pages once, swap included, and the files in its own /dev/shm. Pages of files do not count: the
-kernel frees them by itself. The limit is no defence against malicious programs: memory that is held without being
-mapped (a memfd) is not seen.
+processes, their shared pages counted once, swap included, and the files in its own /dev/shm. Pages of files do not
+count, because the kernel frees them when needed. The limit is no defence against malicious programs: memory that is not
+mapped (a memfd) is missed.
 Source: proc(5) for smaps_rollup and statm.
 """
 
@@ -23,23 +23,23 @@ from clary.agent.metrics.process_table import ProcessTable
 from clary.agent.worker import Worker
 from clary.contract.launch_plan import Isolation
 
-_MAX_OPEN_FILES = 128  # of an agent's 1024; the metrics' process table has most of the others
+_MAX_OPEN_FILES = 128  # of an agent's 1024 descriptors; the metrics' process table uses most of the others
 _KIB = 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _OWN = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
 
 
 class MemoryWatch(Worker):
-    """Watches the processes of one host until it is closed, or has ended the host.
+    """Watches the processes of one host until `close`, or until it has ended the host.
 
     Args:
-        host: its name, for messages.
-        first_pid: first process of the host, as this machine numbers it.
+        host: name of the host, for messages.
+        first_pid: pid of the host's first process on this machine.
         ranks: pid -> global rank.
         limit_bytes: memory limit of the host.
-        advice: what to do on this machine if the limit is too low.
+        advice: advice for this machine if the limit is too low.
         has_own_shared_memory: whether the host's /dev/shm is its own, so that all its files count.
-        on_excess: called once, from the watch's thread, with a message; has to end the host.
+        on_excess: called once, from the watch's thread, with a message; must end the host.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class MemoryWatch(Worker):
         has_own_shared_memory: bool,
         on_excess: Callable[[str], None],
     ) -> None:
-        # A program is not ended because its memory cannot be read.
+        # If its memory cannot be read, a program is not ended.
         super().__init__(f"clary-memory-{host}", failure=f"memory of {host} is not watched any more")
         self._host = host
         self._limit_bytes = limit_bytes
@@ -76,7 +76,7 @@ class MemoryWatch(Worker):
         self._table.close()
 
     def _look(self) -> tuple[int, list[ProcessUse]]:
-        """Return the host's memory, never too little, and its processes' memory if that was read."""
+        """Return the host's memory, never too low, and the memory of its processes after an exact look."""
         self._table.look()
         readings = self._table.read()
         in_files = _bytes_in_shared_memory(readings) if self._has_own_shared_memory else 0
@@ -97,7 +97,7 @@ class MemoryWatch(Worker):
 
 
 def watch_memory(program: Program, sandbox: Sandbox, on_excess: Callable[[str], None]) -> MemoryWatch | None:
-    """Begin to watch a host's memory if the kernel does not enforce its limit; None if it does or without a limit.
+    """Start a watch on a host's memory; return None if the kernel enforces the limit or there is no limit.
 
     Args:
         on_excess: as for `MemoryWatch`.
@@ -119,7 +119,7 @@ def watch_memory(program: Program, sandbox: Sandbox, on_excess: Callable[[str], 
 
 
 def parse_own_pages(text: bytes) -> tuple[int, int]:
-    """Return private bytes, swap included, and shared bytes of a process, of /proc/PID/smaps_rollup. Pure.
+    """Parse private bytes, swap included, and shared bytes of a process in /proc/PID/smaps_rollup. Pure.
 
     Raises: ValueError, IndexError, KeyError.
     """
@@ -132,10 +132,10 @@ def parse_own_pages(text: bytes) -> tuple[int, int]:
 
 
 def _pages_of(pid: int) -> tuple[int, int]:
-    """Return private and shared bytes of a process; (0, 0) of one that has ended."""
+    """Return private and shared bytes of a process; (0, 0) if it has ended."""
     with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
         return parse_own_pages(Path(f"/proc/{pid}/smaps_rollup").read_bytes())
-    # Unreadable, as for a process that forbids tracing: use its resident pages without those of files.
+    # Unreadable, for example because the process forbids tracing: use its resident pages except file pages.
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path(f"/proc/{pid}/statm").read_bytes().split()
         return (int(fields[1]) - int(fields[2])) * _PAGE_BYTES, 0
@@ -143,16 +143,16 @@ def _pages_of(pid: int) -> tuple[int, int]:
 
 
 def _name_of(pid: int) -> str:
-    # Not the command line, which may contain secrets.
+    # The name, not the command line, which may contain secrets.
     with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
         return file.read().strip()
     return "a process"
 
 
 def _bytes_in_shared_memory(pids: Iterable[int]) -> int:
-    """Return the bytes in the /dev/shm of a host, seen through one of its processes; 0 if no process can be read."""
+    """Return the bytes in a host's /dev/shm, read through one of its processes; 0 if that fails for all."""
     for pid in pids:
-        # The first process forbids tracing, which closes its root to an agent that is not root.
+        # The first process forbids tracing, so an agent without root rights cannot use its root.
         with contextlib.suppress(OSError):
             facts = os.statvfs(f"/proc/{pid}/root/dev/shm")
             return (facts.f_blocks - facts.f_bfree) * facts.f_frsize

@@ -290,7 +290,7 @@ def _finalize_mpi() -> None:
 
 
 def _flush(stream: object) -> bool:
-    """Flush standard output and error; return whether no output was lost."""
+    """Flush a stream; return whether no output was lost."""
     if stream is None or getattr(stream, "closed", False):
         return True
     try:
