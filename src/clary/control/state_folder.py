@@ -4,7 +4,7 @@ Where: the server and every command use it; no other module knows these names. K
 read.
 
     settings.toml   clary.db   service.log
-    run/service.json     address and process of the running service; beside it a copy, in case one is damaged
+    run/service.json     address and process of the running service; beside it a copy, in case the file is damaged
     run/engine           source of jobs' hosts: local, slurm or boxes
     run/seaweed.json     ports and process of the embedded object store; beside it its log
     secrets/root.json    key pair of the service's owner; admin token; master key of job keys
@@ -236,7 +236,7 @@ class StateFolder:
         return None
 
     def write_service_record(self, record: ServiceRecord) -> None:
-        """Replace run/service.json and its copy, each in one step."""
+        """Replace run/service.json and its copy, each atomically."""
         for path in (self.service_record_path, self.service_record_copy_path):
             replace_durably(path, json.dumps(asdict(record)).encode(), mode=0o644)
 

@@ -94,7 +94,7 @@ class GroupCommitWriter:
         *,
         timeout_s: float = WRITE_TIMEOUT_S,
     ) -> T:
-        """Run `operation` on `item`, with the items of other calls that wait for it; return its value for `item`.
+        """Run `operation` once on the items of several waiting calls; return its value for `item`.
 
         The operation gets items in the order of calls, and returns a value for each. If it raises, it is run again for
         each item by itself, and only the items for which it raises again fail. Otherwise this is like `run`.
@@ -218,8 +218,8 @@ class GroupCommitWriter:
 
     def _commit(self, batch: Sequence[_Operation]) -> None:
         """Run the batch in one transaction; afterwards every operation has its value or error, or will be repeated."""
-        # Savepoints cost two round trips an operation, and failures are rare: try without; if one operation fails,
-        # roll back and run them again with a savepoint each.
+        # Savepoints cost two round trips per operation, and failures are rare: run without savepoints; if an operation
+        # fails, roll back and run all again with a savepoint each.
         running: _Operation | None = None
         try:
             if self._before_commit is not None:
@@ -319,7 +319,7 @@ def _as_new(operation: _Operation) -> _Operation:
 
 
 def _deliver(batch: Sequence[_Operation]) -> None:
-    """Pass results to the waiting event loops, with one wake-up a loop."""
+    """Pass results to the waiting event loops, with one wake-up per loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Operation]] = {}
     for operation in batch:
         by_loop.setdefault(operation.loop, []).append(operation)

@@ -219,7 +219,7 @@ def _page_statement(query: CardQuery, *, after: list[Any] | None, now_us: int, d
 
 
 def _counts_of(connection: Connection, query: CardQuery) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the numbers of jobs of each status, and of each state, that the search finds."""
+    """Return the numbers of jobs that match the search, by status and by state."""
     both = (job_cards.c.status, job_cards.c.state)
     statement = select(*both, func.count()).where(*_filters(query, dialect=connection.dialect.name))
     by_status, by_state = Counter[str](), Counter[str]()

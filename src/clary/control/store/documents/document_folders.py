@@ -28,7 +28,7 @@ async def take_over(folder: Path, documents: NumberedDocuments, *, first: str, k
     repeats this. Files of jobs that a restored database does not have are moved to `<home>/set-aside/KIND/`.
 
     Args:
-        folder: holds one folder a job; it may be missing.
+        folder: holds one folder per job; it may be missing.
         first: stem of the file that every valid number has.
         keeps_files: whether files stay, because the folder also has files other than documents.
     Raises: StoreError if the database fails; then the files stay.

@@ -106,7 +106,7 @@ class NumberedDocuments:
         return await self._read(lambda connection: list(connection.execute(statement).scalars()))
 
     async def remove(self, job_name: str, number: int | None = None) -> None:
-        """Remove the documents of a number, or all of a job."""
+        """Remove the documents of a number, or all documents of a job."""
         mine = (_COLUMNS.job_name == job_name, _COLUMNS.kind == self._kind)
         statement = delete(numbered_documents).where(*(mine if number is None else self._at(job_name, number)))
         await self._write(lambda connection: connection.execute(statement))

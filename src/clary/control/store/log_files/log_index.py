@@ -1,4 +1,4 @@
-"""The offsets of blocks of records in a log file: to find a line by number or time without reading the whole file.
+"""The offsets of blocks of records in a log file, to locate a line by number or time without reading the whole file.
 
 Where: `StreamFile` keeps one in memory for each open stream (24 bytes for every block of up to 256 lines) and saves it
 beside the file when it closes, so that opening again does not read the whole file. The saved index is a cache: an index

@@ -55,7 +55,7 @@ def steps_of(names: Iterable[str], views: Callable[[str], Iterator[StreamView]],
 
 
 def advance(steps: Iterator[Step], take: Take, *, budget_s: float) -> bool:
-    """Pass lines to `take` for `budget_s` seconds; return whether all lines were passed.
+    """Pass lines to `take` for up to `budget_s` seconds; return whether all lines were passed.
 
     Args:
         steps: iterator from `steps_of`; the next call continues where this one ends.

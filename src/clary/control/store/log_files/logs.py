@@ -99,7 +99,7 @@ class LogStore:
         await asyncio.to_thread(self._registry.close)
 
     async def create_stream(self, stream: str, created_at: datetime) -> None:
-        """Create an empty stream; one that exists stays as it is."""
+        """Create an empty stream; an existing stream is unchanged."""
         await self._run(lambda: self._registry.create(stream, int(created_at.timestamp() * 1000)))
 
     async def append(self, stream: str, first_sequence: int, blocks: Sequence[LogBlock]) -> int:

@@ -114,7 +114,7 @@ class StreamRegistry:
             self._folder_lock = None
 
     def create(self, stream: str, created_at_ms: int) -> None:
-        """Create an empty stream; one that exists stays as it is.
+        """Create an empty stream; an existing stream is unchanged.
 
         Raises: BadLogQuery for a bad name; StoreError.
         """

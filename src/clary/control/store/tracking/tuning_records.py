@@ -1,7 +1,7 @@
 """Tuning jobs and their trials: a document each, and columns for queries.
 
 Where: `Store.tuning`. A trial is written in the transaction that stores its training job (`add_trial`), and only
-while its tuning job is in progress; its number stays taken after the training job was deleted.
+while its tuning job is in progress; its number stays reserved after the training job was deleted.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _CONTAINS = {"sqlite": func.instr, "postgresql": func.strpos}  # LIKE would igno
 
 
 class TuningJobExists(StoreError):
-    """A tuning job has the name."""
+    """A tuning job of that name exists already."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"a tuning job {name!r} exists: choose another name", fault=Fault.USER)
 
 
 class TuningJobNotFound(StoreError):
-    """No tuning job has the name."""
+    """No tuning job of that name exists."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no tuning job {name!r}", fault=Fault.USER)

@@ -41,7 +41,7 @@ _RETRY_S = 0.1  # seconds between attempts to connect, since rank 0 may start la
 _GRACE_S = 10.0  # seconds to wait for the answer, in addition to the request's own wait
 _HANDSHAKE_LIMIT_S = 10.0
 _MAX_WAIT_S = 3600.0  # longest wait of one GET; a longer wait takes several requests
-_MS = 1000  # a second
+_MS = 1000  # per second
 
 
 class TcpStore:
