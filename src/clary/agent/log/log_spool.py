@@ -45,7 +45,7 @@ class _Cursor:
     sequence: int = 0  # next line's number
     segment: Segment | None = None
     offset: int = 0
-    unread: list[LogBlock] = field(default_factory=list)  # read from the segment, not returned yet; next one last
+    unread: list[LogBlock] = field(default_factory=list)  # read but not yet returned, in reverse order
 
 
 class LogSpool:

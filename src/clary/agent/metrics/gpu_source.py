@@ -135,7 +135,7 @@ class GpuSource:
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self._tool.stdout.fileno(), _READ_BYTES):
                 data += piece
-                if len(data) > _READ_BYTES:  # more than the rows between two reads: the rest follows at the next read
+                if len(data) > _READ_BYTES:  # other output follows at the next read
                     break
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[-_READ_BYTES:]

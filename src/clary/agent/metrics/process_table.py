@@ -1,8 +1,8 @@
-"""The processes of a host's program, found cheaply and read repeatedly.
+"""Table of the processes of a host's program, which are found cheaply and read repeatedly.
 
-Where: `program_source` makes one when the program starts. The host's cgroup, if it has one, lists the members.
-Otherwise the machine's process list is read, and only new numbers are opened: a process that is no descendant of the
-first process at its start never becomes one, because the first process adopts orphans.
+Where: `program_source` creates one when the program starts. The host's cgroup, if it has one, lists the processes.
+Otherwise the machine's process list is read, and only new pids are opened: a process that does not start as a
+descendant of the first process never becomes one, because the first process adopts orphans.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from clary.agent.metrics.growth import Count
 from clary.agent.metrics.kept_files import KeptFile, OpenFiles
 from clary.agent.metrics.proc_texts import ProcessStat, parse_environment_rank, parse_io, parse_stat
 
-MAX_OPEN_FILES = 600  # of an agent's 1024: two per process, and the rest of the agent has files too
-MAX_PROCESSES = 4096  # read at most; further processes are not measured
+MAX_OPEN_FILES = 600  # of an agent's 1024 descriptors: two per process; other parts of the agent need some too
+MAX_PROCESSES = 4096  # limit of processes; further processes are not measured
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -28,7 +28,7 @@ class ProcessReading(NamedTuple):
 
     rank: int | None
     memory_bytes: int
-    num_threads: int  # 0 for an ended process that waits to be reaped
+    num_threads: int  # 0 for a zombie
     used: Count
 
 
@@ -36,10 +36,10 @@ class ProcessTable:
     """A process and its descendants.
 
     Args:
-        first_pid: first process of the host, as this machine numbers it.
+        first_pid: pid of the host's first process on this machine.
         ranks: pid -> global rank, of processes that the agent itself has started as ranks.
-        members: lists the pids of a cgroup; None without one.
-        max_open_files: of /proc that it keeps open at most.
+        members: lists the pids of the host's cgroup; None without a cgroup.
+        max_open_files: limit of files of /proc that are kept open.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ProcessTable:
         self._admit(ours)
 
     def read(self) -> dict[int, ProcessReading]:
-        """Return pid -> reading of a process; processes that have ended since the last call are left out."""
+        """Return pid -> reading, except processes that have ended since the last call."""
         readings = {}
         for pid, process in list(self._known.items()):
             reading = process.read()
@@ -103,16 +103,16 @@ class ProcessTable:
         self._known.clear()
 
     def _admit(self, newcomers: Mapping[int, ProcessStat]) -> None:
-        # The oldest first, so that a child finds its parent's rank.
+        # Oldest first, so that a child finds its parent's rank.
         for pid, stat in sorted(newcomers.items(), key=lambda item: (item[1].started_at, item[0])):
             if len(self._known) >= MAX_PROCESSES:
                 return
             self._known[pid] = _Process(pid, stat, rank=self._rank_of(pid, stat.parent), budget=self._budget)
 
     def _belongs(self, pid: int, fresh: Mapping[int, ProcessStat]) -> bool | None:
-        """Whether a new process is the first one or a descendant of a known one.
+        """Whether a new process is the first process or a descendant of a known process.
 
-        Returns: None if that is not known yet: its parent has ended since, so it has another one now.
+        Returns: None if it is not known yet, because the parent has ended and the process has a new parent.
         """
         for _ in range(len(fresh) + 1):
             if pid == self._first_pid or pid in self._known:
@@ -125,7 +125,7 @@ class ProcessTable:
         return None
 
     def _rank_of(self, pid: int, parent: int) -> int | None:
-        """Return the rank that a process is or belongs to, which never changes; None for launchers and the like."""
+        """Return the rank to which a process belongs, which never changes; None for launchers and similar processes."""
         if (rank := self._ranks.get(pid)) is not None:
             return rank
         above = self._known.get(parent)
@@ -153,10 +153,10 @@ class _Process:
             return None
         stat = parse_stat(text)
         if stat.started_at != self._started_at:
-            return None  # another process has its number now
+            return None  # another process has its pid now
         self.parent = stat.parent
         read_bytes = write_bytes = 0
-        # Another user's processes hide it, and so does a first process, which forbids tracing.
+        # /proc hides this for another user's processes and for a first process, which forbids tracing.
         with contextlib.suppress(KeyError, ValueError):
             read_bytes, write_bytes = parse_io(self._io.read() or b"")
         seconds = (stat.cpu_ticks + stat.reaped_cpu_ticks) / _TICKS_PER_S

@@ -1,9 +1,9 @@
 """`host/...` and `rank-N/...`: resources used by a host's program, as a whole and by rank.
 
-Where: `host_metrics` makes one when the program has started. Counters become rates here. Memory of ranks is the sum of
-the resident memory of their processes: shared pages count once per process, because separating them (PSS) costs a walk
-through the page tables of every process. A host's own memory comes from its cgroup, which counts each page once; a host
-without one has the sum as well, and the machine's memory as its limit.
+Where: `host_metrics` creates one after the program's start. Counters become rates here. A rank's memory is the sum of
+the resident memory of its processes: shared pages count once per process, because a separate count (PSS) costs a walk
+through the page tables of every process. A host's memory is read from its cgroup, which counts each page once; for a
+host without a cgroup it is the sum over its processes, and the limit is the machine's memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clary.agent.metrics.sources import PERCENT, Slowly, Values
 
 MAX_RANKS = 64  # ranks of a host with series of their own: fourteen each, and a batch has room for 1,024
 
-_LOOK_LOAD = 0.01  # of one processor, for finding processes, which is done at least once a second
+_LOOK_LOAD = 0.01  # share of one processor for the search for processes, which runs at least once per second
 _MAX_LOOK_INTERVAL_S = 1.0
 _MACHINE_MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -32,10 +32,10 @@ class ProgramSource:
     """Measures one program.
 
     Args:
-        first_pid: first process of the host, as this machine numbers it.
-        ranks: pid -> global rank, of processes that the agent has started as ranks; those that the program starts
-            itself are known by their environment.
-        has_own_network: whether the host's interfaces are its own; otherwise the network is not measured.
+        first_pid: pid of the host's first process on this machine.
+        ranks: pid -> global rank, of processes that the agent has started as ranks; ranks started by the program itself
+            are recognised by their environment.
+        has_own_network: whether the host has its own interfaces; otherwise the network is not measured.
     """
 
     def __init__(self, first_pid: int, *, ranks: Mapping[int, int], has_own_network: bool) -> None:
@@ -58,7 +58,7 @@ class ProgramSource:
         if now_s >= self._next_look_s:
             used_s = time.thread_time()
             self._table.look()
-            # A cgroup's list is one small file; the machine's may be long.
+            # A cgroup's list is one small file; the machine's list may be long.
             used_s = time.thread_time() - used_s
             self._next_look_s = now_s + min(_MAX_LOOK_INTERVAL_S, used_s / _LOOK_LOAD)
         span_s = now_s - self._at_s if self._at_s is not None else 0.0
@@ -117,7 +117,7 @@ class ProgramSource:
         return values
 
     def _of_network(self, span_s: float) -> Values:
-        # Not kept open: an open file would keep the network alive after its host.
+        # Not kept open: an open file would keep the network namespace alive after its host.
         text = read_list(f"/proc/{self._first_pid}/net/dev")
         then, self._network = self._network, None
         if text is None:
@@ -131,17 +131,17 @@ class ProgramSource:
 
 
 def throttled_values(now: Throttling, then: Throttling, span_s: float) -> Values:
-    """Return the refused processor time in percent: of periods, and of time with 100 percent per processor. Pure.
+    """Return the refused processor time in percent of periods, and in percent of one processor's time. Pure.
 
     Args:
-        now: counters of the cgroup.
-        then: the same at an earlier moment.
-        span_s: between the two, more than 0.
+        now: current counters of the cgroup.
+        then: earlier counters of the cgroup.
+        span_s: seconds between both, more than 0.
     """
     num_periods = now.num_periods - then.num_periods
     refused_s = max(0.0, now.throttled_s - then.throttled_s)
     values = {"host/cpu_throttled_time_percent": round(PERCENT * refused_s / span_s, 1)}
-    if num_periods > 0:  # periods pass only while a process wants to run
+    if num_periods > 0:  # periods are counted only while a process wants to run
         share = max(0, now.num_throttled - then.num_throttled) / num_periods
         values["host/cpu_throttled_percent"] = round(PERCENT * min(1.0, share), 1)
     else:
@@ -150,7 +150,7 @@ def throttled_values(now: Throttling, then: Throttling, span_s: float) -> Values
 
 
 class _Sums:
-    """The resources that the processes of one scope use together."""
+    """Sums of the resources used by the processes of one scope."""
 
     def __init__(self) -> None:
         self.num_processes = 0

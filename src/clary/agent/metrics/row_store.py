@@ -1,6 +1,6 @@
-"""Measured rows that the service has not acknowledged yet; `outbox` defines their numbers and bounds.
+"""Store of measured rows that the service has not yet acknowledged; `outbox` defines their numbers and limits.
 
-Where: `sampling` adds from its thread, `shipper` takes batches in its own.
+Where: `sampling` adds rows from its thread, `shipper` gets batches in its own thread.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from clary.contract.metric_samples import MAX_COLUMNS, MAX_ROWS, SERIES_NAME, Sa
 
 MAX_BYTES = 10 * 1024 * 1024
 MAX_AGE_S = 2 * 3600.0
-MAX_BATCH_VALUES = 60_000  # half a megabyte as JSON
-_ROW_BYTES = 200  # of a row besides its values
+MAX_BATCH_VALUES = 60_000  # rows per batch; half a megabyte as JSON
+_ROW_BYTES = 200  # memory of a row in addition to its values
 
 
 class Row(NamedTuple):
-    """The values of one moment."""
+    """The values measured at one moment."""
 
     at_ms: int
-    names: tuple[str, ...]  # one object for all rows with the same series
+    names: tuple[str, ...]  # a single object shared by all rows with the same series
     values: array[float]
 
 
@@ -31,8 +31,8 @@ class RowStore(Outbox[Row]):
     """The rows of one host of one attempt.
 
     Args:
-        max_bytes: of memory that rows may take.
-        max_age_s: by the rows' own times.
+        max_bytes: memory limit of the rows.
+        max_age_s: maximum age of a row by the rows' times.
     """
 
     def __init__(self, *, max_bytes: int = MAX_BYTES, max_age_s: float = MAX_AGE_S) -> None:
@@ -45,16 +45,16 @@ class RowStore(Outbox[Row]):
         self._names: tuple[str, ...] = ()
 
     def add(self, at_ms: int, values: Mapping[str, float]) -> None:
-        """Add a row; from one thread."""
+        """Add a row; only one thread may call this."""
         names = tuple(values)
         if names != self._names:
             self._names = names
         self.append(Row(at_ms, self._names, array("d", values.values())))
 
     def batch(self) -> SampleBatch | None:
-        """Return the oldest rows, as many as one batch may hold, or None.
+        """Return the oldest rows, up to the size of one batch, or None.
 
-        Invalid names of series, series beyond the bound and infinite values are left out.
+        Invalid names of series, series beyond the limit and infinite values are dropped.
         """
         rows = self.oldest(max_items=MAX_ROWS, weight_of=lambda row: len(row.names), max_weight=MAX_BATCH_VALUES)
         return _batch_of(rows) if rows.items else None

@@ -1,7 +1,7 @@
-"""The thread that measures: reads every source at each beat and appends a row.
+"""The thread that reads every source at each beat and appends a row.
 
-Where: `metrics.host_metrics` starts it with the host's preparation and ends it with the host. A source that raises is
-left out from then on; no error here affects the host.
+Where: `metrics.host_metrics` starts it with the host's preparation and ends it with the host. A source that raises an
+error is no longer read; no error here affects the host.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from clary.agent.metrics.sources import Source, Values
 from clary.agent.worker import Worker
 from clary.base.clock import Clock
 
-MAX_LOAD = 0.04  # of one processor; measurements that cost more become less frequent
-_JUMP_MS = 1000  # the most that the time of day may be ahead before it is adopted
+MAX_LOAD = 0.04  # share of one processor; measurements that cost more become less frequent
+_JUMP_MS = 1000  # maximum lead of the time of day before it is adopted
 
 logger = logging.getLogger(__name__)
 
 
 class Sampling(Worker):
-    """Measures until it is aborted.
+    """Measures until `abort`.
 
     Args:
-        sources: read in this order, only from the thread.
+        sources: read in this order, only by the thread.
         store: receives the rows.
         clock: gives rows their times.
-        interval_s: from one row to the next.
-        marks: returns further values of a row at no cost, such as the phase.
+        interval_s: time between two rows.
+        marks: returns further values of a row that cost nothing, such as the phase.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Sampling(Worker):
         self._began_ms = _milliseconds(clock)
 
     def add(self, make: Callable[[], Source]) -> None:
-        """Have a source made and read from the next row on; returns at once."""
+        """Create a source and read it from the next row on; return at once."""
 
         def change() -> None:
             self._sources.append(make())
@@ -64,7 +64,7 @@ class Sampling(Worker):
         self._change(change)
 
     def remove(self, kind: type) -> None:
-        """Stop reading sources of a kind and close them; returns at once."""
+        """Stop reading sources of a kind and close them; return at once."""
 
         def change() -> None:
             for source in [source for source in self._sources if isinstance(source, kind)]:
@@ -74,7 +74,7 @@ class Sampling(Worker):
         self._change(change)
 
     def measure_every(self, interval_s: float) -> None:
-        """Change the interval between rows; returns at once. GPUs keep their interval."""
+        """Change the interval between rows, except for GPUs; return at once."""
         if interval_s != self._interval_s:
             self._interval_s = interval_s
             self.flush()
@@ -103,7 +103,7 @@ class Sampling(Worker):
         for change in changes:
             try:
                 change()
-            except Exception:  # boundary: as in `_row`
+            except Exception:  # error boundary, as in `_row`
                 logger.exception("a source of metrics could not be made")
 
     def _row(self) -> Values:
@@ -111,14 +111,14 @@ class Sampling(Worker):
         for source in tuple(self._sources):
             try:
                 values |= source.read(time.monotonic())
-            except Exception:  # boundary: an error of one source does not affect the others
+            except Exception:  # error boundary: an error of one source does not affect other sources
                 logger.exception("%s is not read any more", type(source).__name__)
                 self._sources.remove(source)
                 source.close()
         return values
 
     def _time_ms(self) -> int:
-        """Return a time of day that never steps back: rows keep their order when the clock is set back."""
+        """Return a time of day that never decreases: rows keep their order when the clock is set back."""
         even_ms = self._began_ms + int((self._clock.monotonic() - self._began_s) * 1000)
         now_ms = _milliseconds(self._clock)
         if now_ms - even_ms > _JUMP_MS:  # the clock was set forward, or the machine was suspended
@@ -128,12 +128,12 @@ class Sampling(Worker):
 
 
 def next_beat_s(beat_s: float, *, now_s: float, interval_s: float) -> float:
-    """Return when the next row is due; missed beats are left out. Pure.
+    """Return the time at which the next row is due; missed beats are skipped. Pure.
 
     Args:
         beat_s: monotonic time at which the last row was due.
         now_s: monotonic time.
-        interval_s: from one beat to the next.
+        interval_s: time between two beats.
     """
     due_s = beat_s + interval_s
     if due_s > now_s:

@@ -1,7 +1,7 @@
-"""The thread that carries rows to the service.
+"""The thread that sends rows to the service.
 
-Where: `metrics.host_metrics` starts it beside `sampling`. A service of an older release, which accepts no rows, ends
-it.
+Where: `metrics.host_metrics` starts it together with `sampling`. It ends if the service is an older release that
+accepts no rows.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ logger = logging.getLogger(__name__)
 
 
 class SampleReceiver(Protocol):
-    """The service as the shipper sees it."""
+    """The part of the service that the shipper uses."""
 
     def send_samples(self, batch: SampleBatch) -> SampleReceipt:
-        """Store a batch; raises ServiceUnreachable, ServiceRefused or AttemptOver."""
+        """Store a batch. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
 
 
 class SampleShipper(Sender):
-    """Sends rows in order until it is aborted.
+    """Sends rows in order until `abort`.
 
     Args:
         service: receives the rows.
         store: source of the rows.
         on_unwanted: called when measuring has become useless; from the shipper's thread.
-        interval_s: from one batch to the next.
+        interval_s: time between two batches.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SampleShipper(Sender):
             source=store,
             give_up=store.give_up,
             back_off=BackOff(first_s=0.2, cap_s=_MAX_PAUSE_S),
-            # Hosts of a job begin together, but should not post together.
+            # Hosts of a job start together, but should not post together.
             first_pause_s=interval_s * random.uniform(0.2, 1.0),
         )
         self._service = service

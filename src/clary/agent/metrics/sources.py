@@ -1,6 +1,6 @@
-"""The interface of sources of numbers, and the small ones: the agent itself, the machine, the host's disk.
+"""The interface of sources of measured values, and small sources: the agent, the machine, the host's disk.
 
-Where: `sampling` asks every source for each row and puts their answers side by side.
+Where: `sampling` reads every source for each row and combines the values.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Protocol
 from clary.agent.metrics.kept_files import KeptFile, OpenFiles, read_list
 from clary.agent.metrics.proc_texts import CpuTimes, parse_available_memory, parse_cpu_times, parse_stat
 
-Values = dict[str, float]  # name of a series -> value; only measured ones
+Values = dict[str, float]  # name of a series -> measured value
 
 PERCENT = 100.0
-_SLOW_INTERVAL_S = 1.0  # between readings of values that change slowly or are expensive
+_SLOW_INTERVAL_S = 1.0  # between reads of values that change slowly or are expensive
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -28,19 +28,19 @@ class Source(Protocol):
         """Return the values at a monotonic time, with rates since the last call; the first call has no rates."""
 
     def close(self) -> None:
-        """Free its files and processes; a second call does nothing."""
+        """Free the source's files and processes; a second call does nothing."""
 
 
 class Slowly:
-    """Decides when an expensive reading is due again."""
+    """Decides when an expensive read is due again."""
 
     def __init__(self, interval_s: float = _SLOW_INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._next_s: float | None = None
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether the reading is due, and restart the interval if so."""
-        # A tenth early rather than a whole row late.
+        """Return whether the read is due, and if so restart the interval."""
+        # Better a tenth of the interval early than a whole row late.
         if self._next_s is not None and now_s < self._next_s - self._interval_s / 10:
             return False
         self._next_s = now_s + self._interval_s
@@ -48,9 +48,9 @@ class Slowly:
 
 
 class AgentSource:
-    """`agent/...`: resources used by the agent of this host itself; the only measurements of a preparation.
+    """`agent/...`: resources used by this host's agent.
 
-    Children do not count: the program is one of them, and so are the installers of requirements.
+    Child processes do not count, because the program and the installers of requirements are children.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class MachineSource:
         self._values: Values = {}
 
     def read(self, now_s: float) -> Values:
-        """Return processor time, of all processors together, and the available memory; once a second."""
+        """Return processor time of all processors together and available memory; once per second."""
         if self._slowly.is_due(now_s):
             self._values = self._measured(now_s)
         return self._values
@@ -109,17 +109,17 @@ class MachineSource:
                     ("cpu_iowait", times.iowait, before.iowait),
                     ("cpu_steal", times.steal, before.steal),
                 ):
-                    # The kernel's count of idle time sometimes falls.
+                    # The kernel's counter of idle time sometimes decreases.
                     values[f"machine/{name}_percent"] = round(max(0, now - then) * per_tick, 1)
             self._last = (now_s, times)
         return values
 
 
 class DiskSource:
-    """`host/disk_...` of the file system that /opt/ml of a host lies on, and as a rule its /tmp; once a second.
+    """`host/disk_...`: the file system of a host's /opt/ml, and usually of its /tmp; once per second.
 
     Args:
-        folders: of the host on this machine; the first existing one is used.
+        folders: folders of the host on this machine; the first existing folder is used.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -128,7 +128,7 @@ class DiskSource:
         self._values: Values = {}
 
     def read(self, now_s: float) -> Values:
-        """Return the use of the disk, as df shows it: space reserved for root does not count in the percentage."""
+        """Return the use of the disk as in df: space reserved for root does not count in the percentage."""
         if self._slowly.is_due(now_s):
             self._values = self._measured()
         return self._values
@@ -151,5 +151,5 @@ class DiskSource:
 def _disk_of(folder: Path) -> os.statvfs_result | None:
     try:
         return os.statvfs(folder)
-    except OSError:  # the folder is not made yet, or was removed
+    except OSError:  # the folder does not exist yet, or was removed
         return None

@@ -1,11 +1,11 @@
 """`rank-N/step_s` and its parts: the times of training steps, from files of ranks.
 
-Where: `host_metrics` makes one when the program starts. A value is the mean over the steps that have ended since the
-row before; a row without an ended step has only `rank-N/steps`, the number of steps so far. The first step of a
-process, which includes the program's preparations, is counted but is in no mean. `rank-N/step_max_s` is the longest of
-those steps.
+Where: `host_metrics` creates one when the program starts. A value is the mean over the steps that have ended since the
+previous row; a row without such a step has only `rank-N/steps`, the number of steps so far. The first step of a
+process, which includes the program's preparations, is counted but excluded from means. `rank-N/step_max_s` is the
+longest of the averaged steps.
 
-Programs write these files and may write anything: data other than rows of numbers is left out.
+Programs write these files with any content: data other than rows of numbers is ignored.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from clary.contract.step_records import (
     read_rows,
 )
 
-_MAX_NAMES = 10_000  # listed at most: the program can fill the folder
-MAX_FILES = 4 * MAX_RANKS  # kept open at most; programs that restart ranks leave old files behind
+_MAX_NAMES = 10_000  # limit of names listed: the program can fill the folder
+MAX_FILES = 4 * MAX_RANKS  # limit of files kept open; programs that restart ranks leave old files behind
 _ROWS_AT_ONCE = 16
-_DIGITS = 7  # of seconds: tenths of microseconds
+_DIGITS = 7  # decimal places of seconds: tenths of microseconds
 
 
 class StepSource:
@@ -42,7 +42,7 @@ class StepSource:
 
     Args:
         home: a folder that the program cannot replace.
-        below: the way from there to the folder of the files; the program may put links on it.
+        below: path from `home` to the folder of the files; the program may replace parts of it by links.
     """
 
     def __init__(self, home: Path, below: Sequence[str] = ()) -> None:
@@ -60,7 +60,7 @@ class StepSource:
         for file in self._files.values():
             rows = file.new_rows()
             known = fresh.get(file.rank)
-            # Of several processes with one rank the process with the latest step is training.
+            # Of several processes with the same rank, the process with the latest step is training.
             if known is None or (file.last_s, len(rows)) > (known[0].last_s, len(known[1])):
                 fresh[file.rank] = (file, rows)
         values: Values = {}
@@ -87,9 +87,9 @@ class StepSource:
 
 
 class Unfit(Enum):
-    """Why a file is not read."""
+    """The reason why a file is not read."""
 
-    STILL = "still"  # its process has made the file, but not begun to write
+    STILL = "still"  # its process has created the file but not yet written to it
     FOR_EVER = "for ever"
 
 
@@ -110,12 +110,12 @@ class _File:
             changed_ns = facts.st_mtime_ns
             if changed_ns == self._changed_ns:
                 return []
-            # A file that has shrunk belongs to another program, which has begun anew in the same process.
+            # A file that has shrunk belongs to another program, which was started in the same process.
             is_anew = self.num_steps and facts.st_size < offset_of(self.num_steps) + ROW_BYTES
             rows = self._rows_after(0 if is_anew else self.num_steps)
         except OSError:
             return []
-        # Files' times are coarse: a later row may have the same time.
+        # File times are coarse: a later row may have the same time.
         self._changed_ns = changed_ns if not rows else None
         if rows:
             self.num_steps, self.last_s = rows[-1].number, rows[-1].ended_s

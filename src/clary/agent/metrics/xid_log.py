@@ -1,9 +1,9 @@
 """Errors of a host's GPUs that NVIDIA's driver has written into the kernel's log (Xids).
 
-Where: `metrics.host_metrics` makes one for hosts whose plan gives them GPUs. `gpu_source` reads it for each row, and
-the supervisor again when a program has failed, so that the driver's errors are known before the failure is reported.
-Root can read the log, and other users if `kernel.dmesg_restrict` is 0; without access no error is seen. An Xid names
-its GPU by its bus: the driver lists buses below /proc in its own order, and nvidia-smi prints them too.
+Where: `metrics.host_metrics` creates one for hosts with GPUs in their plan. `gpu_source` reads it for each row, and the
+supervisor reads it again when a program has failed, so that the driver's errors are known before the failure is
+reported. Root can read the log, other users only if `kernel.dmesg_restrict` is 0; without access no error is found. An
+Xid identifies its GPU by the bus: the driver lists buses below /proc in its own order, and nvidia-smi prints them too.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from clary.base.clock import Clock
 from clary.contract.agent_protocol import GpuError
 
 _READ_BYTES = 64 * 1024
-_MAX_RECORDS = 500  # of the kernel's log, read per look
+_MAX_RECORDS = 500  # limit of bytes of the kernel's log read per look
 _MAX_CODES = 16  # different codes kept per GPU
 
 logger = logging.getLogger(__name__)
 
 
 class XidLog:
-    """Reads the kernel's log from now on; safe for many threads.
+    """Reads new records of the kernel's log; thread-safe.
 
     Args:
         indices: of the host's GPUs, in the driver's order.
-        clock: gives errors their times.
+        clock: source of the errors' times.
         kernel_log: file with the Xids.
         gpus_folder: has one entry per GPU of the machine, named by its bus.
     """
@@ -50,8 +50,8 @@ class XidLog:
         self._looked_at = clock.now()
         self._buses = dict(enumerate(_listed_buses(gpus_folder)))  # index in the driver's order -> bus
         self._codes: dict[str, dict[int, tuple[datetime, datetime]]] = {}  # bus -> code -> (earliest, noticed)
-        self._last: dict[str, int] = {}  # bus -> the last code
-        self._keeps = False  # whether times of known errors stay as they are
+        self._last: dict[str, int] = {}  # bus -> the latest code
+        self._keeps = False  # whether times of known errors are fixed
         self._log = _open_at_end(kernel_log)
 
     @property
@@ -65,7 +65,7 @@ class XidLog:
             self._buses[index] = bus
 
     def look(self) -> None:
-        """Read new records; never waits."""
+        """Read new records without waiting."""
         with self._lock:
             now = self._clock.now()
             for record in self._new_records():
@@ -81,13 +81,13 @@ class XidLog:
             self._looked_at = now
 
     def keep(self) -> None:
-        """Look, and keep the times of all errors so far: a later one does not explain the failure."""
+        """Look, and fix the times of all errors so far: a later error does not explain the failure."""
         self.look()
         with self._lock:
             self._keeps = True
 
     def last_code(self, index: int) -> int:
-        """Return the last Xid of the GPU with this index of the driver, or 0."""
+        """Return the latest Xid of the GPU with an index in the driver's order, or 0."""
         with self._lock:
             return self._last.get(self._buses.get(index, ""), 0)
 
@@ -102,7 +102,7 @@ class XidLog:
         return tuple(sorted(found, key=lambda error: (error.at, error.gpu, error.xid)))
 
     def close(self) -> None:
-        """Stop reading; errors seen so far stay known. A second call does nothing."""
+        """Stop reading; errors found so far stay available. A second call does nothing."""
         with self._lock:
             self._close()
 

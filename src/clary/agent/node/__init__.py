@@ -1,1 +1,1 @@
-"""Daemon of a box: leases of hosts, started, kept and ended. Standard library of Python 3.10, in one zip file."""
+"""Daemon of a box: it starts, keeps and ends leases of hosts. Only Python 3.10's standard library; one zip file."""

@@ -1,7 +1,7 @@
 """Commands of a box: `python node.pyz probe | install | run FOLDER | keep FOLDER`.
 
 Where: `packing` makes the zip; `clary hosts add` sends it over SSH, `clary join` starts it on the box itself. `run` is
-the daemon, `keep` looks after one lease and is started by the daemon. `probe` and `install` read JSON and print one
+the daemon, `keep` runs one lease and is started by the daemon. `probe` and `install` read JSON and print one
 line of JSON.
 """
 
@@ -18,13 +18,13 @@ from clary.agent.node.installation import InstallError, install
 from clary.agent.node.keeper import keep_lease
 from clary.agent.node.probing import probe
 
-ANSWER = "CLARY-NODE "  # before the line of output that counts: users' shells print greetings
+ANSWER = "CLARY-NODE "  # prefix of the output line that counts, since users' shells print greetings
 MAX_REQUEST_BYTES = 1024 * 1024
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out one command; return its exit code."""
+    """Execute one command; return its exit code."""
     match arguments:
         case ["probe"]:
             return _answer(probe(_request()))
@@ -55,7 +55,7 @@ def _answer(document: Mapping[str, Any]) -> int:
 
 
 def _archive() -> Path:
-    """Return the zip file that this code was read from."""
+    """Return the zip file from which this code was loaded."""
     return Path(__file__).parents[3]  # FILE.pyz/clary/agent/node/__main__.py
 
 

@@ -1,13 +1,13 @@
-"""The folder of a box's daemon: its settings, its token, its leases; each file is whole or missing.
+"""The folder of a box's daemon: its settings, its token, its leases; each file is complete or missing.
 
-Where: `installation` fills it, `daemon` and `keeper` live in it. Only its owner may enter it.
+Where: `installation` fills it, `daemon` and `keeper` use it. Only its owner may enter it.
 
     config.json   ca.pem token the service that the daemon asks, and the daemon's credentials; the token has mode 0600
     node-DIGEST.pyz                     the daemon
-    lock                                held by the running daemon, contains its process
+    lock                                locked by the running daemon, contains its process
     leases/LEASE/...                    see `lease_files`
-    boots/DIGEST.py                     boots that the service has sent
-    scratch/                            folder for hosts, unless the box has another place for it
+    boots/DIGEST.py                     boot programs from the service
+    scratch/                            folder for hosts, unless the box has another folder for them
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clary.base.errors import ContractError
 from clary.base.plain import from_plain
 from clary.base.whole_files import replace_durably
 
-# Options of Python: only this file's code and the standard library, despite other packages or variables.
+# Options of Python: load only this file's code and the standard library, despite other packages or variables.
 ISOLATED = ("-I", "-S")
 PRIVATE = 0o700
 SECRET = 0o600
@@ -32,13 +32,13 @@ MAX_FILE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class BoxConfig:
-    """Name, service and places of a daemon."""
+    """Name, service and paths of a daemon."""
 
     name: str  # name of the box
     url: str  # https://HOST:PORT of the service
     machine: str  # digest that identifies this machine and user
     scratch: str = ""  # folder for hosts; empty: inside the daemon's folder
-    restarts: str = ""  # in words: what starts the daemon after a reboot
+    restarts: str = ""  # phrase: the mechanism that starts the daemon after a reboot
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class BoxFolder:
         return self.root / "boots"
 
     def archive(self, digest: str) -> Path:
-        """The daemon's file with a digest."""
+        """Return the path of the daemon's file with a digest."""
         return self.root / f"node-{digest}.pyz"
 
     def read_config(self) -> BoxConfig:
@@ -91,12 +91,12 @@ class BoxFolder:
         return from_plain(BoxConfig, read_json(self.config))
 
     def scratch(self, config: BoxConfig) -> Path:
-        """Return the folder that boots get for their hosts."""
+        """Return the folder that boot programs use for their hosts."""
         return Path(config.scratch) if config.scratch else self.root / "scratch"
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only its owner may enter; refuse a link, and another user's folder. Raises: OSError."""
+    """Make a private folder; refuse a link or another user's folder. Raises: OSError."""
     folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     found = os.lstat(folder)
     if not os.path.isdir(folder) or os.path.islink(folder) or found.st_uid != os.geteuid():
@@ -106,12 +106,12 @@ def make_private(folder: Path) -> None:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document as `replace_durably` does."""
+    """Write a JSON document with `replace_durably`."""
     replace_durably(path, json.dumps(document).encode())
 
 
 def read_json(path: Path) -> Any:
-    """Return a document. Raises: OSError; ContractError for a text that is no JSON."""
+    """Return a JSON document. Raises: OSError; ContractError for a text that is not JSON."""
     with open(path, "rb") as file:
         text = file.read(MAX_FILE_BYTES)
     try:

@@ -1,8 +1,8 @@
-"""The daemon of a box: asks the service for leases, carries them out, and reports them.
+"""The daemon of a box: it polls the service for leases, executes them, and reports their state.
 
-Where: `installation`, systemd or an older daemon starts it; one for each folder. It dials out and does not listen.
-Leases keep running while the service is unreachable. An answer 410 means that the box was removed: the daemon ends all
-leases and removes itself.
+Where: `installation`, systemd or an older daemon starts it; one daemon runs per folder. It only opens outgoing
+connections. Leases keep running while the service is unreachable. An answer 410 means that the box was removed: the
+daemon ends all leases and removes itself.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from clary.base.processes import ProcessId
 from clary.base.whole_files import replace_durably
 from clary.contract.box_protocol import BOOT_PATH, LEASES_PATH, POLL_WAIT_S, BoxOrders, BoxReport
 
-EXIT_HELD = 3  # another daemon has the folder
+EXIT_HELD = 3  # another daemon has locked the folder
 GONE = 410
-MOVING_S = 0.05  # between looks while leases begin or end
+MOVING_S = 0.05  # between looks while leases start or end
 GPU_LOOK_S = 60.0
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0  # after a request without an answer
 REMOVAL_LIMIT_S = 60.0
@@ -44,10 +44,10 @@ _MAX_LOG_BYTES = 1024 * 1024
 
 
 def run_daemon(root: Path, archive: Path) -> int:
-    """Serve the box of a folder until a signal or the box's removal; return an exit code.
+    """Run the daemon of a folder until a signal or the box's removal; return an exit code.
 
     Args:
-        root: the folder.
+        root: path of the folder.
         archive: file with this code.
     """
     folder = BoxFolder(root)
@@ -65,7 +65,7 @@ def run_daemon(root: Path, archive: Path) -> int:
 
 
 def _lock(folder: BoxFolder) -> int | None:
-    """Take the folder's lock and write this process into it; None if another has it."""
+    """Lock the folder and write this process into the lock; return None if another daemon has it."""
     descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,12 +80,12 @@ def _lock(folder: BoxFolder) -> int | None:
 
 
 class Daemon:
-    """One life of the daemon.
+    """One run of the daemon.
 
     Args:
         folder: of the box.
         archive: file with this code.
-    Raises: OSError, ValueError, ContractError for a folder without the daemon's valid files.
+    Raises: OSError, ValueError, ContractError if the folder lacks valid files of the daemon.
     """
 
     def __init__(self, folder: BoxFolder, archive: Path) -> None:
@@ -111,7 +111,7 @@ class Daemon:
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._leave)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of the session that installed it
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # hangup of the session that installed the daemon
         self._clear_out()
         adopt_orphans()
         self._table.load()
@@ -125,14 +125,14 @@ class Daemon:
             if self._table.is_moving and reports == told:
                 self._rest(MOVING_S)
                 continue
-            is_calm = reports == told and self._line.is_open  # a new connection gets its first answer at once
+            is_calm = reports == told and self._line.is_open  # the first request of a connection is answered at once
             if not self._ask(POLL_WAIT_S if is_calm else 0.0):
                 continue
             told = reports
         _say("leaves; what it has started goes on")
 
     def _ask(self, wait_s: float) -> bool:
-        """Report the state, and obey the answer; return whether there was one."""
+        """Report the state and execute the answer; return whether an answer was received."""
         self._number += 1
         report = BoxReport(
             run=self._run,
@@ -174,7 +174,7 @@ class Daemon:
         return True
 
     def _wait_after(self, trouble: str) -> None:
-        """Report a problem once, and wait, ever longer; ends of leases are noticed meanwhile."""
+        """Report a problem once and wait with backoff; ends of leases are recorded meanwhile."""
         if trouble != self._trouble:
             _say(trouble)
         self._trouble = trouble
@@ -204,7 +204,7 @@ class Daemon:
             self._facts = from_plain(type(self._facts), {**to_plain(self._facts), "gpus": list(gpu_uuids())})
 
     def _source(self, digest: str) -> Path:
-        """Return the file of a boot, fetched unless it is here. Raises: OSError."""
+        """Return the file of a boot program, fetched if missing. Raises: OSError."""
         make_private(self._folder.boots)
         path = self._folder.boots / f"{digest}.py"
         if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
@@ -219,7 +219,7 @@ class Daemon:
         return path
 
     def _clear_out(self) -> None:
-        """Remove files of other versions, and empty a log that is too large."""
+        """Remove files of other versions, and truncate a log that is too large."""
         for old in self._folder.root.glob("node-*.pyz"):
             if old != self._folder.archive(self._digest):
                 old.unlink(missing_ok=True)
@@ -228,7 +228,7 @@ class Daemon:
                 os.truncate(self._folder.log, 0)
 
     def _go(self, why: str) -> None:
-        """End all leases and remove the folder: the box was removed."""
+        """End all leases and remove the folder, because the box was removed."""
         _say(f"the box was removed ({why}); it ends what runs here")
         left = self._table.end_all(REMOVAL_LIMIT_S)
         if left:

@@ -1,4 +1,4 @@
-"""Installs the daemon on a box, or replaces it by a newer one; running leases stay, the new daemon finds them.
+"""Installation of the daemon on a box, or its replacement by a newer daemon, which finds the running leases.
 
 Where: `python node.pyz install` over SSH or by `clary join`, with JSON on standard input: name, url, ca_pem, token and
 scratch.
@@ -28,7 +28,7 @@ from clary.base.whole_files import replace_durably
 from clary.contract.box_protocol import BOX_NAME
 
 HOME_NAME = ".clary-node"
-STOP_LIMIT_S = 10.0  # for the old daemon, which exits within tenths of a second
+STOP_LIMIT_S = 10.0  # for the end of the old daemon, which normally takes tenths of a second
 START_LIMIT_S = 15.0
 _LOOK_S = 0.05
 
@@ -38,11 +38,11 @@ class InstallError(Exception):
 
 
 def install(wanted: Mapping[str, Any], archive: Path) -> dict[str, Any]:
-    """Install and start the daemon; return its folder, its digest and its process.
+    """Install and start the daemon; return its folder, digest and process.
 
     Args:
-        wanted: name, url, ca_pem, token and scratch, all texts.
-        archive: file with this code.
+        wanted: name, url, ca_pem, token and scratch, all strings.
+        archive: zip file with this code.
     Raises: InstallError.
     """
     texts = {key: wanted.get(key) for key in ("name", "url", "ca_pem", "token", "scratch")}
@@ -56,10 +56,10 @@ def install(wanted: Mapping[str, Any], archive: Path) -> dict[str, Any]:
 
 
 def own_folder(scratch: str) -> Path:
-    """Return the folder of this machine's daemon: homes may be shared by many machines.
+    """Return the folder of this machine's daemon; a home may be shared by many machines.
 
     Args:
-        scratch: folder of the owner's choice, which holds it if the home is not writable.
+        scratch: folder chosen by the owner, used as parent if the home is not writable.
     """
     home = Path(os.path.expanduser("~"))
     base = home if os.access(home, os.W_OK) or not scratch else Path(scratch)
@@ -67,7 +67,7 @@ def own_folder(scratch: str) -> Path:
 
 
 def installed(scratch: str) -> BoxConfig | None:
-    """Return the settings of the daemon that is installed here; None without one."""
+    """Return the settings of the installed daemon; None without a daemon."""
     try:
         return BoxFolder(own_folder(scratch)).read_config()
     except (OSError, ContractError):
@@ -99,7 +99,7 @@ def _install(asked: Mapping[str, str], archive: Path) -> dict[str, Any]:
 
 
 def _serves_another(folder: BoxFolder, old: BoxConfig, ca_pem: str) -> bool:
-    """Whether the daemon here serves another service that answers; a service that has ended is ignored."""
+    """Whether the installed daemon belongs to another service that still answers."""
     try:
         theirs = folder.authority.read_text(encoding="ascii")
     except (OSError, ValueError):
@@ -138,7 +138,7 @@ def _await_start(folder: BoxFolder) -> int:
 
 
 def holder(folder: BoxFolder) -> ProcessId | None:
-    """Return the daemon that has the folder's lock; None without one."""
+    """Return the daemon that has locked the folder; None without a daemon."""
     try:
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -150,7 +150,7 @@ def holder(folder: BoxFolder) -> ProcessId | None:
         known = json.loads(os.pread(descriptor, 4096, 0))
         process = ProcessId(int(known["pid"]), str(known["started"]))
     except (ValueError, KeyError, TypeError):
-        return None  # a daemon has just taken the lock, and is writing
+        return None  # a daemon has just locked the folder and is writing
     finally:
         os.close(descriptor)
     return process if process.is_alive() else None

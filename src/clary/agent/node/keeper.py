@@ -1,8 +1,8 @@
-"""Keeps one lease: starts its boot, outlives the daemon, and ends all processes that the boot leaves behind.
+"""Keeper of one lease: it starts the boot program, outlives the daemon, and ends all processes left by the boot.
 
 Where: the daemon starts it as `python node.pyz keep FOLDER`, in a session of its own. It adopts every orphan of the
-lease (PR_SET_CHILD_SUBREAPER), so no process escapes it; the boot dies with it (PR_SET_PDEATHSIG), so an end of the
-keeper leaves no host behind. It only waits: the daemon makes all decisions.
+lease (PR_SET_CHILD_SUBREAPER), so no process escapes; the boot dies with the keeper (PR_SET_PDEATHSIG), so no host
+outlives the keeper. The keeper only waits: the daemon makes all decisions.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from clary.agent.node.lease_processes import END_LIMIT_S, adopt_orphans, below, 
 from clary.base.processes import ProcessId
 from clary.contract.box_protocol import MARK
 
-START_FILE = "start.json"  # command of the boot; written by the daemon, no secret
-EXIT_KEPT = 3  # another keeper has, or had, this lease
+START_FILE = "start.json"  # command of the boot; written by the daemon, without secrets
+EXIT_KEPT = 3  # another keeper runs, or has run, this lease
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.02
 _PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def keep_lease(folder: Path) -> int:
-    """Run the lease of a folder from its beginning to its end, once per lease; return an exit code."""
+    """Run the lease of a folder from start to end, once per lease; return an exit code."""
     files = LeaseFiles(folder)
     lock = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -39,7 +39,7 @@ def keep_lease(folder: Path) -> int:
     if files.read_keeper() is not None or files.read_record() is None:
         return EXIT_KEPT
     for number in _PASSED_OVER:
-        signal.signal(number, _pass_over)  # a function: programs would inherit SIG_IGN
+        signal.signal(number, _pass_over)  # a handler, because programs would inherit SIG_IGN
     adopt_orphans()
     command = json.loads((folder / START_FILE).read_text(encoding="utf-8"))["command"]
     files.write_keeper(_kept(os.getpid()))
@@ -54,7 +54,7 @@ def keep_lease(folder: Path) -> int:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """Do nothing: signals to the keeper's session are meant only for the agent."""
+    """Do nothing: signals to the keeper's session are only for the agent."""
 
 
 def _kept(pid: int) -> KeptProcess:
@@ -65,7 +65,7 @@ def _kept(pid: int) -> KeptProcess:
 
 
 def _prepare(command: list[str]) -> tuple[int, int]:
-    """Fork the boot, which waits for one byte before it begins: its process is recorded first."""
+    """Fork the boot, which waits for one byte before it starts, so that its process is recorded first."""
     waiting, go = os.pipe()
     parent = os.getpid()
     child = os.fork()
@@ -89,7 +89,7 @@ def _prepare(command: list[str]) -> tuple[int, int]:
 
 
 def _wait(boot: int) -> str:
-    """Wait for the end of the boot, reaping orphans meanwhile; return how it ended, in words."""
+    """Wait for the end of the boot and reap orphans meanwhile; return a phrase about the end."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid != boot:
@@ -101,7 +101,7 @@ def _wait(boot: int) -> str:
 
 
 def _end_rest() -> int:
-    """Kill and reap all descendants; return how many can not be killed."""
+    """Kill and reap all descendants; return the number that cannot be killed."""
     me, deadline_s = os.getpid(), time.monotonic() + END_LIMIT_S
     while True:
         found = below(me)
@@ -117,6 +117,6 @@ def _end_rest() -> int:
 
 
 def environment_of(lease: str) -> dict[str, str]:
-    """Return the environment for a keeper and its descendants: without SSH's variables, and with the mark."""
+    """Return the environment for a keeper and its descendants: without SSH's variables, with the lease's mark."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SSH_", "XDG_SESSION"))}
     return {**kept, MARK: lease}

@@ -1,12 +1,12 @@
-"""Files of one lease: its order, its keeper, its boot, its end.
+"""Files of one lease: its record, its keeper, its boot, its end.
 
-Where: `lease_table` writes the record before any process is started, `keeper` writes the rest. Each file is written
-once, in this order, and shows the progress of the lease after any crash:
+Where: `lease_table` writes the record before any process is started, `keeper` writes the other files. Each file is
+written once, in this order, so that the progress of the lease is known after any crash:
 
     record.json   lease, tag and index, and the boot of the machine; beside it `proof`, the token that its boot shows
-    keeper.json   the process that keeps it: the lease is not begun a second time
-    boot.json     the process that was started, and becomes the agent
-    ended.json    no process of it is left, and why
+    keeper.json   the keeper's process: the lease is not started a second time
+    boot.json     the boot program's process, which becomes the agent
+    ended.json    no process of the lease is left; the reason
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _PROOF_BYTES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRecord:
-    """A lease as it was ordered."""
+    """A lease as ordered by the service."""
 
     lease: str
     tag: str
     index: int
-    boot: str  # SHA-256 of its boot's source
-    boot_id: str  # boot of the machine when it was recorded
+    boot: str  # SHA-256 of the boot program
+    boot_id: str  # machine's boot id at the time of the record
     proof_digest: str
 
 
@@ -45,7 +45,7 @@ class KeptProcess:
     """A process of a lease."""
 
     pid: int
-    started: str  # in clock ticks since boot
+    started: str  # start in clock ticks since the machine's boot
 
     @property
     def identity(self) -> ProcessId:
@@ -61,26 +61,26 @@ class LeaseFiles:
 
     @property
     def proof(self) -> Path:
-        """The token that the boot shows."""
+        """The token that the boot program sends as proof."""
         return self.folder / "proof"
 
     @property
     def lock(self) -> Path:
-        """The lock of the keeper."""
+        """The keeper's lock file."""
         return self.folder / "lock"
 
     @property
     def output(self) -> Path:
-        """Output of keeper, boot and agent."""
+        """File with the output of keeper, boot and agent."""
         return self.folder / "output.log"
 
     @property
     def notice(self) -> Path:
-        """Shows that the agent was signalled."""
+        """Marker file: the agent was signalled."""
         return self.folder / "noticed"
 
     def make(self, order: LeaseOrder, boot_id: str) -> LeaseRecord:
-        """Record a new lease, with a proof of its own. Raises: OSError; no record is left then.
+        """Record a new lease with a new proof. Raises: OSError; then no record is left.
 
         Args:
             order: of the service.
@@ -118,7 +118,7 @@ class LeaseFiles:
         write_json(self.folder / "boot.json", to_plain(process))
 
     def write_end(self, why: str) -> None:
-        """Record that no process of the lease is left, unless that is recorded. Raises: OSError."""
+        """Record that no process of the lease is left, if not yet recorded. Raises: OSError."""
         if self.read_end() is None:
             write_json(self.folder / "ended.json", {"why": why})
         self.proof.unlink(missing_ok=True)
@@ -132,7 +132,7 @@ class LeaseFiles:
         return self._process("boot.json")
 
     def read_end(self) -> str | None:
-        """Return why no process is left; None while one may be."""
+        """Return the reason why no process is left; None while a process may be."""
         try:
             why = read_json(self.folder / "ended.json").get("why")
         except (OSError, ContractError, AttributeError):
@@ -142,7 +142,7 @@ class LeaseFiles:
     def remove(self) -> None:
         """Remove the lease's folder."""
         with contextlib.suppress(OSError):
-            (self.folder / "record.json").unlink()  # first: a folder without it is no lease
+            (self.folder / "record.json").unlink()  # removed first, because a folder without a record is no lease
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _process(self, name: str) -> KeptProcess | None:

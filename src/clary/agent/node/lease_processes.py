@@ -1,9 +1,10 @@
-"""Finds the processes of a lease, and ends them all.
+"""Search for the processes of a lease, and their end.
 
-Where: the keeper ends the processes that its boot leaves behind; the daemon checks again, and does it alone if a keeper
-was killed. A keeper adopts every orphan below it, so its descendants are the lease. Without a keeper the lease is all
-processes with its mark in the environment and their descendants, and the processes that its daemon adopted at the
-keeper's death. If daemon and keeper were both killed, an orphan without the mark can not be found.
+Where: the keeper ends the processes left by its boot; the daemon checks again, and ends the processes itself if a
+keeper was killed. A keeper adopts every orphan among its descendants, so the lease consists of its descendants. Without
+a keeper the lease consists of all processes with the lease's mark in the environment, their descendants, and the
+processes that the daemon adopted at the keeper's death. If daemon and keeper were both killed, an orphan without the
+mark cannot be found.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from clary.base.processes import (
 )
 from clary.contract.box_protocol import MARK
 
-END_LIMIT_S = 20.0  # for killed processes to end; freeing much memory takes seconds
+END_LIMIT_S = 20.0  # for the end of killed processes; freeing much memory takes seconds
 _LOOK_S = 0.02
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def marked(lease: str, known: Iterable[ProcessId] = (), children: Container[int] | None = None) -> list[ProcessId]:
-    """Return the live processes of a lease, apart from this one.
+    """Return the live processes of a lease, except this process.
 
     Args:
         lease: its id.
-        known: recorded processes: the keeper, the boot.
-        children: this process's own children; it adopted others at the death of a keeper, and they belong to a lease.
+        known: recorded processes (keeper, boot).
+        children: this process's own children; any other child was adopted at a keeper's death and belongs to a lease.
             None if this process adopts no orphans.
     """
     entries = read_process_list()
@@ -75,7 +76,7 @@ def end_marked(
     *,
     limit_s: float = END_LIMIT_S,
 ) -> int:
-    """Kill all processes of a lease; return the number of those left at the limit.
+    """Kill all processes of a lease; return the number of processes left at the time limit.
 
     Args:
         lease: its id.
@@ -94,7 +95,7 @@ def end_marked(
 
 
 def adopt_orphans() -> None:
-    """Make this process adopt orphans among its descendants. Raises: OSError."""
+    """Let this process adopt orphans among its descendants. Raises: OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         number = ctypes.get_errno()

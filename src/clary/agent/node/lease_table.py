@@ -1,7 +1,7 @@
-"""Carries out the orders of the service for leases, and reports the state of each lease.
+"""Execution of the service's orders for leases, and the report of each lease's state.
 
-Where: `daemon` calls it after every answer, and when a keeper has ended. Its state lies in files
-(`lease_files`) and in /proc, so that a daemon that replaces a killed one continues with the same leases.
+Where: `daemon` calls it after every answer, and when a keeper has ended. Its state is in files (`lease_files`) and in
+/proc, so that the successor of a killed daemon continues with the same leases.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from clary.agent.node.lease_processes import end_marked, kill
 from clary.base.processes import ProcessId
 from clary.contract.box_protocol import LEASE_ID, MAX_WORDS, LeaseOrder, LeasePhase, LeaseReport, Wish
 
-KEEPER_LIMIT_S = 30.0  # for a keeper to end the other processes after its boot was killed
+KEEPER_LIMIT_S = 30.0  # for a keeper's end of the other processes after its boot was killed
 START_LIMIT_S = 10.0  # for a started keeper to record that it runs
-END_LIMIT_S = 5.0  # longest wait in one round of the daemon, which has to ask the service again
+END_LIMIT_S = 5.0  # longest wait in one round of the daemon, which must poll the service again
 
 
 @dataclass
 class _Starting:
-    """A keeper that this daemon has started and that has not recorded yet that it runs."""
+    """A keeper that this daemon has started and that has not yet recorded itself."""
 
     process: subprocess.Popen[bytes]
     at_s: float
@@ -42,9 +42,9 @@ class LeaseTable:
     Args:
         folder: of the daemon.
         config: of the box.
-        archive: file that holds this code, for keepers.
+        archive: zip file with this code, for keepers.
         boot_id: of the machine.
-        source: returns the file of a boot by its digest, fetched if needed; raises OSError.
+        source: returns the file of a boot program by its digest, fetched if missing; raises OSError.
     """
 
     def __init__(
@@ -57,28 +57,28 @@ class LeaseTable:
         self._source = source
         self._records: dict[str, LeaseRecord] = {}
         self._starting: dict[str, _Starting] = {}
-        self._gone: dict[str, str] = {}  # ended lease without a record -> why it is gone
+        self._gone: dict[str, str] = {}  # ended lease without a record -> reason of the end
         self._ending_since: dict[str, float] = {}
-        self._failures: dict[str, str] = {}  # why a lease could not be begun yet
-        self._children: list[subprocess.Popen[bytes]] = []  # keepers, to be reaped
+        self._failures: dict[str, str] = {}  # lease -> reason why it could not be started yet
+        self._children: list[subprocess.Popen[bytes]] = []  # keepers to reap
 
     def load(self) -> None:
-        """Load the leases that earlier daemons have recorded. Raises: OSError."""
+        """Load the leases recorded by earlier daemons. Raises: OSError."""
         self._folder.leases.mkdir(mode=0o700, exist_ok=True)
         for place in self._folder.leases.iterdir():
             record = LeaseFiles(place).read_record()
             if record is None or record.lease != place.name:
-                LeaseFiles(place).remove()  # nothing was started without a record
+                LeaseFiles(place).remove()  # without a record no process was started
                 continue
             self._records[record.lease] = record
 
     @property
     def is_empty(self) -> bool:
-        """Whether this box knows no lease."""
+        """Whether this box has no lease."""
         return not self._records
 
     def obey(self, orders: Iterable[LeaseOrder]) -> None:
-        """Begin, signal and end leases as the service wishes; a lease that it does not name is ended and forgotten."""
+        """Start, signal and end leases by the service's answer; end and remove leases that it does not name."""
         wanted = {order.lease: order for order in orders if LEASE_ID.fullmatch(order.lease)}
         for lease in [lease for lease in self._records if lease not in wanted]:
             if self._end(lease):
@@ -96,7 +96,7 @@ class LeaseTable:
                 self._signal(record)
 
     def look(self) -> None:
-        """Record the end of leases that have ended by themselves."""
+        """Record leases that have ended by themselves."""
         self._reap()
         for lease, starting in list(self._starting.items()):
             self._follow(lease, starting)
@@ -111,7 +111,7 @@ class LeaseTable:
         return (*told, *gone)
 
     def watched(self) -> list[int]:
-        """Return descriptors that can be read when a keeper ends; the caller closes them."""
+        """Return descriptors that become readable when a keeper ends; the caller closes them."""
         found = []
         for record in self._records.values():
             files = self._files(record.lease)
@@ -128,7 +128,7 @@ class LeaseTable:
 
     @property
     def is_moving(self) -> bool:
-        """Whether a lease is starting or ending, so that `look` is due soon."""
+        """Whether a lease is starting or ending, so that `look` must be called soon."""
         return bool(self._starting or self._ending_since)
 
     def end_all(self, limit_s: float) -> int:
@@ -173,7 +173,7 @@ class LeaseTable:
             return
         try:
             self._records[order.lease] = self._files(order.lease).make(order, self._boot_id)
-        except OSError as error:  # no keeper was started; the service's next answer repeats the order
+        except OSError as error:  # no keeper was started; the service repeats the order in its next answer
             print(f"{order.lease}: can not be recorded: {error}", file=sys.stderr, flush=True)
 
     def _begin(self, record: LeaseRecord) -> None:
@@ -205,7 +205,7 @@ class LeaseTable:
         self._starting[record.lease] = _Starting(process, time.monotonic())
 
     def _follow(self, lease: str, starting: _Starting) -> None:
-        """Check whether a started keeper has taken its lease."""
+        """Check whether a started keeper has locked its lease."""
         code, files = starting.process.poll(), self._files(lease)
         if files.read_keeper() is not None:
             if code is not None or files.read_boot() is not None:
@@ -215,11 +215,11 @@ class LeaseTable:
                 starting.process.kill()
         else:
             self._starting.pop(lease)
-            if code != EXIT_KEPT:  # EXIT_KEPT: another keeper has taken the lease
+            if code != EXIT_KEPT:  # EXIT_KEPT: another keeper has the lease
                 self._write_end(lease, f"its keeper could not be started: exit code {code}; see {files.output}")
 
     def _notice_end(self, record: LeaseRecord) -> None:
-        """Record the end of a lease whose keeper has died without recording it."""
+        """Record the end of a lease whose keeper died before it recorded the end."""
         lease, files = record.lease, self._files(record.lease)
         if record.boot_id != self._boot_id:
             self._write_end(lease, f"{self._config.name} was started again")
@@ -228,7 +228,7 @@ class LeaseTable:
         if keeper is None or keeper.identity.is_alive():
             return
         if files.read_end() is not None:
-            return  # the keeper has just recorded it
+            return  # the keeper has just recorded the end
         known = [boot.identity] if boot is not None else []
         if self._end_left(lease, known) == 0:
             self._write_end(lease, "the process that kept its agent was killed")
@@ -249,7 +249,7 @@ class LeaseTable:
                 os.close(descriptor)
 
     def _end(self, lease: str) -> bool:
-        """End a lease as far as is possible now; return whether it has ended completely."""
+        """End a lease as far as currently possible; return whether it has ended completely."""
         record, files = self._records.get(lease), self._files(lease)
         if record is None:
             if lease not in self._gone and self._end_left(lease) == 0:
@@ -268,7 +268,7 @@ class LeaseTable:
             if boot is not None:
                 kill([boot.identity])
                 return self._await_keeper(lease, keeper.identity)
-            return False  # the keeper is about to start the boot, whose process is not known yet
+            return False  # the keeper is about to start the boot, whose process is not yet known
         starting = self._starting.pop(lease, None)
         if starting is not None:
             starting.process.kill()
@@ -279,7 +279,7 @@ class LeaseTable:
         return True
 
     def _await_keeper(self, lease: str, keeper: ProcessId) -> bool:
-        """Wait shortly for the keeper to end the boot's remaining processes; return whether it has."""
+        """Wait briefly for the keeper to end the boot's remaining processes; return whether it has."""
         deadline_s = time.monotonic() + END_LIMIT_S
         while keeper.is_alive() and time.monotonic() < deadline_s:
             self._reap()

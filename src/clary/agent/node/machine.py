@@ -1,4 +1,4 @@
-"""Looks at this machine: processors, memory, GPUs, namespaces, and a digest that identifies the machine.
+"""Facts of this machine: processors, memory, GPUs, namespaces, and a digest that identifies the machine.
 
 Where: the daemon sends these facts with every report; `probing` sends them before a daemon is installed.
 """
@@ -28,7 +28,7 @@ def box_facts(*, restarts: str = "") -> BoxFacts:
     """Return processors, memory, GPUs and isolation of this machine.
 
     Args:
-        restarts: what starts the daemon after a reboot, in words.
+        restarts: phrase about the mechanism that starts the daemon after a reboot.
     """
     return BoxFacts(
         hostname=_printable(socket.gethostname()),
@@ -48,14 +48,14 @@ def boot_id() -> str:
 
 
 def user_name() -> str:
-    """Return the name of the user, or the user's number if it has no name."""
+    """Return the user's name, or the user id if there is no name."""
     with contextlib.suppress(KeyError, OSError):
         return getpass.getuser()
     return str(os.geteuid())
 
 
 def machine_digest() -> str:
-    """Return a digest that identifies this machine and user; the machine's id itself never leaves the machine."""
+    """Return a digest that identifies this machine and user, without revealing the machine's id."""
     known = ""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         with contextlib.suppress(OSError):
@@ -64,7 +64,7 @@ def machine_digest() -> str:
 
 
 def gpu_uuids() -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs, from their driver."""
+    """Return the UUIDs of the GPUs from the driver."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
@@ -81,7 +81,7 @@ def gpu_uuids() -> tuple[str, ...]:
 
 
 def isolation_words() -> str:
-    """Return how hosts can be isolated on this machine, as tried in a child process."""
+    """Return a phrase about possible isolation of hosts on this machine, as tried in a child process."""
     is_root = os.geteuid() == 0
     why = _why_no_namespaces(0 if is_root else _CLONE_NEWUSER)
     if why:

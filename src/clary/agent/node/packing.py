@@ -1,4 +1,4 @@
-"""Packs the daemon with its imports into one file; the same sources give the same bytes, identified by a digest.
+"""Packing of the daemon and its imports into one file; the same sources give the same bytes, identified by a digest.
 
 Where: the command line sends it to boxes (`cli.remote_python`), and compares its digest with the digests that boxes
 report.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import clary
 
-_PACKAGES = ("clary", "clary/agent", "clary/base", "clary/contract")  # packages whose `__init__` holds a docstring only
+_PACKAGES = ("clary", "clary/agent", "clary/base", "clary/contract")  # packages whose `__init__` has only a docstring
 _MODULES = (
     "base/errors.py",
     "base/plain.py",
@@ -31,11 +31,11 @@ from clary.agent.node.__main__ import main
 
 sys.exit(main(sys.argv[1:]))
 '''
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip file
 
 
 def pack_node() -> bytes:
-    """Return the zip file."""
+    """Return the bytes of the zip file."""
     root = Path(clary.__file__).parent
     own = sorted(path.relative_to(root).as_posix() for path in (root / _FOLDER).glob("*.py"))
     contents = {f"{package}/__init__.py": "" for package in _PACKAGES}

@@ -1,7 +1,7 @@
-"""Checks whether a machine can be a box, before anything is installed on it.
+"""Check whether a machine can be a box, before an installation.
 
 Where: `python node.pyz probe` over SSH or by `clary join`, with JSON on standard input: url and ca_pem of the service,
-and the scratch folder that the owner wants.
+and the scratch folder chosen by the owner.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def probe(wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _why_not_writable(scratch: str) -> str:
-    """Return why the daemon's folder or the scratch folder cannot be used; empty if both can."""
+    """Return "", or the reason why the daemon's folder or the scratch folder cannot be used."""
     wanted = [Path(scratch)] if scratch else []
     for place in (*wanted, own_folder(scratch).parent.parent):
         try:

@@ -1,6 +1,6 @@
-"""Tries whether a service can be reached from this machine.
+"""Test whether a service can be reached from this machine.
 
-Where: `probing`, before a daemon is installed; `installation`, before it takes a daemon from another service.
+Where: `probing` calls it before a daemon is installed; `installation` before it replaces another service's daemon.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ HEALTH_PATH = "/clary/v1/health"
 
 
 def why_no_service(url: str, ca_pem: str) -> str:
-    """Return why the service cannot be reached from this machine; empty if it can.
+    """Return "", or the reason why the service cannot be reached from this machine.
 
     Args:
         url: https://HOST:PORT.
-        ca_pem: certificate of its authority.
+        ca_pem: certificate of the service's authority.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
