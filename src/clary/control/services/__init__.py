@@ -1,1 +1,1 @@
-"""AWS operations, one module per family: parsed parameters in, output members out."""
+"""AWS operations, one module per family: each handler maps parsed parameters to output members."""

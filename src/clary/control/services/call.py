@@ -24,7 +24,7 @@ from clary.control.store.store import Store
 
 
 class ObjectLookup(Protocol):
-    """Asks the object store."""
+    """The part of the object store's client that handlers use to look up objects and buckets."""
 
     async def has_objects(self, bucket: str, prefix: str) -> bool:
         """Return whether any key of the bucket starts with the prefix; False for a bucket that does not exist."""
@@ -42,13 +42,13 @@ class Admission(Protocol):
     has_host_networks: bool  # whether each job has a network of its own
 
     def admit(self, request: Mapping[str, Any]) -> Admitted:
-        """Return notes on a job for Describe: warnings, and differences of this machine from the request.
+        """Return notes on a job for Describe: warnings, and differences between the request and this machine.
 
         Raises: WireError(ResourceLimitExceeded), WireError(ValidationException) for a job that can never run here.
         """
 
     def pending_reason(self, job: TrainingJob) -> str:
-        """Return the reason why a job waits, or an empty text."""
+        """Return why a job waits, or an empty text."""
 
 
 class WorkFolders(Protocol):
@@ -59,17 +59,17 @@ class WorkFolders(Protocol):
 
 
 class TuningBell:
-    """Wakes the loop of tuning jobs for one of them; without listeners, as in tests of handlers, it does nothing."""
+    """Wakes the loop of tuning jobs for one tuning job; does nothing without listeners, as in tests of handlers."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[str], None]] = []
 
     def connect(self, listener: Callable[[str], None]) -> None:
-        """Call a listener with every name from now on."""
+        """Register a listener, which is called with the name of each tuning job to handle."""
         self._listeners.append(listener)
 
     def wake(self, name: str) -> None:
-        """Have a tuning job handled now."""
+        """Make the loop handle a tuning job now."""
         for listener in self._listeners:
             listener(name)
 
@@ -109,8 +109,8 @@ class Call:
     region: str
     access_key_id: str
     request_id: str
-    unknown_members: tuple[str, ...] = ()  # paths of the request's members that this release's model lacks
-    grants: Grants | None = None  # of a job's key; None for a key that permits everything
+    unknown_members: tuple[str, ...] = ()  # paths of request members that this release's model lacks
+    grants: Grants | None = None  # grants of a job's key; None for a key that permits everything
 
     def arn(self, resource: str) -> str:
         """Return the SageMaker ARN of `resource` in the caller's region."""

@@ -1,10 +1,9 @@
-"""CloudWatch's PutMetricData: a training script's own metrics, stored with its job beside all others.
+"""CloudWatch's PutMetricData: a training script's own metrics, stored with the other metrics of its job.
 
 Where: `dispatch` calls it; `services.metrics` reads the values under their own namespace and dimensions.
-A value belongs to the job whose program puts it, or to the job in the dimension TrainingJobName; other metrics are
-refused. The last unit of a metric is stored with the job. Values keep their own times whatever StorageResolution says,
-so that no time finer than 60 s is lost. Sums of several values (StatisticValues) are accepted only if all values are
-equal.
+A value belongs to the job whose program sends it, or to the job in the dimension TrainingJobName; other metrics are
+refused. The last unit of a metric is stored with the job. Values keep their exact times whatever StorageResolution is,
+so that no time is rounded to 60 s. Sums of several values (StatisticValues) are accepted only if all values are equal.
 Source: PutMetricData, MetricDatum (CloudWatch API reference).
 """
 
@@ -23,16 +22,16 @@ from clary.control.store.errors import JobNotFound
 
 JOB_DIMENSION = "TrainingJobName"
 RESERVED = ("AWS/", "/aws/sagemaker/")  # namespaces of the platform's own metrics
-OLDEST, NEWEST = timedelta(days=14), timedelta(hours=2)  # of a timestamp, before and after now
+OLDEST, NEWEST = timedelta(days=14), timedelta(hours=2)  # limits of a timestamp, before and after now
 RESOLUTIONS_S = (1, 60)
-NO_UNIT = "None"  # CloudWatch's name for it
-MAX_UNITS = 500  # stored with a job
+NO_UNIT = "None"  # CloudWatch's name for a missing unit
+MAX_UNITS = 500  # most units stored with a job
 MANY_UNITS = f"PutMetricData: units of the first {MAX_UNITS} metrics are kept; the others have unit {NO_UNIT}"
-MAX_VALUES = 15_000  # of one request, with repeats; CloudWatch accepts 1000 data of 150 values, each with any count
+MAX_VALUES = 15_000  # of a request, repeats included; CloudWatch accepts 1000 data of 150 values with any counts
 
 
 async def put_metric_data(call: Call) -> Mapping[str, Any]:
-    """Store values with the job that they belong to.
+    """Store values with their job.
 
     Raises: WireError InvalidParameterValue, MissingParameter or InvalidParameterCombination; then no value is stored.
     """
@@ -78,7 +77,7 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
 
 
 async def _keep_units(call: Call, job_name: str, units: Mapping[str, str]) -> None:
-    """Store the unit of each metric with the job, unless it is stored already, which is the usual case."""
+    """Store the unit of each metric with the job, unless it is stored already, as is usual."""
     job = await call.services.find_job(job_name)
     if job is not None and _with_units(job, units) is not job:
         await call.services.hub.update(job_name, lambda current: _with_units(current, units))
@@ -100,17 +99,17 @@ def _with_units(job: TrainingJob, units: Mapping[str, str]) -> TrainingJob:
 
 
 def calling_job(call: Call) -> str:
-    """Return the job whose program calls; empty for the owner."""
+    """Return the name of the job whose key signed the call; empty for the owner."""
     return "" if call.grants is None else call.grants.job_name
 
 
 def stored_name(namespace: str, metric: str, dimensions: Mapping[str, str]) -> str:
-    """Return the name of a metric among those of its job.
+    """Return the name under which a metric is stored with its job.
 
     Args:
-        namespace: of CloudWatch.
-        metric: its name there.
-        dimensions: values by names; TrainingJobName is left out.
+        namespace: CloudWatch namespace.
+        metric: name of the metric in the namespace.
+        dimensions: name -> value; TrainingJobName is omitted from the stored name.
     """
     told = ", ".join(f"{name}={value}" for name, value in sorted(dimensions.items()) if name != JOB_DIMENSION)
     return f"{namespace}/{metric} [{told}]" if told else f"{namespace}/{metric}"

@@ -1,7 +1,7 @@
 """The one list of operations that the service answers.
 
-Where: `server.aws_handler` looks the parsed operation up here; an unlisted operation of a known model is refused by
-name, so that a client learns at once that it is not offered.
+Where: `server.aws_handler` looks up the parsed operation here; an unlisted operation of a known model is refused by
+name, so that a client learns at once that it is not supported.
 """
 
 from __future__ import annotations
@@ -107,19 +107,19 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("sagemaker", "Search"): search_calls.search,
 }
 
-# Services with handlers for all kinds of records that exist here: lists of other kinds are empty.
+# Services whose handlers cover all kinds of existing records, so that lists of other kinds are empty.
 LISTED_EMPTY = frozenset({"sagemaker", "iam", "cloudwatch"})
-ALWAYS_THERE = ("RoleName",)  # members that name things which exist under every name, as roles do
+ALWAYS_THERE = ("RoleName",)  # members that name resources that exist under every name, such as roles
 
 
 async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any]:
-    """Run the handler of an operation, or answer an empty list for kinds that are not offered.
+    """Run the handler of an operation, or return an empty list for kinds of records that are not supported.
 
     Args:
-        service: its name in the model, such as `sagemaker`.
+        service: name of the service's model, such as `sagemaker`.
         operation: such as `CreateTrainingJob`.
         call: authenticated, parsed and validated.
-    Raises: WireError: UnknownOperationException for an operation that is not offered; errors of the handler.
+    Raises: WireError: UnknownOperationException for an unsupported operation; errors of the handler.
     """
     handler = HANDLERS.get((service, operation))
     if handler is None:
@@ -133,14 +133,14 @@ async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any
     except JobUnreadable as error:
         raise WireError("ValidationException", error.message) from error
     except JobNotFound as error:
-        # Deleted by another call during this one: answered as if this call had arrived after it.
+        # Another call has deleted the job during this call, which is answered as if it had arrived later.
         raise WireError("ValidationException", training_jobs.NOT_FOUND) from error
     except ObjectStoreError as error:
         raise WireError("ServiceUnavailable", error.message, http_status=HTTPStatus.SERVICE_UNAVAILABLE) from error
     except StoreError as error:
         if error.fault is not Fault.INFRASTRUCTURE:
             raise
-        # A full disk, or an unavailable database: the client gets the reason, and tries again.
+        # A full disk, or an unavailable database: the client receives the reason, and retries.
         told = WireError("ServiceUnavailable", error.message, http_status=HTTPStatus.SERVICE_UNAVAILABLE)
         told.details.update(error.details)
         raise told from error

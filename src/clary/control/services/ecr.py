@@ -1,7 +1,7 @@
-"""ECR, only for scripts that log in to a registry before they start a job.
+"""ECR operations, for scripts that log in to a registry before they start a job.
 
-There is no registry here: images are names (`engines.images`), and no image is pulled. The token permits nothing, and
-its password says so.
+There is no registry here: images are names (`engines.images`), and no image is pulled. The token permits nothing, as
+its password states.
 Source: GetAuthorizationToken (Amazon ECR API reference): base64 of user and password, valid for twelve hours.
 """
 

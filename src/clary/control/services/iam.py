@@ -1,4 +1,4 @@
-"""IAM, only for clients that check the execution role before they create a job.
+"""IAM operations, for clients that check the execution role before they create a job.
 
 There is one account and one trust domain: a key of the service permits everything, and IAM answers accordingly.
 """
@@ -29,7 +29,7 @@ async def get_role(call: Call) -> Mapping[str, Any]:
 
 
 async def list_roles(call: Call) -> Mapping[str, Any]:
-    """List only the execution role; every other name is a role, too, but names are not stored."""
+    """List only the execution role; every other name also names a role, but these names are not stored."""
     is_wanted = call.params.get("PathPrefix", ROOT) == ROOT
     return {"Roles": [_role(call, call.services.settings.role_name)] if is_wanted else [], "IsTruncated": False}
 
@@ -58,13 +58,13 @@ async def simulate_principal_policy(call: Call) -> Mapping[str, Any]:
 
 
 async def list_attached_role_policies(call: Call) -> Mapping[str, Any]:
-    """List the policies of a role: always an empty list, since roles need no policy."""
+    """List the policies of a role: always an empty list, because roles need no policy."""
     del call
     return {"AttachedPolicies": [], "IsTruncated": False}
 
 
 async def get_user(call: Call) -> Mapping[str, Any]:
-    """Refuse: callers are sessions of a role."""
+    """Refuse the call, because callers are sessions of a role."""
     raise WireError(
         "NoSuchEntity",
         "The caller is a session of a role, not a user; use sts:GetCallerIdentity.",

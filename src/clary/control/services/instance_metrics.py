@@ -1,8 +1,8 @@
 """CloudWatch's metrics of instances, from the series that hosts send.
 
 Where: `services.metrics` and `services.metric_data` read these for the dimension `Host`, JOB/algo-N.
-Source: "Amazon SageMaker AI metrics in Amazon CloudWatch" (developer guide), training jobs: CPUUtilization and the
-two of GPUs count each core and each GPU as 100.
+Source: "Amazon SageMaker AI metrics in Amazon CloudWatch" (developer guide), training jobs: CPUUtilization and the two
+GPU metrics count each core and each GPU as 100.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.control.services.call import Call
 
 UNIT = "Percent"
 MS_PER_S = 1000
-# Metric -> pattern of its series; several matching series are added.
+# Metric -> pattern of its series; the values of several matching series are added.
 SERIES: Mapping[str, str] = {
     "CPUUtilization": "host/cpu_percent",
     "MemoryUtilization": "host/memory_percent",
@@ -37,7 +37,7 @@ class Statistics:
     count: float
 
     def value(self, statistic: str) -> float | None:
-        """Return a statistic by CloudWatch's name; None for one that is not stored."""
+        """Return a statistic by CloudWatch's name; None if it is not stored."""
         known = {
             "Average": self.mean,
             "Sum": self.mean * self.count,
@@ -53,16 +53,17 @@ async def statistics_of(
 ) -> dict[int, Statistics]:
     """Return start of a period, in seconds since 1970 -> statistics of an instance metric.
 
-    Least and greatest of several GPUs are the sums of each GPU's: roll-ups do not have their sum at one moment.
+    Minimum and maximum over several GPUs are the sums of each GPU's value, because roll-ups do not contain the GPUs'
+    sum at one moment.
 
     Args:
-        call: has the store.
+        call: provides the store.
         metric: a key of `SERIES`.
         job_name: of the job.
         host: such as algo-1.
-        start: aware time; a period that it lies in counts as a whole.
+        start: aware time; the period that contains it counts as a whole.
         end: aware time, exclusive.
-        period_s: periods begin at its multiples since 1970.
+        period_s: length of a period in seconds; periods begin at its multiples since 1970.
     Raises: WireError(InvalidParameterCombination).
     """
     try:
@@ -81,7 +82,7 @@ async def statistics_of(
 
 
 async def known_metrics(call: Call, job_name: str) -> dict[str, list[str]]:
-    """Return host -> the instance metrics that it has values of."""
+    """Return host -> the instance metrics for which it has values."""
     query_of = {metric: _query(job_name, pattern) for metric, pattern in SERIES.items()}
     return {
         host: [metric for metric, query in query_of.items() if any(query.wants(name) for name in names)]

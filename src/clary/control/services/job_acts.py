@@ -1,4 +1,4 @@
-"""Acts on a job that both the AWS API and the service's own pages offer."""
+"""Actions on a job that both the AWS API and the service's own pages offer."""
 
 from __future__ import annotations
 

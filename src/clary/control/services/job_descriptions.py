@@ -1,6 +1,6 @@
 """DescribeTrainingJob and summaries from a job's record. Pure.
 
-Source: DescribeTrainingJobResponse; members that clients read without a default are always there
+Source: DescribeTrainingJobResponse; members that clients read without a default are always present
 (`OutputDataConfig.KmsKeyId`, StatusMessage of every transition, times of at least one second).
 """
 
@@ -34,10 +34,10 @@ def describe(
 
     Args:
         job: the record.
-        prices: of hosts; the price of spot capacity makes billable time shorter than training time.
-        settings: give the interval of measurements if neither request nor plan does.
-        now: for spans that have not ended, such as the wait of a warm pool.
-        pending_reason: present reason why the job waits; replaces the stored message, which may be older.
+        prices: prices of hosts; spot prices make billable time shorter than training time.
+        settings: contain the interval of measurements that applies if neither request nor plan has one.
+        now: end of time spans that have not ended, such as the wait of a warm pool.
+        pending_reason: why the job waits now; replaces the stored message, which may be older.
     """
     job = readable(job)
     description: dict[str, Any] = {
@@ -79,15 +79,15 @@ def for_search(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def readable(job: TrainingJob) -> TrainingJob:
-    """Return the job with the part of its stored request that has the model's types.
+    """Return the job with only those members of its stored request that fit the model's types.
 
-    Another release, or a bad disk, may have left members that this release's model lacks, or has with other types.
+    Another release or a bad disk may have left members that this release's model lacks or gives other types.
     """
     return replace(job, request=fit(REQUEST_SHAPE, job.request).document)
 
 
 def unreadable_members(job: TrainingJob) -> tuple[str, ...]:
-    """Return the dotted paths of the stored request's members that no answer can contain."""
+    """Return the dotted paths of members of the stored request that no answer can contain."""
     return fit(REQUEST_SHAPE, job.request).left_out
 
 
@@ -106,7 +106,7 @@ def _request_with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _profiler(job: TrainingJob, settings: Settings) -> dict[str, Any]:
-    """Return the profiler's members of an answer; a configuration that only disables it is left out."""
+    """Return the profiler's members of an answer; a configuration that only disables the profiler is omitted."""
     request = JobRequest(job.request)
     config = job.request.get("ProfilerConfig")
     if request.is_profiler_disabled:

@@ -2,7 +2,7 @@
 
 A job sees only the lines of its own streams, and its own queries.
 Source: the four operations (API reference) and "CloudWatch Logs Insights language query syntax" (user guide).
-docs/logs.md describes the offered part of the language.
+docs/logs.md describes the supported part of the language.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ OWNER = "owner"
 MAX_LISTED = 1000  # DescribeQueries, maxResults
 # Larger numbers are milliseconds, which some clients send (awswrangler): as seconds they would be after 5138.
 _LAST_SECOND = 10**11
-_TOKEN_KEY = secrets.token_bytes(32)  # a restart forgets results, and their tokens with them
+_TOKEN_KEY = secrets.token_bytes(32)  # new at each start of the service, which forgets results anyway
 
 
 async def start_query(call: Call) -> Mapping[str, Any]:
-    """Start a query and return its id; its lines are searched in the background.
+    """Start a query and return its id; lines are searched in the background.
 
     Raises: WireError(InvalidParameterException), WireError(MalformedQueryException), WireError(LimitExceededException),
         WireError(ResourceNotFoundException) for another log group.
@@ -75,7 +75,7 @@ async def get_query_results(call: Call) -> Mapping[str, Any]:
     """
     query = _find(call)
     if query.status is QueryStatus.FAILED:
-        # The answer has no member for a reason, and the status alone does not explain the failure.
+        # The answer has no member for the reason, and the status alone would not explain the failure.
         raise _invalid(f"Query {query.query_id} has the status Failed: {query.reason}")
     asked_for = call.params.get("maxItems")
     count = MAX_ROWS if asked_for is None else asked_for
@@ -146,7 +146,7 @@ async def describe_queries(call: Call) -> Mapping[str, Any]:
 
 
 def _client(call: Call) -> str | None:
-    """Return the client whose queries the caller may read; None for the owner: all queries."""
+    """Return the client whose queries the caller may read; None for the owner, with access to all queries."""
     return None if call.grants is None else call.grants.job_id
 
 
@@ -185,7 +185,7 @@ def _check_language(params: Mapping[str, Any]) -> None:
 
 
 def _check_groups(call: Call) -> None:
-    """Raise WireError unless the request names the only log group, in exactly one way."""
+    """Raise WireError unless exactly one member of the request names log groups, and only the existing group."""
     given = [name for name in ("logGroupName", "logGroupNames", "logGroupIdentifiers") if call.params.get(name)]
     if len(given) != 1:
         raise _invalid(
@@ -199,7 +199,7 @@ def _check_groups(call: Call) -> None:
 
 
 def _milliseconds(time: int, *, is_end: bool = False) -> int:
-    """Return a time of a request in milliseconds; the end includes all of its last second."""
+    """Return a time of a request in milliseconds; an end time includes its whole last second."""
     if time < _LAST_SECOND:
         return time * 1000 + (1000 if is_end else 0)
     return min(time, MAX_TIME_MS) + is_end

@@ -1,7 +1,7 @@
 """CloudWatch Logs, for clients that read training logs.
 
 Source: DescribeLogGroups, DescribeLogStreams, GetLogEvents, FilterLogEvents, PutRetentionPolicy, DeleteRetentionPolicy
-(API reference), and the token rules that both SDKs rely on: every answer has a forward token, and an unchanged one
+(API reference), and the token rules that both SDKs rely on: every answer has a forward token, and an unchanged token
 means that there are no newer lines yet.
 """
 
@@ -29,7 +29,7 @@ RETENTION_DAYS = (
 
 
 async def describe_log_groups(call: Call) -> Mapping[str, Any]:
-    """List the only log group, unless the request asks for others."""
+    """List the only log group, unless the request excludes it."""
     params = call.params
     is_wanted = (
         LOG_GROUP.startswith(params.get("logGroupNamePrefix", ""))
@@ -53,7 +53,7 @@ async def describe_log_groups(call: Call) -> Mapping[str, Any]:
 
 
 async def put_retention_policy(call: Call) -> Mapping[str, Any]:
-    """Set the number of days for which events are kept, in place of the setting's.
+    """Set the number of days for which events are kept, which overrides the setting.
 
     Raises: WireError(InvalidParameterException).
     """
@@ -67,7 +67,7 @@ async def put_retention_policy(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_retention_policy(call: Call) -> Mapping[str, Any]:
-    """Delete the retention policy: the setting applies again."""
+    """Delete the retention policy, so that the setting applies again."""
     _check_group(call)
     await call.services.logs.set_retention(None)
     return {}
@@ -139,7 +139,7 @@ async def get_log_events(call: Call) -> Mapping[str, Any]:
 
 
 async def filter_log_events(call: Call) -> Mapping[str, Any]:
-    """Read several streams interleaved by time. Raises: WireError(InvalidParameterException)."""
+    """Read events of several streams, merged by time. Raises: WireError(InvalidParameterException)."""
     _check_group(call)
     params = call.params
     if params.get("logStreamNames") and params.get("logStreamNamePrefix"):
@@ -169,7 +169,7 @@ async def filter_log_events(call: Call) -> Mapping[str, Any]:
 
 
 def is_log_group(identifier: str) -> bool:
-    """Whether a name or an ARN is that of the only log group."""
+    """Whether a name or an ARN names the only log group."""
     return identifier.rpartition("log-group:")[2].removesuffix(":*") == LOG_GROUP
 
 

@@ -1,7 +1,7 @@
-"""CloudWatch's GetMetricData: several metrics at once, in pages of MaxDatapoints. Expression is refused by name.
+"""CloudWatch's GetMetricData: several metrics at once, in pages of MaxDatapoints. Member Expression is refused.
 
-Source: GetMetricData, MetricDataQuery (CloudWatch API reference). Timestamps descend unless ScanBy asks for ascending
-ones.
+Source: GetMetricData, MetricDataQuery (CloudWatch API reference). Timestamps descend unless ScanBy requests ascending
+timestamps.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from clary.control.store import tokens
 from clary.control.store.errors import BadToken
 
 MAX_QUERIES = 500
-MAX_DATAPOINTS = 100_800  # of one answer
+MAX_DATAPOINTS = 100_800  # most points of one answer
 STATISTICS = ("Average", "Sum", "Minimum", "Maximum", "SampleCount")
 ASCENDING = "TimestampAscending"
-_TOKEN_KEY = secrets.token_bytes(32)  # a client fetches all pages from the same service, one after the other
+_TOKEN_KEY = secrets.token_bytes(32)  # in memory only: a client fetches all pages from the same service process
 
 
 async def get_metric_data(call: Call) -> Mapping[str, Any]:
@@ -53,7 +53,7 @@ async def get_metric_data(call: Call) -> Mapping[str, Any]:
 
 
 def _identity(params: Mapping[str, Any]) -> str:
-    """Return the request without its page, as a text: a token is valid only for the same one."""
+    """Return the request without its page, as a text: a token is valid only for requests with the same text."""
     return repr([(name, value) for name, value in sorted(params.items()) if name not in ("NextToken", "MaxDatapoints")])
 
 
@@ -71,9 +71,9 @@ def _page(results: Sequence[dict[str, Any]], first: int, count: int) -> Iterator
     """Yield the results with the points of one page; a metric without points is on the first page.
 
     Args:
-        results: of all points.
-        first: number of the page's first point, counted over all results.
-        count: of points in a page.
+        results: results with all points.
+        first: index of the page's first point, counted over all results.
+        count: number of points in a page.
     """
     left_out = first
     for result in results:

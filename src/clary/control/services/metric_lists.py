@@ -1,7 +1,7 @@
 """CloudWatch's ListMetrics: the metrics of the job or host that a dimension names, or of all jobs, newest first.
 
 Source: ListMetrics, DimensionFilter (CloudWatch API reference): a filter names a dimension, with or without its value;
-RecentlyActive leaves out metrics without a value in the last three hours.
+RecentlyActive omits metrics without a value in the last three hours.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from clary.control.services.metrics import DIMENSION, HOST_DIMENSION, NAMESPACE,
 from clary.control.store.errors import BadToken
 from clary.control.store.job_queries import JobQuery
 
-JOBS_OF_PAGE = 10  # each one takes a query of its record and of its hosts' series
+JOBS_OF_PAGE = 10  # each job needs queries of its record and of its hosts' series
 RECENT = timedelta(hours=3)
 
 
 async def list_metrics(call: Call) -> Mapping[str, Any]:
-    """List the metrics that fit the filters; a page covers some jobs and may be empty."""
+    """List the metrics that match the filters; a page covers some jobs and may be empty."""
     params = call.params
     if params.get("OwningAccount", call.services.settings.account_id) != call.services.settings.account_id:
-        return {"Metrics": []}  # there is one account
+        return {"Metrics": []}  # there is only one account
     jobs, token = await _jobs(call)
     found: list[dict[str, Any]] = []
     for job in jobs:
@@ -39,7 +39,7 @@ async def list_metrics(call: Call) -> Mapping[str, Any]:
 
 
 async def _jobs(call: Call) -> tuple[list[TrainingJob], str | None]:
-    """Return the calling or the named job, or a page of all jobs and the token of the next page."""
+    """Return the calling or the named job, or else a page of all jobs and the token of the next page."""
     params, store = call.params, call.services.store
     namespace = params.get("Namespace", NAMESPACE)
     own = calling_job(call) if namespace != NAMESPACE else ""
@@ -76,7 +76,7 @@ async def _metrics_of(call: Call, job: TrainingJob, namespace: str) -> list[dict
 
 
 async def _put_metrics(call: Call, job_name: str, namespace: str) -> list[dict[str, Any]]:
-    """Return the metrics of a namespace that the script of a job has put."""
+    """Return the metrics of a namespace that the script of a job has stored."""
     listed = []
     for stored in await call.services.store.curves.names(job_name, prefix=f"{namespace}/"):
         name, _, told = stored.removeprefix(f"{namespace}/").removesuffix("]").partition(" [")

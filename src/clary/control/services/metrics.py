@@ -1,8 +1,8 @@
-"""Metrics of jobs: CloudWatch's statistics.
+"""CloudWatch's GetMetricStatistics: statistics of jobs' metrics.
 
 Source: GetMetricStatistics (CloudWatch); `services.metric_data` has GetMetricData, `services.metric_lists` ListMetrics.
-Namespace `/aws/sagemaker/TrainingJobs`, dimension `TrainingJobName`; or `Host`, JOB/HOST, for measurements of
-hosts (`services.instance_metrics`) and metrics that the service itself stores.
+Namespace `/aws/sagemaker/TrainingJobs`, with dimension `TrainingJobName`; or with dimension `Host`, value JOB/HOST, for
+measurements of hosts (`services.instance_metrics`) and metrics that the service itself stores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clary.control.services.instance_metrics import Statistics
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 DIMENSION = "TrainingJobName"
 HOST_DIMENSION = "Host"
-MAX_DATAPOINTS = 1440  # of one GetMetricStatistics answer
+MAX_DATAPOINTS = 1440  # most points of one answer
 _UNITS = {**host_metrics.UNITS, **dict.fromkeys(instance_metrics.SERIES, instance_metrics.UNIT)}
 
 
@@ -74,18 +74,18 @@ async def statistics_by_period(
     """Return the statistics of each period with values, by its start in seconds since 1970.
 
     Args:
-        call: names the caller.
+        call: the call, which names the caller.
         metric: Namespace, MetricName and Dimensions.
-        start: of the span.
-        end: of the span, exclusive.
-        period_s: periods begin at its multiples since 1970.
+        start: start of the time span.
+        end: end of the time span, exclusive.
+        period_s: length of a period in seconds; periods begin at its multiples since 1970.
         unit: requested unit; a metric has values only in its own unit.
     """
     if unit is not None and unit != await unit_of(call, metric):
         return {}
     job_name, host, name = job_of(metric), _host_name(metric), metric["MetricName"]
     namespace = metric.get("Namespace") or ""
-    if namespace != NAMESPACE:  # a script's metric: its dimensions do not include the job's
+    if namespace != NAMESPACE:  # a script's metric, whose stored name omits the job's dimension
         job_name, host = _job_of_put(call, metric), ""
         name = _put_name(metric)
     if job_name is None:
@@ -107,7 +107,7 @@ async def statistics_by_period(
 
 
 async def unit_of(call: Call, metric: Mapping[str, Any]) -> str:
-    """Return the unit of a metric by CloudWatch's name: that of the put, if a script has put the metric."""
+    """Return CloudWatch's name for a metric's unit; for a script's metric, the unit that PutMetricData named."""
     if (metric.get("Namespace") or "") == NAMESPACE:
         return _UNITS.get(metric["MetricName"], NO_UNIT) if _host_name(metric) else NO_UNIT
     job_name = _job_of_put(call, metric)
@@ -121,12 +121,12 @@ def _put_name(metric: Mapping[str, Any]) -> str:
 
 
 def _job_of_put(call: Call, metric: Mapping[str, Any]) -> str | None:
-    """Return the job of a script's own metric: the calling job, or else the one that the dimensions name."""
+    """Return the job of a script's own metric: the calling job, else the job that the dimensions name."""
     return calling_job(call) or dimension(metric, DIMENSION)
 
 
 def job_of(metric: Mapping[str, Any]) -> str | None:
-    """Return the job that the dimensions name, directly or by one of its hosts."""
+    """Return the name of the job that the dimensions name, directly or by one of its hosts."""
     of_host = dimension(metric, HOST_DIMENSION)
     return of_host.partition("/")[0] if of_host is not None else dimension(metric, DIMENSION)
 
@@ -137,7 +137,7 @@ def _host_name(metric: Mapping[str, Any]) -> str:
 
 
 def dimension(metric: Mapping[str, Any], name: str) -> str | None:
-    """Return the value of a dimension; None if the metric does not have it."""
+    """Return the value of a dimension; None if the metric lacks the dimension."""
     for item in metric.get("Dimensions") or ():
         if item["Name"] == name:
             value = item.get("Value")  # ListMetrics may name a dimension without its value

@@ -1,9 +1,9 @@
-"""Queries over log lines: their clients, their progress and their results.
+"""Execution of queries over log lines: their clients, their progress and their results.
 
-Where: `services.log_queries` answers StartQuery and related operations with it. A query reads lines in short slices, in
-the threads of the log store. Each client has one running query at a time; up to `MAX_RUNNING` queries of all clients
-take their slices in turn; the other queries are Scheduled. Results stay in memory, bounded by number, size and age; a
-restart forgets them.
+Where: `services.log_queries` answers StartQuery and related operations with it. A query reads lines in short time
+slices, in the threads of the log store. Each client has one running query at a time, and at most `MAX_RUNNING` queries
+of all clients run, one slice at a time in turn; the other queries are Scheduled. Results stay in memory, bounded by
+number, size and age, and are lost at a restart.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from clary.control.store.log_files.log_records import LogRecord
 from clary.control.store.log_files.logs import LogStore
 
 MAX_RUNNING = 4
-MAX_UNFINISHED = 100  # of all clients, as in AWS
+MAX_UNFINISHED = 100  # unfinished queries of all clients, as in AWS
 MAX_UNFINISHED_PER_CLIENT = 10
 MAX_KEPT_PER_CLIENT = 50
-MAX_KEPT_CHARACTERS = 64 << 20  # of the results of all clients
+MAX_KEPT_CHARACTERS = 64 << 20  # characters of the results of all clients
 KEPT_S = 3600.0
 SLICE_S = 0.05
-WORK_S = 120.0  # sum of a query's slices; they read some millions of lines a minute
-WAIT_S = 900.0  # from the start of a query to its end, waits for other queries included
+WORK_S = 120.0  # limit of the sum of a query's slices, which read some millions of lines a minute
+WAIT_S = 900.0  # limit from the start of a query to its end, waits for other queries included
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _UNFINISHED = (QueryStatus.SCHEDULED, QueryStatus.RUNNING)
 
 
 class TooManyQueries(ClaryError):
-    """Error for a query beyond the limit of unfinished ones."""
+    """Error for a query beyond the limit of unfinished queries."""
 
     default_fault = Fault.USER
 
@@ -71,10 +71,10 @@ class LogQuery:
     client: str
     text: str
     created_at: datetime
-    created_s: float  # the same by monotonic time, which decides when results are dropped
+    created_s: float  # monotonic time of creation, which decides when results are dropped
     evaluation: Evaluation
     status: QueryStatus = QueryStatus.SCHEDULED
-    reason: str = ""  # of a failure
+    reason: str = ""  # why the query failed
     rows: list[Row] = field(default_factory=list)
     num_characters: int = 0
     duration_s: float = 0.0
@@ -88,11 +88,11 @@ class LogQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A client's query: its text and plan, and the lines that it may read."""
+    """A client's query: its text and plan, and which lines the query may read."""
 
     text: str
     plan: Plan
-    prefix: str  # of names of the streams that the client may see
+    prefix: str  # prefix of the names of streams that the client may see
     start_ms: int
     end_ms: int
     log: str  # value of @log
@@ -102,15 +102,15 @@ class QueryDesk:
     """Runs queries and keeps their results.
 
     Args:
-        logs: has the lines.
-        clock: for start times and ages of queries.
+        logs: store of the lines.
+        clock: gives start times and ages of queries.
     """
 
     def __init__(self, logs: LogStore, clock: Clock) -> None:
         self._logs = logs
         self._clock = clock
-        self._queries: dict[str, LogQuery] = {}  # in the order of their starts
-        self._turns: dict[str, asyncio.Lock] = {}  # client with unfinished queries -> its lock
+        self._queries: dict[str, LogQuery] = {}  # query id -> query, in the order of their starts
+        self._turns: dict[str, asyncio.Lock] = {}  # client with unfinished queries -> lock that lets one of them run
         self._places = asyncio.Semaphore(MAX_RUNNING)
         self._slice = asyncio.Lock()
 
@@ -138,12 +138,12 @@ class QueryDesk:
         self._queries[query.query_id] = query
         turn = self._turns.setdefault(client, asyncio.Lock())
         query.task = asyncio.create_task(self._run(query, asked, turn), name=f"log-query:{query.query_id}")
-        # Not within the task: a task that is cancelled before its first step runs no code.
+        # As a callback and not within the task, because a task that is cancelled before its first step runs no code.
         query.task.add_done_callback(partial(self._ended, query))
         return query.query_id
 
     def find(self, client: str | None, query_id: str) -> LogQuery:
-        """Return a query; client None may see the queries of all clients.
+        """Return a query that a client may see; client None may see the queries of all clients.
 
         Raises: QueryNotFound.
         """
@@ -200,7 +200,7 @@ class QueryDesk:
             query.duration_s = self._clock.monotonic() - started_s
 
     async def _look(self, query: LogQuery, asked: Asked) -> bool:
-        """Give lines to a query; return False if its time ran out first."""
+        """Pass lines to a query; return False if its time ran out first."""
         scan = self._logs.scan(asked.prefix, start_ms=asked.start_ms, end_ms=asked.end_ms)
         evaluation = query.evaluation
 
@@ -214,16 +214,16 @@ class QueryDesk:
                 began_s = self._clock.monotonic()
                 if await self._logs.advance(scan, take, budget_s=SLICE_S):
                     return True
-                # At least a slice: with a clock that stands still, a query would never end.
+                # At least a slice, because with a clock that stands still a query would never end.
                 worked_s += max(self._clock.monotonic() - began_s, SLICE_S)
         return False
 
     def _ended(self, query: LogQuery, task: asyncio.Task[None]) -> None:
-        """Drop the state of an ended query, and old results as long as all results take too much memory."""
+        """Drop the state of an ended query, and old results until all results fit into `MAX_KEPT_CHARACTERS`."""
         query.task = None
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            # A defect of the service: the query must not stay Running for ever.
+            # A defect of the service, after which the query must not stay Running for ever.
             query.status, query.reason = QueryStatus.FAILED, f"{type(error).__name__} within the service; see its log"
             _log.error("query %s of log lines failed", query.query_id, exc_info=error)
         query.evaluation.drop()

@@ -1,7 +1,8 @@
 """STS: the caller's identity, and temporary keys.
 
 The SDKs rewrite an assumed-role ARN into the role that they pass to CreateTrainingJob, and refuse a user's ARN.
-Temporary keys permit everything that the owner's key permits: there is one trust domain, and every role has its rights.
+Temporary keys permit everything that the owner's key permits: there is one trust domain, and every role has the owner's
+rights.
 Source: AssumeRole, GetSessionToken (AWS STS API reference).
 """
 
@@ -25,7 +26,7 @@ _NARROWING = ("Policy", "PolicyArns", "TokenCode", "SerialNumber")
 
 
 async def get_caller_identity(call: Call) -> Mapping[str, Any]:
-    """Answer that the caller is a session of the execution role."""
+    """Return the caller's identity, which is a session of the execution role."""
     settings = call.services.settings
     return {
         "UserId": f"AROACLARY:{SESSION_NAME}",
@@ -35,7 +36,7 @@ async def get_caller_identity(call: Call) -> Mapping[str, Any]:
 
 
 async def assume_role(call: Call) -> Mapping[str, Any]:
-    """Make a key for a role of the account.
+    """Make a temporary key for a role of the account.
 
     Raises: WireError AccessDenied or ValidationError.
     """
@@ -56,7 +57,7 @@ async def assume_role(call: Call) -> Mapping[str, Any]:
 
 
 async def get_session_token(call: Call) -> Mapping[str, Any]:
-    """Make a key for the owner.
+    """Make a temporary key for the owner.
 
     Raises: WireError AccessDenied or ValidationError.
     """

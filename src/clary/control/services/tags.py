@@ -1,6 +1,6 @@
 """Tags of training jobs, tuning jobs, experiments, trials, trial components and artifacts.
 
-Source: AddTags, ListTags, DeleteTags; limits of the Tag shape (50 a resource, no `aws:` prefix).
+Source: AddTags, ListTags, DeleteTags; limits of the Tag shape (50 per resource, no `aws:` prefix).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PAGE_SIZE = 50
 
 
 def check_tags(tags: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return tags as a mapping; raises WireError for doubled or reserved keys."""
+    """Return tags as a mapping; raises WireError for repeated or reserved keys."""
     found: dict[str, str] = {}
     for tag in tags:
         key = tag["Key"]

@@ -18,7 +18,7 @@ from clary.control.tuning.tuning_request import Definition, TuningRequest
 from clary.control.wire.fitting import fit
 
 DESCRIPTION_SHAPE = "DescribeHyperParameterTuningJobResponse"
-_NOT_TOLD = ("KeepAlivePeriodInSeconds",)  # members of ResourceConfig that the service has added to the request
+_NOT_TOLD = ("KeepAlivePeriodInSeconds",)  # members that the service adds to the request's ResourceConfig
 _SAME_MEMBERS = (
     "HyperParameterTuningJobName",
     "HyperParameterTuningJobConfig",
@@ -36,9 +36,9 @@ def describe_tuning_job(
 
     Args:
         job: the record.
-        trials: of it.
-        live: training jobs of unfinished trials, by name.
-        parents_best: best trial of the parents of a warm start with identical data and algorithm; None without.
+        trials: trials of the tuning job.
+        live: name -> training job of an unfinished trial.
+        parents_best: best trial of the parents of a warm start with identical data and algorithm; None without parents.
     """
     request = TuningRequest(job.request)
     objective = request.definitions[0].objective
@@ -66,10 +66,10 @@ def describe_tuning_job(
 
 
 def _told_request(request: TuningRequest) -> dict[str, Any]:
-    """Return the answer's members of the request, and two that `HyperparameterTuner.attach` of the SDK reads.
+    """Return the answer's members of the request, and two members that the SDK's `HyperparameterTuner.attach` reads.
 
-    These two are the hyperparameter that the service adds, and a ResourceConfig, even if the request names its hosts
-    in another way.
+    These two are the hyperparameter that the service adds, and a ResourceConfig, even if the request names its hosts by
+    other members.
     """
     told = {name: request.request[name] for name in _SAME_MEMBERS if name in request.request}
     definitions = [
@@ -99,7 +99,7 @@ def tuning_summary(job: TuningJob, trials: Sequence[Trial]) -> dict[str, Any]:
 
     Args:
         job: the record.
-        trials: of it.
+        trials: trials of the tuning job.
     """
     request = TuningRequest(job.request)
     return {
@@ -115,9 +115,9 @@ def trial_summary(job: TuningJob, trial: Trial, live: TrainingJob | None) -> dic
     """Return one row of ListTrainingJobsForHyperParameterTuningJob.
 
     Args:
-        job: of the trial, or the one whose answer contains it.
+        job: tuning job of the trial, or the tuning job whose answer contains it.
         trial: the record.
-        live: its training job, while that runs.
+        live: the trial's training job, while it runs.
     """
     request = TuningRequest(job.request)
     summary: dict[str, Any] = {
@@ -155,7 +155,7 @@ def trial_status(trial: Trial, live: TrainingJob | None) -> TrainingJobStatus:
 
     Args:
         trial: the record.
-        live: its training job, while that runs.
+        live: the trial's training job, while it runs.
     """
     if trial.outcome is not None:
         return trial.outcome.status

@@ -1,1 +1,1 @@
-"""SageMaker Experiments, lineage of artifacts, their metrics, and Search."""
+"""SageMaker Experiments, their metrics, lineage of artifacts, and Search."""

@@ -22,7 +22,7 @@ MEMBERS = (
     "OutputArtifacts",
     "MetadataProperties",
 )
-# Maps that UpdateTrialComponent adds to -> most entries, from the shapes TrialComponentParameters and ...Artifacts.
+# Maps that UpdateTrialComponent extends -> most entries, from the shapes TrialComponentParameters and ...Artifacts.
 MAPS = {"Parameters": 300, "InputArtifacts": 60, "OutputArtifacts": 60}
 PLAIN = tuple(name for name in MEMBERS if name not in MAPS)
 OF_SUMMARY = ("Status", "StartTime", "EndTime")
@@ -79,7 +79,7 @@ async def delete_trial_component(call: Call) -> Mapping[str, Any]:
 
 
 async def list_trial_components(call: Call) -> Mapping[str, Any]:
-    """List summaries of components: all, those of an experiment, of a trial, or of a job.
+    """List summaries of components: of all, or of the components of an experiment, a trial or a job.
 
     Raises: WireError(ValidationException).
     """
@@ -101,7 +101,7 @@ async def list_trial_components(call: Call) -> Mapping[str, Any]:
 
 
 async def describe_all(call: Call, components: Sequence[Tracked]) -> list[dict[str, Any]]:
-    """Return the members of components; a stored member overrides the one from the component's job."""
+    """Return the members of components; a stored member overrides the member derived from the component's job."""
     metrics = await metric_summaries(call, components)
     found = []
     for thing in components:
@@ -125,7 +125,7 @@ async def _members(call: Call, thing: Tracked) -> dict[str, Any]:
         "TrialComponentArn": thing.arn,
         "DisplayName": thing.name,
         **source,
-        **{name: {} for name in MAPS},  # clients expect these members
+        **{name: {} for name in MAPS},  # members that clients expect
         **merged,
         **naming.times(thing),
     }

@@ -1,7 +1,7 @@
 """The trial component of a training job: its name, its creation, and its members.
 
-Where: CreateTrainingJob with an ExperimentConfig makes one; for any other job the first request
-for it by name makes it. Status, times, parameters and artifacts are read from the job's record; when the job is
+Where: CreateTrainingJob with an ExperimentConfig creates the component; for any other job the first request that names
+the component creates it. Status, times, parameters and artifacts are read from the job's record; when the job is
 deleted, their last values are stored.
 """
 
@@ -37,12 +37,12 @@ class Placing:
     """Experiment and trial of a new job's component."""
 
     trial: str | None
-    new_trial_of: str | None  # experiment that gets a trial for this job
+    new_trial_of: str | None  # experiment in which a trial is created for this job
     display_name: str | None
 
 
 async def place(call: Call, request: Mapping[str, Any]) -> Placing | None:
-    """Return where the request's ExperimentConfig puts the job; None without one.
+    """Return the experiment and trial that the request's ExperimentConfig names; None without ExperimentConfig.
 
     Raises: WireError(ValidationException) for an experiment or trial that does not exist, or that do not belong
         together.
@@ -72,13 +72,13 @@ async def place(call: Call, request: Mapping[str, Any]) -> Placing | None:
 
 
 async def create(call: Call, job: TrainingJob, placing: Placing, tags: Mapping[str, str]) -> None:
-    """Make the component of a job that was just stored; it replaces that of an earlier job of the name.
+    """Create the component of a job that was just stored; it replaces the component of an earlier job of the same name.
 
     Args:
         call: CreateTrainingJob.
-        job: as stored.
-        placing: from `place`; a trial is made if it names only an experiment.
-        tags: of the job; the component gets them, too.
+        job: the stored job.
+        placing: result of `place`; a trial is created if it names only an experiment.
+        tags: tags of the job, which the component gets, too.
     Raises: WireError as `api_errors`.
     """
     store = call.services.store.experiments
@@ -87,7 +87,7 @@ async def create(call: Call, job: TrainingJob, placing: Placing, tags: Mapping[s
         if placing.new_trial_of is not None:
             trial = f"{job.name}-aws-trial"
             new_trial = naming.new_record(call, Kind.TRIAL, trial, {}, parent=placing.new_trial_of)
-            with suppress(TrackedExists):  # made for an earlier job of the name
+            with suppress(TrackedExists):  # created for an earlier job of the same name
                 await store.create(new_trial, {})
         document = {} if placing.display_name is None else {"DisplayName": placing.display_name}
         component = _record(call, job, document)
@@ -95,7 +95,7 @@ async def create(call: Call, job: TrainingJob, placing: Placing, tags: Mapping[s
 
 
 async def find_component(call: Call, name: str) -> Tracked:
-    """Return a component by its name or ARN; a job's component is made if it does not exist yet.
+    """Return a component by its name or ARN; a job's component is created if it does not exist yet.
 
     Raises: WireError(ResourceNotFound).
     """
@@ -109,14 +109,14 @@ async def find_component(call: Call, name: str) -> Tracked:
         return await _ensure(call, job)
     if found.document.get(KEPT):
         job = await call.services.find_job(found.source.rpartition("/")[2])
-        if job is not None and job.created_at != found.created_at:  # it is a later job of the same name
+        if job is not None and job.created_at != found.created_at:  # the found job is a later job of the same name
             found = _record(call, job, {})
             await store.create(found, {}, replaces=True)
     return found
 
 
 async def ensure_of_source(call: Call, source_arn: str) -> None:
-    """Create the missing component of the job with an ARN (in any case), if there is such a job."""
+    """Create the missing component of the job with this ARN (in any case), if there is such a job."""
     store = call.services.store.experiments
     known = await store.all_of(TrackedQuery(kind=Kind.COMPONENT, source=source_arn))
     if known:
@@ -150,7 +150,7 @@ async def job_of(call: Call, thing: Tracked) -> TrainingJob | None:
 
 
 def describe_job(job: TrainingJob) -> dict[str, Any]:
-    """Return the members of a job's component that follow from the job's record."""
+    """Return the members of a job's component that are derived from the job's record."""
     job = readable(job)
     failure = "" if job.failure is None else job.failure.reason
     message = f"Status: {job.status}, secondary status: {job.secondary_status}, failure reason: {failure}."

@@ -1,7 +1,7 @@
 """Artifacts, and the trial components that produced or used them.
 
-Source: CreateArtifact, AddAssociation and their like. An artifact's ARN ends in a digest of its source, so that one
-file with one ETag is one artifact.
+Source: CreateArtifact, AddAssociation and related operations. An artifact's ARN ends in a digest of its source, so that
+one file with one ETag is one artifact.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ async def delete_artifact(call: Call) -> Mapping[str, Any]:
 
 
 async def list_artifacts(call: Call) -> Mapping[str, Any]:
-    """List artifacts: all, those of a URI, those of a type."""
+    """List artifacts: all, or the artifacts of a URI or a type."""
     wanted_type = call.params.get("ArtifactType")
     query = naming.listing(call, Kind.ARTIFACT, source=call.params.get("SourceUri"), label=wanted_type)
     found, token = await naming.page_of(call, query)
@@ -204,6 +204,6 @@ def _name_of(thing: Tracked) -> str:
 
 
 def _digest(source: Mapping[str, Any]) -> str:
-    """Return the name of the artifact of a source."""
+    """Return the name of a source's artifact, a digest."""
     types = sorted((item["SourceIdType"], item["Value"]) for item in source.get("SourceTypes") or ())
     return hashlib.sha256(json.dumps([source["SourceUri"], types]).encode()).hexdigest()[:DIGEST_LENGTH]

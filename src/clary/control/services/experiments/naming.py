@@ -1,7 +1,7 @@
-"""Functions for all handlers of experiments: they make records, errors, pages and answers.
+"""Functions shared by the handlers of experiments, which make records, errors, pages and answers.
 
-Source: the errors of each operation in SageMaker's model; `sagemaker.experiments` looks for the words
-`already exists`.
+Source: the errors of each operation in SageMaker's model; `sagemaker.experiments` searches messages for `already
+exists`.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def not_found(kind: Kind, name: str) -> WireError:
 
 
 def new_record(call: Call, kind: Kind, name: str, document: Mapping[str, Any], **owners: str) -> Tracked:
-    """Return a new record; `owners` are its parent and its source.
+    """Return a new record.
 
     Args:
-        call: has the time, the region and the account.
-        kind: of the record.
-        name: as the client spells it; the ARN has it in lower case.
+        call: provides the time, the region and the account.
+        kind: kind of the record.
+        name: name as the client spells it; the ARN contains it in lower case.
         document: members that Describe returns.
         owners: `parent` is the name of the experiment of a trial, `source` the ARN or URI that the record represents.
     """
@@ -67,12 +67,12 @@ def new_record(call: Call, kind: Kind, name: str, document: Mapping[str, Any], *
 
 
 def new_tags(call: Call) -> dict[str, str]:
-    """Return the tags of a Create request; raises WireError for too many or forbidden ones."""
+    """Return the tags of a Create request; raises WireError for too many or forbidden tags."""
     tags = check_tags(call.params.get("Tags") or ())
     if len(tags) > MAX_TAGS:
         raise WireError("ResourceLimitExceeded", f"a resource can have {MAX_TAGS} tags at most, got {len(tags)}.")
     if call.grants is not None:
-        tags[MADE_BY] = call.grants.job_id  # the job recognises its own trial component by this tag
+        tags[MADE_BY] = call.grants.job_id  # a job's right to use this record is recognised by this tag
     return tags
 
 
@@ -80,9 +80,9 @@ async def find(call: Call, kind: Kind, name: str) -> Tracked:
     """Return a record; raises WireError(ResourceNotFound).
 
     Args:
-        call: has the store.
-        kind: of the record.
-        name: in any case.
+        call: provides the store.
+        kind: kind of the record.
+        name: name of the record, in upper or lower case.
     """
     found = await call.services.store.experiments.get(kind, name)
     if found is None:
@@ -91,7 +91,7 @@ async def find(call: Call, kind: Kind, name: str) -> Tracked:
 
 
 def listing(call: Call, kind: Kind, **filters: str | None) -> TrackedQuery:
-    """Return the query of a List request; the newest come first unless the request names another order."""
+    """Return the query of a List request; the newest records come first unless the request names another order."""
     params = call.params
     return TrackedQuery(
         kind=kind,
@@ -104,7 +104,7 @@ def listing(call: Call, kind: Kind, **filters: str | None) -> TrackedQuery:
 
 
 async def page_of(call: Call, query: TrackedQuery) -> tuple[list[Tracked], dict[str, str]]:
-    """Return one page of records, and NextToken as a member of the answer if another page follows."""
+    """Return one page of records, and a mapping with NextToken if another page follows."""
     limit = call.params.get("MaxResults") or DEFAULT_PAGE
     with api_errors():
         found, token = await call.services.store.experiments.page(
@@ -119,7 +119,7 @@ def times(thing: Tracked) -> dict[str, Any]:
 
 
 def document_of(thing: Tracked, shape_name: str) -> dict[str, Any]:
-    """Return the members of a stored document that the answer's shape has.
+    """Return the members of a stored document that the answer's shape also has.
 
     Another release or a bad disk may have left other members in the document.
     """
@@ -127,7 +127,7 @@ def document_of(thing: Tracked, shape_name: str) -> dict[str, Any]:
 
 
 def only(members: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return only the members that a smaller structure of the model has."""
+    """Return only the members that another structure of the model also has."""
     return {name: value for name, value in members.items() if name in names}
 
 

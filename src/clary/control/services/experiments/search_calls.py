@@ -1,6 +1,6 @@
 """Search over training jobs, tuning jobs, experiments, trials and trial components.
 
-Where: records are described as their Describe operations do, with tags and parents, and filtered one by one
+Where: records have the members of their Describe operations, with tags and parents, and are filtered one by one
 (`search_filters`). If the expression requires the name of a job, component, trial or experiment, only that record is
 read.
 """
@@ -31,16 +31,16 @@ from clary.control.wire.fitting import fit
 
 TUNING_SHAPE = "HyperParameterTuningJobSearchEntity"
 DEFAULT_SORT = "LastModifiedTime"
-AT_ONCE = 200  # records that are read and filtered before other requests get a turn
-MAX_MEMBERS = 10  # components that a trial lists
-_Key = tuple[int, int, Any, str]  # whether the value is missing, number or text, the value, the name
+AT_ONCE = 200  # records that are read and filtered before other requests are served
+MAX_MEMBERS = 10  # most components listed in a trial
+_Key = tuple[int, int, Any, str]  # (value is missing, value is a text, value, name)
 
 
 @dataclass(frozen=True)
 class _Found:
     """One record: its name, and the members that filters read and the answer gives.
 
-    For a fitting training job only `key` is stored: thousands of records would need much memory.
+    For a matching training job only `key` is stored, because thousands of records would need much memory.
     """
 
     name: str
@@ -55,11 +55,11 @@ async def search(call: Call) -> Mapping[str, Any]:
     search_filters.check(expression)
     finder = _FINDERS.get(params["Resource"])
     if finder is None or params.get("CrossAccountFilterOption") == "CrossAccount":
-        return {"Results": [], "TotalHits": {"Value": 0, "Relation": "EqualTo"}}  # no such records exist here
+        return {"Results": [], "TotalHits": {"Value": 0, "Relation": "EqualTo"}}  # this service has no such records
     member, find = finder
     check_properties(member, expression, sort_by=params.get("SortBy"), conditions=_conditions(call))
     records = await find(call, expression)
-    # In a thread: thousands of records would block the event loop.
+    # In a thread, because thousands of records would block the event loop.
     chosen = await asyncio.to_thread(_matching, records, expression, _conditions(call))
     page, token = await asyncio.to_thread(_page, call, chosen)
     shown = await _shown_jobs(call, page) if find is _training_jobs else [item.record for item in page]
@@ -97,7 +97,7 @@ def _fits(
 
 
 def _page(call: Call, chosen: Sequence[_Found]) -> tuple[list[_Found], str | None]:
-    """Return the page that the request asks for, and the token of the next page."""
+    """Return the requested page, and the token of the next page."""
     params = call.params
     by = _sorted_by(call)
     descending = params.get("SortOrder", "Descending") == "Descending"
@@ -166,7 +166,7 @@ def _fitting_jobs(
 
 
 async def _shown_jobs(call: Call, page: Sequence[_Found]) -> list[dict[str, Any]]:
-    """Return the members of the jobs of a page; leaves out jobs that were deleted meanwhile."""
+    """Return the members of the jobs of a page, without jobs that were deleted meanwhile."""
     found = [job for item in page if (job := await call.services.store.get_job(item.name)) is not None]
     tags = await call.services.store.experiments.tags_of([job.arn for job in found])
     return [for_search(_job_record(call, job, tags)) for job in found]

@@ -2,7 +2,8 @@
 
 Where: `search_calls` evaluates them; tests compare them with an oracle.
 A property is a path of members, in any case: `Metrics.loss.Last`, `Tags.team`, `HyperParameters.lr`. A path through a
-list may lead to many values: a filter holds if one of them fits. NotEquals and NotExists hold if no value does.
+list may lead to many values: a filter holds if one of the values matches. NotEquals and NotExists hold if no value
+matches the opposite filter.
 Source: Filter, NestedFilters and SearchExpression of the API reference.
 """
 
@@ -22,7 +23,7 @@ ORDERS = {
     "LessThanOrEqualTo": lambda left, right: left <= right,
 }
 PRESENCE = ("Exists", "NotExists")
-MAX_DEPTH = 5  # of nested expressions
+MAX_DEPTH = 5  # depth of nested expressions
 _PARAMETER = ({"NumberValue"}, {"StringValue"})
 
 
@@ -45,7 +46,7 @@ def check(expression: Mapping[str, Any] | None, *, depth: int = 1) -> None:
 
 
 def matches(record: Record, expression: Mapping[str, Any] | None) -> bool:
-    """Return whether a checked expression holds; an empty one always does."""
+    """Return whether a checked expression holds; an empty expression always holds."""
     if not expression:
         return True
     found = [_filter_holds(record, item["Name"], item) for item in expression.get("Filters") or ()]
@@ -57,7 +58,7 @@ def matches(record: Record, expression: Mapping[str, Any] | None) -> bool:
 
 
 def is_visible(record: Record, conditions: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether VisibilityConditions show a record: for each key it has the wanted value, or lacks the key."""
+    """Return whether VisibilityConditions show a record: it has each key's wanted value, or lacks the key."""
     for condition in conditions:
         found = list(values_at(record, condition.get("Key", "")))
         if found and condition.get("Value", "") not in found:
@@ -79,7 +80,7 @@ def sort_value(record: Record, path: str) -> tuple[int, Any] | None:
 
 
 def values_at(record: Record, path: str) -> Iterator[Any]:
-    """Return the values at a path; a structure may be such a value."""
+    """Return the values at a path; a value may be a structure."""
     yield from _walk(record, path.lower())
 
 
@@ -113,7 +114,7 @@ def _walk(value: Any, rest: str) -> Iterator[Any]:
 
 
 def _named(item: Any, rest: str) -> Any:
-    """Return a member of a list under its own name, if it has one: a tag under its key, a metric under its name."""
+    """Return an item of a list under its own name, if it has one: a tag under its key, a metric under its name."""
     if not rest or not isinstance(item, Mapping):
         return item
     if item.keys() == {"Key", "Value"}:
@@ -122,7 +123,7 @@ def _named(item: Any, rest: str) -> Any:
 
 
 def _plain(value: Mapping[str, Any]) -> Any:
-    """Return the value that a small structure represents; else the structure."""
+    """Return the value that a small structure represents; any other structure is returned unchanged."""
     if value.keys() in _PARAMETER:
         return next(iter(value.values()))
     for name in ("Last", "Value"):  # `Last` of a metric's summary; `Value` of a metric, an artifact and a tag
@@ -132,7 +133,7 @@ def _plain(value: Mapping[str, Any]) -> Any:
 
 
 def _nested_holds(record: Record, nested: Mapping[str, Any]) -> bool:
-    """Whether a single member of a list fits all filters."""
+    """Whether a single item of a list matches all filters."""
     name = nested["NestedPropertyName"]
     return any(
         all(_filter_holds(member, item["Name"][len(name) + 1 :], item) for item in nested["Filters"])
@@ -202,7 +203,7 @@ def _is_ordered(value: Any, operator: str, wanted: str) -> bool:
 
 
 def _as_time(text: str) -> datetime | None:
-    """Return a time from ISO 8601, or from seconds since 1970."""
+    """Parse a time in ISO 8601, or in seconds since 1970."""
     try:
         moment = datetime.fromisoformat(text)
         return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

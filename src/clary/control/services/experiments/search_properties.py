@@ -1,4 +1,4 @@
-"""Properties that a search may name: those of the resource's structure in SearchRecord. Pure.
+"""Check of the properties that a search names: properties of the resource's structure in SearchRecord. Pure.
 
 Where: `search_calls` checks a request with this before it reads records. A filter on an unknown property would match no
 record, or with NotExists every record, without an error.
@@ -15,10 +15,10 @@ from typing import Any
 from clary.base.errors import WireError
 from clary.control.wire.models import service
 
-OPEN = ("metrics",)  # members with names that programs choose; training jobs have it, too
+OPEN = ("metrics",)  # structure whose members have names that programs choose; training jobs have it, too
 TAGS = "tags."
-MAX_SHOWN = 100  # characters of a property in a refusal
-_NAMES = ({"Key", "Value"}, {"MetricName"})  # members of items that `search_filters` finds under their own names
+MAX_SHOWN = 100  # characters of a property quoted in a refusal
+_NAMES = ({"Key", "Value"}, {"MetricName"})  # members that contain the name under which `search_filters` finds an item
 
 
 def check_properties(
@@ -31,7 +31,7 @@ def check_properties(
     """Refuse properties that records of a resource never have. Raises: WireError(ValidationException).
 
     Args:
-        member: of SearchRecord, which holds the records.
+        member: member of SearchRecord that holds the records.
         expression: SearchExpression.
         sort_by: SortBy.
         conditions: VisibilityConditions.
@@ -74,7 +74,7 @@ def _check(shape: Any, name: str, where: str) -> None:
 
 
 def _leads_somewhere(shape: Any, rest: str) -> bool:
-    """Whether records of a shape may have a value at a path, which is in lower case."""
+    """Whether records of a shape may have a value at a path, which is given in lower case."""
     if not rest or shape.type_name == "map":
         return True
     if shape.type_name == "list":

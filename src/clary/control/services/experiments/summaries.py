@@ -14,13 +14,13 @@ KEPT = "IsKept"  # marks the document of a component whose job was deleted
 
 
 def owner_of(thing: Tracked) -> Owner:
-    """Return the owner of a component's values: its job as long as that exists."""
+    """Return the owner of a component's values: its job as long as the job exists."""
     is_of_job = bool(thing.source) and not thing.document.get(KEPT)
     return Owner(name=thing.source.rpartition("/")[2], of_job=True) if is_of_job else Owner(name=thing.key)
 
 
 async def metric_summaries(call: Call, components: Sequence[Tracked]) -> dict[str, list[dict[str, Any]]]:
-    """Return key of a component -> its TrialComponentMetricSummary structures, sorted by name."""
+    """Return component's key -> its TrialComponentMetricSummary structures, sorted by name."""
     owners = {thing.key: owner_of(thing) for thing in components}
     found = await call.services.store.experiments.values.summaries(list(owners.values()))
     arns = {thing.key: thing.source or thing.arn for thing in components}

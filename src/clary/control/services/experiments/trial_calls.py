@@ -51,7 +51,7 @@ async def delete_trial(call: Call) -> Mapping[str, Any]:
 
 
 async def list_trials(call: Call) -> Mapping[str, Any]:
-    """List summaries of all trials, of an experiment's trials, or of the trials that hold a component.
+    """List summaries of all trials, of an experiment's trials, or of the trials that contain a component.
 
     Raises: WireError(ValidationException).
     """

@@ -20,7 +20,7 @@ from clary.control.store.errors import JobNotFound
 from clary.control.store.tracking.component_metrics import Summary
 from clary.control.store.tracking.experiment_rows import Kind
 
-MAX_POINTS = 1000  # of one answer to one query; the answer says whether more were cut off
+MAX_POINTS = 1000  # most values of the answer to one query; the answer tells whether values were cut off
 _WIDTHS_S = {"OneMinute": 60, "FiveMinute": 300, "OneHour": 3600, "IterationNumber": None}
 _STATISTICS: Mapping[str, Callable[[Summary], float]] = {
     "Min": lambda item: item.least,
@@ -85,7 +85,7 @@ async def _answer(call: Call, query: Mapping[str, Any]) -> dict[str, Any]:
         limit=MAX_POINTS,
     )
     statistic = _STATISTICS[query["MetricStat"]]
-    points = [(begin, value) for begin, item in found if math.isfinite(value := statistic(item))]  # as JSON needs
+    points = [(begin, value) for begin, item in found if math.isfinite(value := statistic(item))]  # JSON has no NaN
     return {
         "Status": "Truncated" if is_cut else "Complete",
         "XAxisValues": [begin for begin, _ in points],
@@ -98,11 +98,11 @@ def _refusal(message: str) -> dict[str, Any]:
 
 
 async def _job_name(call: Call, component: str) -> str | None:
-    """Return the name of the job of a component; None if it does not exist, or has no job."""
+    """Return the name of a component's job; None if the component does not exist, or has no job."""
     if not component.lower().endswith(job_components.SUFFIX):
         return None
     name = component[: -len(job_components.SUFFIX)]
-    if call.services.hub.live_job(name) is not None:  # the usual case
+    if call.services.hub.live_job(name) is not None:  # usually
         return name
     stored = await call.services.store.experiments.get(Kind.COMPONENT, component)
     if stored is None:

@@ -1,4 +1,4 @@
-"""Checks of the metric patterns of CreateTrainingJob: a pattern that does not compile is refused at once."""
+"""Checks of CreateTrainingJob's metric patterns: a pattern that does not compile is refused when the job is created."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ COMPILING_LIMIT_S = 0.5
 async def check_metrics(request: JobRequest) -> tuple[str, ...]:
     """Return warnings about patterns that capture no value or may take very long on some lines.
 
-    Patterns are never matched here: agents do that in a process of its own, with a limit. All patterns are parsed,
-    which finds nearly all errors; they are compiled until `COMPILING_LIMIT_S` have passed.
+    Patterns are never matched here: agents match them in a separate process, with a time limit. All patterns are
+    parsed, which finds nearly all errors; patterns are compiled until `COMPILING_LIMIT_S` have passed.
 
-    Raises: WireError(ValidationException) for the first pattern that does not compile, with the place of the error.
+    Raises: WireError(ValidationException) for the first pattern that does not compile, with the position of the error.
     """
     if not request.metric_definitions:
         return ()

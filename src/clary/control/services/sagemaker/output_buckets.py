@@ -1,4 +1,4 @@
-"""Checks or makes the buckets that a job will write to before it starts, so that no result is lost at its end."""
+"""Checks or creates a job's output buckets before the job starts, so that no result is lost at its end."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from clary.control.jobs.job_grants import output_buckets
 from clary.control.jobs.job_request import JobRequest
 from clary.control.services.call import Call
 
-# Includes old buckets that stores keep; new ones may have no capitals and no underscores.
+# Also accepts names of old buckets; names of new buckets have no capitals and no underscores.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){1,253}[A-Za-z0-9]")
 
 
 async def require_output_buckets(call: Call, request: JobRequest, *, before: JobRequest | None = None) -> None:
-    """Make the buckets of a job's outputs in the embedded store; in any other store they must exist.
+    """Create the buckets of a job's outputs in the embedded store; in any other store they must exist.
 
     Args:
-        call: creates or updates the job.
-        request: of the job.
+        call: call that creates or updates the job.
+        request: the job's request.
         before: the job's request before an update; its buckets were checked already.
-    Raises: WireError(ValidationException) for a bucket that does not exist and is not made.
+    Raises: WireError(ValidationException) for a bucket that does not exist and is not created.
     """
     objects, url = call.services.objects, call.services.settings.s3_endpoint_url
     looked_for = () if before is None else output_buckets(before)
@@ -39,7 +39,7 @@ async def require_output_buckets(call: Call, request: JobRequest, *, before: Job
         except ObjectStoreError as error:
             status = error.details.get("status")
             if status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                raise  # the store does not answer, or fails for now
+                raise  # the store does not answer, or fails temporarily
             raise _refused(
                 bucket,
                 f"does not exist and can not be made: the object store answered {status}. Names of buckets have 3 to "

@@ -1,4 +1,4 @@
-"""Windows of the framework's profiler on a running job, as UpdateTrainingJob's ProfilerConfig asks for them."""
+"""Profiling windows on a running job, as requested by UpdateTrainingJob's ProfilerConfig."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ BY_UPDATE = "asked for by UpdateTrainingJob"
 
 
 async def follow(services: Services, job: TrainingJob, config: Mapping[str, Any] | None) -> None:
-    """Begin the window that an update asks for; end the running one if the update asks for no window.
+    """Begin the window that an update requests; end the running window if it requests no window.
 
-    An update asks for no window if it disables the profiler, or has ProfilingParameters without one. An update
-    that has neither member changes nothing.
+    An update requests no window if it disables the profiler, or has ProfilingParameters without a window. An update
+    that has neither DisableProfiler nor ProfilingParameters changes nothing.
 
-    If the requested step has passed already, the window begins at the next one.
+    If the requested step has passed already, the window begins at the next step.
 
     Args:
-        config: ProfilerConfig of the update; None without one.
+        config: ProfilerConfig of the update; None if it has no ProfilerConfig.
     Raises: WireError while another profile of the job is being taken.
     """
     if config is None or job.is_terminal:

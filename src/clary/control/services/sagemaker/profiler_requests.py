@@ -1,6 +1,6 @@
 """Checks, warnings and merging of the profiler's members in CreateTrainingJob and UpdateTrainingJob.
 
-Warnings on rules of the debugger that will end in Error are here, too, since some of them are rules of the profiler.
+Warnings on debugger rules that will end in Error are here, too, because some of them name profiler rules.
 Source: ProfilerConfig, ProfilerRuleConfiguration (AWS API reference): valid intervals, names of rules.
 """
 
@@ -24,7 +24,7 @@ Rules = Sequence[Mapping[str, Any]]
 
 
 def check_profiler(request: Mapping[str, Any]) -> None:
-    """Refuse invalid intervals and places, and rules of the same name.
+    """Refuse invalid intervals and S3 paths, and rules of the same name.
 
     Raises: WireError(ValidationException).
     """
@@ -54,8 +54,8 @@ def profiler_warnings(request: Mapping[str, Any], *, is_measured: bool = True) -
     """Return warnings on rules that will end in Error, stand for other rules or are not evaluated, and on the profiler.
 
     Args:
-        request: of the job.
-        is_measured: whether hosts measure themselves at all: setting metrics_interval_s.
+        request: the job's request.
+        is_measured: whether hosts measure themselves at all (setting metrics_interval_s).
     """
     rules = configured_rules(request.get("ProfilerRuleConfigurations") or ())
     told = [(rule.name, rule.error or rule.understood) for rule in rules]
@@ -76,11 +76,11 @@ def profiler_warnings(request: Mapping[str, Any], *, is_measured: bool = True) -
 
 
 def _of_debugger(request: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each rule of the debugger that ends in Error, those of the profiler among them."""
+    """Return a sentence for each debugger rule that ends in Error, also if it names a profiler rule."""
     found = []
     for plan in rule_plans(request):
         if plan.source_uri and plan.rule:
-            continue  # a class of the user's file, which was not read yet
+            continue  # a class of the user's file, which is not read yet
         if plan.rule in (*RULES, *MEANT, REPORT):
             found.append(
                 f"rule {plan.name}: {plan.rule} is a rule of the profiler and sees no tensors: put it "
@@ -92,7 +92,7 @@ def _of_debugger(request: Mapping[str, Any]) -> list[str]:
 
 
 def merged_rules(present: Rules, added: Rules) -> list[Mapping[str, Any]]:
-    """Return a job's profiler rules after an update: it adds rules, and replaces those of the same name."""
+    """Return a job's profiler rules after an update, which adds rules, and replaces rules of the same name."""
     by_name = {rule["RuleConfigurationName"]: rule for rule in (*present, *added)}
     return list(by_name.values())
 

@@ -1,4 +1,4 @@
-"""Warns at a job's creation of missing objects that its hosts will fetch.
+"""Warnings at a job's creation of missing objects that its hosts will fetch.
 
 Where: `training_jobs` calls it. Missing input channels are refused instead, as by the real service.
 """

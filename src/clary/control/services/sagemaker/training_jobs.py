@@ -40,11 +40,11 @@ from clary.control.tuning.tuning_job import Trial
 UPDATABLE_MEMBERS = ("ProfilerConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig")
 
 NOT_FOUND = "Requested resource not found."
-RELEASE_WAIT_S = 20.0  # for the release of an ended job's hosts, before the job is deleted
+RELEASE_WAIT_S = 20.0  # longest wait for the release of an ended job's hosts before the job is deleted
 
 
 async def create_training_job(call: Call) -> Mapping[str, Any]:
-    """Check a request as a whole and store the job; the job has not started when it returns.
+    """Check a request as a whole and store the job, which has not started when this returns.
 
     Raises: WireError(ResourceInUse).
     """
@@ -68,9 +68,9 @@ async def store_training_job(
     """Do the work of `create_training_job`, also for a trial of a tuning job.
 
     Args:
-        call: has the parameters of CreateTrainingJob.
-        trial: stored with the job; None for other jobs.
-        tuning_job_arn: of the trial's tuning job.
+        call: contains the parameters of CreateTrainingJob.
+        trial: trial record that is stored with the job; None for other jobs.
+        tuning_job_arn: ARN of the trial's tuning job.
         notes: further warnings.
     Raises: WireError; TrialRefused.
     """
@@ -125,7 +125,7 @@ async def store_training_job(
 
 
 def _admit(call: Call, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], Admitted]:
-    """Return the request with its first instance preference that can run here, and the notes on it."""
+    """Return the request with its first instance preference that can run on this machine, and the notes on it."""
     refusal: WireError | None = None
     for candidate in instance_choice.candidates(request):
         try:
@@ -143,7 +143,7 @@ def _unknown(call: Call) -> tuple[str, ...]:
 
 
 def _site(call: Call) -> Site:
-    """Return the facts of this service that the tables of members read."""
+    """Return the facts of this service that the tables of members need."""
     settings = call.services.settings
     is_local = settings.engine == "local"
     return Site(
@@ -160,7 +160,7 @@ def _profiler_warnings(call: Call, request: Mapping[str, Any]) -> tuple[str, ...
 
 
 def _restart_rule(request: JobRequest, settings: Settings) -> RestartRule:
-    """Return how often the job is tried again: by RetryStrategy, else only if it has checkpoints."""
+    """Return how often the job is retried: by RetryStrategy, else only if it has checkpoints."""
     max_restarts = request.max_retries
     if max_restarts is None:
         max_restarts = settings.max_restarts if request.checkpoint_local_path is not None else 0
@@ -182,7 +182,7 @@ async def describe_training_job(call: Call) -> Mapping[str, Any]:
 
 
 async def stop_training_job(call: Call) -> Mapping[str, Any]:
-    """Ask a job to end; its programs are signalled and its results are kept.
+    """Stop a job; its programs are signalled and its results are kept.
 
     Raises: WireError(ValidationException) for a job that does not exist or has ended.
     """
@@ -213,7 +213,7 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
     def change(current: TrainingJob) -> TrainingJob:
         request = _updated_request(current, wanted)
         plan = current.plan
-        if plan is not None and "ProfilerConfig" in wanted:  # hosts get the interval in the answer to their next report
+        if plan is not None and "ProfilerConfig" in wanted:  # the answer to hosts' next reports has the interval
             interval_s = metrics_interval_s(JobRequest(request), call.services.settings)
             plan = {**plan, "metrics_interval_s": interval_s}
         about_profiler = _profiler_warnings(call, readable(replace(current, request=request)).request)
@@ -253,8 +253,8 @@ async def delete_training_job(call: Call) -> Mapping[str, Any]:
     job = await _released_job(call)
     async with call.services.hub.deletion:
         if (await find_job(call)).created_at != job.created_at:
-            raise WireError("ValidationException", NOT_FOUND)  # deleted meanwhile, and the name is in use again
-        # The record is deleted last: until then the name stays taken, and a failed deletion can be repeated.
+            raise WireError("ValidationException", NOT_FOUND)  # deleted meanwhile, and its name is in use again
+        # The record is deleted last: until then the name stays in use, and a failed deletion can be repeated.
         await forget_files(call.services, job.name)
         await job_components.keep(call, job)
         await call.services.hub.delete(job.name)
@@ -291,7 +291,7 @@ async def _released_job(call: Call) -> TrainingJob:
 
 
 async def find_job(call: Call) -> TrainingJob:
-    """Return the job that the call names; raises the real service's error if it does not exist."""
+    """Return the job that the call names; raises the real service's error if the job does not exist."""
     job = await call.services.find_job(call.params["TrainingJobName"])
     if job is None:
         raise WireError("ValidationException", NOT_FOUND)

@@ -1,1 +1,1 @@
-"""Hyperparameter tuning jobs for the AWS API, and the loop that carries them out."""
+"""Hyperparameter tuning jobs for the AWS API, and the loop that runs them."""

@@ -1,4 +1,4 @@
-"""The outcome of a trial, from its training job and the values that this has reported.
+"""The outcome of a trial, from its training job and the values that the job has reported.
 
 Where: `tuning_keeper` stores it when the training job has ended.
 """
@@ -14,7 +14,7 @@ from clary.control.services.call import Services
 from clary.control.tuning.tuning_job import Trial, TrialOutcome, TuningJob
 from clary.control.tuning.tuning_request import TuningRequest
 
-MOST_VALUES = 1000  # in a trial's curve
+MOST_VALUES = 1000  # most values in a trial's curve
 EVER_FROM, EVER_TO = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)  # hosts' clocks may be wrong
 
 
@@ -22,10 +22,10 @@ async def outcome_of(services: Services, job: TuningJob, trial: Trial, training:
     """Return the outcome of a trial.
 
     Args:
-        services: of the service.
-        job: that the trial belongs to.
-        trial: the record.
-        training: its training job, which has ended.
+        services: parts of the service.
+        job: tuning job of the trial.
+        trial: record of the trial.
+        training: the trial's training job, which has ended.
     """
     metric = TuningRequest(job.request).definition(trial.definition).objective.metric
     value = next((one.value for one in training.final_metrics if one.name == metric), None)
@@ -33,7 +33,7 @@ async def outcome_of(services: Services, job: TuningJob, trial: Trial, training:
     runtime_s = 0 if started_at is None or ended_at is None else max(1, round((ended_at - started_at).total_seconds()))
     has_failed = training.status is TrainingJobStatus.FAILED
     failure = training.failure if has_failed else None
-    # A failed program has left no model: its values can not be the best.
+    # A failed program has left no model, so its values can not be the best.
     is_known = value is not None and math.isfinite(value) and not has_failed
     return TrialOutcome(
         status=training.status,
@@ -53,8 +53,8 @@ async def curve_of(
     """Return the finite values of the objective that a training job has reported, in order.
 
     Args:
-        services: of the service.
-        training: the record.
+        services: parts of the service.
+        training: record of the training job.
         metric: name of the objective.
         is_live: whether the training job still runs.
     """

@@ -1,6 +1,6 @@
-"""Starts the trials of a tuning job: asks the search, and stores each with its training job.
+"""Starts the trials of a tuning job: gets a proposal from the search, and stores the trial with its training job.
 
-Where: `tuning_keeper` calls it. Training jobs are created by the same function as those of clients.
+Where: `tuning_keeper` calls it. Training jobs are created by the same function as clients' training jobs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from clary.control.tuning.warm_start import observations_of
 
 
 class TrialStarter:
-    """Starts trials; remembers the trials of parents of a warm start.
+    """Starts trials; caches the trials of the parents of a warm start.
 
     Args:
-        services: of the service.
+        services: parts of the service.
     """
 
     def __init__(self, services: Services) -> None:
@@ -40,10 +40,11 @@ class TrialStarter:
         """Propose and store the next trial with its training job; return it.
 
         Args:
-            job: in progress.
-            trials: all its trials.
-            curves: values that its running training jobs have reported.
-        Raises: TrialRefused if the store knows more than the caller; WireError if the training job can not be created.
+            job: a tuning job in progress.
+            trials: all trials of the tuning job.
+            curves: values that running training jobs of the tuning job have reported.
+        Raises: TrialRefused if the store has changed since the caller read it; WireError if the training job can not be
+        created.
         """
         request = TuningRequest(job.request)
         definition = next_definition(request, trials)
@@ -60,7 +61,7 @@ class TrialStarter:
             parameters = await asyncio.to_thread(propose, question)
         first = None if going_on is None else going_on.first
         name = trial_name(job, number)
-        tags = await self._services.store.get_tags(job.arn)  # with tags that were added later
+        tags = await self._services.store.get_tags(job.arn)  # includes tags that were added later
         region = job.arn.split(":")[3]
         call = Call(
             services=self._services,
@@ -90,7 +91,7 @@ class TrialStarter:
         return trial
 
     async def _next_number(self, job: TuningJob, trials: Sequence[Trial]) -> int:
-        """Return the number of the next trial; skip those of training jobs whose trials' records were set aside."""
+        """Return the number of the next trial; skip numbers of training jobs whose trials' records were set aside."""
         number = 1 + max((trial.number for trial in trials), default=0)
         try:
             while await self._services.find_job(trial_name(job, number)) is not None:
@@ -102,7 +103,7 @@ class TrialStarter:
     async def _parent_observations(self, job: TuningJob, definition: Definition) -> tuple[Observation, ...]:
         """Return the trials of the parents of a warm start; a deleted parent counts as empty.
 
-        A grid gets none: each of its points has its own trial.
+        A grid search gets no such trials: each of its points has its own trial.
         """
         if TuningRequest(job.request).strategy == "Grid":
             return ()
@@ -117,13 +118,13 @@ class TrialStarter:
 def question_of(
     job: TuningJob, definition: Definition, observations: Sequence[Observation], *, number: int
 ) -> Question:
-    """Return the question for the search.
+    """Return the input of the search for the next trial.
 
     Args:
         job: the record.
-        definition: of the training job.
-        observations: trials of this definition, those of parents first.
-        number: of the trial to propose.
+        definition: definition of the training job.
+        observations: trials of this definition, trials of parents first.
+        number: number of the trial to propose.
     """
     return Question(
         strategy=TuningRequest(job.request).strategy,

@@ -1,4 +1,4 @@
-"""Acts on a tuning job that the AWS API and the service's own pages both offer."""
+"""Actions on a tuning job that both the AWS API and the service's own pages offer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from clary.control.tuning.tuning_job import TuningJob, TuningStatus
 
 
 async def stop_tuning(services: Services, job: TuningJob) -> TuningJob:
-    """Start no further training job and stop the running ones; return before they have ended.
+    """Start no further training job and stop the running training jobs; return before they have ended.
 
     Args:
-        services: of the service.
+        services: parts of the service.
         job: the record.
-    Raises: WireError(ValidationException) for an ended one; TuningJobNotFound for a deleted one.
+    Raises: WireError(ValidationException) for an ended tuning job; TuningJobNotFound for a deleted one.
     """
     now = job.now(services.clock)
 

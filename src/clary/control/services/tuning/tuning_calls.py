@@ -31,7 +31,7 @@ SEED_BITS = 31
 
 
 async def create_tuning_job(call: Call) -> Mapping[str, Any]:
-    """Check a request as a whole, training jobs included, and store the tuning job; no trial has started then.
+    """Check a request as a whole, training jobs included, and store the tuning job, without starting a trial.
 
     Raises: WireError(ResourceInUse, ValidationException, ResourceLimitExceeded).
     """
@@ -133,7 +133,7 @@ async def list_training_jobs_of(call: Call) -> Mapping[str, Any]:
 
 
 async def stop_tuning_job(call: Call) -> Mapping[str, Any]:
-    """Start no further training job, and stop the running ones.
+    """Start no further training job, and stop the running training jobs.
 
     Raises: WireError(ResourceNotFound, ValidationException).
     """
@@ -175,7 +175,7 @@ async def _find(call: Call) -> TuningJob:
 async def _with_parents_metrics(call: Call, raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add a parent's metrics to a request whose only definition names no metric.
 
-    `identical_dataset_and_algorithm_tuner` and `transfer_learning_tuner` of the SDK leave them out.
+    The SDK's `identical_dataset_and_algorithm_tuner` and `transfer_learning_tuner` omit metrics.
     """
     definition = raw.get("TrainingJobDefinition")
     if not definition or definition["AlgorithmSpecification"].get("MetricDefinitions"):
@@ -198,7 +198,7 @@ async def _check_parents(call: Call, request: TuningRequest) -> None:
 
 
 def _some_point(space: Space, request: TuningRequest) -> dict[str, str]:
-    """Return hyperparameters of a possible trial, to check whether its training job would be accepted."""
+    """Return hyperparameters of a possible trial, with which to check whether training jobs would be accepted."""
     strategy = request.strategy if request.strategy == "Grid" else "Random"
     return propose(Question(strategy=strategy, space=space, is_maximized=True, observations=(), seed=0, number=0))
 

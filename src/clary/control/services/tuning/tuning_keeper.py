@@ -1,8 +1,9 @@
-"""The loop that carries out tuning jobs: starts their training jobs, ends some early, stores each outcome.
+"""The loop that runs tuning jobs: starts their training jobs, ends some early, stores each outcome.
 
-Where: one task of the service. Training jobs are created by the same function as those of clients. All state is in
-the store: a trial is stored with its training job, so a service that was killed at any moment continues with the next
-number. Decisions are `control.tuning`'s; `trial_starts` starts trials, `trial_outcomes` reads ends.
+Where: one task of the service. Training jobs are created by the same function as clients' training jobs. All state is
+in the store: a trial is stored with its training job, so after a kill at any moment the next service continues with the
+next number. `control.tuning` decides, `trial_starts` starts trials, `trial_outcomes` reads the outcomes of ended
+trials.
 """
 
 from __future__ import annotations
@@ -37,42 +38,42 @@ from clary.control.tuning.trial_requests import keep_alive_of, trial_name
 from clary.control.tuning.tuning_job import Trial, TrialOutcome, TuningJob, TuningStatus
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
-TICK_S = 1.0  # between looks at tuning jobs in progress without a change
+TICK_S = 1.0  # interval of passes over tuning jobs in progress without a change
 
 log = logging.getLogger(__name__)
 
 
 class TuningKeeper:
-    """Carries out tuning jobs.
+    """Runs tuning jobs.
 
     Args:
-        services: of the service.
+        services: parts of the service.
     """
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._has_begun = False  # whether the tuning jobs of an earlier service are known
+        self._has_begun = False  # whether the tuning jobs of an earlier service are loaded
         self._active: set[str] = set()  # tuning jobs in progress, by name
-        self._due: set[str] = set()  # changed ones among them
-        self._judged: set[str] = set()  # those that may stop a trial by its values
+        self._due: set[str] = set()  # tuning jobs to handle in the next pass
+        self._judged: set[str] = set()  # tuning jobs that may stop a trial by its values
         self._changed = asyncio.Event()
         self._starter = TrialStarter(services)
-        self._curves: dict[str, tuple[float, ...]] = {}  # running training job -> last judged values
+        self._curves: dict[str, tuple[float, ...]] = {}  # running training job -> values at the last judgement
         services.hub.listen(self._note)
         services.tuning.connect(self.wake)
 
     def wake(self, name: str) -> None:
-        """Have a tuning job handled now: it was created, or has to stop."""
+        """Handle a tuning job now, because it was created or has to stop."""
         self._active.add(name)
         self._due.add(name)
         self._changed.set()
 
     def wake_all(self) -> None:
-        """Have every tuning job in progress handled, since time has passed."""
+        """Mark every tuning job in progress as due, because time has passed."""
         self._due |= self._active
 
     async def run(self) -> None:
-        """Carry tuning jobs out until cancelled."""
+        """Run tuning jobs until cancelled."""
         while True:
             await self.look_at_due()
             try:
@@ -82,7 +83,7 @@ class TuningKeeper:
                 self.wake_all()
 
     async def look_at_due(self) -> None:
-        """Handle the changed tuning jobs; the first time, all unfinished ones."""
+        """Handle the due tuning jobs; in the first pass, all unfinished tuning jobs."""
         try:
             if not self._has_begun:
                 for job in await self._services.store.tuning.unfinished():
@@ -104,7 +105,7 @@ class TuningKeeper:
         return replace(job, anchor=ClockAnchor.lay(self._services.clock, not_before=job.modified_at))
 
     def _note(self, before: TrainingJob | None, job: TrainingJob) -> None:
-        """Have a tuning job handled if one of its training jobs has ended, or reported a value for early stopping."""
+        """Mark a tuning job as due if one of its training jobs has ended, or reported a value for early stopping."""
         if not job.tuning_job_arn:
             return
         name = job.tuning_job_arn.rpartition("/")[2]
@@ -196,10 +197,10 @@ class TuningKeeper:
         self._starter.forget(name)
 
     async def _give_hosts_back(self, job: TuningJob, trials: Sequence[Trial]) -> None:
-        """Release the hosts that wait for a next trial, unless the request itself keeps them.
+        """Release the hosts that wait for a next trial, unless the request itself has a keep-alive period.
 
-        This ends their keep-alive period; the reconciler, which knows whether another job has just taken them over,
-        then takes them back.
+        This ends the hosts' keep-alive period; then the reconciler, which knows whether another job has just taken them
+        over, ends them.
         """
         request = TuningRequest(job.request)
         waiting = {one.name for one in request.definitions if keep_alive_of(one) is not None}
@@ -211,7 +212,7 @@ class TuningKeeper:
                 await self._services.hub.update(training.name, _without_keep_alive)
 
     async def _stop_hopeless(self, job: TuningJob, trials: Sequence[Trial]) -> None:
-        """Stop trials by early stopping or Hyperband."""
+        """Stop trials that early stopping or Hyperband finds hopeless."""
         request = TuningRequest(job.request)
         is_hyperband = request.strategy == "Hyperband"
         if not is_hyperband and not request.stops_early:
@@ -220,7 +221,7 @@ class TuningKeeper:
         for trial in trials:
             if trial.is_over:
                 continue
-            if trial.stop_reason:  # the last service may have been killed before it stopped the training job
+            if trial.stop_reason:  # an earlier service may have been killed before it stopped the training job
                 await self._stop(trial, trial.stop_reason)
                 continue
             training = self._services.hub.live_job(trial.job_name)
@@ -258,19 +259,19 @@ class TuningKeeper:
         training = self._services.hub.live_job(trial.job_name)
         if training is None or training.is_terminal or training.end_cause is not None:
             return
-        if not trial.stop_reason:  # first, so that the reason is stored if the service is killed in between
+        if not trial.stop_reason:  # stored before the stop, so that the reason survives a kill in between
             await self._services.store.tuning.put_trial(replace(trial, stop_reason=why))
         log.info("training job %s: %s", trial.job_name, why)
         await stop_job(self._services, training)
 
     async def _start_trials(self, job: TuningJob, trials: Sequence[Trial], number: int) -> None:
-        """Start this number of trials, or end the tuning job if one can not be created."""
+        """Start this number of trials, or end the tuning job if a trial can not be created."""
         known = list(trials)
         for _ in range(number):
             try:
                 known.append(await self._starter.start(job, known, self._curves))
             except TrialRefused:
-                self.wake(job.name)  # the store has changed since this look: the next one reads it anew
+                self.wake(job.name)  # the store has changed during this pass; the next pass reloads it
                 return
             except WireError as error:
                 name = trial_name(job, 1 + max((trial.number for trial in known), default=0))
@@ -281,7 +282,7 @@ class TuningKeeper:
 
 
 def _without_keep_alive(training: TrainingJob) -> TrainingJob:
-    """Return an ended training job whose hosts do not wait for another one any more."""
+    """Return an ended training job without a keep-alive period, so that its hosts wait for no other job."""
     if not warm_pools.is_available(training):
         return training
     resources = {**training.request["ResourceConfig"], "KeepAlivePeriodInSeconds": 0}
