@@ -39,7 +39,7 @@ class TokenBucket:
         return self._level >= (min(amount, self._capacity) if may_owe else amount)
 
     def take(self, amount: float) -> None:
-        """Take out an amount; ask `has` before."""
+        """Take out an amount; call `has` before."""
         self._level -= amount
 
     def admit(self, amount: float, now_s: float) -> bool:

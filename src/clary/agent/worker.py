@@ -26,7 +26,7 @@ class Worker:
     """A named daemon thread that calls `_round` until it returns None.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
         failure: logged, with the traceback, when a round raises; the thread ends then.
         act: does a round on behalf of the object that owns the Worker; subclasses override `_round` instead.
         first_pause_s: before the first round.
@@ -71,7 +71,7 @@ class Worker:
 
         Args:
             timeout_s: longest wait; abort a hanging call before `join`.
-            is_vain: asked several times a second whether to stop waiting.
+            is_vain: polled several times per second; returns whether to stop waiting.
         """
         deadline_s = time.monotonic() + timeout_s
         while self.is_running and (left_s := deadline_s - time.monotonic()) > 0 and not is_vain():

@@ -166,7 +166,7 @@ class Folder:
             descriptor = os.open(part, _NEW_FILE_FLAGS, mode, dir_fd=folder)
             try:
                 with open(descriptor, "wb") as file:
-                    os.fchmod(descriptor, mode)  # whatever the umask is
+                    os.fchmod(descriptor, mode)  # independent of the umask
                     yield file
                 os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
@@ -211,7 +211,7 @@ class Folder:
             with _looked_at(folder, name) as (descriptor, status):
                 # The program may have put another file at this path by now: only the new pipe's mode may change.
                 if stat.S_ISFIFO(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid():
-                    os.chmod(f"/proc/self/fd/{descriptor}", mode)  # whatever the umask is
+                    os.chmod(f"/proc/self/fd/{descriptor}", mode)  # independent of the umask
 
     def set_mode(self, path: str, mode: int) -> None:
         """Set the permission bits of a regular file or folder. Raises: OSError; EPERM for any other kind of entry."""
@@ -319,7 +319,7 @@ def open_regular(folder: int, path: str, flags: int = os.O_RDONLY) -> int:
 
     Args:
         folder: descriptor of the folder, which stays open.
-        path: below the folder, with `/`; no link on the way is followed.
+        path: path below the folder, with `/`; no link on the way is followed.
         flags: flags of os.open; no file is created.
     Returns: a descriptor, which the caller closes.
     Raises: OSError.

@@ -175,8 +175,8 @@ def copy_file(source: Folder, path: str, target: Folder, target_path: str) -> No
     """Copy a regular file with its mode and time to `target_path`, replacing the entry there.
 
     Args:
-        path: below `source`.
-        target_path: below `target`; its folder must exist.
+        path: path below `source`.
+        target_path: path below `target`; its folder must exist.
     Raises: OSError.
     """
     descriptor = source.open_file(path)

@@ -48,7 +48,7 @@ def make_mapped_namespaces(first_id: int, *, num_networks: int) -> tuple[int, li
 
     Args:
         first_id: first id of the range.
-        num_networks: how many network namespaces.
+        num_networks: number of network namespaces.
 
     Returns: descriptors of the user namespace and of the network namespaces, which exist as long as the descriptors are
     open.

@@ -28,7 +28,7 @@ def box_row(box: Mapping[str, Any], daemon: str) -> tuple[str, ...]:
     """Return the cells of one box: name, state, CPUs, memory, GPUs, isolation, jobs, and a note.
 
     Args:
-        box: as the service tells it.
+        box: the box on the service's page.
         daemon: digest of the daemon that this command would install.
     """
     runs = ", ".join(f"{run['job']} {run['host']}{' (ending)' if run['is_ending'] else ''}" for run in box["runs"])
@@ -48,7 +48,7 @@ def box_note(box: Mapping[str, Any], daemon: str) -> str:
     """Return a note for the owner of a box.
 
     Args:
-        box: as the service tells it.
+        box: the box on the service's page.
         daemon: digest of the daemon that this command would install.
     """
     if box["why"]:

@@ -46,7 +46,7 @@ def set_row(entry: Mapping[str, Any], *, job_arn: str, now: datetime) -> tuple[s
 
     Args:
         entry: a set, of the page `checkpoints`.
-        job_arn: of the requested job; sets of other jobs are marked.
+        job_arn: ARN of the requested job; sets of other jobs are marked.
         now: time from which ages count.
     """
     state = f"{entry['state']}: {printable(entry['fault'])}" if entry["fault"] else entry["state"]

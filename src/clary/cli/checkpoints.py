@@ -64,7 +64,7 @@ def listing(job: str, page: dict[str, Any], *, now: datetime) -> str:
     """Return the text that `clary checkpoints JOB` prints.
 
     Args:
-        job: its name.
+        job: name of the job.
         page: the service's answer, with sets and hosts.
         now: time from which ages count.
     """

@@ -82,8 +82,8 @@ class Connection:
         """Post to a page of a job; raises as `get`.
 
         Args:
-            job: its name.
-            page: below the job's own page, for example `dump`.
+            job: name of the job.
+            page: path below the job's own page, for example `dump`.
             body: sent as JSON.
         """
         return self.post(f"jobs/{quote(job, safe='')}/{page}", body)
@@ -105,8 +105,8 @@ class Connection:
         """Read a page of a job, such as its `plan` or its `logs`; raises as `get`.
 
         Args:
-            job: its name.
-            page: below the job's own page; empty for the job's own page.
+            job: name of the job.
+            page: path below the job's own page; empty for the job's own page.
             query: parameters of the page.
         """
         return self.get("/".join(("jobs", quote(job, safe=""), *([page] if page else []))), query)

@@ -1,7 +1,7 @@
 """`clary run COMMAND`: run a program on this machine as in a job, with `smddp` and the foreign names.
 
-No service is needed, nothing is recorded. The program finds Clary's train side in a folder that is removed afterwards,
-and at the end of PATH the launchers of libraries that Clary replaces; torch is the program's own.
+No service is needed, and no data is recorded. The program finds Clary's train side in a folder that is removed
+afterwards, and at the end of PATH the launchers of libraries that Clary replaces; torch is the program's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`clary stop JOB`: ask a job to end; its results are kept."""
+"""`clary stop JOB`: request the end of a job; its results are kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Send StopTrainingJob and, if asked, wait for the end."""
+    """Send StopTrainingJob and, with `--wait`, wait for the end."""
     connection = connect()
     connection.call("StopTrainingJob", {"TrainingJobName": options.job})
     deadline = time.monotonic() + (options.wait or 0.0)

@@ -20,7 +20,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | 
     """Return rows below a header, columns aligned to the left and two spaces apart.
 
     Args:
-        width: columns of the screen; long cells are folded at spaces to fit it; None folds no cell.
+        width: columns of the screen; long cells are folded at spaces to fit it; None: no cell is folded.
     """
     everything = [list(header), *[[visible(cell) for cell in row] for row in rows]]
     widths = [max(len(row[index]) for row in everything) for index in range(len(header))]

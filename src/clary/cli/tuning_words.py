@@ -26,7 +26,7 @@ def list_text(rows: Sequence[Mapping[str, Any]], *, now: datetime, width: int | 
     Args:
         rows: as the service lists them.
         now: present time, for the durations of jobs that have not ended.
-        width: columns of the screen; None folds nothing.
+        width: columns of the screen; None: no cell is folded.
     """
     if not rows:
         return "no tuning jobs yet"
@@ -50,9 +50,9 @@ def tuning_text(page: Mapping[str, Any], *, now: datetime, width: int | None = N
     """Return the text that `clary tuning NAME` prints.
 
     Args:
-        page: of the tuning job.
-        now: for one that has not ended.
-        width: columns of the screen; None folds nothing.
+        page: the service's page of the tuning job.
+        now: present time, for a tuning job that has not ended.
+        width: columns of the screen; None: no cell is folded.
     """
     return "\n".join(
         [*head_lines(page, now=now), *_importance_lines(page), "", trials_text(page, now=now, width=width)]
@@ -63,8 +63,8 @@ def head_lines(page: Mapping[str, Any], *, now: datetime) -> list[str]:
     """Return lines on status, objective, best trial, counters, and the conditions that end the tuning job.
 
     Args:
-        page: of the tuning job.
-        now: for one that has not ended.
+        page: the service's page of the tuning job.
+        now: present time, for a tuning job that has not ended.
     """
     objective, best = page["objective"], page["best"]
     counters = ", ".join(f"{page['counters'][key]} {words}" for key, words in _COUNTED if page["counters"].get(key))
@@ -91,9 +91,9 @@ def trials_text(page: Mapping[str, Any], *, now: datetime, width: int | None = N
     """Return the table of trials, in the order of their numbers.
 
     Args:
-        page: of the tuning job.
-        now: for trials that run.
-        width: columns of the screen; None folds nothing.
+        page: the service's page of the tuning job.
+        now: present time, for running trials.
+        width: columns of the screen; None: no cell is folded.
     """
     if not page["trials"]:
         return "no trial has started yet"

@@ -31,7 +31,7 @@ _TRAINERS = os.path.join("train", "trainers", "installing.py")
 _FRAMEWORK = "SM_FRAMEWORK_PARAMS"
 _FOR_TRAINERS = ("sagemaker_distributed_dataparallel_enabled", "sagemaker_mpi_enabled")
 _HOOK_CONFIGURATION = "SMDEBUG_CONFIG_FILE_PATH"  # set by the agent if a job has a DebugHookConfig
-# set by the agent: the recordings that a job asks for
+# set by the agent: the recordings that a job requests
 _WISHES = ("CLARY_STEPS_FOLDER", "CLARY_PROFILES_FOLDER", _HOOK_CONFIGURATION)
 _FOR_MODELS = ("CLARY_COMPILE", "CLARY_AMP")  # set by the agent, too: whether models are compiled or run under autocast
 _TOLD = "CLARY_TOLD_TOO_OLD"

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from clary.contract.ml_tree import OPT_ML
 from clary.contract.step_records import FOLDER
 
-SWITCH_VARIABLE = "CLARY_CALLS"  # 0: nothing is recorded
+SWITCH_VARIABLE = "CLARY_CALLS"  # 0: no calls are recorded
 ENDING = ".calls"  # suffix of a file's name, RANK-PROCESS.calls
 # Folder for programs in hosts with namespaces, where files in shared memory disappear with the host.
 FOLDER_IN_NAMESPACES = str(OPT_ML.joinpath(*FOLDER))
@@ -111,7 +111,7 @@ class GroupFacts(NamedTuple):
         name: name of the group, equal on all its ranks.
         kind: kind of backend: gloo, nccl, smddp; DDP for gradients.
         size: number of its ranks.
-        rank: of this process in the group; -1 if unknown.
+        rank: rank of this process in the group; -1 if unknown.
         ranks: the group's ranks in the job; empty if unknown.
         is_point_to_point: whether rows are sends and receives, which each rank numbers by itself.
     """
@@ -166,7 +166,7 @@ def memory_path(rank: int, process: int, mark: str) -> str:
     """Return the path of a record in shared memory.
 
     Args:
-        rank: of the process.
+        rank: rank of the process.
         process: process id as the process sees it.
         mark: 16 hexadecimal digits, which distinguish the record from records of other programs.
     """

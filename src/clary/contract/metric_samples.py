@@ -24,7 +24,7 @@ class SampleBatch:
     Attributes:
         first_row: number of the first row.
         at_ms: milliseconds since 1970 by the host's clock, one for each row, in ascending order.
-        names: of the series, one for each column.
+        names: names of the series, one for each column.
         columns: values by column, then row; None for a missing measurement.
         num_dropped: number of rows before `first_row` that the agent has dropped, over the host's life.
     """

@@ -1,7 +1,7 @@
 """AWS Signature Version 4: canonical requests, signing, presigned URLs and signed chunks.
 
-Where: the wire verifies clients with it, the S3 front verifies and signs again, agents and the CLI sign with it.
-This module reads no clock and looks up no key: callers pass both. Strings are in the form in which they are sent: a
+Where: the service's API verifies clients with it, the S3 front verifies and signs again, agents and the CLI sign with
+it. This module reads no clock and looks up no key: callers pass both. Strings are in the form in which they are sent: a
 path and a query keep their percent-encoding.
 Source: AWS General Reference, "Signature Version 4 signing process"; Amazon S3 API reference, "Authenticating
 requests".

@@ -103,7 +103,7 @@ def pack_row(number: int, at_ns: int, counts: Sequence[int]) -> bytes:
 
     Args:
         number: number of the row, from 1.
-        at_ns: when the step began, in ns since 1970.
+        at_ns: start of the step, in ns since 1970.
         counts: total, train, evaluate, predict.
     """
     return _ROW.pack(number, at_ns, *counts, number)

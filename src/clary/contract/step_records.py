@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 FOLDER = (".clary", "steps")  # below a host's /opt/ml
 FOLDER_VARIABLE = "CLARY_STEPS_FOLDER"
-SWITCH_VARIABLE = "CLARY_STEPS"  # 0: nothing is recorded
+SWITCH_VARIABLE = "CLARY_STEPS"  # 0: no steps are recorded
 ENDING = ".steps"  # suffix of a file's name, RANK-PROCESS.steps
 
 NUM_ROWS = 512  # rows of a process: enough for a thousand steps per second at two reads per second
@@ -37,12 +37,12 @@ class StepRow(NamedTuple):
     Attributes:
         number: number of the step, from 1.
         ended_s: seconds since 1970.
-        step_s: from the end of the previous step to the end of this step.
-        data_wait_s: waiting for batches of a DataLoader.
-        forward_s: from a batch to its backward pass.
-        backward_s: in backward passes, without their communication.
-        communication_s: blocked in collectives, in any part of the step.
-        optimizer_s: in the optimizer's step.
+        step_s: time from the end of the previous step to the end of this step.
+        data_wait_s: time of waiting for batches of a DataLoader.
+        forward_s: time from a batch to its backward pass.
+        backward_s: time in backward passes, without their communication.
+        communication_s: time blocked in collectives, in any part of the step.
+        optimizer_s: time in the optimizer's step.
     """
 
     number: int

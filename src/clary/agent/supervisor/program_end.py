@@ -24,10 +24,10 @@ class ProgramEnd:
     """The facts of a program that has ended.
 
     Attributes:
-        failure: why it has failed; None if it has not.
+        failure: why the program has failed; None without a failure.
         clues: lines of its processes about their own failures.
-        seconds: how long it ran.
-        lines: how it ended, for the log.
+        seconds: run time of the program.
+        lines: log lines on the program's end.
         notes: warnings that `describe` shows.
     """
 

@@ -2,7 +2,7 @@
 
 Where: started by the supervisor; both only pass on the service's answers, as events in its queue. They survive an
 unreachable service: the program runs on, and the newest facts are reported when the service is back. The host is
-given up when the service is unreachable for `ORPHAN_TIMEOUT_S`, or says that the attempt has ended.
+given up when the service is unreachable for `ORPHAN_TIMEOUT_S`, or reports that the attempt has ended.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class _Ready:
 class StandbyKeeper:
     """Keeps at most one host standing by, and the folder of the attempt in progress.
 
-    The next host is made at the end of an attempt. Where the plan says that another job is certain, it is made as soon
-    as the present program has started, unless that program runs in a host that lasts.
+    The next host is made at the end of an attempt. If the plan says that another job is certain, it is made as soon as
+    the present program has started, except while that program runs in a host that lasts.
 
     Args:
         host: name.

@@ -242,7 +242,7 @@ class Supervisor:
             self._service.close()
         else:
             logger.error("a thread did not end in time; it ends with the process")
-            self._exit_code = EXIT_FAILED  # the process must end: no other attempt may run beside the thread
+            self._exit_code = EXIT_FAILED  # the process must end: no other attempt may run while the thread runs
         if self._log_handler is not None:
             close_agent_log(self._log_handler)
 
@@ -255,7 +255,7 @@ class Supervisor:
 
     def _pass_on_receipt(self, receipt: ReportReceipt) -> None:
         self._orders.expect(receipt.order_number)
-        if self._life is None:  # the next receipt asks again
+        if self._life is None:  # the next receipt repeats the request
             return
         if receipt.dump_number:
             self._life.companions.dumps.ask(receipt.dump_number, receipt.dump_reason)

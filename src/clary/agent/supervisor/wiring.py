@@ -1,7 +1,7 @@
 """The steps of a host outside of tests: the module of each step, with its part of the plan.
 
-Where: `python -m clary.agent` gives `HostSteps` to the supervisor; `steps.Steps` says what each method promises. Only
-this module connects the agent's packages.
+Where: `python -m clary.agent` gives `HostSteps` to the supervisor; `steps.Steps` documents the methods. Only this
+module connects the agent's packages.
 
 Folders: work_folder/HOST/ml is the host's `/opt/ml`; work_folder/HOST holds the agent's other files of the host. The
 service's home is the parent of `jobs` in work_folder; programs do not see it.
@@ -63,10 +63,10 @@ _FAILURE_CHARACTERS = 1024
 _LONGEST_CHARACTER_BYTES = 4
 _CLOSE_S = 5.0
 _STORE_ATTEMPTS = 8  # the retries span 18 to 36 seconds: a restarted object store is back by then
-WANDB_SECRETS = "secrets.env"  # beside the code, as `wandb.sagemaker_auth` names it
+WANDB_SECRETS = "secrets.env"  # next to the code, named by `wandb.sagemaker_auth`
 _SECRETS_BYTES = 64 * 1024
 _ASK_LIMIT_S = 20.0
-_SSH_FOLDER = "ssh"  # beside the hosts' folders, with the files that they share
+_SSH_FOLDER = "ssh"  # next to the hosts' folders, with the files that hosts share
 # Distributions whose launcher AWS's containers run under mpirun --tag-output.
 _TAGGED_KINDS = (DistributionKind.PYTORCHDDP_OR_SMDDP, DistributionKind.MPI, DistributionKind.MODELPARALLEL)
 
@@ -168,7 +168,7 @@ class HostSteps:
 
     @property
     def _pool_cache(self) -> Path:
-        """Cache folder that the jobs of the host's pool hand on, on this machine."""
+        """Cache folder on this machine that jobs of the host's pool reuse."""
         return Path(self._plan.pool_folder) / self._host.name / POOL_CACHE_FOLDER
 
     def fetch_code(self) -> None:
@@ -516,7 +516,7 @@ class HostSteps:
 
 
 def service_home(plan: LaunchPlan) -> Path | None:
-    """Return the service's folder, which holds `jobs`; None if work_folder does not lie in one."""
+    """Return the service's folder, which contains `jobs`; None if work_folder is not inside such a folder."""
     # <home>/jobs/<job>/<attempt>; a job may be called "jobs" too.
     parents = Path(plan.work_folder).parents
     return parents[2] if len(parents) > 2 and parents[1].name == JOBS_FOLDER else None
@@ -525,8 +525,8 @@ def service_home(plan: LaunchPlan) -> Path | None:
 def hidden_folder(plan: LaunchPlan) -> Path | None:
     """Return the folder to hide from programs: the service's home, or on a node the folder `clary-UID` of its user.
 
-    On a node, <scratch>/clary-UID/NODE/hosts/TAG-INDEX-PID holds `jobs` (`agent.boot`). Beside the host's own folder
-    lie the folders of other hosts, and the code of future agents.
+    On a node, <scratch>/clary-UID/NODE/hosts/TAG-INDEX-PID holds `jobs` (`agent.boot`). `clary-UID` also contains the
+    folders of other hosts, and the code of future agents.
     """
     home = service_home(plan)
     if home is None:

@@ -26,9 +26,9 @@ def buckets_text(rows: Sequence[Row], *, least: float = -math.inf, greatest: flo
     """Return the buckets with a count, as JSON of [[left, right, count], ...]; at most MAX_BUCKETS.
 
     Args:
-        rows: in any order; rows that hold no numbers are left out.
-        least: of the values; the first bucket does not begin before it.
-        greatest: of the values; the last bucket does not end above it.
+        rows: rows in any order; rows without numbers are left out.
+        least: least of the values; the first bucket does not begin below it.
+        greatest: greatest of the values; the last bucket does not end above it.
     """
     held = sorted(
         (min(left, right), max(left, right), count) for left, right, count in rows if _holds(left, right, count)

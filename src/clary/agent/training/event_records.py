@@ -51,7 +51,7 @@ def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECO
     """Return the records of a piece of a file; a record that is cut off is left for the next piece.
 
     Args:
-        piece: of the file; beginning with a record.
+        piece: part of the file, beginning with a record.
         offset: where the piece begins in the file. The next piece may begin behind this piece's end, past a large
             record.
         max_record_bytes: longer records are skipped.

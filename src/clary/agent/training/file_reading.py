@@ -43,7 +43,7 @@ class FileReading:
 
     Args:
         root: the tree as the agent sees it.
-        folders: below `root`, to walk.
+        folders: folders below `root` to walk.
         on_note: called with a sentence on what is wrong with a file, once for each file.
     """
 

@@ -56,7 +56,7 @@ def read_piece(root: Path, path: str, *, offset: int, max_bytes: int) -> tuple[i
     Args:
         root: a host's `/opt/ml` as the agent sees it.
         path: path of the file below `root`, with `/`.
-        offset: in bytes; behind the file's end no bytes are returned.
+        offset: offset in bytes; beyond the file's end no bytes are returned.
         max_bytes: read at most.
     """
     try:

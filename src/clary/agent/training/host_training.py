@@ -82,7 +82,8 @@ class HostTraining(Companion):
         """Empty the token file of the program's reports while the service does not answer; from any thread.
 
         transformers' callback posts from the training's own thread and waits 5 s for each answer, every 5 s; with an
-        empty token it posts nothing. It reads the token again after 5 minutes, so that no outage slows it for longer.
+        empty token it posts nothing. It reads the token again after 5 minutes, so that an outage slows the training for
+        5 minutes at most.
         """
         self._is_away = is_away
         self._hand_out_token()

@@ -93,7 +93,7 @@ class ProgressWatch:
         self._num_looks = 0
 
     def feed(self, lines: list[str], *, rank: int | None) -> None:
-        """Read log lines that one process printed; lines without progress cost almost nothing."""
+        """Read log lines that one process printed; lines without progress cost very little time."""
         if rank not in (None, 0):
             return  # ranks count the same steps: the first rank's lines are enough
         try:
@@ -112,7 +112,7 @@ class ProgressWatch:
             self._state = progress
 
     def current(self) -> TrainingProgress | None:
-        """Return how far the program is; None while nothing is known."""
+        """Return the progress of the program; None while it is unknown."""
         now_s = self._clock.monotonic()
         with self._lock:
             track = self._chosen(now_s)

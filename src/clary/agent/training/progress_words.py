@@ -40,13 +40,13 @@ class Sign:
 
     Attributes:
         kind: bar, epoch or step.
-        name: of the counted units; for a bar, the words before it without numbers.
-        done: of `total`.
+        name: name of the counted units; for a bar, the text before it without numbers.
+        done: finished part of `total`.
         total: None if the line does not name it.
         seconds: how long a bar has been running; None if the line does not name it.
         epoch: the running epoch, if the same line names it.
         max_epoch: number of epochs in all.
-        is_global: whether the line says that its steps count the whole training.
+        is_global: whether the line states that its steps count the whole training.
     """
 
     kind: str

@@ -33,7 +33,7 @@ def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECO
     """Return the records of a piece of a file; a record that is cut off is left for the next piece.
 
     Args:
-        piece: of the file; beginning with its first byte, or at `next_offset` of the last piece.
+        piece: part of the file, beginning with its first byte, or at `next_offset` of the last piece.
         offset: where the piece begins in the file. The next piece may begin behind this piece's end, past padding.
         max_record_bytes: longer records are skipped; includes the headers between a record's parts.
     """

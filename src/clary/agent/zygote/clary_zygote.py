@@ -1,19 +1,19 @@
-"""Import the modules that programs import first, wait, and become the ranks of one program by forking.
+"""Imports the modules that programs import first, waits, and becomes the ranks of one program by forking.
 
     python clary_zygote.py SOCKET OUTPUT LATE_FOLDER RANK_SHIM MODULE...
 
 Where: the first process of a standby host starts it and sends messages over the socket
-(`clary.agent.host.zygote_process` lists the messages); OUTPUT is the read end of its own standard output, LATE_FOLDER
-where the program's files are being written meanwhile. It runs in the user's environment: Python 3.8 or later, the
-standard library only, nothing of clary.
+(`clary.agent.host.zygote_process` lists the messages); OUTPUT is the read end of its own standard output; LATE_FOLDER
+is the folder into which the program's files are written meanwhile. It runs in the user's environment: Python 3.8 or
+later, the standard library only, and no other module of clary.
 
-[Note: as a new interpreter] A forked rank has to find what `python clary_rank.py train.py` would have found. The zygote
-has no folder of a script on its path, its outputs are a pipe like those of a rank, and it passes no connection, thread
-or descriptor on; it refuses to fork if a library has opened one. In the rank, state that depends on the moment is
-renewed: environment, arguments, caches of the path, seeds, time zone. The rank executes a new interpreter instead if a
-file of the program would have been imported in place of a loaded module, if code beside the script names a variable
-that such a module has read, or if anything fails before the program's first line. One difference remains: all ranks
-share the key of `hash()` and the addresses of libraries.
+[Note: as a new interpreter] A forked rank has to find the same state as `python clary_rank.py train.py`. The zygote has
+no folder of a script on its path, its outputs are a pipe like those of a rank, and a fork inherits no connection,
+thread or descriptor: the zygote refuses to fork if a library has opened one. In the rank, state that depends on the
+time of start is renewed: environment, arguments, caches of the path, seeds, time zone. The rank executes a new
+interpreter instead if a file of the program would have been imported in place of a loaded module, if code in the
+script's folder names a variable that such a module has read, or if anything fails before the program's first line. One
+difference remains: all ranks share the key of `hash()` and the addresses of libraries.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ import warnings
 
 _MAX_MESSAGE_BYTES = 65536
 _MAX_DESCRIPTORS = 253  # SCM_MAX_FD
-_MAX_WORDS_BYTES = 65536  # of the output of imports; a pipe holds no more
+_MAX_WORDS_BYTES = 65536  # limit of the output of imports; a pipe holds no more
 _GO = b"g"
-_ABANDONED_EXIT_CODE = 70  # no process reads it
+_ABANDONED_EXIT_CODE = 70  # no process reads this exit code
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_MM = 35
@@ -50,7 +50,7 @@ _NUM_MAP_WORDS = 13  # struct prctl_mm_map: eleven addresses, the auxiliary vect
 _BREAK_WORD = 5
 _NO_FILE = 0xFFFFFFFF  # -1
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
-_KEPT: list[object] = []  # keeps memory alive that /proc shows
+_KEPT: list[object] = []  # references to memory that /proc shows
 _HAS_FOLDER_ON_PATH = not getattr(sys.flags, "safe_path", False)
 _ENTRY_POINT_GROUP = "torch.backends"
 _SUFFIXES = (".py", ".pyc", ".so")
@@ -97,11 +97,11 @@ def become_rank() -> _Program:
     with open(shim, "rb") as file:
         code = compile(file.read(), shim, "exec", dont_inherit=True)
     if _HAS_FOLDER_ON_PATH:
-        del sys.path[0]  # this file's folder; a rank has another folder there
+        del sys.path[0]  # this file's folder; a rank has its script's folder at this index
     path = list(sys.path)
     # Only the program may import its own modules: they may still be incomplete.
     sys.path[:] = [folder for folder in path if not _is_within(folder, late_folder)]
-    reason = _import(("atexit", "runpy", "traceback", *names))  # the shim's imports, too
+    reason = _import(("atexit", "runpy", "traceback", *names))  # also the imports of the rank shim
     if not reason:
         _import_library(late_folder)
         reason = _why_unfit(own_descriptors)
@@ -111,7 +111,7 @@ def become_rank() -> _Program:
         os._exit(0)
     words = _take_words(output)
     gc.collect()
-    gc.freeze()  # the collector of a rank would otherwise write to every page that the ranks share
+    gc.freeze()  # otherwise the garbage collector of a rank would write to every page that the ranks share
     keeper.send(json.dumps({"kind": "ready"}).encode())
     reason = _import_later(keeper, own_descriptors, late_folder)
     words += _take_words(output)
@@ -142,11 +142,11 @@ def become_rank() -> _Program:
 
 
 def _serve(keeper: socket.socket, order: dict, descriptors: list[int]) -> tuple[dict, list[int]]:  # type: ignore[type-arg]
-    """Fork for each order one process that carries it out, and in which alone this returns.
+    """Fork one process for each order; the function returns only in that process, which carries the order out.
 
     That process ends before its ranks begin, so that the first process of the host becomes their parent. Its end is
-    reported with the message `over`. Programs run as this user and must not look into this process, or end it with a
-    signal to all processes: it cannot be traced, and blocks all signals that can be blocked.
+    reported with the message `over`. Programs run as the same user and must not read this process's memory, or end it
+    with a signal to all processes. So it cannot be traced, and blocks all signals that can be blocked.
     """
     ordinary = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     _set_traceable(False)
@@ -218,9 +218,9 @@ def _package() -> str:
 
 
 def _import_later(keeper: socket.socket, own_descriptors: set[str], late_folder: str) -> str:
-    """Import modules that most programs need soon, if no order comes at once; return why not to fork, or an empty text.
+    """Import modules that most programs need soon, if no order arrives at once; return why not to fork, or "".
 
-    An order that comes meanwhile waits for the import, which the program would otherwise do itself.
+    An order that arrives meanwhile waits for the import, which the program would otherwise do itself.
     """
     if "torch" not in sys.modules or select.select([keeper], [], [], _PATIENCE_S)[0]:
         return ""
@@ -273,7 +273,7 @@ def _fork() -> int:
 
 
 def _take_words(output: int) -> bytes:
-    """Return the output of the imports; a program with the same imports would print it too."""
+    """Return the output of the imports, which a program with the same imports would print, too."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.set_blocking(output, False)
@@ -303,7 +303,7 @@ def _receive(keeper: socket.socket) -> tuple[dict, list[int]]:  # type: ignore[t
 
 
 def _take_place(process: dict, *, reason: str, gate: int, agent: int, parent: int | None) -> None:  # type: ignore[type-arg]
-    """Become the process that was ordered when the gate opens; or execute a new interpreter if there is a reason."""
+    """Become the ordered process when the gate opens, or execute a new interpreter if there is a reason to."""
     if os.read(gate, 1) != _GO:
         os._exit(_ABANDONED_EXIT_CODE)
     os.close(gate)
@@ -318,7 +318,7 @@ def _take_place(process: dict, *, reason: str, gate: int, agent: int, parent: in
 
 
 def _make_anew(process: dict, late_folder: str) -> str:  # type: ignore[type-arg]
-    """Renew all state that depends on the moment; return why that is impossible, or an empty text."""
+    """Renew all state that depends on the time of start; return why that is impossible, or an empty text."""
     os.setsid()
     try:
         os.chdir(process["working_folder"])
@@ -429,7 +429,7 @@ def _other_library() -> str:
 
 
 def _too_late(folder: str) -> str:
-    """Return a variable that code in a folder names, if an imported module has already read it."""
+    """Return a variable that code in a folder names although an imported module has already read it."""
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".py"))[:_MAX_READ_FILES]
     except OSError:
@@ -473,7 +473,7 @@ def _renew_modules() -> None:
         numpy_random.seed()
     generator = getattr(sys.modules.get("torch"), "default_generator", None)
     if generator is not None:
-        generator.seed()  # of the CPU; generators of GPUs are made when CUDA is initialised
+        generator.seed()  # generator of the CPU; generators of GPUs are made when CUDA is initialised
     note_number = getattr(threading.main_thread(), "_set_native_id", None)
     if note_number is not None:
         note_number()  # before Python 3.13 it stays the parent's
@@ -487,7 +487,7 @@ def _renew_modules() -> None:
 
 
 def _call_late_backends() -> None:
-    """Call the entry points that torch calls at its import and that are on PYTHONPATH only now."""
+    """Call the entry points of torch's import that have been on PYTHONPATH only since the order."""
     torch = sys.modules.get("torch")
     is_enabled = getattr(torch, "_is_device_backend_autoload_enabled", None)  # torch 2.5 and later
     if is_enabled is None or not is_enabled():

@@ -1,9 +1,9 @@
 """Decides which programs a waiting interpreter can become. Pure.
 
-Where: `clary.agent.host.standby` asks it for each process.
+Where: `clary.agent.host.standby` calls it for each process.
 
-An interpreter and the libraries that it has loaded have read some variables already, and cannot read them again. So
-those have to be the same; all others are replaced. Variables that are read only when needed may differ: PATH (the
+An interpreter and its loaded libraries have already read some variables, and cannot read them again. So these variables
+have to be the same; all other variables are replaced. Variables that are read only when needed may differ: PATH (the
 interpreter is named with its folder), CUDA_VISIBLE_DEVICES (when CUDA is initialised, which it is not), NCCL_*, GLOO_*,
 TORCH_NCCL_* and TORCHELASTIC_* (when a process group is made), TZ (read again), SM_* and AWS_*.
 """
@@ -59,7 +59,7 @@ _MAX_VARIABLE_BYTES = 131_071  # limit of the kernel (MAX_ARG_STRLEN); `spawn` n
 
 
 def start_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an interpreter reads when it starts or imports; a waiting one gets no others."""
+    """Return the variables that an interpreter reads at its start or imports; a waiting interpreter gets no others."""
     return {name: value for name, value in environment.items() if _is_read_at_start(name)}
 
 
@@ -68,7 +68,7 @@ def why_not_fork(argv: Sequence[str], environment: Mapping[str, str], *, python:
 
     Args:
         argv: command line of the process.
-        environment: of the process.
+        environment: environment variables of the process.
         python: the waiting interpreter.
         start: variables with which it was started.
     """

@@ -10,7 +10,8 @@ has no effect there.
    `torch.set_default_device` is built) replaces every CUDA device by the CPU: in factories, `.to`, `torch.device`
    itself. No function of torch is replaced for this, so functions can still be scripted, pickled and compared. A mode
    belongs to a thread, so new threads enter the mode as well.
-2. `torch.cuda` is Python code over parts that a build for CPUs lacks: its functions are replaced by those of a table.
+2. `torch.cuda` is Python code over parts that a build for CPUs lacks: its functions are replaced by functions of a
+   table.
 3. The few classes and functions that read their device before the mode can intercept the call are wrapped: autocast,
    GradScaler, DistributedDataParallel, init_process_group, load. Alternatives fail: a private backend cannot be named
    `cuda`, because torch reserves that name; replacing each factory would break scripting, and would miss unlisted

@@ -1,4 +1,4 @@
-"""Replaces the functions and classes of `torch.cuda` by those of a table.
+"""Replaces the functions and classes of `torch.cuda`, as listed in a table.
 
 See [Note: how], 2, and [Note: classes] of the package.
 """

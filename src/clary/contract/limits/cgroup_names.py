@@ -19,7 +19,7 @@ def host_cgroup_name(job_name: str, attempt: int, *, host: str, work_folder: str
 
     Args:
         job_name: letters, digits and hyphens.
-        attempt: from 1.
+        attempt: number of the attempt, from 1.
         host: algo-1.
         work_folder: the attempt's folder, exactly as in the launch plan.
     """

@@ -80,7 +80,7 @@ def examine(dumps: Mapping[str, HostDump], *, hosts: Sequence[str], num_ranks: i
     """Group the ranks and return the suspects.
 
     Args:
-        dumps: by host, of the hosts that have answered.
+        dumps: dumps by host, for the hosts that have answered.
         hosts: all hosts of the job.
         num_ranks: number of ranks of the job; 0 if unknown.
         is_final: whether hosts without an answer had enough time for one.
@@ -199,7 +199,7 @@ def _odd_ranks(groups: Sequence[Group], dumps: Mapping[str, HostDump], counted: 
     """Yield a suspicion for each rank that does not wait with the others, or called another collective than most.
 
     Suspects the order of collectives if all ranks wait in different collectives and no rank is odd, or if ranks wait
-    for each other. Yields nothing while at least half of the waiting ranks make progress.
+    for each other. Yields no suspicion while at least half of the waiting ranks make progress.
     """
     processes = {(host, process.pid): process for host, process in _ranks(dumps)}
     waiting = [group for group in groups if group.doing in (Doing.WAITS_FOR_RANKS, Doing.WAITS_FOR_GPU)]

@@ -49,7 +49,7 @@ def bill(job: TrainingJob, price: JobPrice, *, now: datetime) -> Bill | None:
     """Return time and money up to `now`, or to the job's end; None while no host has begun to download.
 
     Args:
-        job: its transitions show the training time.
+        job: job whose transitions show the training time.
         price: price of all hosts of the job.
         now: end of the counted time of a running job.
     """

@@ -39,7 +39,7 @@ def category(verdict: str) -> str:
 
 
 def hint(words: str, *, channels: Sequence[str] = ()) -> str:
-    """Return advice on a failure, or an empty text if nothing is certain.
+    """Return advice on a failure, or an empty text without certainty.
 
     Args:
         words: the failure's text and the program's previous lines, separated by newlines.

@@ -81,7 +81,7 @@ class Counted:
     """Combined result of the records of a job's ranks.
 
     Attributes:
-        crossing: how ranks wait for each other in different groups; empty if they do not.
+        crossing: text on ranks that wait for each other in different groups; empty without such ranks.
         about: rank -> sentence on whether it has entered the operation in which other ranks wait.
         cleared: waiting ranks that no other rank waits for, while other ranks are waited for.
     """

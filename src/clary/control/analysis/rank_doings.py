@@ -175,7 +175,7 @@ def main_thread(process: ProcessDump) -> ThreadStack:
 
 
 def standing_calls(process: ProcessDump) -> tuple[Frame, ...]:
-    """Return the calls that show a process's position: those of its main thread, and inside them its backward pass.
+    """Return the calls that show a process's position: its main thread's calls, and inside them its backward pass.
 
     A thread of torch computes a backward pass on a GPU while the main thread sleeps; nodes and hooks of the backward
     pass may be in Python, such as the recomputation of activation checkpoints.

@@ -132,7 +132,7 @@ class StragglerVerdict:
     """Verdict on a job: the slow host, its slow ranks and the reason, or no slow host.
 
     Attributes:
-        host: the slow host; empty if none is slow, and if two are equally late.
+        host: the slow host; empty if no host is slow, and if two are equally late.
         ranks: slow ranks of that host; empty for the network.
         text: the verdict in a sentence.
         evidence: sentences.

@@ -307,7 +307,7 @@ def _met_at(facts: HostFacts | None, attempt: _Attempt, *, began_at: datetime, u
     Args:
         facts: facts of the host in question.
         attempt: attempt with the facts of all hosts.
-        began_at: when the programs were started.
+        began_at: start of the programs.
         until: time until which programs ran without a failure.
 
     Returns: None if this host seems to take part in no rendezvous: no host connected, or this host alone did not

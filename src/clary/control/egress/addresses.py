@@ -1,4 +1,4 @@
-"""Kinds of IP addresses: public ones, forbidden ones, and addresses embedded in others.
+"""Kinds of IP addresses: public and forbidden addresses, and addresses embedded in other addresses.
 
 Where: `entries` refuses entries by it, and `policy` checks every resolved address with it. Pure; `own_addresses` finds
 this machine's addresses.

@@ -28,7 +28,7 @@ async def forward(asked: Asked, near: Ends, far: Ends, *, idle_timeout_s: float)
     """Forward the request to the target and the answer to the client.
 
     Args:
-        asked: the request, whose head was already read.
+        asked: the client's request, whose head was already read.
         near: reader and writer of the client's connection.
         far: reader and writer of the target's connection.
         idle_timeout_s: longest time without a byte in either direction.

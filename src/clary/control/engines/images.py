@@ -1,4 +1,4 @@
-"""Choice of the Python environment that stands for a container image.
+"""Chooses the Python environment that is used for a container image.
 
 Where: CreateTrainingJob resolves the image to refuse unknown images at once; the planner resolves it again for the
 plan. There are no containers: an image is mapped to an environment by its `repo:tag`; the registry is ignored, because
@@ -65,7 +65,7 @@ def parse_image(image: str) -> ImageName:
     """Parse `registry/repo:tag`; without a tag, or with a digest only, the tag is `latest`."""
     name = image.partition("@")[0]
     first, slash, rest = name.partition("/")
-    # Docker's own rule: the first part is a registry if it looks like a host name.
+    # Docker's own rule: the first part is a registry if it has the form of a host name.
     if slash and ("." in first or ":" in first or first == "localhost"):
         name = rest
     repository, _, tag = name.partition(":")
@@ -168,7 +168,7 @@ def _python_of(environment_name: str, settings: Settings, probe: Probe) -> str |
 
 
 def _environments(settings: Settings, probe: Probe) -> Mapping[str, str]:
-    """Return name -> interpreter of all environments; those of settings have precedence over added environments."""
+    """Return name -> interpreter of all environments; environments of settings have precedence over added ones."""
     pythons = {**probe.added(), **settings.environments}
     python = default_python(settings, probe)
     return pythons if python is None else {**pythons, DEFAULT_ENVIRONMENT: python}

@@ -129,7 +129,7 @@ class Room:
 
         Args:
             name: name of the operation.
-            what: its description.
+            what: description of the operation.
             rows: array to send, not a scalar.
             is_nameless: whether the name was made up.
         """

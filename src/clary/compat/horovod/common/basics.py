@@ -161,4 +161,4 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def check_extension(*_arguments: Any) -> None:
-    """Do nothing: nothing is compiled against a framework."""
+    """Do nothing: this Horovod has no extension that is compiled against a framework."""

@@ -21,7 +21,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     """An optimizer that updates with the average gradient of all ranks.
 
     Args:
-        optimizer: of MXNet; it does all work except averaging gradients.
+        optimizer: an optimizer of MXNet; it does all work except averaging gradients.
         gradient_predivide_factor: divides gradients before the sum, and multiplies the average.
         num_groups: number of groups whose gradients are reduced together; 0: each gradient is reduced by itself.
         process_set: ranks that take part; other ranks update with their own gradients.

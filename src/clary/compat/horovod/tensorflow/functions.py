@@ -24,7 +24,7 @@ def broadcast_variables(
     """Assign the values of one rank to the variables of all ranks.
 
     Args:
-        variables: of TensorFlow or of Keras, in the same order on all ranks.
+        variables: variables of TensorFlow or of Keras, in the same order on all ranks.
         root_rank: rank that sends.
         process_set: ranks that take part.
         inplace: has no effect; values are assigned once.

@@ -81,7 +81,7 @@ class GradientReducer:
 
         Args:
             gradients: tensors, tf.IndexedSlices or None; None at the same indices on all ranks.
-            variables: of the gradients, in the same order.
+            variables: variables to which the gradients belong, in the same order.
         """
         results = list(gradients)
         shared = [place for place, one in enumerate(variables) if not self.is_local(one)]

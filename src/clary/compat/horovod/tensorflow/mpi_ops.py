@@ -198,7 +198,7 @@ def broadcast_(
     """Overwrite the variables of all ranks with the variables of one rank, and return their values.
 
     Args:
-        variables: in the same order on all ranks.
+        variables: variables in the same order on all ranks.
         root_rank, name, process_set: as for `broadcast`.
     """
     held = list(variables)

@@ -134,7 +134,7 @@ def reduce_scatter(tensors: Sequence[Any], call: Call, scaling: Scaling) -> list
     """Return this rank's rows of each tensor reduced over the ranks.
 
     Args:
-        tensors: with a first axis; of shapes equal on all ranks.
+        tensors: tensors, no scalars, of shapes equal on all ranks.
         call: name and process set.
         scaling: the reduction and its factors.
     """

@@ -1,4 +1,4 @@
-"""Errors of SMDDP. AWS's launchers look for the names of these classes in the output of ranks."""
+"""Errors of SMDDP. AWS's launchers search for the names of these classes in the output of ranks."""
 
 from clary.train._native.errors import (
     BootstrapError,

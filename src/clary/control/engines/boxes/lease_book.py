@@ -200,7 +200,7 @@ class LeaseBook:
         """Record all leases on a box as ended, without the box's confirmation.
 
         Args:
-            box: its name; its owner declares it lost for good.
+            box: name of the box, which its owner declares permanently lost.
             why: the reason as a text.
         """
         for allocation, lease in self.leases_of(box):
@@ -244,7 +244,7 @@ class LeaseBook:
 
 
 def _after(lease: LeaseRecord, told: LeaseReport | None, box: str) -> LeaseRecord:
-    """Return a lease after a report of its box; `told` is None if the report does not name it."""
+    """Return a lease after a report of its box; `told` is None if the report does not contain the lease."""
     if told is None:
         if lease.phase is LeasePhase.PLACED or lease.is_ending:
             return lease  # the box has not received the lease yet, or has not confirmed its end

@@ -3,8 +3,8 @@
 Where: `lease_book` calls it after every change and stores the result; `scheduler` reports to waiting jobs why they
 wait.
 
-All hosts of a request are placed together or none. The boxes that a waiting request could use are withheld from later
-requests, which may get all other boxes.
+The hosts of a request are placed together, or the whole request waits. The boxes that a waiting request could use are
+withheld from later requests, which may get all other boxes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def gives_way(
     """Return the tag whose boxes would let a waiting request be placed, and that request's number; else None.
 
     Args:
-        requests: that wait.
+        requests: the waiting requests.
         boxes: all boxes.
         kept: tag -> boxes of a pool that no job uses; the pool that is unused longest is first.
     """

@@ -136,8 +136,8 @@ def network_spec(plan: LaunchPlan, folder: Path, relays: Sequence[RelaySpec]) ->
 def source_of(folder: Path) -> str:
     """Return the loopback source address of a network's connections to the service.
 
-    By this address the service distinguishes programs of one job from those of others and from its owner. Two networks
-    with the same address merely share the limits of one client.
+    By this address the service distinguishes a job's programs from programs of other jobs and from its owner. Two
+    networks with the same address merely share the limits of one client.
     """
     number = int.from_bytes(hashlib.sha256(str(folder).encode()).digest()[:3], "big") % NUM_SOURCES
     return str(FIRST_SOURCE + number)

@@ -68,7 +68,7 @@ def unclaimed_memory(jobs: Path) -> list[str]:
 
 
 def folders_in(attempt_folder: Path) -> list[str]:
-    """Return the names of an attempt's folders: those of its hosts, and shared folders."""
+    """Return the names of an attempt's folders: the folders of its hosts, and shared folders."""
     return sorted(path.name for path in attempt_folder.iterdir() if path.is_dir() and not path.is_symlink())
 
 
