@@ -11,7 +11,7 @@ from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_numb
 
 
 class DeadRelu(BuiltInRule):
-    """Finds layers most of whose ReLUs are hardly ever active.
+    """Most of a layer's ReLUs are hardly ever active.
 
     Formula: 100 * mean(dead) > threshold_layer, where a ReLU is dead if 100 * mean(y > 0) < threshold_inactivity for
         its outputs y over the batch, the first dimension
@@ -46,7 +46,7 @@ class DeadRelu(BuiltInRule):
 
 
 class SaturatedActivation(BuiltInRule):
-    """Finds layers most of whose tanh or sigmoid functions have inputs where the slope is almost 0.
+    """Most of a layer's tanh or sigmoid functions have inputs at which they hardly have a slope.
 
     Formula: 100 * mean(saturated) > threshold_layer, where a function is saturated if 100 * mean(min < x < max) <
         threshold_inactivity for its inputs x over the batch, the first dimension

@@ -19,11 +19,11 @@ _WAYS = {
 
 
 class ClassImbalance(BuiltInRule):
-    """Finds a class that has far fewer samples than another, or is mostly predicted wrong.
+    """One class has far fewer samples than another, or is mostly predicted wrong.
 
-    Formula: max(n) / min(n) > threshold_imbalance, where n is the number of labels of each class among at least
-        `samples` labels, or wrong / n > threshold_misprediction for some class; the second applies once twice as many
-        labels have been seen, so that predictions of an untrained model do not count
+    Formula: max(n) / min(n) > threshold_imbalance, where n are the labels of each class among the last samples or more,
+        or wrong / n > threshold_misprediction for some class; the second once twice as many labels have been seen,
+        so that predictions of an untrained model do not count
     Args:
         threshold_imbalance: largest ratio of samples without a finding.
         threshold_misprediction: largest share of wrong predictions of a class without a finding.
@@ -124,7 +124,7 @@ class ClassImbalance(BuiltInRule):
 
 
 class Confusion(BuiltInRule):
-    """Finds a class that is often mistaken for another.
+    """A class is often taken for another.
 
     Formula: c[i][i] < min_diag for some class i, or c[i][j] > max_off_diag for some i != j, where c[i][j] is the share
         of the samples of class j at this step that were predicted as i

@@ -13,12 +13,11 @@ from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_numb
 
 
 class LossNotDecreasing(BuiltInRule):
-    """Finds a loss that no longer decreases.
+    """A loss no longer decreases.
 
-    Formula: d < diff_percent, where d = 100 * (before - now) / |before|, `now` is the mean of the losses saved since
-        the last look and `before` the mean of the losses of the window before; looks are num_steps or more apart. A
-        rise of up to increase_threshold_percent is no finding if the smallest loss of both windows is in the last
-        window
+    Formula: d < diff_percent, where d = 100 * (before - now) / |before|, now is the mean of the losses saved since the
+        last look and before of those before it; looks are num_steps or more apart. A rise of up to
+        increase_threshold_percent is no finding if the smallest loss since the last look is the smallest of both
     Args:
         collection_names: collections of losses to evaluate besides the collection `losses`.
         tensor_regex: expressions for further losses.
