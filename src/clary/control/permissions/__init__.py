@@ -1,1 +1,1 @@
-"""Permissions of keys: an attempt's key opens the places that its job's request names, the owner's key all places."""
+"""Permissions of keys: a key of an attempt opens resources that its job's request names, the owner's key everything."""

@@ -1,7 +1,7 @@
 """Operations of AWS's JSON and query APIs that the key of a job may call: a table of all permissions.
 
-Where: `server.aws_handler` asks once a request is verified, parsed and validated, before it reaches its handler.
-Operations outside of the table are refused, so a new operation is refused until it has a line here. Pure.
+Where: `server.aws_handler` calls `decide` for each verified, parsed and validated request, before the request's
+handler. Operations outside of the table are refused, so a new operation is refused until it has a row here. Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _own_arn(grants: Grants, params: Params) -> bool:
 
 
 def own_streams(grants: Grants) -> str:
-    """Return the prefix that only names of this job's log streams have."""
+    """Return the prefix of the names of this job's log streams, which no other stream has."""
     return f"{grants.job_name}/"
 
 
@@ -51,7 +51,7 @@ def _own_streams(grants: Grants, params: Params) -> bool:
 def _own_metric(grants: Grants, metric: Params) -> bool:
     """Whether a metric is the job's own: its dimensions name only the job or its hosts.
 
-    In other namespaces than the platform's, metrics are scripts' own; a metric there must not name another job.
+    Metrics outside of the platform's namespace are scripts' own metrics; such a metric must not name another job.
     """
     dimensions = metric.get("Dimensions") or ()
     if metric.get("Namespace", PLATFORM_NAMESPACE) != PLATFORM_NAMESPACE:
@@ -64,7 +64,7 @@ def _own_metric(grants: Grants, metric: Params) -> bool:
 
 
 def _is_own_data(grants: Grants, metric: Params) -> bool:
-    """Whether the dimensions of a script's own metric name no job other than the caller."""
+    """Whether the dimensions of a script's own metric name no other job than the caller's."""
     return all(
         item.get("Name") != "TrainingJobName" or item.get("Value") == grants.job_name
         for item in metric.get("Dimensions") or ()
@@ -89,13 +89,13 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("logs", "DescribeLogStreams"): _own_streams,
     ("logs", "GetLogEvents"): _own_stream,
     ("logs", "FilterLogEvents"): _own_streams,
-    # Queries of a job read only `own_streams`, and it sees only its own queries: `services.log_queries`.
+    # A job's queries read only `own_streams`, and a job sees only its own queries: `services.log_queries`.
     ("logs", "StartQuery"): _always,
     ("logs", "GetQueryResults"): _always,
     ("logs", "StopQuery"): _always,
     ("logs", "DescribeQueries"): _always,
     ("sts", "GetCallerIdentity"): _always,
-    ("iam", "GetRole"): _always,  # the answers of these operations are the same for every name
+    ("iam", "GetRole"): _always,  # these operations return the same answer for every name
     ("iam", "GetUser"): _always,
     ("iam", "ListAttachedRolePolicies"): _always,
     ("iam", "ListRoles"): _always,
@@ -111,10 +111,10 @@ def decide(grants: Grants, service: str, operation: str, params: Params) -> Deci
     """Decide on one call.
 
     Args:
-        grants: of the key.
+        grants: grants of the job's key.
         service: its name in the model, such as `sagemaker`.
         operation: such as `DescribeTrainingJob`.
-        params: parsed and valid.
+        params: parsed and validated members of the request.
     """
     if (service, operation) in (("sagemaker", "ListTags"), *tracking_rules.OPERATIONS):
         if operation == "ListTags" and _own_arn(grants, params):
@@ -146,7 +146,7 @@ def _expected(service: str) -> str:
 
 
 def _resource(params: Params) -> str:
-    """Return the subject of a call, for people: its first member that names a resource."""
+    """Return the resource of a call, for people: its first member that names a resource."""
     for name, value in params.items():
         if isinstance(value, str) and name.endswith(("Name", "Arn", "Prefix")):
             return value

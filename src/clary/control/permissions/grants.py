@@ -1,7 +1,7 @@
 """Grants of an attempt's key as plain data, and the checks, decisions and refusals made with them.
 
 Where: `jobs.job_grants` derives grants from a job's request; `s3_rules`, `api_rules` and `tracking_rules` decide by
-them. The owner's key has no grants and opens all places. Pure.
+them. The owner's key has no `Grants` and permits everything. Pure.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ OWN, FULL = "own", "full"
 
 @dataclass(frozen=True)
 class Place:
-    """Objects of a bucket: one key and all keys below it as a folder, or every key that begins with a text."""
+    """Objects of a bucket: one key and all keys below it as a folder, or every key with a prefix."""
 
     bucket: str
-    key: str = ""  # without slash at its end; empty for the whole bucket
+    key: str = ""  # without a trailing slash; empty for the whole bucket
     is_prefix: bool = False
 
     def covers(self, bucket: str, key: str) -> bool:
@@ -48,7 +48,7 @@ class Grants:
     job_id: str  # the same for all attempts of the job; another job of the same name has another id
     reads: tuple[Place, ...] = ()
     writes: tuple[Place, ...] = ()  # these places may be read as well
-    experiments: frozenset[str] = frozenset()  # in lower case, as are trials and components
+    experiments: frozenset[str] = frozenset()  # names in lower case, like trials and components
     trials: frozenset[str] = frozenset()
     components: frozenset[str] = frozenset()
 
@@ -65,7 +65,7 @@ class Grants:
         return any(place.covers_all_below(bucket, prefix) for place in (*self.reads, *self.writes))
 
     def knows_bucket(self, bucket: str) -> bool:
-        """Whether any key of a bucket is open."""
+        """Whether any key of a bucket may be read."""
         return any(place.bucket == bucket for place in (*self.reads, *self.writes))
 
 
@@ -75,7 +75,7 @@ class Decision:
 
     is_allowed: bool
     reason: str = ""
-    # Kind and name of records of experiments; allowed if this job made all of them, or they do not exist.
+    # (kind, name) of experiment records; the request is allowed if each was made by this job, or does not exist.
     if_made: tuple[tuple[str, str], ...] = ()
     # Whether the listing is filtered to the keys that the caller may read.
     is_filtered: bool = False
@@ -86,7 +86,7 @@ ALLOWED = Decision(True)
 
 @dataclass(frozen=True)
 class Refused:
-    """Text of one refusal: the caller, the action, the resource, and the resources that its key opens."""
+    """Facts of one refusal: the caller, the action, the resource, and the resources that the caller's key permits."""
 
     grants: Grants
     action: str  # sagemaker:CreateTrainingJob
@@ -107,7 +107,7 @@ class Refused:
 
 
 def all_of(decisions: Iterable[Decision]) -> Decision:
-    """Return one decision for several: the first refusal, else a permission with the `if_made` records of all."""
+    """Combine several decisions: the first refusal, else a permission with the `if_made` records of all decisions."""
     found = list(decisions)
     for decision in found:
         if not decision.is_allowed:
@@ -117,14 +117,14 @@ def all_of(decisions: Iterable[Decision]) -> Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class S3Asked:
-    """An S3 request for the rules; copy source and keys to delete are parsed already."""
+    """An S3 request as input of the rules, with parsed copy sources and parsed keys to delete."""
 
     method: str
     bucket: str
     key: str
     query: tuple[tuple[str, str], ...] = ()
     copy_sources: tuple[tuple[str, str], ...] = ()
-    deleted_keys: tuple[str, ...] | None = None  # of DeleteObjects, once its body is read
+    deleted_keys: tuple[str, ...] | None = None  # keys of DeleteObjects; None until its body is read
     parameters: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,18 +1,19 @@
 """S3 requests that a job's key may make: one table with the grants that each kind of request needs.
 
-Where: `objects.front` asks as soon as it knows the caller and the request, before a byte of the body is read; for
-DeleteObjects it asks again when it has the keys. Requests outside of the table are refused. Pure.
+Where: `objects.front` calls `decide` as soon as it knows the caller and the request, before it reads the body; for
+DeleteObjects it calls `decide` again with the keys. Requests outside of the table are refused. Pure.
 Source: Amazon S3 API reference, "Actions"; names of actions as IAM has them.
 
-[Note: listings of a folder without its slash] S3Downloader, `bucket.objects.filter` and others list `a/b` to get the
-keys below `a/b/`; that matches keys of `a/bc`, too. If only the folder is open, the listing is allowed and filtered.
+[Note: listings of a folder without its slash] S3Downloader, `bucket.objects.filter` and others list prefix `a/b` to get
+the keys below `a/b/`; the prefix matches keys of `a/bc`, too. If the job may read only the folder, the listing is
+allowed and filtered.
 """
 
 from __future__ import annotations
 
 from clary.control.permissions.grants import ALLOWED, Decision, Grants, Refused, S3Asked
 
-# Parameters that only change the form or the length of an answer.
+# Parameters that change only the format or the length of an answer.
 _FREE = frozenset(
     {"x-id", "encoding-type", "max-keys", "fetch-owner", "max-parts", "part-number-marker", "max-uploads"}
 )
@@ -63,7 +64,7 @@ def _of_bucket(grants: Grants, asked: S3Asked, parameters: frozenset[str]) -> De
 def _of_listing(grants: Grants, asked: S3Asked, *, may_filter: bool) -> Decision:
     prefixes = asked.values("prefix")
     prefix = prefixes[0] if prefixes else ""
-    # If the name comes twice, the store may use another value than is judged here; it may also resolve dots.
+    # If `prefix` occurs twice, the store may use a value that is not checked here; the store may also resolve dots.
     is_clear = len(prefixes) <= 1 and not {".", ".."} & set(prefix.split("/"))
     if is_clear and grants.may_list(asked.bucket, prefix):
         return ALLOWED

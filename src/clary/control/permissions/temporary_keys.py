@@ -1,9 +1,9 @@
-"""Expiring keys that STS makes for the owner; a key is verified by its own content.
+"""Expiring keys that STS makes for the owner; a key is verified without stored state.
 
-Where: `services.sts` makes them; verifiers of signatures ask here if a request has a session token. Pure but for
-the random name of a new key. No key is stored: token and secret are derived from the key's name, its end and the
-service's master key, so that a key is valid after a restart, until its end, and only together with its token. Temporary
-keys open what the owner's key opens, but make no other keys.
+Where: `services.sts` makes keys; verifiers of signatures call `judge` if a request has a session token. Pure except for
+the random name of a new key. No key is stored: token and secret are derived from the key's name, its expiration and the
+service's master key. So a key stays valid after a restart, until it expires, and only together with its token.
+Temporary keys permit what the owner's key permits, except that they can not make other keys.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TemporaryKey:
 
 @dataclass(frozen=True)
 class TokenVerdict:
-    """Verdict on a session token: its secret, or its refusal as expired or unknown."""
+    """Verdict on a session token: the key's secret, or whether the token is expired or unknown."""
 
     secret: str = field(default="", repr=False)
     has_expired: bool = False
@@ -52,11 +52,11 @@ class TemporaryKeys:
 
     @classmethod
     def forgotten(cls) -> TemporaryKeys:
-        """Return an object whose keys are valid in this process only."""
+        """Return an object with a random master key, whose keys are valid in this process only."""
         return cls(secrets.token_bytes())
 
     def make(self, expires_at: datetime) -> TemporaryKey:
-        """Return a new key that is valid until a time, in whole seconds."""
+        """Return a new key that is valid until a time, which is rounded to whole seconds."""
         end_s = int(expires_at.timestamp())
         name = PREFIX + base64.b32encode(secrets.token_bytes(_NAME_BYTES)).decode()
         end = end_s.to_bytes(_END_BYTES, "big")
@@ -69,13 +69,13 @@ class TemporaryKeys:
         )
 
     def judge(self, access_key_id: str, session_token: str, *, now: datetime) -> TokenVerdict:
-        """Return the verdict on a key and its session token, with the secret if the token is its own and unexpired.
+        """Return the verdict on a key and its session token, with the secret if the token is valid for the key.
 
         Args:
-            access_key_id: of the request.
+            access_key_id: access key id of the request.
             session_token: from the client, untrusted; URL-safe base64.
             now: aware time of day.
-        Returns: a verdict without a secret for a token that is malformed, another key's or expired.
+        Returns: a verdict without a secret for a token that is malformed, belongs to another key, or has expired.
         """
         try:
             content = base64.b64decode(session_token, altchars=b"-_", validate=True)

@@ -1,8 +1,8 @@
 """Experiments, trials, components and artifacts that the key of a job may use.
 
-Where: `api_rules` for operations of experiments. A job may use records that its ExperimentConfig names, its own
-component, and records that it has made: these have a tag, which the caller of `decide` checks (`Decision.if_made`).
-Pure.
+Where: `api_rules` calls `decide` for operations of experiments. A job may use the records named by its
+ExperimentConfig, its own component, and records that it has made. Those have a tag, which the caller of `decide` checks
+(`Decision.if_made`). Pure.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OF_ARNS: Mapping[str, tuple[str, ...]] = {
     "ListTags": ("ResourceArn",),
 }
 _LISTINGS = ("ListTrials", "ListTrialComponents", "ListAssociations")
-# Suffixes of the service's names for records of jobs; such a record may be made when it is first asked for.
+# Suffixes of the service's names for records of jobs, which may be created when they are first requested.
 _OF_JOBS = ("-aws-training-job", "-aws-trial")
 _OTHERS = ("Search", "BatchGetMetrics")
 OPERATIONS = frozenset(
@@ -61,9 +61,9 @@ def decide(grants: Grants, operation: str, params: Params) -> Decision:
 
     Args:
         grants: of the job's key.
-        operation: without its service, such as `CreateTrial`.
+        operation: name without the service, such as `CreateTrial`.
         params: parsed and valid.
-    Returns: allowed; refused; or allowed if the job itself has made the records of `if_made`, which the caller checks.
+    Returns: allowed, refused, or allowed under the condition `if_made`, which the caller checks.
     """
     if operation in _NEEDS:
         return all_of(_named(grants, _MEMBERS[member], params.get(member)) for member in _NEEDS[operation])
@@ -78,7 +78,7 @@ def decide(grants: Grants, operation: str, params: Params) -> Decision:
 
 
 def _of_listing(grants: Grants, operation: str, params: Params) -> Decision:
-    """Allow only lists that are limited to a record of the job."""
+    """Decide on a list: allowed only if it is limited to a record of the job."""
     if operation == "ListAssociations":
         narrowed = [_by_arn(grants, params[name]) for name in ("SourceArn", "DestinationArn") if name in params]
         return all_of(narrowed) if narrowed else NO
@@ -89,7 +89,7 @@ def _of_listing(grants: Grants, operation: str, params: Params) -> Decision:
 
 
 def _of_search(grants: Grants, params: Params) -> Decision:
-    """Allow a search for components that requires the name of one of the job's own components."""
+    """Decide on a search: allowed only for components, with a filter on the name of one of the job's own components."""
     expression = params.get("SearchExpression") or {}
     if params.get("Resource") != "ExperimentTrialComponent" or expression.get("Operator", "And") != "And":
         return NO
@@ -100,7 +100,7 @@ def _of_search(grants: Grants, params: Params) -> Decision:
 
 
 def _named(grants: Grants, kind: str, name: Any) -> Decision:
-    """Decide on a record by its name, or by an ARN in its place."""
+    """Decide on a record by its name, or by the ARN given in place of the name."""
     if not isinstance(name, str) or not name:
         return NO
     if name.lower().startswith("arn:"):

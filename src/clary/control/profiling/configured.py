@@ -2,7 +2,7 @@
 
 Where: the service warns of rules that it cannot evaluate when a job is created, and evaluates the others.
 Source: ProfilerRuleConfiguration (AWS API reference); RuleParameters as `sagemaker.debugger.ProfilerRule` writes them:
-for ProfilerReport `<rule>_<parameter>`, the rule in any case.
+for ProfilerReport `<rule>_<parameter>`, with the rule's name in upper or lower case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from clary.control.profiling.rule import ProfilerRule, rule_with
 from clary.control.profiling.rules import RULES
 
 REPORT = "ProfilerReport"
-# Names that only guides have, no client library -> the rules that they mean; parameters are named as in a report.
+# Rule names that occur in guides but in no client library -> the rules that they mean; parameters are named as for
+# ProfilerReport.
 MEANT: Mapping[str, tuple[str, ...]] = {"HardwareUtilization": ("OverallSystemUsage", "LowGPUUtilization")}
 LEAST_INTERVAL_S, MOST_INTERVAL_S = 10.0, 3600.0
 _INTERVAL = "scan_interval_us"
@@ -31,9 +32,9 @@ class ConfiguredRule:
     Attributes:
         name: RuleConfigurationName.
         kind: rule_to_invoke.
-        rules: to evaluate: one, the rules of a name in `MEANT`, or all for a ProfilerReport; empty if `error` is set.
-        s3_output_path: place of its results; None for the job's own place.
-        error: reason why it cannot be evaluated; empty if it can.
+        rules: rules to evaluate: one rule, the rules of a name in `MEANT`, or all for ProfilerReport; empty with an
+        `error`. s3_output_path: S3 URI for the rule's results; None for the job's own. error: why the rule cannot be
+        evaluated; empty if it can.
     """
 
     name: str
@@ -44,12 +45,12 @@ class ConfiguredRule:
 
     @property
     def is_report(self) -> bool:
-        """Whether it writes a report."""
+        """Whether the rule writes a report."""
         return self.kind == REPORT and not self.error
 
     @property
     def understood(self) -> str:
-        """One sentence on a name that no rule has, and the rules that are evaluated for it; empty for other names."""
+        """A sentence on a `kind` in `MEANT` and the rules that are evaluated for it; empty for other kinds."""
         if self.error or self.kind not in MEANT:
             return ""
         return f"there is no rule {self.kind}; understood as {' and '.join(MEANT[self.kind])}"
@@ -72,11 +73,11 @@ def default_report() -> ConfiguredRule:
 
 
 def object_prefix(output_path: str, job_name: str, rule_name: str) -> tuple[str, str]:
-    """Return bucket and key prefix, with a slash at its end, of a rule's results.
+    """Return bucket and key prefix of a rule's results; the prefix ends with a slash.
 
     Args:
         output_path: S3 URI of the rule's S3OutputPath.
-        job_name: of the training job.
+        job_name: name of the training job.
         rule_name: RuleConfigurationName; characters that are unsafe in keys become hyphens.
     """
     bucket, _, prefix = output_path.removeprefix("s3://").partition("/")

@@ -1,4 +1,4 @@
-"""The input of rules: series of a job while its program ran, by host, GPU and rank.
+"""The input of profiler rules: series of a job while its program ran, by host, GPU and rank.
 
 Where: the service reads series into this (`reconcile.profiler_rules`); rules and the report query it. Results are
 cached, and an unmeasured series is an empty tuple.
@@ -20,13 +20,13 @@ NAMES = (
     "host/*,machine/cpu_iowait_percent,gpu-*/*_percent,gpu-*/power_w,rank-*/cpu_percent,rank-*/memory_bytes,"
     "rank-*/num_processes,rank-*/*_s,rank-*/steps"
 )
-# Series of these that rules which can fire read; they are read again and again while a job runs.
+# The series among these that are read by rules that can fire; they are read repeatedly while a job runs.
 JUDGED_NAMES = (
     "host/phase,host/cpu_percent,machine/cpu_iowait_percent,gpu-*/utilisation_percent,gpu-*/memory_percent,"
     "rank-*/step_s,rank-*/step_max_s,rank-*/steps,rank-*/data_wait_s,rank-*/num_processes"
 )
 PERCENT = 100.0
-MOST_VALUE = 1e15  # of any series: a larger value was written by a program by mistake, or to do harm
+MOST_VALUE = 1e15  # of any series: a larger value is a program's mistake or an attack
 MS_PER_S = 1000
 _RUNNING = list(HostPhase).index(HostPhase.RUNNING)
 _SCOPE = re.compile(r"(gpu|rank)-([0-9]{1,6})/")
@@ -61,8 +61,8 @@ class Measurements:
 
     Attributes:
         hosts: in the order of their names.
-        series: host and name -> points at multiples of `step_ms`; `Point.count` is the number of rows in it.
-        step_ms: from one point to the next.
+        series: (host, name) -> points at multiples of `step_ms`; `Point.count` is the number of rows in a point.
+        step_ms: milliseconds between points.
         until_ms: now, or the job's end.
         breaks_ms: ends of attempts that ended early, oldest first.
         is_over: whether no more points will arrive.
@@ -76,7 +76,7 @@ class Measurements:
     is_over: bool = False
 
     def all_points(self, host: str, name: str) -> tuple[Point, ...]:
-        """Return the points of a series, with those of the host's preparation and uploads."""
+        """Return all points of a series, also from the host's preparation and uploads."""
         return self.series.get((host, name), ())
 
     def points(self, host: str, name: str) -> tuple[Point, ...]:
@@ -86,7 +86,7 @@ class Measurements:
         return found if ran is None else tuple(point for point in found if point.at_ms in ran)
 
     def scopes(self, kind: str, quantity: str) -> list[Scope]:
-        """Return the GPUs or ranks that have a quantity, in order."""
+        """Return the GPUs or ranks with measurements of a quantity, in order."""
         found = []
         for host, name in sorted(self.series, key=natural_key):
             match = _SCOPE.match(name)
@@ -95,30 +95,30 @@ class Measurements:
         return found
 
     def of(self, scope: Scope, quantity: str) -> tuple[Point, ...]:
-        """Return the points of a GPU or a rank while the program ran."""
+        """Return the points of a quantity of a GPU or rank while the program ran."""
         return self.points(scope.host, f"{scope.kind}-{scope.number}/{quantity}")
 
     def cpu_share(self, host: str) -> tuple[Point, ...]:
-        """Return the load of a host's processors, where all of them together are 100 percent."""
+        """Return the load of a host's processors in percent of all its processors together."""
         return self._shares(self.points(host, "host/cpu_percent"), host)
 
     def io_wait_share(self, host: str) -> tuple[Point, ...]:
-        """Return the machine's waits for disks, in percent of a host's processors."""
+        """Return the machine's I/O wait, in percent of a host's processors."""
         return self._shares(self.points(host, "machine/cpu_iowait_percent"), host)
 
     def attempt_of(self, at_ms: int) -> int:
-        """Return the attempt that a moment belongs to, from 0 on."""
+        """Return the number of the attempt that contains a moment, from 0."""
         return bisect_right(self.breaks_ms, at_ms)
 
     def by_attempt(self, points: Iterable[Point]) -> list[tuple[Point, ...]]:
-        """Return points attempt by attempt; attempts without points are left out."""
+        """Group points by attempt; attempts without points are omitted."""
         found: dict[int, list[Point]] = {}
         for point in points:
             found.setdefault(self.attempt_of(point.at_ms), []).append(point)
         return [tuple(own) for _, own in sorted(found.items())]
 
     def after_patience(self, points: Iterable[Point], patience: float) -> tuple[Point, ...]:
-        """Return points without the first `patience` rows of each attempt: each attempt begins anew."""
+        """Return points without the first `patience` rows of each attempt, because each attempt warms up anew."""
         return tuple(point for own in self.by_attempt(points) for point in after_patience(own, patience))
 
     @cached_property
@@ -140,7 +140,7 @@ class Measurements:
 
     @cached_property
     def _ran(self) -> dict[str, frozenset[int]]:
-        """Host -> the steps in which its program ran; hosts without series `host/phase` are left out."""
+        """Host -> times (ms) of the points at which its program ran; hosts without series `host/phase` are omitted."""
         return {
             host: frozenset(point.at_ms for point in points if round(point.mean) == _RUNNING)
             for (host, name), points in self.series.items()
@@ -157,12 +157,12 @@ def measurements_of(
     is_over: bool,
     breaks_ms: Iterable[int] = (),
 ) -> Measurements:
-    """Convert series of the store into the input of rules; points with impossible values are left out.
+    """Convert series of the store into the input of rules; points with impossible values are omitted.
 
     Args:
         series: points of each host, oldest first.
         hosts: of the job, in any order.
-        step_ms: from one point to the next.
+        step_ms: milliseconds between points.
         until_ms: now, or the job's end, in ms since 1970.
         is_over: whether no more points will arrive.
         breaks_ms: ends of attempts that ended early, in ms since 1970, oldest first.
@@ -179,7 +179,7 @@ def measurements_of(
 
 
 def _can_be(point: Point) -> bool:
-    return (  # NaN is not below any number
+    return (  # NaN is not below any number, so it is dropped, too
         abs(point.mean) < MOST_VALUE
         and abs(point.least) < MOST_VALUE
         and abs(point.greatest) < MOST_VALUE

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from clary.control.series.queries import Point
 
-LEAST_POINTS = 10  # of a window: fewer points have no meaningful quantiles
+LEAST_POINTS = 10  # least points of a window; fewer points have no meaningful quantiles
 
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """The spread of values, as a box plot shows it, and their number."""
+    """The distribution of values, as a box plot shows it, and the number of values."""
 
     least: float
     p5: float
@@ -27,7 +27,7 @@ class Box:
 
 
 def box_of(points: Sequence[Point]) -> Box | None:
-    """Return the spread of a series' values; None for an empty series."""
+    """Return the distribution of a series' values; None for an empty series."""
     if not points:
         return None
     p5, p25, p50, p75, p95 = quantiles(points, (0.05, 0.25, 0.5, 0.75, 0.95))
@@ -45,7 +45,7 @@ def box_of(points: Sequence[Point]) -> Box | None:
 
 
 def quantiles(points: Sequence[Point], shares: Iterable[float]) -> list[float]:
-    """Return quantiles of the points' means, each as often as it has rows; there is at least one point."""
+    """Return quantiles of the points' means, each weighted by its number of rows; needs at least one point."""
     ordered = sorted((point.mean, point.count) for point in points)
     total = sum(count for _, count in ordered)
     found = []
@@ -62,12 +62,12 @@ def quantiles(points: Sequence[Point], shares: Iterable[float]) -> list[float]:
 
 
 def mean_of(points: Sequence[Point]) -> float:
-    """Return the mean of all rows; there is at least one point."""
+    """Return the mean of all rows; needs at least one point."""
     return sum(point.mean * point.count for point in points) / sum(point.count for point in points)
 
 
 def deviation_of(points: Sequence[Point]) -> float:
-    """Return the standard deviation of the points' means, each as often as it has rows."""
+    """Return the standard deviation of the points' means, each weighted by its number of rows."""
     mean = mean_of(points)
     total = sum(point.count for point in points)
     return math.sqrt(sum(point.count * (point.mean - mean) ** 2 for point in points) / total)
@@ -89,9 +89,9 @@ def after_patience(points: Sequence[Point], patience: float) -> tuple[Point, ...
 
 
 def windows(points: Sequence[Point], size: float, *, least_points: int = LEAST_POINTS) -> list[tuple[Point, ...]]:
-    """Cut points into windows one after the other, each of at least `size` rows and `least_points` points.
+    """Cut points into consecutive windows, each of at least `size` rows and `least_points` points.
 
-    A rest at the end that is too small is dropped.
+    A last window that is too small is dropped.
     """
     found: list[tuple[Point, ...]] = []
     window: list[Point] = []

@@ -1,6 +1,6 @@
 """The base of profiler rules: parameters, and a verdict over measurements.
 
-Where: `rules` holds the built-in ones; `configured` makes the rules of a request.
+Where: package `rules` contains the built-in rules; `configured` makes the rules of a request.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Verdict:
 
     Attributes:
         has_issue: whether it fires.
-        detail: one sentence with the finding, its place and the limit; or the reason for no judgement.
-        evidence: the same for each host, GPU or rank, a line each.
+        detail: one sentence with the finding, its host, GPU or rank, and the limit; or why the rule could not judge.
+        evidence: one line for each host, GPU or rank, like `detail`.
         num_datapoints: rows that were judged.
         num_violations: number of judged rows or windows over the limit.
         figures: host, GPU or rank -> name -> number, for programs.
-        was_judged: whether there was enough data.
+        was_judged: whether there was enough data for a judgement.
     """
 
     has_issue: bool = False
@@ -52,7 +52,7 @@ class ProfilerRule:
         scan_interval_us: microseconds from one evaluation to the next.
     """
 
-    advice: ClassVar[str] = ""  # remedy if it fires
+    advice: ClassVar[str] = ""  # remedy if the rule fires
 
     scan_interval_us: int = field(default=SCAN_INTERVAL_US, metadata=POSITIVE)
 
@@ -79,7 +79,7 @@ class ProfilerRule:
 
 
 def not_judged(detail: str, num_datapoints: int = 0) -> Verdict:
-    """Return the verdict without enough data."""
+    """Return the verdict of a rule without enough data."""
     return Verdict(detail=detail, num_datapoints=num_datapoints, was_judged=False)
 
 
@@ -108,7 +108,7 @@ def rule_with(cls: type[ProfilerRule], given: Mapping[str, str]) -> ProfilerRule
 
 
 def _parsed(cls: type[ProfilerRule], name: str, text: str, default: Any, limits: Mapping[str, Any]) -> Any:
-    if default is None:  # a text in the request; None in the field means all
+    if default is None:  # a text in the request; the field's None means all
         return None if text == "None" else text
     most = limits.get("most", math.inf)
     expected = "a number above 0" if limits.get("is_positive") else f"a number from 0 to {most:g}"

@@ -1,1 +1,1 @@
-"""Loops that load, decide (pure) and apply: the only place where the states of jobs are changed."""
+"""Loops that load state, decide (pure) and apply decisions; only this package changes the states of jobs."""

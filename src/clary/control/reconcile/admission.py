@@ -1,7 +1,7 @@
-"""Admission of requests: whether a request could ever run here, the reason of its wait, and its hosts here.
+"""Admission of requests: whether a request could ever run on this machine, why it waits, and its hosts here.
 
-Where: CreateTrainingJob asks before it stores a job, DescribeTrainingJob for the reason of a wait, the reconciler for
-the decision that starts a job. `scheduling` has the policies; this module supplies their facts.
+Where: CreateTrainingJob calls `admit` before it stores a job, DescribeTrainingJob calls `pending_reason`, the
+reconciler calls `decide_next`. `scheduling` contains the policies; this module supplies their facts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Admitted:
     """Notes for users on a job that can run here."""
 
     warnings: tuple[str, ...]
-    emulation: tuple[str, ...]  # differences of this machine and its environment from the request
+    emulation: tuple[str, ...]  # differences between the request and this machine with its environment
 
 
 class Admission:
@@ -110,7 +110,7 @@ class Admission:
         return Admitted(warnings=mapping.warnings, emulation=(*mapping.notes, *image_notes))
 
     def environment(self, image: str) -> Environment:
-        """Return the environment that stands for an image."""
+        """Return the environment that replaces an image."""
         return self._resolve_image(image)[0]
 
     def mapping(self, job: JobRequest) -> HostMapping:
@@ -126,19 +126,19 @@ class Admission:
         return map_hosts(groups, shapes, machine=self._machine, settings=self._settings, share=job.host_share)
 
     def decide_next(self, job: TrainingJob, mapping: HostMapping, *, leaving: Sequence[TrainingJob] = ()) -> Decision:
-        """Decide on the next waiting job, which may take the hosts of `leaving`, ended jobs whose hosts wait.
+        """Decide on the next waiting job, which may use the hosts of `leaving`: ended jobs with waiting hosts.
 
         Args:
-            job: the next one of the queue.
-            mapping: of its request.
-            leaving: holders of pools that would end for it, or that it takes over.
+            job: the next job of the queue.
+            mapping: mapping of the job's request.
+            leaving: holders of pools that would be ended for the job, or that the job takes over.
         """
         not_counted = {job.name, *(other.name for other in leaving)}
         holdings = [holding for holding in self.holdings() if holding.job_name not in not_counted]
         return decide(Need.of(job.name, mapping), holdings, capacity=self._capacity)
 
     def pending_reason(self, job: TrainingJob) -> str:
-        """Return the reason for which a job waits, or an empty string for a job that does not wait."""
+        """Return why a job waits, or an empty string for a job that does not wait."""
         waiting = self._hub.waiting_jobs()
         if job.name not in waiting:
             return ""
@@ -158,19 +158,19 @@ class Admission:
         return decision.reason if isinstance(decision, Wait) else ""
 
     def why_held_back(self, job: TrainingJob) -> str:
-        """Return why a waiting job is skipped for now, so that others go first; empty if it is not."""
+        """Return why younger jobs may pass a waiting job for now; empty if they may not."""
         if job.not_before is not None and (left_s := (job.not_before - self._hub.now_of(job)).total_seconds()) > 0:
             return f"Pauses before it is tried again: {max(1, round(left_s))} s."
         return self._market.why_wait(job)
 
     def holdings(self) -> list[Holding]:
-        """Return the holdings of jobs with hosts, or with a pool of their own while they wait."""
+        """Return the resources held by jobs with hosts, and by waiting jobs with a pool of their own."""
         # A job that is retried on hosts of its own pool holds them while it waits.
         returning = [job for job in self._hub.waiting_jobs().values() if job.pool]
         return [self.holding(job) for job in (*self._hub.active_jobs(), *returning)]
 
     def holding(self, job: TrainingJob) -> Holding:
-        """Return the number of hosts, the GPUs and the memory that a job holds; if it waits, its own pool's."""
+        """Return the number of hosts, the GPUs and the memory that a job holds, or its pool while it waits."""
         request = JobRequest(job.request)
         return Holding(
             job_name=job.name,
@@ -217,6 +217,6 @@ class Admission:
         )
 
     def _memory_held(self, job: TrainingJob) -> int:
-        if job.plan is None:  # it waits with hosts of its own pool
+        if job.plan is None:  # the job waits with hosts of its own pool
             return self.mapping(JobRequest(job.request)).memory_bytes
         return sum(host["resources"]["memory_bytes"] or 0 for host in job.plan.get("hosts", ()))

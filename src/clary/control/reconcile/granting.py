@@ -1,8 +1,8 @@
 """Requests hosts from an engine with a queue, records its reasons to wait, and starts jobs whose hosts are granted.
 
-Where: the reconciler calls this on every pass, in place of `launching`'s order. The engine decides which job comes
-first; no job waits for another one here. The name of the pool is stored before the engine is asked, so an allocation
-that no job names belongs to no job.
+Where: the reconciler calls this on every pass, instead of `Launcher.start_waiting_jobs`. The engine decides which job
+comes first, so no job waits for another job here. The name of the pool is stored before the request to the engine, so
+an allocation that no job's record names belongs to no job.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from clary.control.reconcile.pool_keeping import GIVES_WAY, PoolKeeper
 from clary.control.scheduling.placement import HostMapping, Place
 from clary.control.settings import Settings
 
-MOST_AT_ONCE = 50  # waiting jobs that one pass handles; the next pass handles the next ones
-GIVE_WAY_INTERVAL_S = 5.0  # between pools that give way: the engine first uses the nodes of the last one
-MARGIN_S = 600  # of an allocation beyond a job's own limits: boots, environments, channels
+MOST_AT_ONCE = 50  # waiting jobs handled per pass; the next pass handles the following jobs
+GIVE_WAY_INTERVAL_S = 5.0  # between pools that are given up, so that the engine first uses the nodes of the last one
+MARGIN_S = 600  # seconds of an allocation beyond a job's own limits, for boots, environments, channels
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +37,13 @@ class Doors(Protocol):
     """The part of an engine's enrolments that `expect_boots` needs."""
 
     def expect(self, tag: str, num_hosts: int) -> None:
-        """Let boots of an allocation enrol; raises EngineError for a damaged record."""
+        """Allow boots of an allocation to enrol; raises EngineError for a damaged record."""
 
 
 def expect_boots(hub: JobHub, doors: Doors) -> None:
-    """Admit the boots of all jobs' pools before the first one can ask: a boot that no job waits for ends.
+    """Admit the boots of all jobs' pools before the first boot can poll: a boot that is not admitted exits.
 
-    Where: `core` calls it when the jobs of an earlier service were loaded. Its boots ask again and again meanwhile.
+    Where: `core` calls it when the jobs of an earlier service have been loaded. Until then the boots keep polling.
     """
     for job in (*hub.active_jobs(), *hub.waiting_jobs().values()):
         if not job.pool:
@@ -79,18 +79,18 @@ class Granter:
         self._settings = settings
         self._clock = clock
         self._looked_at: set[str] = set()
-        self._gave_way_s = float("-inf")  # time of the last question whether other jobs want the kept hosts
+        self._gave_way_s = float("-inf")  # time of the last query whether other jobs want unused hosts
 
     async def start_waiting_jobs(self) -> None:
-        """Try to start each waiting job, the longest wait first; then give kept hosts up for jobs that want them."""
+        """Try to start each waiting job, the longest wait first; then give up unused hosts for jobs that want them."""
         await self._look_at_all()
         await self._give_way()
 
     async def ask_for_lost(self, job: TrainingJob) -> bool:
-        """Ask for the lost hosts of an attempt that will be tried again, while its other hosts still stop.
+        """Request hosts in place of lost ones for an attempt that will be retried, while its other hosts still stop.
 
-        Living hosts of the pool are not asked for. If the job is not tried again after all, the hosts asked for here
-        end with its pool. Returns whether the engine was asked.
+        Living hosts of the pool are not requested again. If the job is not retried after all, the new hosts end with
+        its pool. Returns whether the request succeeded.
         """
         if self._tasks.is_busy(job.name) or not job.pool or not _keeps_its_hosts(job):
             return False
@@ -102,7 +102,7 @@ class Granter:
         return True
 
     async def _give_way(self) -> None:
-        """Give up one unused pool that a job of this service, or another one in the engine's queue, waits for."""
+        """Give up an unused pool if a job, of this service or of others in the engine's queue, waits for its nodes."""
         idle = self._pools.idle()
         now_s = self._clock.monotonic()
         if not idle or now_s - self._gave_way_s < GIVE_WAY_INTERVAL_S:
@@ -148,7 +148,7 @@ class Granter:
         holder = self._pools.find(job)
         try:
             mapping = self._admission.mapping(JobRequest(job.request))
-        except WireError as error:  # nodes that have gone since the job was created may come back
+        except WireError as error:  # nodes that left the cluster since the job was created may come back
             await self._tell(job, error.message)
             return
         pool = self._pools.pool_for(job, holder)
@@ -196,5 +196,5 @@ class Granter:
 
 
 def _keeps_its_hosts(job: TrainingJob) -> bool:
-    """Whether a job whose attempt has failed will be tried again at once, on its living hosts."""
+    """Whether a job whose attempt has failed will be retried at once, on its living hosts."""
     return attempts.will_be_retried(job) and not retries.decide(job).pause_s and not health.why_replaced(job)

@@ -1,6 +1,6 @@
-"""Hosts that are lost or out of reach, by facts of the engine and the gateway. Pure.
+"""Detection of hosts that are lost or cut off, from facts of the engine and the gateway. Pure.
 
-Where: the reconciler asks on every pass for jobs that run. `jobs.deadlines` finds silent hosts.
+Where: the reconciler calls it on every pass for running jobs. `jobs.deadlines` finds silent hosts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EMPTY: Mapping[str, str] = {}
 
 
 def last_signs(job: TrainingJob, heard: Mapping[str, datetime]) -> dict[str, datetime]:
-    """Return host -> time when it was last known to be well; the record counts where `heard` has no time."""
+    """Return host -> last time when it certainly worked: from `heard`, else from the host's record."""
     return {**{host: record.facts.phase_started_at for host, record in job.hosts.items()}, **heard}
 
 
@@ -29,7 +29,7 @@ def dead_agents(
     Args:
         job: the record.
         alive: host -> whether its agent runs.
-        signs: of `last_signs`.
+        signs: result of `last_signs`.
         words: host -> the engine's reason for the end of its agent.
     """
     return [
@@ -58,7 +58,7 @@ def cut_off_hosts(
     Args:
         job: the record.
         cut_off: host -> the engine's facts about the cut.
-        before: time when links were certainly well, for hosts for which the engine names none.
+        before: time when links certainly worked, for hosts for which the engine reports no time.
     """
     found = [
         (name, f"{name} was lost: {host.why}", host.last_well_at or before)
@@ -75,7 +75,7 @@ def cut_off_hosts(
 
 
 def may_lack_agents(job: TrainingJob) -> bool:
-    """Whether a launch may have been cut short; agents that still run are kept beside newly started ones."""
+    """Whether a launch may have been interrupted: a host has not reported. A new launch keeps running agents."""
     return any(record.report_number == 0 for record in job.hosts.values())
 
 

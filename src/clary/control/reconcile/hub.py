@@ -1,7 +1,7 @@
 """The hub through which every change to a job passes: it applies an event, stores it, wakes waiters.
 
-Where: services create and stop jobs, the agent gateway reports facts, the reconciler launches and ends; all through
-one hub, so that orders reach agents and the loop wakes as soon as a change is durable.
+Where: services create and stop jobs, the agent gateway reports facts, the reconciler launches and ends attempts. All do
+so through one hub, so that agents receive orders and the reconciler wakes as soon as a change is durable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clary.control.tuning.tuning_job import Trial
 
 MAX_FINAL_METRICS = 40  # FinalMetricDataList of DescribeTrainingJob
 
-# Receives a job before a change, None if it was not in memory, and after it.
+# Called with a job before a change, None if it was not in memory, and the job after the change.
 Listener = Callable[[TrainingJob | None, TrainingJob], None]
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class JobStore(Protocol):
 class JobHub:
     """Unfinished jobs in memory, equal to those of the store.
 
-    One service owns a database at a time (it holds the `service` lease), so memory and store cannot drift apart.
+    One service at a time owns a database (it holds the `service` lease), so memory and store cannot diverge.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class JobHub:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._waiting: dict[str, TrainingJob] = {}  # without requested hosts, oldest first
-        self._active: dict[str, TrainingJob] = {}  # from the request for hosts to their release
+        self._waiting: dict[str, TrainingJob] = {}  # jobs without requested hosts, oldest first
+        self._active: dict[str, TrainingJob] = {}  # jobs from the request for hosts to their release
         self._watchers: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
         self._has_jobs = asyncio.Event()  # set while a job waits or has hosts
@@ -83,7 +83,7 @@ class JobHub:
         self.deletion = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read the unfinished jobs of an earlier service; jobs of an earlier boot count their times anew from here."""
+        """Load the unfinished jobs of an earlier service; the clocks of jobs from an earlier boot are anchored anew."""
         for job in sorted(await self._store.unfinished_jobs(), key=lambda job: job.created_at):
             self._remember(job)
             if job.anchor is None or not job.anchor.holds:
@@ -91,18 +91,18 @@ class JobHub:
         self._changed.set()
 
     def doubt(self, name: str) -> None:
-        """Have the record of a job that is in memory checked, and repaired from memory if it is damaged."""
+        """Request a check of the record of a job in memory; a damaged record is repaired from memory."""
         if self.live_job(name) is not None:
             self._doubtful.add(name)
             self._changed.set()
 
     def adopt(self, job: TrainingJob) -> None:
-        """Add a stored job that was set aside until now."""
+        """Add a stored job that was not in memory until now."""
         self._remember(job)
         self._notify(job.name)
 
     def now_of(self, job: TrainingJob) -> datetime:
-        """Return the present as a job counts its times."""
+        """Return the current time by the job's own clock."""
         return job.now(self._clock)
 
     def listen(self, listener: Listener) -> None:
@@ -140,9 +140,9 @@ class JobHub:
     async def update(self, name: str, change: Callable[[TrainingJob], TrainingJob]) -> TrainingJob:
         """Change a job durably; `change` is pure and may run more than once.
 
-        Waiters stay asleep if it returns the same object: the reconciler would otherwise wake itself without end.
+        If `change` returns the same object, no waiter is woken: otherwise the reconciler would wake itself endlessly.
 
-        Raises: JobNotFound; errors of `change`, and then nothing is written.
+        Raises: JobNotFound; errors of `change`, after which nothing is written.
         """
         has_changed = False
         before: TrainingJob | None = None
@@ -154,7 +154,7 @@ class JobHub:
             return changed
 
         with self._doubting(name):
-            # One service owns the database: its memory holds what it wrote last.
+            # One service owns the database, so its memory holds the last written record.
             job = await self._store.update_job(name, watched, known=self.live_job(name))
         if has_changed:
             self._remember(job, before)
@@ -162,12 +162,12 @@ class JobHub:
         return job
 
     async def record_metrics(self, name: str, values: list[FinalMetric], *, most: int = MAX_FINAL_METRICS) -> None:
-        """Keep the value with the latest time of each metric, of the first `most` names, in the job's record.
+        """Store in the job's record each metric's value with the latest time, for at most `most` names.
 
         Args:
             name: of the job.
-            values: of any metrics, in any order of time.
-            most: names that the record may hold; a new name beyond them is left out.
+            values: values of any metrics, in any order.
+            most: number of names that the record may hold; further new names are dropped.
         Raises: JobNotFound.
         """
 
@@ -192,9 +192,10 @@ class JobHub:
         self._notify(name)
 
     async def wait_for_change(self, timeout_s: float) -> None:
-        """Return when any job has changed since the last call, or after `timeout_s`."""
+        """Wait until any job has changed since the last call, at most `timeout_s`."""
         try:
-            # Not wait_for: in Python 3.11 it can swallow a cancellation that comes together with the event.
+            # Not asyncio.wait_for, which in Python 3.11 can swallow a cancellation that arrives together with the
+            # event.
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
         except TimeoutError:
@@ -202,11 +203,11 @@ class JobHub:
         self._changed.clear()
 
     async def wait_for_jobs(self) -> None:
-        """Return as soon as a job waits or has hosts; at once if one does already."""
+        """Wait until a job waits or has hosts; return at once if there is one already."""
         await self._has_jobs.wait()
 
     async def wait_for_job(self, name: str, timeout_s: float) -> None:
-        """Return when the job called `name` changes, or after `timeout_s`."""
+        """Wait until the job called `name` changes, at most `timeout_s`."""
         event = self._watchers.setdefault(name, asyncio.Event())
         try:
             async with asyncio.timeout(timeout_s):
@@ -215,7 +216,7 @@ class JobHub:
             return
 
     async def settle_doubts(self) -> None:
-        """Read anew the jobs whose last write failed: a commit whose confirmation was lost may still have happened.
+        """Reload the jobs whose last write failed: a commit may have succeeded although its confirmation was lost.
 
         Without this, such a job would be accepted and never started, or memory would lack a stored change.
 
@@ -223,7 +224,7 @@ class JobHub:
         """
         for name in list(self._doubtful):
             try:
-                # The writer orders this read: no newer write can be pending.
+                # The store's writer also orders this read, so no newer write can be pending.
                 job = await self._store.update_job(name, lambda job: job, known=self.live_job(name))
             except (JobNotFound, JobUnreadable):
                 self._doubtful.discard(name)
@@ -239,7 +240,7 @@ class JobHub:
 
     @contextlib.contextmanager
     def _doubting(self, name: str) -> Iterator[None]:
-        """Mark a job as doubtful if its write failed or was cancelled and may nevertheless have happened."""
+        """Mark a job as doubtful if its write failed or was cancelled, but may nevertheless have been committed."""
         try:
             yield
         except (JobExists, JobNotFound, JobUnreadable, TrialRefused):

@@ -1,6 +1,7 @@
 """Reads the measurements of a job's hosts for profiler rules and reports.
 
-Where: `profiler_rules` asks while jobs run and at their end, `server.profiler_page` when a user opens a report.
+Where: `profiler_rules` calls it while jobs run and at their end, `server.pages.profiler_report_page` when a user opens
+a report.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from clary.control.profiling.report.facts import ReportFacts, ReportHost
 from clary.control.reconcile.job_stragglers import whole_verdict
 from clary.control.series.queries import FINE_MS, MAX_POINTS, SeriesAnswer, SeriesQuery
 
-MOST_POINTS, LEAST_POINTS = 720, 60  # of one series
+MOST_POINTS, LEAST_POINTS = 720, 60  # points of one series
 POINTS_OF_A_LOOK = 360
-LONG_STEP_MS = 2_000  # longer steps read roll-ups of 10 s: a twentieth as many as rows
+LONG_STEP_MS = 2_000  # from this step on, roll-ups of 10 s are read, 1/20 as many as rows
 DEFAULT_INTERVAL_S = 0.5
-_SERIES_OF_HOST, _SERIES_OF_RANK, _SERIES_OF_GPU = 25, 14, 8  # estimates; too long an answer is asked for again
+_SERIES_OF_HOST, _SERIES_OF_RANK, _SERIES_OF_GPU = 25, 14, 8  # estimates; too long an answer is queried anew
 _MOST_TRIES = 6
 
 
@@ -34,7 +35,7 @@ class SeriesReader(Protocol):
     """The part of the series store that is used here."""
 
     async def query(self, query: SeriesQuery) -> SeriesAnswer:
-        """Return the points that are asked for; raises ContractError if they are too many."""
+        """Return the points of a query; raises ContractError if they are too many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,8 @@ async def look_at(series: SeriesReader, job: TrainingJob, *, now: datetime) -> J
     """Return the measurements for rules that can fire, coarser than for a report. Raises: StoreError.
 
     Args:
-        series: of all jobs.
-        job: whose program has begun.
+        series: reader of the series of all jobs.
+        job: a job whose program has begun.
         now: end of the span while the job runs.
     """
     return await read_measurements(series, job, now=now, names=JUDGED_NAMES, most_points=POINTS_OF_A_LOOK)
@@ -63,11 +64,11 @@ async def read_measurements(
     """Return all measurements of a job, coarse enough for one answer.
 
     Args:
-        series: of all jobs.
-        job: that runs or has ended.
+        series: reader of the series of all jobs.
+        job: a job that runs or has ended.
         now: end of the span while the job runs.
-        names: patterns of the series to read, with commas between.
-        most_points: of one series; many hosts get fewer.
+        names: patterns of the series to read, separated by commas.
+        most_points: largest number of points of a series; less for jobs of many hosts.
     Raises: StoreError.
     """
     start_ms = int((job.training_started_at or job.created_at).timestamp() * MS_PER_S)
@@ -99,11 +100,11 @@ async def read_measurements(
 
 
 def report_facts(job: TrainingJob, measured: JobMeasurements, *, now: datetime) -> ReportFacts:
-    """Return the facts of a job that its report shows beside the series.
+    """Return the facts of a job that its report shows in addition to the series.
 
     Args:
-        job: that runs or has ended.
-        measured: of `read_measurements`.
+        job: a job that runs or has ended.
+        measured: result of `read_measurements`.
         now: time of the report, and end of unfinished spans.
     """
     request = JobRequest(job.request)
@@ -174,7 +175,7 @@ def _num_points(hosts: list[ReportHost]) -> int:
 
 
 def _step_ms(span_ms: int, num_points: int, interval_ms: int) -> int:
-    """Return a step of whole rows, or of whole roll-ups if there would be too many rows."""
+    """Return a step in ms of whole rows, or of whole roll-ups if there would be too many rows."""
     step_ms = math.ceil(span_ms / num_points)
     unit_ms = FINE_MS if step_ms > LONG_STEP_MS else interval_ms
     return max(unit_ms, math.ceil(step_ms / unit_ms) * unit_ms)

@@ -1,6 +1,6 @@
 """The stragglers of a job over all the measured time, for its report.
 
-Where: `job_measurements` asks; the page `stragglers` shows them for the last minutes.
+Where: `job_measurements` calls it; the page `stragglers` shows stragglers of the last minutes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from clary.control.analysis.stragglers import PARTS, HostFacts, RankSteps, StepTimes, StragglerVerdict, judge
 from clary.control.profiling.measurements import Measurements, Scope
 
-NUM_MOMENTS = 48  # parts of the measured time: a straggler was slow in most of them
+NUM_MOMENTS = 48  # number of parts of the measured time; a straggler was slow in most parts
 
 
 def whole_verdict(measurements: Measurements) -> StragglerVerdict:
@@ -28,7 +28,7 @@ def whole_verdict(measurements: Measurements) -> StragglerVerdict:
 
 
 def _moments(measurements: Measurements, rank: Scope, start_ms: int, width_ms: int) -> Mapping[int, StepTimes]:
-    """Return the mean times of a rank's steps, by moment."""
+    """Return part of the measured time -> mean times of a rank's steps."""
     values: dict[int, dict[str, list[float]]] = {}
     for quantity in ("step_s", *PARTS):
         for point in measurements.of(rank, quantity):

@@ -1,4 +1,4 @@
-"""Work of one job that takes longer than a pass of the reconciler: at most one piece a job at a time."""
+"""Background tasks for work on a job that takes longer than a pass of the reconciler, at most one per job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class JobTasks:
-    """Owns one task a job while it is launched or released."""
+    """Owns one task per job while the job is launched or released."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -26,7 +26,7 @@ class JobTasks:
         return list(self._tasks.values())
 
     def begin(self, job: TrainingJob, work: Callable[[TrainingJob], Coroutine[None, None, None]]) -> None:
-        """Do a job's work in the background; its errors are logged."""
+        """Start a job's work in the background; its errors are logged."""
         name = job.name
 
         async def guarded() -> None:

@@ -1,7 +1,7 @@
 """Chooses the waiting jobs that get hosts, and makes the hosts.
 
 Where: the reconciler calls this on every pass; `scheduling.placement` decides, `planning` makes the plan,
-the engine builds it in a task of the job's own.
+the engine creates the hosts in a task of the job's own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from clary.control.store.errors import StreamNotFound
 log = logging.getLogger(__name__)
 
 
-MOST_TOLD = 200  # jobs that become Pending in one pass; the next pass begins at once
+MOST_TOLD = 200  # jobs that become Pending per pass; the next pass follows at once
 BEHIND_OTHERS = "First come, first served: older jobs wait for hosts."
 
 
@@ -41,10 +41,10 @@ class LogStarts(Protocol):
     """The part of the log store that a launch uses."""
 
     async def create_stream(self, stream: str, created_at: datetime) -> None:
-        """Create a stream; one that exists stays as it is."""
+        """Create a stream unless it exists."""
 
     async def next_sequence(self, stream: str) -> int:
-        """Return the number that the stream expects next."""
+        """Return the number of the stream's next line."""
 
 
 class Launcher:
@@ -79,18 +79,18 @@ class Launcher:
     async def start_waiting_jobs(self) -> None:
         """Start waiting jobs, oldest first, until one has to wait: no job overtakes another.
 
-        But younger jobs pass jobs that pause before they are tried again or wait for spot capacity. Jobs that
+        Exceptions are jobs that pause before a retry or wait for spot capacity: younger jobs pass them. Jobs that
         cannot start become Pending.
         """
         await self._start_while_there_is_room()
         await self._tell_who_waits()
 
     async def start(self, job: TrainingJob, asked: events.HostsAsked, holder: TrainingJob | None) -> None:
-        """Give a waiting job its attempt, and make its hosts in the background.
+        """Begin a waiting job's next attempt, and create its hosts in the background.
 
         Args:
-            job: that waits.
-            asked: from `hosts_asked`.
+            job: the waiting job.
+            asked: event returned by `hosts_asked`.
             holder: job whose pool it takes over, or None.
         """
         job = await self._hub.apply(job.name, asked)
@@ -115,7 +115,7 @@ class Launcher:
                     asked = await self.hosts_asked(job, decision, mapping, pool=pool, holder=holder)
             except Exception as error:  # boundary: a job that cannot be planned must not block the queue
                 if isinstance(error, StoreError) and error.retryable:
-                    raise  # the log store fails for a moment: the next pass tries again
+                    raise  # the log store has failed temporarily: the next pass retries
                 await self.fail(job, error)
                 continue
             if isinstance(decision, Wait):
@@ -132,17 +132,18 @@ class Launcher:
                 await self.start(job, asked, holder)
 
     async def _tell_who_waits(self) -> None:
-        """Make jobs Pending that wait behind others: clients would otherwise see them as Starting, for hours.
+        """Make jobs that wait behind others Pending: otherwise clients would see them as Starting, for hours.
 
-        Store this once for each job: the reason with its place changes often, and is made when a client asks.
+        This is stored only once per job: the full reason with the job's place changes often, and is computed on
+        request.
         """
         silent = [job for job in self._hub.waiting_jobs().values() if _has_said_nothing(job)][:MOST_TOLD]
         told = [events.MustWait(reason=self._admission.why_held_back(job) or BEHIND_OTHERS) for job in silent]
-        # Together: the store puts concurrent writes into one transaction.
+        # Concurrently, because the store batches concurrent writes into one transaction.
         await asyncio.gather(*(self._hub.apply(job.name, one) for job, one in zip(silent, told, strict=True)))
 
     def begin(self, job: TrainingJob) -> None:
-        """Make the hosts that a job has requested, in the background; existing hosts stay."""
+        """Create the hosts that a job has requested, in the background; existing hosts stay."""
         self._tasks.begin(job, self._launch)
 
     def has_launched(self, job: TrainingJob) -> bool:
@@ -154,7 +155,8 @@ class Launcher:
         self._launched.discard((job.name, job.attempt))
 
     def _first_waiting(self) -> TrainingJob | None:
-        # First jobs that have kept their hosts: they take no hosts from others, and an older job may wait for these.
+        # Jobs that have kept their hosts come first: they take no hosts from others, and an older job may wait for
+        # theirs.
         waiting = sorted(self._hub.waiting_jobs().values(), key=lambda job: not job.pool)
         first = next((job for job in waiting if not self._admission.why_held_back(job)), None)
         # A job whose last attempt is still being released keeps its place.
@@ -173,12 +175,12 @@ class Launcher:
         """Return the event that gives a waiting job its next attempt.
 
         Args:
-            job: that waits.
+            job: the waiting job.
             place: GPUs of its hosts.
             mapping: its hosts.
-            pool: that they belong to.
+            pool: pool of the hosts.
             holder: job whose pool it takes over, or None.
-            grant: of an engine with a queue; None without a queue.
+            grant: grant of an engine with a queue; None without a queue.
         """
         request = JobRequest(job.request)
         environment = self._admission.environment(request.image)
@@ -190,13 +192,13 @@ class Launcher:
             resources=resources,
             environment=environment,
             pool=pool,
-            # A job with retries keeps its living hosts, even if no other job may have them afterwards.
+            # A job with retries keeps its living hosts between attempts, even if no other job may use them afterwards.
             shares_hosts=holder is not None or request.keep_alive_s > 0 or job.restart_rule.max_restarts > 0,
             network_checked_for="" if holder is None else health.job_of_good_links(holder),
             notice_grace_s=0.0 if grant is None else grant.notice_grace_s or self._limits.stop_grace_s,
         )
         epoch = int(self._clock.now().timestamp())
-        # Clients list a job's streams once and follow those: a later attempt writes to the same ones.
+        # Clients list a job's streams once and follow them, so a later attempt writes to the same streams.
         streams = job.log_streams or tuple(f"{job.name}/{host.name}-{epoch}" for host in plan.hosts)
         return events.HostsAsked(
             plan=to_plain(plan),
@@ -219,11 +221,11 @@ class Launcher:
         try:
             await self._make_hosts(job)
         except Exception:
-            self.forget(job)  # or the next pass would report the missing agents as lost
+            self.forget(job)  # otherwise the next pass would report the missing agents as lost
             raise
 
     async def _make_hosts(self, job: TrainingJob) -> None:
-        """Create streams, network and agents; every step may be repeated after a crash of the service."""
+        """Create streams, network and agents; each step is idempotent, for repetition after a crash of the service."""
         limit = asyncio.timeout(self._limits.launch_timeout_s)
         try:
             async with limit:
@@ -237,7 +239,7 @@ class Launcher:
             self._pools.announce(job)
         except StoreError as error:
             if error.retryable:
-                raise  # the database failed for a moment: the next pass launches again
+                raise  # the database has failed temporarily: the next pass launches again
             await self.fail(job, error)
         except TimeoutError as error:
             if not limit.expired():
@@ -249,7 +251,7 @@ class Launcher:
             await self.fail(job, error)
 
     async def fail(self, job: TrainingJob, error: Exception) -> None:
-        """End a launch that is impossible, with the error's message."""
+        """Fail a launch that is impossible, with the error's message."""
         if isinstance(error, ClaryError):
             message, fault = error.message, error.fault
             log.warning("job %s: hosts could not be granted: %s", job.name, message)

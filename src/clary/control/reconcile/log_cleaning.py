@@ -1,7 +1,7 @@
-"""Removes log streams that have expired, now and then.
+"""Removes expired log streams at intervals.
 
-Where: the server runs one task of this. A stream of an unfinished job is kept at any age, because it may
-still get lines.
+Where: the server runs one task of this. A stream of an unfinished job is kept at any age, because it may still receive
+lines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Stores lines that a lost host's agent had written to its spool and not sent.
+"""Stores lines that a lost host's agent had written to its spool but not sent.
 
 Where: the reconciler calls this at the end of an attempt, before the host's folders are removed. An agent that is
-killed leaves its spool behind; lines are numbered, so the store drops those that were sent already. A job without
-isolation can change these files: they are read only as lines of that job's own log.
+killed leaves its spool behind; lines are numbered, so the store drops lines that were sent already. A job without
+isolation can change these files, so they are read only as lines of that job's own log.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LineStore(Protocol):
     """The part of the log store that is used here."""
 
     async def next_sequence(self, stream: str) -> int:
-        """Return the number that the stream expects next."""
+        """Return the number of the stream's next line."""
 
     async def append(self, stream: str, first_sequence: int, blocks: Sequence[LogBlock]) -> int:
         """Store lines exactly once by number; return the next number.
@@ -44,13 +44,13 @@ class LineStore(Protocol):
 
 
 async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock) -> None:
-    """Store unsent lines of lost hosts, and say in their logs that lines may be missing; never raises.
+    """Store unsent lines of lost hosts, and note in their logs that lines may be missing; never raises.
 
     A second call does nothing: each spool is removed once its lines are stored.
 
     Args:
         logs: stores the lines.
-        job: its attempt has ended, its host folders still exist.
+        job: a job whose attempt has ended and whose host folders still exist.
         clock: dates the added sentence.
     """
     for stream in job.log_streams:
@@ -89,7 +89,7 @@ async def _salvage(logs: LineStore, stream: str, folder: Path, *, host: str, bas
 
 
 def _read(path: Path) -> list[LogBlock]:
-    """Return the whole blocks of a spool file. Raises: OSError for a link, ValueError for a file that is too large."""
+    """Return the complete blocks of a spool file. Raises: OSError for a link, ValueError for too large a file."""
     with Folder.at(path.parent) as folder, open(folder.open_file(path.name), "rb") as file:
         if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
             raise ValueError(f"{path} is no file of an agent")

@@ -1,6 +1,6 @@
-"""The durations of completed jobs, for estimates of running and waiting ones.
+"""The durations of completed jobs, for estimates of running and waiting jobs.
 
-Where: it listens to the hub, the service fills it at the start from the cards of jobs, and `queue_outlook` asks it.
+Where: it listens to the hub, the service fills it at the start from the cards of jobs, and `queue_outlook` reads it.
 Two jobs are alike if their names differ only in numbers and hashes (an SDK's time stamps, the numbers of a sweep), and
 if they have equally many hosts of the same types.
 """
@@ -16,8 +16,8 @@ from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store.job_cards import MAX_CARDS, CardQuery, JobCard
 
-MOST_KINDS = 1000  # of jobs; the kind whose last job is the oldest is forgotten first
-MOST_OF_A_KIND = 20  # the newest count
+MOST_KINDS = 1000  # of jobs; the kind whose last job completed longest ago is forgotten first
+MOST_OF_A_KIND = 20  # newest durations that are kept
 LAST_COMPLETED = CardQuery(status=TrainingJobStatus.COMPLETED, limit=MAX_CARDS)
 
 Kind = tuple[str, int, str]

@@ -1,4 +1,4 @@
-"""From a job to its launch plan. Pure.
+"""Builds the launch plan of a job. Pure.
 
 Where: the reconciler plans when a job is placed; the engine completes the network before agents start.
 """
@@ -30,7 +30,7 @@ from clary.control.scheduling.placement import HostMapping
 from clary.control.settings import Settings
 from clary.control.state_folder import RootSecrets, StateFolder
 
-LEAST_INTERVAL_S = 0.1  # between rows of a host's measurements; also the least interval of ProfilerConfig
+LEAST_INTERVAL_S = 0.1  # between rows of a host's measurements; also the shortest interval of ProfilerConfig
 UNPROFILED_INTERVAL_S = 5.0
 
 
@@ -45,7 +45,7 @@ class Site:
     service_url: str
     proxy_url: str | None
     isolation: Isolation
-    is_remote: bool = False  # whether hosts are other machines: they get no key of the object store
+    is_remote: bool = False  # whether hosts are other machines, which get no key of the object store
     signals_all: bool = False  # whether a scheduler's SIGTERM reaches every process of a host
 
 
@@ -64,24 +64,25 @@ def build_plan(
     """Return the plan of the job's next attempt, without addresses: the engine adds them.
 
     Args:
-        job: the record; its attempt is one below the plan's.
-        site: of the service.
+        job: the record; the plan is for attempt `job.attempt` + 1.
+        site: facts of the service.
         mapping: hosts of the job on this machine.
         resources: host name -> its resources, GPUs included.
         environment: Python environment that replaces the image.
-        pool: of these hosts.
-        shares_hosts: whether they may have served another attempt, or may yet serve one.
-        network_checked_for: last job of these hosts, if their links were found well.
-        notice_grace_s: from the engine's SIGTERM to an agent to its end; 0 if the engine signals no agents.
+        pool: pool of these hosts.
+        shares_hosts: whether the hosts may have served another attempt, or may serve one later.
+        network_checked_for: job whose check found the links of these hosts healthy; empty without a check.
+        notice_grace_s: seconds from the engine's SIGTERM to an agent until the agent is killed; 0 if the engine sends
+            none.
     Raises: WireError: a file system of the request is not in the settings any more.
     """
     request = JobRequest(job.request)
     settings = site.settings
     attempt = job.attempt + 1
-    # A deleted job's name may be used again: its keys must not open the new one.
+    # A deleted job's name may be used again: its keys must not be valid for the new job.
     attempt_id = f"{job.name}:{job.created_at.isoformat()}:{attempt}"
     wants_checks = request.wants_health_checks
-    # A distribution that the request names is started as requested.
+    # A distribution in the request decides the number of processes per host.
     job_endpoint = Endpoint(
         url=site.service_url,
         region=settings.region,
@@ -116,7 +117,7 @@ def build_plan(
         user_environment=dict(request.environment),
         channels=tuple(located(channel, settings.file_systems) for channel in request.channels),
         output=request.output,
-        # An attempt's key expires with it: a host that is out of reach can store nothing afterwards.
+        # An attempt's key expires with the attempt, so an unreachable host can store nothing afterwards.
         object_store=job_endpoint if site.is_remote else site.object_store,
         job_endpoint=job_endpoint,
         service_url=site.service_url,

@@ -1,6 +1,6 @@
 """Choice of the pool for a waiting job, and of the pools that are due to end.
 
-Where: the reconciler asks on its passes; the rules are `jobs.warm_pools`'.
+Where: the reconciler calls it on its passes; `jobs.warm_pools` contains the rules.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from clary.control.reconcile.hub import JobHub
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 30.0  # of a waiting host's agent: three intervals of its requests
+SILENT_S = 30.0  # silence after which a waiting host's agent counts as broken: three intervals of its requests
 GIVES_WAY = "its hosts were needed by a job that waited"
 SERVICE_LEAVES = "the service was stopped"
 
 
 class PoolKeeper:
-    """Finds, watches and counts the pools that jobs hold."""
+    """Chooses, checks and ends the pools that jobs hold."""
 
     def __init__(self, *, hub: JobHub, engine: Engine, gateway: PoolGateway, clock: Clock) -> None:
         self._hub = hub
@@ -39,7 +39,7 @@ class PoolKeeper:
         self._clock = clock
 
     async def settle(self) -> None:
-        """Record handovers that a killed service left open: a pool that a job has taken leaves its last holder."""
+        """Complete handovers that a killed service left half done: the last holder of a taken pool gives it up."""
         for holder in self._hub.active_jobs():
             if holder.is_terminal and (taker := self.taker_of(holder)) is not None:
                 await self._hub.apply(holder.name, events.PoolReused(by=taker.name))
@@ -47,8 +47,8 @@ class PoolKeeper:
     async def adopt(self, job: TrainingJob) -> TrainingJob:
         """Give a pool to a job whose attempt an older release began, with agents and network in the attempt's folder.
 
-        That folder becomes the pool's. The engine has nothing under the pool's name: ending the pool does nothing, and
-        releasing the attempt ends everything.
+        That folder becomes the pool's. The engine has no hosts under the pool's name: ending the pool has no effect,
+        and releasing the attempt ends its hosts.
         """
         plan, pool = from_plain(LaunchPlan, job.plan), _new_pool()
         token = self._gateway.token_of(pool)
@@ -61,7 +61,7 @@ class PoolKeeper:
         return next((job for job in others if _order(job) > _order(holder)), None)
 
     def pool_for(self, job: TrainingJob, holder: TrainingJob | None) -> str:
-        """Return the pool on which a job is to run: its own, the one that `holder` left, or a new one."""
+        """Return the pool on which a job is to run: its own, the pool that `holder` left, or a new pool."""
         return job.pool or (holder.pool if holder is not None else _new_pool())
 
     def find(self, job: TrainingJob) -> TrainingJob | None:
@@ -72,7 +72,7 @@ class PoolKeeper:
         return fitting[0] if fitting else None
 
     def is_coming(self, job: TrainingJob) -> bool:
-        """Whether hosts that fit are just being prepared after another job."""
+        """Whether fitting hosts are being prepared after another job."""
         return warm_pools.coming_for(job, self._hub.active_jobs(), now_of=self._hub.now_of) is not None
 
     def idle(self) -> list[TrainingJob]:
@@ -120,12 +120,12 @@ class PoolKeeper:
         self._gateway.wake(job.pool)
 
     async def give_up(self, job: TrainingJob, reason: str) -> None:
-        """Refuse the hosts that wait after an ended job to all other jobs; the next pass takes them back."""
+        """End the warm pool of an ended job, so that no other job can take its hosts; the next pass ends the hosts."""
         log.info("job %s: its warm pool ends: %s", job.name, reason)
         await self._hub.apply(job.name, events.PoolEnded(reason=reason))
 
     async def end(self, pool: str) -> None:
-        """Take a pool's hosts back; raises EngineError."""
+        """End a pool's hosts; raises EngineError."""
         await self._engine.end(pool)
         self._gateway.forget(pool)
 

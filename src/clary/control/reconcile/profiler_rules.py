@@ -1,4 +1,4 @@
-"""Evaluates jobs' profiler rules while they run, and at their end for good; stores their reports.
+"""Evaluates jobs' profiler rules while jobs run, and finally at their end; stores the reports.
 
 Where: the server runs one task of this. It listens to the hub for jobs with such rules; its findings become events
 `RuleEvaluationChanged`. Rules are judged on a thread (`control.profiling`, pure), one job at a time.
@@ -44,11 +44,11 @@ from clary.control.store.errors import JobNotFound
 from clary.control.store.job_queries import MAX_RESULTS, JobPage, JobQuery
 
 PASS_INTERVAL_S = 1.0
-LAST_ROWS = timedelta(seconds=3)  # for rows that are still on their way when a job has become terminal
-LOOK_BACK = timedelta(hours=1)  # for jobs that ended while no service was running
-MOST_PAGES = 20  # of those
-MOST_LOAD = 25  # least time to the next look, as a multiple of the time that the last one took
-MOST_TRIES = 5  # looks in a row that may fail, if the database does not answer, for instance
+LAST_ROWS = timedelta(seconds=3)  # wait for rows that have not arrived yet when a job becomes terminal
+LOOK_BACK = timedelta(hours=1)  # how far back jobs are searched that ended while no service was running
+MOST_PAGES = 20  # pages of such jobs
+MOST_LOAD = 25  # shortest time to the next evaluation, as a multiple of the duration of the last one
+MOST_TRIES = 5  # consecutive evaluations that may fail, for instance while the database does not answer
 DISABLED = "profiling is switched off (ProfilerConfig.DisableProfiler)"
 NEVER_RAN = "nothing was measured: the job's program never ran"
 NOT_MEASURED = "nothing was measured while the job's program ran: it was over too soon, or hosts measure nothing here"
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class Answer(Protocol):
-    """An answer of an object store."""
+    """An answer of the object store."""
 
     @property
     def status(self) -> int:
@@ -65,16 +65,16 @@ class Answer(Protocol):
 
 
 class ObjectWriter(Protocol):
-    """Stores small objects."""
+    """The part of an object store's client that stores small objects."""
 
     async def request(self, method: str, bucket: str, *, key: str = "", body: bytes = b"") -> Answer:
-        """Send one request; raises ObjectStoreError if no answer comes.
+        """Send one request; raises ObjectStoreError without an answer.
 
         Args:
-            method: HTTP's.
+            method: HTTP method.
             bucket: name of the bucket.
             key: of the object; empty for the bucket itself.
-            body: of the object; it is held in memory whole.
+            body: whole content of the object, held in memory.
         """
 
 
@@ -90,22 +90,22 @@ class JobReader(Protocol):
 
 @dataclass(kw_only=True)
 class _Watch:
-    """State of a watched job between looks: times of the next looks, rules that have fired, failed looks in a row."""
+    """State of a watched job: times of its next evaluations, rules that have fired, consecutive failed evaluations."""
 
-    due_s: dict[str, float] = field(default_factory=dict)  # rule -> monotonic time of its next look
-    fired: dict[tuple[str, str], str] = field(default_factory=dict)  # configured rule, rule -> its finding
+    due_s: dict[str, float] = field(default_factory=dict)  # rule -> monotonic time of its next evaluation
+    fired: dict[tuple[str, str], str] = field(default_factory=dict)  # (configured rule, rule) -> its finding
     num_tries: int = 0
 
 
 class ProfilerRules:
-    """Judges jobs that have profiler rules.
+    """Evaluates the rules of jobs that have profiler rules.
 
     Args:
-        hub: of jobs.
+        hub: the hub of jobs.
         jobs: reads ended jobs.
         series: measurements of hosts.
         objects: stores the reports.
-        clock: for intervals and records.
+        clock: measures intervals and dates records.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ProfilerRules:
             self._has_watched.set()
 
     async def run(self, *, interval_s: float = PASS_INTERVAL_S) -> None:
-        """Judge watched jobs until cancelled; sleep while no job is watched."""
+        """Evaluate the rules of watched jobs until cancelled; sleep while no job is watched."""
         await self.take_up()
         while True:
             await self.make_pass()
@@ -138,7 +138,7 @@ class ProfilerRules:
                 await asyncio.sleep(interval_s)
 
     async def take_up(self) -> None:
-        """Watch jobs that an earlier service has left without verdicts."""
+        """Watch ended jobs that an earlier service has left without final verdicts."""
         for job in (*self._hub.active_jobs(), *self._hub.waiting_jobs().values()):
             self.notice(job)
         try:
@@ -157,16 +157,16 @@ class ProfilerRules:
             log.warning("profiler rules of jobs that ended earlier are not judged: %s", error.message)
 
     async def make_pass(self) -> None:
-        """Look once at every watched job."""
+        """Evaluate the due rules of every watched job once."""
         for name, watch in list(self._watched.items()):
             try:
                 job = self._hub.live_job(name) or await self._jobs.get_job(name)
                 if job is not None and not job.hosts and not job.is_terminal:
-                    continue  # skipped: the queue may hold thousands of jobs
+                    continue  # skipped without a query: thousands of jobs may wait
                 if job is None or await self._look(job, watch):
                     self._watched.pop(name, None)
                 watch.num_tries = 0
-            except JobNotFound:  # deleted meanwhile
+            except JobNotFound:  # the job was deleted meanwhile
                 self._watched.pop(name, None)
             except Exception:  # boundary: one job's failure must not stop the rules of others
                 log.exception("profiler rules of %s: this look failed", name)
@@ -176,7 +176,7 @@ class ProfilerRules:
                     log.error("profiler rules of %s are not judged any more", name)
 
     async def _look(self, job: TrainingJob, watch: _Watch) -> bool:
-        """Evaluate the rules of a job that are due; return whether all have their last verdict."""
+        """Evaluate the due rules of a job; return whether all have their final verdict."""
         rules = configured_rules(configurations_of(job, RuleKind.PROFILER))
         if job.is_terminal:
             return await self._judge_for_good(job, rules, watch)
@@ -191,7 +191,7 @@ class ProfilerRules:
         if not due:
             return False
         measured = await look_at(self._series, job, now=self._clock.now())
-        rest_s = MOST_LOAD * (self._clock.monotonic() - now_s)  # a large job on a busy machine is judged less often
+        rest_s = MOST_LOAD * (self._clock.monotonic() - now_s)  # evaluates a large job on a busy machine less often
         for rule in due:
             watch.due_s[rule.name] = now_s + max(rule.interval_s, rest_s)
             known = {key for key in watch.fired if key[0] == rule.name}
@@ -201,7 +201,7 @@ class ProfilerRules:
         return False
 
     async def _judge_for_good(self, job: TrainingJob, rules: Sequence[ConfiguredRule], watch: _Watch) -> bool:
-        """Judge an ended job after its last rows have arrived; return whether it was judged."""
+        """Give the final verdicts on an ended job once its last rows have arrived; return whether they were given."""
         ended_at = job.training_ended_at or job.modified_at
         if not job.is_released and self._hub.now_of(job) - ended_at < LAST_ROWS:
             return False
@@ -226,7 +226,7 @@ class ProfilerRules:
         return True
 
     async def _results(self, rule: ConfiguredRule, measured: JobMeasurements, watch: _Watch) -> list[RuleResult]:
-        """Judge a configured rule on a thread, and remember in `watch` the rules that fire."""
+        """Evaluate a configured rule on a thread, and record in `watch` the rules that fire."""
         verdicts = await asyncio.to_thread(_judged, rule, measured)
         results = []
         for one, verdict in verdicts:
@@ -240,7 +240,7 @@ class ProfilerRules:
     async def _store_report(
         self, job: TrainingJob, rule: ConfiguredRule, measured: JobMeasurements, results: Sequence[RuleResult]
     ) -> str:
-        """Store a report; return its place, or the error, as a text."""
+        """Store a report; return a text with its S3 URI or the error."""
         output_path = rule.s3_output_path or JobRequest(job.request).output.s3_output_path
         bucket, prefix = object_prefix(output_path, job.name, rule.name)
         facts = report_facts(job, measured, now=self._clock.now())
@@ -279,7 +279,7 @@ class ProfilerRules:
 
 
 def _awaits_verdicts(job: TrainingJob) -> bool:
-    """Whether a job has profiler rules without a last verdict."""
+    """Whether a job has profiler rules without a final verdict."""
     named = [config["RuleConfigurationName"] for config in configurations_of(job, RuleKind.PROFILER)]
     if not job.is_terminal:
         return bool(named)
@@ -292,7 +292,7 @@ def _judged(rule: ConfiguredRule, measured: JobMeasurements) -> list[tuple[Profi
 
 
 def _found(results: Sequence[RuleResult]) -> str:
-    """Return the findings of rules as one text; with their names if there are several rules."""
+    """Return the findings of rules as one text, with the rules' names if there are several."""
     if len(results) == 1:
         return results[0].earlier or results[0].verdict.detail
     firing = [f"{result.rule.name()}: {result.earlier or result.verdict.detail}" for result in results if result.fires]

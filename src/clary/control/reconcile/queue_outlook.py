@@ -1,6 +1,6 @@
-"""The outlook of queued jobs: place, reason of the wait, and estimated start.
+"""Estimates for queued jobs: place in the queue, and start time.
 
-Where: pages about jobs ask for it; the policy is `scheduling.queue_estimates`.
+Where: pages about jobs show them; `scheduling.queue_estimates` contains the policy.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class QueuePlace:
     """Place of a job in the queue, and its estimated start."""
 
     place: int | None  # from 1; None for a job that younger jobs may pass for now
-    num_waiting: int  # jobs in the queue, with those that have no place
+    num_waiting: int  # all jobs in the queue, also jobs without a place
     start_in_s: float | None  # None: unknown
     basis: str  # the facts that the estimate uses
-    estimate: str  # the end of a sentence: `if the jobs ahead ...`
+    estimate: str  # end of a sentence on the estimate: `if the jobs ahead ...`
 
 
 class QueueOutlook:
@@ -79,7 +79,7 @@ class QueueOutlook:
         began_at = job.training_started_at or job.modified_at
         elapsed_s = max(0.0, (self._hub.now_of(job) - began_at).total_seconds())
         left = lasting(self._past.of(job), max_runtime_s=request.max_runtime_s, elapsed_s=elapsed_s)
-        if job.is_terminal:  # its hosts are being released, or kept for a matching job until another one needs them
+        if job.is_terminal:  # its hosts are being released, or kept for a matching job until another job needs them
             left = lasting((), max_runtime_s=0.0)
         return RunningJob(holding=self._admission.holding(job), left=left)
 

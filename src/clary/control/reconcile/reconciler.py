@@ -1,7 +1,7 @@
-"""The loop that starts jobs that fit, ends jobs that are due, notices dead hosts and cleans up behind jobs.
+"""The loop that starts jobs that fit, ends jobs that are due, detects dead hosts and cleans up after jobs.
 
-Where: one task of the service. Every pass reads jobs from the hub, asks pure policies, and applies their decisions; a
-failure for one job is logged and tried again, and does not affect the other jobs.
+Where: one task of the service. Every pass reads jobs from the hub, calls pure policies, and applies their decisions. A
+failure in one job is logged, retried in the next pass, and does not affect other jobs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from clary.control.reconcile.spot_market import SpotMarket
 
 log = logging.getLogger(__name__)
 
-PASS_INTERVAL_S = 0.5  # between passes without a change: the longest delay in noticing deadlines and dead agents
+PASS_INTERVAL_S = 0.5  # between passes without a change: the longest delay until deadlines and dead agents are noticed
 IDLE_INTERVAL_S = 10.0  # between passes while no job waits or has hosts; a change ends the wait
 GATHER_S = 0.02  # between a change and the pass that handles it
 
@@ -46,7 +46,7 @@ class LogStreams(LogStarts, LogEnds, Protocol):
 
 
 class Reconciler:
-    """Moves jobs through their lives, pass by pass."""
+    """Moves jobs through their life cycle, pass by pass."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Reconciler:
             while True:
                 await self.make_pass()
                 await self._hub.wait_for_change(PASS_INTERVAL_S if self._has_work() else IDLE_INTERVAL_S)
-                # Under many requests one pass handles many changes; orders to agents do not wait for a pass.
+                # Under load one pass handles many changes; orders to agents do not wait for a pass.
                 await asyncio.sleep(GATHER_S)
         finally:
             tasks = [listening, *self._tasks.open_tasks(), *self.releaser.open_tasks()]
@@ -125,7 +125,7 @@ class Reconciler:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _has_work(self) -> bool:
-        """Whether time alone can make something due: a deadline, a dead agent, hosts to be released."""
+        """Whether a pass may have work without a change of a job: a deadline, a dead agent, hosts to be released."""
         return bool(self._hub.waiting_jobs() or self._hub.active_jobs() or self._tasks.open_tasks())
 
     async def make_pass(self) -> None:
@@ -140,7 +140,7 @@ class Reconciler:
         except Exception:  # boundary: the loop continues with running jobs
             log.exception("waiting jobs: this pass failed; the next one tries again")
         for name in [job.name for job in self._hub.active_jobs()]:
-            # Read anew: the job may meanwhile have been released, deleted and created again.
+            # Reload: the job may meanwhile have been released, deleted and created again.
             job = self._hub.live_job(name)
             if job is None or job.is_released or self._tasks.is_busy(name):
                 continue
@@ -150,14 +150,14 @@ class Reconciler:
                 log.exception("job %s: this pass failed; the next one tries again", name)
 
     async def give_pools_back(self) -> None:
-        """Take back the hosts that jobs keep while they wait to be tried again; no pass may run meanwhile."""
+        """End the hosts that jobs keep while they wait for a retry; no pass may run meanwhile."""
         await self.releaser.give_pools_back()
 
     async def _look_at_waiting_jobs(self) -> None:
-        """End jobs that have waited too long, and record why jobs wait for spot capacity, anywhere in the queue."""
+        """End waiting jobs that are past a limit, and record why jobs wait for spot capacity, anywhere in the queue."""
         now_s = self._clock.monotonic()
         if self._waiting_checked_at_s is not None and now_s - self._waiting_checked_at_s < PASS_INTERVAL_S:
-            return  # under many requests passes follow each other closely, and the queue may be long
+            return  # under load passes follow each other closely, and the queue may be long
         self._waiting_checked_at_s = now_s
         for job in list(self._hub.waiting_jobs().values()):
             due = None
@@ -169,7 +169,7 @@ class Reconciler:
                 await self._hub.apply(job.name, events.MustWait(reason=reason))
 
     async def _reclaim_spot_capacity(self) -> None:
-        """End attempts without capacity."""
+        """End attempts whose spot capacity is reclaimed."""
         found = self._market.reclaimed()
         for name in found.job_names:
             log.info("job %s: %s", name, found.reason)
@@ -200,7 +200,7 @@ class Reconciler:
                 why = "the job was told to stop before its hosts were launched"
                 await self._hub.apply(job.name, events.LaunchFailed(message=why, fault=Fault.INFRASTRUCTURE))
                 return
-        # Read anew: an agent that has ended meanwhile may have reported the reason before.
+        # Reload: an agent that has ended meanwhile may have reported the reason before.
         latest = self._hub.live_job(job.name)
         if latest is None or latest.is_terminal or latest.is_leaving:
             return
@@ -230,7 +230,7 @@ class Reconciler:
         await self._replace_lost(job, [host for host in lost if not alive.get(host, False)])
 
     async def _replace_lost(self, job: TrainingJob, ended: list[str]) -> None:
-        """Ask for hosts in place of lost ones that have ended, while the other hosts still stop."""
+        """Request hosts in place of lost hosts that have ended, while the other hosts still stop."""
         wanted = [host for host in ended if not self.releaser.is_replaced(job, host)]
         if self._granter is None or not wanted or self.releaser.is_fencing(job):
             return
@@ -239,7 +239,7 @@ class Reconciler:
                 self.releaser.note_replaced(job, host)
 
     def _reclaimed_by_engine(self, job: TrainingJob, hosts: Mapping[str, HostState]) -> events.Reclaimed | None:
-        """Return the event that ends an attempt whose capacity the engine takes back; None without such a notice."""
+        """Return the event that ends an attempt whose capacity the engine reclaims; None without such a notice."""
         if job.end_cause is not None or job.ending is not None:
             return None
         for name, host in hosts.items():

@@ -1,7 +1,7 @@
-"""Takes back the hosts of an ended attempt, and fences lost hosts before.
+"""Ends the hosts of an ended attempt, after it has fenced lost hosts.
 
-Where: the reconciler calls this on every pass for jobs that have ended or are between two attempts. Agents get a moment
-to leave by themselves; then all hosts are released in a task of the job's own, which is repeated until it succeeds.
+Where: the reconciler calls this on every pass for jobs that have ended or are between two attempts. Agents get a short
+time to leave by themselves; then a task of the job's own releases all hosts, and is repeated until it succeeds.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from clary.control.store.errors import StreamNotFound
 
 log = logging.getLogger(__name__)
 
-RELEASE_WAIT_S = 10.0  # for agents of an ended job to leave by themselves
-RETRY_RELEASE_S = 2.0  # after a release that failed
+RELEASE_WAIT_S = 10.0  # time for agents of an ended job to leave by themselves
+RETRY_RELEASE_S = 2.0  # pause after a failed release
 
 
 class LogEnds(LineStore, Protocol):
@@ -40,7 +40,7 @@ class LogEnds(LineStore, Protocol):
 
 
 class Releaser:
-    """Takes hosts back; owns one task a host while it is fenced."""
+    """Releases hosts; owns one task per host while the host is fenced."""
 
     def __init__(
         self,
@@ -63,20 +63,20 @@ class Releaser:
         self._launcher = launcher
         self._tasks = tasks
         self._fences: dict[str, asyncio.Task[None]] = {}  # job/attempt/host -> task that kills a lost host's agent
-        self._replaced: set[str] = set()  # job/attempt/host: lost hosts whose replacements were requested
-        self._release_at_s: dict[str, float] = {}  # ended job -> monotonic time at which its hosts are taken back
-        self._retry_at_s: dict[str, float] = {}  # the same for a release that failed
+        self._replaced: set[str] = set()  # job/attempt/host of lost hosts whose replacements were requested
+        self._release_at_s: dict[str, float] = {}  # ended job -> monotonic time at which its hosts are released
+        self._retry_at_s: dict[str, float] = {}  # job -> monotonic time at which a failed release is retried
 
     def open_tasks(self) -> list[asyncio.Task[None]]:
         """Return the running fence tasks."""
         return list(self._fences.values())
 
     def fence(self, job: TrainingJob, plan: LaunchPlan, host: str) -> None:
-        """End all processes of a lost host; after a failure the release tries it again until it succeeds.
+        """End all processes of a lost host; if that fails, the release retries it until it succeeds.
 
         Args:
-            job: of the host; one task at a time fences a host; a replaced host is not fenced again.
-            plan: of the current attempt.
+            job: job of the host; one task at a time fences a host, and a replaced host is not fenced again.
+            plan: plan of the current attempt.
             host: its name.
         """
         key = _key(job, host)
@@ -98,37 +98,37 @@ class Releaser:
         return any(_key(job, host) in self._fences for host in job.hosts)
 
     def is_replaced(self, job: TrainingJob, host: str) -> bool:
-        """Whether a replacement was requested for a lost host; the replacement has the host's number by now."""
+        """Whether a replacement with the same number was requested for a lost host."""
         return _key(job, host) in self._replaced
 
     def note_replaced(self, job: TrainingJob, host: str) -> None:
-        """Note that a replacement was requested for a lost host; the host with its number must not be ended."""
+        """Record that a replacement was requested for a lost host; the new host with its number must not be ended."""
         self._replaced.add(_key(job, host))
 
     async def release_when_left(self, job: TrainingJob) -> None:
-        """Take back the hosts of an ended attempt once its agents have left, or after `RELEASE_WAIT_S`."""
+        """Release the hosts of an ended attempt once its agents have left, or after `RELEASE_WAIT_S`."""
         now_s = self._clock.monotonic()
         if now_s < self._retry_at_s.get(job.name, now_s):
             return
         release_at_s = self._release_at_s.setdefault(job.name, now_s + RELEASE_WAIT_S)
         if now_s < release_at_s and job.plan is not None:
             hosts = await self._engine.hosts(from_plain(LaunchPlan, job.plan))
-            # A lost host's agent obeys no order: the release does not wait for it.
+            # A lost host's agent follows no order, so the release does not wait for it.
             waits_for = [host for host, record in job.hosts.items() if record.facts.phase is not HostPhase.LOST]
-            # An agent that stays with its pool reports that it has finished; other agents end.
+            # An agent that stays with its pool reports that it has finished; other agents exit.
             if any(hosts[host].is_alive and not self._pools.has_come_back(job, host) for host in waits_for):
                 return
         self._tasks.begin(job, self.release)
 
     async def release(self, job: TrainingJob) -> None:
-        """Take back the hosts of an attempt; after a failure, `release_when_left` tries again after a pause."""
+        """Release the hosts of an attempt; after a failure, `release_when_left` retries after a pause."""
         try:
             decision = await self._pools.decide(job)
             if decision.stays:
                 await self._fence_lost(job)
             await salvage_lost_hosts(self._logs, job, self._clock)
             await self._seal_logs(job)
-            if job.pool and not decision.stays:  # else the pool stays, or was given back while the job waited
+            if job.pool and not decision.stays:  # otherwise the pool stays, or was ended while the job waited
                 await self._pools.end(job.pool)
             await self._engine.end_attempt(job.name, job.attempt)
         except ClaryError as error:
@@ -140,7 +140,7 @@ class Releaser:
         self._replaced.difference_update(_key(job, host) for host in job.hosts)
         self._release_at_s.pop(job.name, None)
         self._retry_at_s.pop(job.name, None)
-        # Last: the job may be started again from here on.
+        # The last step, because the job may be started again afterwards.
         await self._hub.apply(job.name, events.Released(keeps_pool=decision.stays))
 
     async def give_pools_back(self) -> None:
@@ -153,9 +153,9 @@ class Releaser:
                 log.warning("job %s: its hosts are not released: %s", job.name, error.message)
 
     async def _fence_lost(self, job: TrainingJob) -> None:
-        """End the processes on hosts of a pool that stays if they are lost or have not come back from the attempt.
+        """End the processes on hosts of a pool that stays if the hosts are lost or have not finished the attempt.
 
-        They would otherwise continue beside another attempt.
+        Otherwise these processes would run during another attempt.
         """
         plan = from_plain(LaunchPlan, job.plan)
         for host, record in job.hosts.items():

@@ -1,7 +1,7 @@
 """Posts a notice to the setting `rule_webhook_url` when a rule of a job has a finding.
 
-Where: it listens to the hub, the service runs `send_all`. Jobs do not wait for notices: after two tries, each within
-`DEADLINE_S`, a notice is logged and dropped, as are notices beyond `MAX_WAITING`.
+Where: it listens to the hub, the service runs `send_all`. Jobs do not wait for notices: after two failed tries of at
+most `DEADLINE_S` each, a notice is logged and dropped. Notices beyond `MAX_WAITING` are dropped likewise.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import aiohttp
 from clary.control.jobs.rules.rule_actions import newly_found, notice_of
 from clary.control.jobs.training_job import TrainingJob
 
-DEADLINE_S = 5.0  # of one try
+DEADLINE_S = 5.0  # limit of one try
 TRIES = 2
-PAUSE_S = 1.0  # between them
+PAUSE_S = 1.0  # pause between the tries
 MAX_WAITING = 100
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class RuleNotices:
     """Collects findings and posts them, one after the other.
 
     Args:
-        url: address of the notices; empty sends none.
+        url: address to which notices are posted; if empty, no notices are sent.
     """
 
     def __init__(self, url: str) -> None:
@@ -37,7 +37,7 @@ class RuleNotices:
         self._has_some = asyncio.Event()
 
     def on_change(self, before: TrainingJob | None, after: TrainingJob) -> None:
-        """Queue new findings of a job's rules; returns at once. Findings of a job new to memory count as sent."""
+        """Queue new findings of a job's rules, without waiting; findings of a job just loaded count as sent."""
         if not self._url or before is None or before.rule_evaluations is after.rule_evaluations:
             return
         for item in newly_found(before, after):

@@ -23,12 +23,12 @@ _log = logging.getLogger(__name__)
 
 
 async def keep_series_once(blocks: SeriesBlocks, settings: Settings, clock: Clock) -> tuple[int, int]:
-    """Do all due work now; return the numbers of joined and of removed blocks.
+    """Do all due work now; return the number of joined blocks and the number of removed blocks.
 
     Args:
-        blocks: of the database.
-        settings: name the times for which rows and roll-ups are kept; 0 is for ever.
-        clock: for ages.
+        blocks: blocks of the database.
+        settings: contain the retention of rows and roll-ups; 0 keeps them for ever.
+        clock: measures ages.
     Raises: StoreError.
     """
     now_ms = int(clock.now().timestamp() * MS_PER_S)
@@ -45,11 +45,11 @@ async def keep_series(
     """Do the due work at intervals until cancelled; an error of the store is logged.
 
     Args:
-        blocks: of the database.
-        samples: whose stale values are dropped, too.
+        blocks: blocks of the database.
+        samples: gateway whose stale values are dropped, too.
         settings: as for `keep_series_once`.
-        clock: for ages of blocks.
-        interval_s: before each round, the first included.
+        clock: measures ages of blocks.
+        interval_s: seconds before each round, also before the first.
     """
     while True:
         await asyncio.sleep(interval_s)

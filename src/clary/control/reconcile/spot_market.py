@@ -1,7 +1,7 @@
-"""The spot capacity of this service: its present size, its holders, and jobs that have to give it back.
+"""The spot capacity of this service: its present size, its holders, and jobs whose capacity is reclaimed.
 
-Where: the reconciler asks on its passes; `clary spot` shows and sets it. The policies are `scheduling.spot`'s.
-Without a schedule and without a capacity set by hand, any number of hosts that fits may be spot hosts.
+Where: the reconciler calls it on its passes; `clary spot` shows and sets the capacity. `scheduling.spot` contains the
+policies. Without a schedule and a capacity set by hand, all hosts that fit may be spot hosts.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from clary.control.scheduling.spot import Reclaim, SpotSchedule, SpotUse, choose
 class SpotFacts:
     """The market at one moment."""
 
-    capacity: int | None  # hosts; None: as many as fit
+    capacity: int | None  # in hosts; None: as many as fit
     is_set_by_hand: bool
-    next_change_s: float | None  # seconds from now; None without a schedule, or without a further change
+    next_change_s: float | None  # seconds until the next change; None without a schedule, or without a further change
     uses: tuple[SpotUse, ...]
 
 
 class SpotMarket:
-    """Spot capacity by schedule or by hand; a value set by hand holds until it is taken back or the service ends."""
+    """Spot capacity by schedule or by hand; a value set by hand is valid until it is reset or the service ends."""
 
     def __init__(self, hub: JobHub, clock: Clock, schedule: SpotSchedule | None = None) -> None:
         self._hub = hub
@@ -38,7 +38,7 @@ class SpotMarket:
         self._by_hand: int | None = None
 
     def set_capacity(self, num_hosts: int | None) -> None:
-        """Set the spot capacity, in hosts, in place of the schedule's; None returns to the schedule."""
+        """Set the spot capacity in hosts, which overrides the schedule; None returns to the schedule."""
         self._by_hand = num_hosts
 
     def facts(self) -> SpotFacts:

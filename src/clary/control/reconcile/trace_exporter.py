@@ -1,8 +1,8 @@
-"""Sends a trace of every job that has ended to an OpenTelemetry collector, where the setting `otlp_endpoint` names one.
+"""Sends a trace of every ended job to an OpenTelemetry collector, if the setting `otlp_endpoint` names one.
 
 Where: it listens to the hub; the service runs `send_all`. Jobs do not wait for it: traces beyond `MAX_WAITING`, and
 traces that the collector does not accept within `DEADLINE_S`, are counted, logged and dropped.
-Source: OTLP/HTTP: POST to /v1/traces; 429, 502, 503, 504 and broken connections are tried again, other errors not.
+Source: OTLP/HTTP: POST to /v1/traces; 429, 502, 503, 504 and broken connections are retried, other errors are not.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from clary.control.analysis.job_trace import trace_request
 from clary.control.jobs.training_job import TrainingJob
 
 PATH = "/v1/traces"
-DEADLINE_S = 30.0  # of one trace with all its tries
-TRY_S = 10.0  # of one try
-FIRST_PAUSE_S = 0.5  # doubled with each try, less a random part of up to a half, so that services do not retry together
+DEADLINE_S = 30.0  # limit of one trace with all its tries
+TRY_S = 10.0  # limit of one try
+FIRST_PAUSE_S = 0.5  # doubled with each try, less up to half at random, so that services do not retry together
 LONGEST_PAUSE_S = 8.0
 MAX_WAITING = 200  # jobs
 MAX_REMEMBERED = 10_000  # sent jobs: the hub announces each one several times after its end
@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 
 
 class TraceExporter:
-    """Collects jobs that have ended and sends them, one after the other.
+    """Collects ended jobs and sends their traces, one after the other.
 
     Args:
-        endpoint: address of the collector, without /v1/traces; empty for none.
+        endpoint: address of the collector, without /v1/traces; empty without a collector.
         headers: `name=value,name=value`, sent with every request.
-        region: of the service.
-        deadline_s: for one trace.
+        region: region of the service.
+        deadline_s: limit for one trace.
     """
 
     def __init__(self, endpoint: str, *, headers: str = "", region: str = "", deadline_s: float = DEADLINE_S) -> None:
@@ -98,7 +98,7 @@ class TraceExporter:
         except TimeoutError:
             problem = problem or f"no answer within {self._deadline_s:g} s"
         except Exception as error:
-            # A record that cannot be written as a trace must not keep the others from being sent.
+            # A record that cannot be converted to a trace must not prevent others from being sent.
             logger.exception("the trace of job %s can not be made", job.name)
             problem = f"{type(error).__name__}"
         self._drop(job, problem)
@@ -113,7 +113,7 @@ class TraceExporter:
                 wait_s = float(wait_text) if wait_text.isdecimal() else 0.0
                 return False, answer.status in RETRIED, f"status {answer.status}", wait_s
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return False, True, type(error).__name__, 0.0  # the error's text may contain the address, and that a secret
+            return False, True, type(error).__name__, 0.0  # the error's text may have the address with a secret
         except ValueError as error:
             return False, False, type(error).__name__, 0.0
 
@@ -128,6 +128,6 @@ class TraceExporter:
 
 
 def headers_of(text: str) -> dict[str, str]:
-    """Return `name=value,name=value` as a mapping; parts without a name are left out."""
+    """Parse `name=value,name=value`; parts without a name are omitted."""
     pairs = (part.partition("=") for part in text.split(","))
     return {name.strip(): value.strip() for name, _, value in pairs if name.strip()}

@@ -1,7 +1,7 @@
-"""Hosts that no job of the database owns: they are taken back when the service starts, before its first launch.
+"""Release of hosts that no job of the database owns, when the service starts, before its first launch.
 
-Where: `service` calls this at the start. Such hosts come from a job whose record cannot be read, from a database that
-was restored from an older backup or begun anew, or from a leftover folder. Their programs would continue to train
+Where: `service` calls this at the start. Such hosts remain if a job's record cannot be read, if the database was
+restored from an older backup or created anew, or if a folder was left over. Their programs would continue to train
 unseen, hold memory that is counted as free, and overwrite the results of other jobs.
 """
 
@@ -18,7 +18,7 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub
 from clary.control.store.damage import JobUnreadable
 
-START_WAIT_S = 20.0  # longest wait of a start for releases; longer ones continue in the background
+START_WAIT_S = 20.0  # longest time for which a start waits for releases; longer releases continue in the background
 RETRY_S = 5.0
 REAP_INTERVAL_S = 30.0  # an allocation without a job in two passes is ended
 _POOL = re.compile(r"pool_[0-9a-f]{12}")
@@ -33,13 +33,13 @@ class Hosts(Protocol):
         """Return the attempts and pools that were not released."""
 
     async def end_attempt(self, job_name: str, attempt: int) -> Released:
-        """Take an attempt's hosts back."""
+        """End an attempt's hosts."""
 
     async def end(self, pool: str) -> Released:
-        """Take a pool's hosts back."""
+        """End a pool's hosts."""
 
     async def set_aside(self, job_name: str) -> str:
-        """Move the folder of an unknown job away."""
+        """Move the folder of an unknown job to another path."""
 
 
 class JobReader(Protocol):
@@ -50,7 +50,7 @@ class JobReader(Protocol):
 
 
 class UnownedHosts:
-    """Takes hosts back that no job owns."""
+    """Releases hosts that no job owns."""
 
     def __init__(self, hub: JobHub, engine: Hosts, store: JobReader) -> None:
         self._hub = hub
@@ -59,25 +59,25 @@ class UnownedHosts:
         self._task: asyncio.Task[None] | None = None
 
     async def take_back(self) -> None:
-        """Release hosts that no job owns; after START_WAIT_S the rest is released in the background."""
+        """Release hosts that no job owns; releases that last longer than START_WAIT_S continue in the background."""
         try:
             found = [held for held in await self._engine.unreleased() if not self._is_owned(held)]
         except ClaryError as error:
             if not error.retryable:
                 raise
-            log.warning("hosts without a job are looked for later: %s", error.message)  # by `reap`
+            log.warning("hosts without a job are looked for later: %s", error.message)  # `reap` releases these
             return
         if not found:
             return
-        found.sort(key=lambda held: not _POOL.fullmatch(held.name))  # pools first: their agents write to attempts
+        found.sort(key=lambda held: not _POOL.fullmatch(held.name))  # pools first: their agents use attempt folders
         self._task = asyncio.create_task(self._release_all(found), name="unowned-hosts")
         await asyncio.wait([self._task], timeout=START_WAIT_S)
 
     async def reap(self) -> None:
         """Release allocations that no job has claimed for a minute, again and again until cancelled.
 
-        A job's record names its allocation before the engine is asked for it, so an allocation that no record names
-        belongs to no job.
+        A job's record names its allocation before the allocation is requested from the engine, so an allocation that no
+        record names belongs to no job.
         """
         seen_before: set[HeldAttempt] = set()
         while True:

@@ -1,1 +1,1 @@
-"""The report of a job's profile: one page of HTML with its pictures in it, and a JSON document a rule."""
+"""The report of a job's profile: one page of HTML with embedded pictures, and one JSON document per rule."""

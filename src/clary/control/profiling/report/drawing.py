@@ -1,6 +1,6 @@
-"""Pictures as SVG within the page: lines over time, boxes, stacked bars, strips of ranks.
+"""SVG pictures embedded in the page: lines over time, box plots, stacked bars, strips of ranks.
 
-Colours are classes of the style sheet, so that pictures follow light and dark. All texts are escaped here.
+Colours are classes of the style sheet, so that pictures follow the light or dark theme. This module escapes all texts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clary.control.series.queries import Point
 
 WIDTH, HEIGHT = 330, 112
 LEFT, RIGHT, TOP, BOTTOM = 34, 6, 6, 18
-MOST_POINTS = 240  # of a line: more than a screen has columns for
+MOST_POINTS = 240  # of a line; a screen has no columns for more
 STRIP_COLUMNS = 96
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 _S_PER_MINUTE, _S_PER_HOUR = 60, 3600
@@ -34,19 +34,19 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """The time that charts show, with begin and end of the program in it; milliseconds since 1970."""
+    """The time that charts show, and the program's begin and end; milliseconds since 1970."""
 
     start_ms: int
     end_ms: int
     marks_ms: Sequence[int] = ()
 
     def place(self, at_ms: float, width: float) -> float:
-        """Return the place of a moment, from 0 to `width`."""
+        """Return the horizontal position of a moment, from 0 to `width`."""
         return width * min(1.0, max(0.0, (at_ms - self.start_ms) / max(1, self.end_ms - self.start_ms)))
 
 
 def text(value: object) -> str:
-    """Return a text that is harmless in HTML, as content and in quotes."""
+    """Escape a text for HTML, as content and in quoted attributes."""
     return html.escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(value)), quote=True)
 
 
@@ -60,7 +60,7 @@ def number(value: float) -> str:
 
 
 def span_words(seconds: float) -> str:
-    """Return a length of time for people: 45 s, 12 min 3 s, 15 min, 3 h 4 min."""
+    """Return a duration for people: 45 s, 12 min 3 s, 15 min, 3 h 4 min."""
     whole = round(max(0.0, seconds))
     if whole < _S_PER_MINUTE:
         return f"{seconds:.1f} s" if 0 < seconds < 10 else f"{whole} s"
@@ -73,14 +73,14 @@ def span_words(seconds: float) -> str:
 
 
 def chart(title: str, unit: str, lines: Sequence[Line], span: Span, *, most: float | None = None) -> str:
-    """Return a figure: a line of means with a band from least to greatest for each series.
+    """Return a figure: for each series a line of means, with a band from the least to the greatest value.
 
     Args:
-        title: above it.
+        title: heading of the figure.
         unit: of the values.
-        lines: with their labels; eight colours, then again.
-        span: the time it shows.
-        most: upper end of the scale; None fits the values.
+        lines: series with labels; colours repeat after eight lines.
+        span: the time that the figure shows.
+        most: upper end of the scale; None: chosen to fit the values.
     """
     drawn = [(line.label, thinned(line.points, span)) for line in lines]
     drawn = [(label, points) for label, points in drawn if points]
@@ -104,7 +104,7 @@ def chart(title: str, unit: str, lines: Sequence[Line], span: Span, *, most: flo
 
 
 def box_plot(box: Box, top: float) -> str:
-    """Return a row-high box plot: whiskers at the 5th and 95th percentile, ticks at least and greatest."""
+    """Return a box plot for a table row: whiskers at the 5th and 95th percentile, ticks at the extremes."""
     width, middle = 180.0, 9.0
 
     def at(value: float) -> str:
@@ -124,7 +124,7 @@ def box_plot(box: Box, top: float) -> str:
 
 
 def stacked_bar(parts: Mapping[str, float], total: float, names: Sequence[str]) -> str:
-    """Return a bar of parts of `total`; a part's place in `names` decides its colour."""
+    """Return a bar of parts of `total`; a part's index in `names` decides its colour."""
     width, pieces, passed = 600.0, [], 0.0
     for name, value in parts.items():
         wide = width * max(0.0, value) / total if total > 0 else 0.0
@@ -143,7 +143,7 @@ def stacked_bar(parts: Mapping[str, float], total: float, names: Sequence[str]) 
 
 
 def strips(title: str, unit: str, lines: Sequence[Line], span: Span) -> str:
-    """Return a figure with one strip for each rank; a darker column is a greater value.
+    """Return a figure with one strip for each rank; a darker column means a greater value.
 
     Args:
         title: heading of the figure; escaped here.
@@ -185,7 +185,7 @@ def key_of(names: Sequence[str]) -> str:
 
 
 def thinned(points: Sequence[Point], span: Span, most: int = MOST_POINTS) -> list[Point]:
-    """Return at most `most` points of a span, merged by column of the picture; broken values are left out."""
+    """Return at most `most` points of a span, merged by column of the picture; values not finite are omitted."""
     columns: dict[int, Point] = {}
     for point in points:
         values = (point.least, point.greatest, point.mean)

@@ -1,4 +1,4 @@
-"""The facts in a report besides measurements."""
+"""The facts in a report other than measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReportHost:
     num_cpus: float
     num_gpus: int
     num_processes: int
-    seconds: Mapping[str, float] = field(default_factory=dict)  # its time by part of the ledger
+    seconds: Mapping[str, float] = field(default_factory=dict)  # part of the ledger -> seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,17 +27,17 @@ class RuleResult:
 
     rule: ProfilerRule
     verdict: Verdict
-    earlier: str = ""  # its finding while the job ran, if the final verdict has none
+    earlier: str = ""  # the rule's finding while the job ran, if the final verdict has no issue
 
     @property
     def fires(self) -> bool:
-        """Whether it has an issue, now or earlier."""
+        """Whether the rule has an issue, now or earlier."""
         return self.verdict.has_issue or bool(self.earlier)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
-    """The facts of a job besides its series; texts come from its owner, and the report escapes them."""
+    """The facts of a job other than its series; its owner may choose the texts, and the report escapes them."""
 
     job_name: str
     status: str
@@ -51,7 +51,7 @@ class ReportFacts:
     written_at: datetime
     wall_s: float = 0.0
     goodput: float = 0.0
-    seconds: Mapping[str, float] = field(default_factory=dict)  # of all hosts, by part of the ledger
+    seconds: Mapping[str, float] = field(default_factory=dict)  # part of the ledger -> seconds of all hosts
     num_attempts: int = 1
     hosts: Sequence[ReportHost] = ()
     num_dropped: int = 0  # dropped rows

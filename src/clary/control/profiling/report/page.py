@@ -1,7 +1,7 @@
-"""The report as files: one page of HTML, one JSON document a rule.
+"""The report as files: one page of HTML, and one JSON document per rule.
 
 Where: the service stores both at a job's end (`reconcile.profiler_rules`), and renders the page on request.
-Source: names of files and of the documents' members as the original's reports have them.
+Source: names of files and of the documents' members as in SageMaker's reports.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from clary.control.profiling.report.style import SHEET
 
 PAGE_NAME = "profiler-report.html"
 DOCUMENTS_FOLDER = "profiler-reports/"
-# Anyone may open a page in a store: it must not run or fetch anything, for any name of a job.
+# Anyone may open a stored page, so it must not run or fetch anything, whatever the job's name contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def render(facts: ReportFacts, measurements: Measurements, results: Sequence[RuleResult]) -> str:
-    """Return the page. It is self-contained and has no script; texts of the job are escaped.
+    """Return the HTML page, which is self-contained and has no script; texts of the job are escaped.
 
     Args:
-        facts: of the job.
+        facts: facts of the job.
         measurements: series of the job; charts are drawn from them.
         results: one for each rule of the report.
     """
@@ -54,7 +54,7 @@ def render(facts: ReportFacts, measurements: Measurements, results: Sequence[Rul
 
 
 def documents(results: Sequence[RuleResult]) -> dict[str, str]:
-    """Return the name of a file -> JSON, one a rule."""
+    """Return file name -> JSON text, one file per rule."""
     return {f"{DOCUMENTS_FOLDER}{result.rule.name()}.json": json.dumps(_document(result)) for result in results}
 
 

@@ -24,10 +24,10 @@ from clary.control.profiling.report.facts import ReportFacts, ReportHost, RuleRe
 from clary.control.profiling.rules.usage import MIB, usages_of
 from clary.control.series.queries import Point
 
-MOST_HOSTS = 16  # with charts of their own
-MOST_RANKS = 64  # with a strip of their own
-MOST_MARKS = 40  # in a chart
-# Parts of the ledger in an order that gives work the first colour; other parts have the last colour.
+MOST_HOSTS = 16  # hosts with charts of their own
+MOST_RANKS = 64  # ranks with a strip of their own
+MOST_MARKS = 40  # marks in a chart
+# Parts of the ledger with a colour of their own, productive time first; other parts share the last colour.
 TIME_PARTS = (
     "productive",
     "lost_to_restart",
@@ -102,7 +102,7 @@ def time(facts: ReportFacts) -> str:
 
 
 def steps(facts: ReportFacts, measurements: Measurements, span: Span) -> str:
-    """Return the section of steps: their durations and parts, by rank; a sentence instead if no step was measured.
+    """Return the section of steps: their durations and parts, by rank; or a sentence that no step was measured.
 
     Args: as `hosts`.
     """

@@ -1,4 +1,4 @@
-"""The look of a report: one sheet, light and dark, for screen and paper."""
+"""The style sheet of a report: light and dark, for screen and paper."""
 
 SHEET = """
 :root{color-scheme:light dark;--paper:#fbfbf9;--card:#fff;--ink:#1b1f24;--soft:#5c6570;--line:#dfe2e6;--grid:#eceef0;

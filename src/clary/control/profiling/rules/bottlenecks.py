@@ -20,7 +20,7 @@ class CPUBottleneck(ProfilerRule):
     CPU is all processors of the host together, 0 to 100.
 
     Args:
-        threshold: percent of the rows from which it fires.
+        threshold: percent of the rows above which the rule fires.
         gpu_threshold: percent of utilisation below which a GPU waits.
         cpu_threshold: percent of a host's processors above which they are busy.
         patience: rows at the beginning of each attempt that are not judged.
@@ -57,7 +57,7 @@ class IOBottleneck(ProfilerRule):
     rows; I/O wait is the whole machine's, in percent of the host's processors.
 
     Args:
-        threshold: percent of the rows from which it fires.
+        threshold: percent of the rows above which the rule fires.
         gpu_threshold: percent of utilisation below which a GPU waits.
         io_threshold: percent of I/O wait above which disks are slow.
         patience: rows at the beginning of each attempt that are not judged.
@@ -95,7 +95,7 @@ def _bottleneck(
     threshold: float,
     patience: float,
 ) -> Verdict:
-    """Return the verdict on GPUs that are below their limit while `share_of` of their host is above its limit."""
+    """Return the verdict on GPUs with little load while `share_of` of their host is above its limit."""
     what, limit = words
     gpus = measurements.scopes("gpu", "utilisation_percent")
     if not gpus:

@@ -12,11 +12,11 @@ from clary.control.profiling.quantiles import after_patience, mean_of, num_rows,
 from clary.control.profiling.rule import NO_GPU, PERCENTAGE, POSITIVE, ProfilerRule, Verdict, not_judged, too_short
 from clary.control.series.queries import Point
 
-MOST_OF = 0.5  # of a GPU's windows; SageMaker's rule fires at the first, even at a pause for a checkpoint
-LEAST_BUSY = 10.0  # percent: GPUs that are all below it are idle, not badly balanced
+MOST_OF = 0.5  # share of a GPU's windows; SageMaker's rule fires at one window, even for a checkpoint's pause
+LEAST_BUSY = 10.0  # percent: GPUs that are all below it are idle, not unbalanced
 _BINS = 20
 _P5, _P95 = 0.05, 0.95
-Judged = Callable[[Scope, Sequence[Point]], str]  # fault of a window, or an empty string
+Judged = Callable[[Scope, Sequence[Point]], str]  # returns a sentence on the fault of a window, or an empty string
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,8 @@ class LowGPUUtilization(ProfilerRule):
     below threshold_p5.
 
     Args:
-        threshold_p95: percent of utilisation that the busiest rows of a window reach.
-        threshold_p5: percent of utilisation that nearly all rows of a window reach.
+        threshold_p95: percent of utilisation that the busiest rows of a window should reach.
+        threshold_p5: percent of utilisation that nearly all rows of a window should reach.
         window: rows that are judged together.
         patience: rows at the beginning of each attempt that are not judged.
         scan_interval_us: microseconds between evaluations.
@@ -112,7 +112,7 @@ class GPUMemoryIncrease(ProfilerRule):
 
     Args:
         increase: percent of the GPU's memory.
-        window: rows that a mean is of.
+        window: number of rows in a window.
         patience: rows at the beginning of each attempt that are not judged.
         scan_interval_us: microseconds between evaluations.
     """
@@ -136,7 +136,7 @@ class GPUMemoryIncrease(ProfilerRule):
             points = measurements.of(gpu, "memory_percent")
             attempts = measurements.by_attempt(points)
             most_rows = max([most_rows, *map(num_rows, attempts)])
-            # Each attempt fills the memory anew, which is no increase.
+            # Each attempt fills the memory anew, which does not count as an increase.
             means_of = [
                 [mean_of(part) for part in windows(after_patience(own, self.patience), self.window, least_points=1)]
                 for own in attempts

@@ -1,4 +1,4 @@
-"""Rules on the steps of a training: outliers, the wait for the first, the wait for data.
+"""Rules on the steps of a training: outliers, the time to the first step, the wait for data.
 
 Where: durations of steps are series of ranks (`rank-N/step_s`, `rank-N/step_max_s`, `rank-N/data_wait_s`), their number
 is `rank-N/steps`; a program whose steps are not measured is not judged.
@@ -17,9 +17,9 @@ from clary.control.profiling.rule import POSITIVE, ProfilerRule, Verdict, not_ju
 from clary.control.series.queries import Point
 
 NO_STEPS = "no steps were measured"
-CLEARLY_LONGER = 2.0  # times the median; in a thousand even steps one is beyond three deviations by chance
+CLEARLY_LONGER = 2.0  # times the median; of a thousand even steps, one exceeds three deviations by chance
 WAITS_FOR_DATA = 0.1  # share of a step: shorter waits do not justify more workers
-BUSY_PERCENT = 90.0  # of a host's processors: too many workers only do harm on busy processors
+BUSY_PERCENT = 90.0  # of a host's processors: too many workers are harmful only on busy processors
 _S_PER_MINUTE = 60
 
 
@@ -32,8 +32,8 @@ class StepOutlier(ProfilerRule):
 
     Args:
         stddev: factor of the standard deviation.
-        mode: accepted; only steps of the optimiser are seen.
-        n_outliers: outliers that are let pass.
+        mode: accepted without effect: only optimiser steps are measured.
+        n_outliers: number of outliers that is tolerated.
         scan_interval_us: microseconds between evaluations.
     """
 
@@ -54,7 +54,7 @@ class StepOutlier(ProfilerRule):
             points = measurements.of(rank, "step_s")
             if not points:
                 continue
-            # Means of several steps vary less than the steps.
+            # Means of several steps vary less than single steps.
             spread_s = deviation_of(points) * math.sqrt(_steps_per_point(measurements, rank, points))
             limit_s = mean_of(points) + self.stddev * spread_s
             median_s = quantiles(points, (0.5,))[0]
@@ -132,9 +132,9 @@ class MaxInitializationTime(ProfilerRule):
 class Dataloader(ProfilerRule):
     """The number of data loading processes does not fit the processors.
 
-    Formula: workers = processes of all ranks of a host beside the ranks themselves. Too few: 100 * workers / processors
-    < min_threshold while ranks wait for data for more than a tenth of a step. Too many: 100 * workers / processors >
-    max_threshold while the processors are 90 % busy.
+    Formula: workers = processes of all ranks of a host beside the ranks themselves. Too few: 100 * workers /
+    processors < min_threshold while ranks wait for data for more than a tenth of a step. Too many: 100 * workers /
+    processors > max_threshold while the processors are 90 % busy.
 
     Args:
         min_threshold: percent of the host's processors.
@@ -210,13 +210,13 @@ def _steps_per_point(measurements: Measurements, rank: Scope, points: Sequence[P
     numbers = measurements.of(rank, "steps")
     if len(numbers) < 2:
         return max(1.0, num_rows(points) / len(points))
-    # A program counts its own steps: each attempt from 0.
+    # Step numbers start from 0 in each attempt.
     num_steps = sum(own[-1].greatest - own[0].least for own in measurements.by_attempt(numbers))
     return max(1.0, num_steps / len(points))
 
 
 def _num_beyond(points: Sequence[Point], limit: float) -> int:
-    """Return the number of rows beyond a limit: all rows of a point whose mean is, one if only its greatest is."""
+    """Return the rows beyond a limit: all rows of a point if its mean is beyond, one if only its greatest value is."""
     return sum(
         round(point.count) if point.mean > limit else 1 for point in points if max(point.mean, point.greatest) > limit
     )

@@ -1,7 +1,7 @@
 """Requests for dumps of jobs' processes, and the answers.
 
 Where: the agent gateway passes requests to agents and their answers back; the page `dump` of a job reads it.
-The newest `NUM_KEPT` of each job are in the database: the request, and a document a host.
+The newest `NUM_KEPT` dumps of each job are in the database: the request, and one document per host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.store.documents.numbered_documents import REQUEST, NumberedDocuments, built
 
 NUM_KEPT = 10
-WANTED_S = 60.0  # from the request; a host without an answer by then is given up
+WANTED_S = 60.0  # after the request; a host that has not answered by then is given up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class DumpRequest:
 
 
 class DumpDesk:
-    """Asks hosts for dumps and keeps their answers; all methods belong to one event loop.
+    """Requests dumps from hosts and stores their answers; all methods must run in one event loop.
 
     Args:
-        documents: of the kind "dumps".
+        documents: stored documents of the kind "dumps".
     """
 
     def __init__(self, documents: NumberedDocuments, *, clock: Clock) -> None:
@@ -47,7 +47,7 @@ class DumpDesk:
         self._clock = clock
         self._asking = asyncio.Lock()
         self._wanted: dict[tuple[str, int], tuple[float, DumpRequest]] = {}  # job, attempt -> time, request
-        self._answered: dict[tuple[str, int], set[str]] = {}  # the same -> hosts
+        self._answered: dict[tuple[str, int], set[str]] = {}  # job, attempt -> hosts that have answered
 
     async def ask(self, job: TrainingJob, reason: str) -> DumpRequest:
         """Request a dump of every host of a job; each gets the request in the answer to its next report.
@@ -80,9 +80,9 @@ class DumpDesk:
         return None if request is None or host in self._answered[job.name, job.attempt] else request
 
     async def take(self, job: TrainingJob, host: str, dump: HostDump) -> None:
-        """Keep a dump; an unasked dump becomes a request to the job's other hosts.
+        """Store a dump; an unrequested dump also becomes a request to the job's other hosts.
 
-        Raises: WireError 404 for the answer to a request that does not exist for this attempt and host.
+        Raises: WireError 404 for an answer to a request that this attempt and host do not have.
         """
         if dump.number == 0:
             request: DumpRequest | None = self._present(job) or await self.ask(job, f"{host}: {dump.reason}")
@@ -100,7 +100,7 @@ class DumpDesk:
         return await self._documents.numbers(job_name)
 
     async def missing(self, job_name: str, number: int) -> list[str] | None:
-        """Return the hosts that have not answered a request, or None if there is no request of this number."""
+        """Return the hosts that have not answered a request, or None if no request has this number."""
         request = await self._request(job_name, number)
         if request is None:
             return None
@@ -108,18 +108,18 @@ class DumpDesk:
         return [host for host in request.hosts if host not in answered]
 
     async def read(self, job_name: str, number: int) -> tuple[DumpRequest, dict[str, HostDump]] | None:
-        """Return the request of a dump and the answers by host, or None if there is no dump of this number."""
+        """Return the request of a dump and the answers by host, or None if no dump has this number."""
         return await asyncio.to_thread(_built, await self._documents.read(job_name, number))
 
     def waited_s(self, job: TrainingJob, request: DumpRequest) -> float:
-        """Return the seconds since a request was sent; infinity unless it is the attempt's newest."""
+        """Return the seconds since the attempt's newest request; infinity for an older request."""
         asked_s, newest = self._wanted.get((job.name, job.attempt), (0.0, None))
         if newest is None or newest.number != request.number:
             return math.inf
         return self._clock.monotonic() - asked_s
 
     def want_no_more(self, job_name: str) -> None:
-        """Drop the open requests to a job's hosts, which have ended."""
+        """Drop the open requests to hosts of a job, because the hosts have ended."""
         for key in [key for key in self._wanted if key[0] == job_name]:
             del self._wanted[key], self._answered[key]
 

@@ -1,4 +1,4 @@
-"""Has complete profiles summarised, and stores them at ProfilerConfig's place.
+"""Has complete profiles summarised, and stores them below ProfilerConfig's S3OutputPath.
 
 Where: the server runs it as a task. A separate process reads the traces, one profile at a time.
 """
@@ -20,8 +20,8 @@ from clary.control.reconcile.desks.profile_desk import KeptRequest, ProfileDesk
 from clary.control.reconcile.hub import JobHub
 
 LOOK_S = 0.5
-LIMIT_S = 600.0  # for the traces of all ranks
-MAX_OBJECT_BYTES = 64 * 1024 * 1024  # of a file that is stored in the object store; larger files stay here only
+LIMIT_S = 600.0  # limit for reading the traces of all ranks
+MAX_OBJECT_BYTES = 64 * 1024 * 1024  # largest uploaded file; larger files stay only in the state folder
 SUMMARY_FILE = "summary.json"
 _HTTP_OK = 200
 
@@ -32,7 +32,7 @@ FindJob = Callable[[str], Awaitable[TrainingJob | None]]
 
 
 class Answer(Protocol):
-    """An answer of an object store."""
+    """An answer of the object store."""
 
     @property
     def status(self) -> int:
@@ -40,23 +40,23 @@ class Answer(Protocol):
 
 
 class ObjectWriter(Protocol):
-    """Stores small objects."""
+    """The part of an object store's client that stores small objects."""
 
     async def request(self, method: str, bucket: str, *, key: str = "", body: bytes = b"") -> Answer:
         """Send one request. Raises: ObjectStoreError.
 
         Args:
-            method: HTTP's.
+            method: HTTP method.
             bucket: name of the bucket.
             key: of the object; empty for the bucket itself.
-            body: of the object; it is held in memory whole.
+            body: whole content of the object, held in memory.
         """
 
 
 async def keep_profiles(
     desk: ProfileDesk, hub: JobHub, stored_job: FindJob, objects: ObjectWriter, *, interval_s: float = LOOK_S
 ) -> None:
-    """Summarise and store profiles as they become ready, until cancelled; sleep while no job and no profile is open.
+    """Summarise and store profiles as they become ready, until cancelled; sleep without jobs and open profiles.
 
     Profiles are requested while their job has hosts, so without jobs and open profiles there is no work.
 
@@ -83,7 +83,7 @@ async def _finish(
     desk: ProfileDesk, job: TrainingJob | None, name: str, request: KeptRequest, objects: ObjectWriter
 ) -> None:
     folder = await desk.lay_out(name, request.number)
-    if folder is None:  # deleted meanwhile
+    if folder is None:  # the profile was deleted meanwhile
         return
     error = await look_at(folder)
     if error:
@@ -97,7 +97,7 @@ async def _finish(
 
 
 async def look_at(folder: Path, *, limit_s: float = LIMIT_S) -> str:
-    """Have the traces of a profile read; return the reason of a failure, else an empty text."""
+    """Have the traces of a profile read by another process; return why that failed, else an empty text."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -122,7 +122,7 @@ async def look_at(folder: Path, *, limit_s: float = LIMIT_S) -> str:
 
 
 async def _store(folder: Path, s3_path: str, name: str, number: int, objects: ObjectWriter) -> None:
-    """Put all files of a profile below <S3OutputPath>/<job>/profiler-output/framework/."""
+    """Upload all files of a profile below <S3OutputPath>/<job>/profiler-output/framework/."""
     place = urlsplit(s3_path)
     prefix = "/".join(part for part in (place.path.strip("/"), name, "profiler-output/framework", str(number)) if part)
     for file in await asyncio.to_thread(_files, folder):

@@ -1,12 +1,12 @@
-"""Carries out rehearsals that people ask the service for, follows them, and removes their leftovers.
+"""Runs rehearsals that people request from the service, monitors them, and removes their jobs and files.
 
 Where: the page `rehearsals` of a job starts and cancels them; the server begins with `load` and ends with `interrupt`.
 
-[Note: who carries a rehearsal out]
-A process of its own runs `clary rehearse`, the very command that its page shows. Its input may hold expressions that
-never end and logs of any length, for which the service does not wait. It uses only the service, so it can not outlive
-it: without an answer it ends by itself, and the next service ends a process of an earlier one. The service knows both
-jobs' names beforehand, so it stops them after any end of the process.
+[Note: who runs a rehearsal]
+A separate process runs `clary rehearse`, the same command that the page shows. Its input may contain regular
+expressions that never finish and logs of any length, which must not block the service. The command needs the service,
+so it can not outlive it: without answers it exits, and the next service ends the process of an earlier service. The
+service knows the names of both jobs beforehand, so it stops them after any end of the process.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from clary.control.rehearsal.orders import RehearsalOrder
 from clary.control.rehearsal.requests import rehearsal_names
 
 COMMAND = (sys.executable, "-m", "clary.cli.main")
-MAX_RUNNING = 4  # of all jobs together; each rehearsal has two jobs
+MAX_RUNNING = 4  # rehearsals of all jobs together; each has two jobs
 LIMIT_S = 2 * 86_400.0 + 3600.0  # the command gives each of its jobs a day
 KILL_S = 10.0
-LATE_S = 60.0  # limit for a request that the process had sent before it was killed
+LATE_S = 60.0  # longest time until a request that the process sent before it was killed takes effect
 SUFFIX_BYTES = 3  # bytes of the suffix, written in hexadecimal
 STOPPED = "the service was stopped while it ran, and its jobs with it: start it again"
 KILLED = "the service ended while it ran, and the next one has stopped its jobs: start it again"
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class Role(NamedTuple):
-    """The role of a job in a rehearsal."""
+    """The role of a twin or rehearsal job in a rehearsal."""
 
     job: str  # the rehearsed job
     number: int
@@ -71,11 +71,11 @@ class _Ending(NamedTuple):
 
 @dataclass(eq=False)
 class _Run:
-    """A rehearsal that runs."""
+    """A running rehearsal."""
 
     ending: asyncio.Future[_Ending]
     task: asyncio.Task[None] | None = None
-    is_written: asyncio.Event = field(default_factory=asyncio.Event)  # whether its record outlives the service
+    is_written: asyncio.Event = field(default_factory=asyncio.Event)  # set once its record is stored
     is_forgotten: bool = False  # whether its job was deleted, so that no record is kept
 
 
@@ -86,8 +86,8 @@ class RehearsalDesk:
     Args:
         shelf: keeps the rehearsals.
         home: the service's state folder, where the command finds the service.
-        grace_s: for programs of stopped jobs.
-        command: that runs `clary`.
+        grace_s: grace of programs of stopped jobs, in seconds.
+        command: command line that runs `clary`.
     """
 
     shelf: RehearsalShelf
@@ -96,14 +96,14 @@ class RehearsalDesk:
     home: Path
     grace_s: float
     command: Sequence[str] = COMMAND
-    _kept: dict[str, list[KeptRehearsal]] = field(init=False, default_factory=dict)  # job -> oldest first
+    _kept: dict[str, list[KeptRehearsal]] = field(init=False, default_factory=dict)  # job -> rehearsals, oldest first
     _runs: dict[tuple[str, int], _Run] = field(init=False, default_factory=dict)
     _roles: dict[str, Role] = field(init=False, default_factory=dict)  # name of a twin or a rehearsal -> its role
     _late: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     _is_leaving: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        """Listen for new jobs."""
+        """Register for changes of jobs."""
         self.hub.listen(self._stop_late)
 
     def of(self, job_name: str) -> list[KeptRehearsal]:
@@ -111,13 +111,13 @@ class RehearsalDesk:
         return self._kept.get(job_name, [])[::-1]
 
     def role_of(self, job_name: str) -> Role | None:
-        """Return the role of a job in a rehearsal, or None if it was not made for one."""
+        """Return the role of a job in a rehearsal, or None if it was not created for a rehearsal."""
         return self._roles.get(job_name)
 
     async def start(self, job_name: str, order: RehearsalOrder) -> KeptRehearsal:
-        """Start a rehearsal; returns before its jobs are created.
+        """Start a rehearsal; return before its jobs are created.
 
-        Raises: WireError while a rehearsal of this job, or the largest number of rehearsals, runs.
+        Raises: WireError while a rehearsal of this job, or `MAX_RUNNING` rehearsals, run.
         """
         if self._is_leaving:
             raise WireError("ServiceUnavailable", "the service is leaving: try again when it is back", http_status=503)
@@ -154,14 +154,14 @@ class RehearsalDesk:
         return kept
 
     def cancel(self, job_name: str, number: int) -> None:
-        """End a rehearsal; returns before it has ended. Raises: WireError if it does not run."""
+        """Order the end of a rehearsal without waiting for it. Raises: WireError if the rehearsal does not run."""
         run = self._runs.get((job_name, number))
         if run is None or not any(kept.number == number and not kept.is_over for kept in self.of(job_name)):
             raise WireError("ValidationException", f"rehearsal {number} of {job_name} is not under way")
         _end(run, _Ending(RehearsalState.CANCELLED, CANCELLED))
 
     async def forget(self, job_name: str) -> None:
-        """Remove the rehearsals of a job that is being deleted; return when a running one has ended."""
+        """Remove the rehearsals of a job that is being deleted; return when a running rehearsal has ended."""
         for kept in self.of(job_name):
             run = self._runs.get((job_name, kept.number))
             if run is None:
@@ -182,10 +182,10 @@ class RehearsalDesk:
                     await asyncio.to_thread(found.process.kill, timeout_s=KILL_S)
                 kept = self._settled(found, _Ending(RehearsalState.INTERRUPTED, KILLED))
                 await self._keep(kept)
-            await self._stop_jobs(kept)  # a killed service may not have done that
+            await self._stop_jobs(kept)  # a killed service may not have stopped them
 
     async def interrupt(self) -> None:
-        """End all running rehearsals, since the service ends, and accept no more."""
+        """End all running rehearsals, because the service ends, and accept no more."""
         self._is_leaving = True
         for run in self._runs.values():
             _end(run, _Ending(RehearsalState.INTERRUPTED, STOPPED))
@@ -199,7 +199,7 @@ class RehearsalDesk:
                 await self._begin(kept)
                 run.is_written.set()
                 ending = await self._run_command(kept, run, suffix)
-            except Exception as error:  # boundary: after any error the rehearsal has ended and makes room for others
+            except Exception as error:  # boundary: after any error the rehearsal counts as ended
                 log.exception("rehearsal %d of %s could not be carried out", kept.number, kept.job)
                 ending = _Ending(RehearsalState.FAILED, f"the command could not be started: {error}")
             finally:
@@ -215,7 +215,7 @@ class RehearsalDesk:
     async def _begin(self, kept: KeptRehearsal) -> None:
         """Store a rehearsal's record, make its folder, and drop the job's oldest rehearsals beyond `NUM_KEPT`.
 
-        A folder of this number that exists already has no readable record, and is removed first.
+        If a folder of this number exists already, its record is unreadable, and the folder is removed first.
         """
         await self.shelf.remove(kept.job, kept.number)
         await self._keep(kept)
@@ -240,8 +240,8 @@ class RehearsalDesk:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
-                cwd=folder,  # no file there has the name of a job, which the command would read as a request
-                # The command prints output of programs, in any locale of the service and any encoding.
+                cwd=folder,  # here no file has the name of a job, which the command would read as a request
+                # The command prints programs' output, which may have any encoding, whatever the locale of the service.
                 env={**os.environ, "CLARY_HOME": str(self.home), "PYTHONIOENCODING": "utf-8:backslashreplace"},
                 start_new_session=True,
             )
@@ -274,7 +274,7 @@ class RehearsalDesk:
         return replace(ended, state=RehearsalState.CERTIFIED, verdict=certificate["verdict"], reason=reason)
 
     def _stop_late(self, before: TrainingJob | None, job: TrainingJob) -> None:
-        """Stop a job that is created after its rehearsal has ended, on a request from before the process was killed."""
+        """Stop a job that is created after its rehearsal ended, by a request that the killed process had sent."""
         role = self._roles.get(job.name)
         if before is not None or role is None:
             return
@@ -302,7 +302,7 @@ class RehearsalDesk:
         self._remember(kept)
         try:
             await self.shelf.write(kept)
-        except StoreError:  # a full disk: the record in memory is used until the service ends
+        except StoreError:  # a full disk: the record in memory counts until the service ends
             log.exception("rehearsal %d of %s could not be written down", kept.number, kept.job)
 
     def _remember(self, kept: KeptRehearsal) -> None:

@@ -1,6 +1,6 @@
-"""Rehearsals that people asked the service for, the newest `NUM_KEPT` of each job.
+"""Storage of rehearsals that people requested from the service, the newest `NUM_KEPT` of each job.
 
-Where: `rehearsal_desk` carries them out and writes here; the page `rehearsals` of a job reads it. Records and
+Where: `rehearsal_desk` runs rehearsals and writes their records; the page `rehearsals` of a job reads them. Records and
 certificates are in the database. The command works in a folder of its own and writes files:
 
     <home>/rehearsals/JOB/NUMBER/output.txt          the command's output, errors.txt beside it
@@ -34,10 +34,10 @@ class RehearsalState(StrEnum):
     """State of a rehearsal."""
 
     RUNNING = "running"
-    CERTIFIED = "certified"  # terminal: there is a certificate, with any verdict
-    FAILED = "failed"  # terminal: it could not be carried out
-    CANCELLED = "cancelled"  # terminal: it was cancelled
-    INTERRUPTED = "interrupted"  # terminal: the service was stopped, or killed, while it ran
+    CERTIFIED = "certified"  # terminal: the command wrote a certificate, with any verdict
+    FAILED = "failed"  # terminal: the rehearsal could not be run
+    CANCELLED = "cancelled"  # terminal: a person cancelled the rehearsal
+    INTERRUPTED = "interrupted"  # terminal: the service was stopped, or killed, during the rehearsal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,11 @@ class KeptRehearsal:
     """One rehearsal of a job; `number` grows.
 
     Attributes:
-        faults: that were asked for, in words.
+        faults: requested faults, in words.
         arguments: of `clary rehearse`, before the job's name.
-        twin, rehearsal: names of the two jobs, which may not have been created yet, or be deleted.
-        process: that carries out the rehearsal, while it runs.
-        why: reason in words why there is no certificate.
+        twin, rehearsal: names of the two jobs, which may not exist yet or no longer.
+        process: process that runs the rehearsal, while it runs.
+        why: sentence on why there is no certificate.
         verdict, reason: of the certificate.
     """
 
@@ -78,8 +78,8 @@ class RehearsalShelf:
     """Reads and writes rehearsals.
 
     Args:
-        documents: of the kind "rehearsals".
-        folder: holds one folder a job.
+        documents: stored documents of the kind "rehearsals".
+        folder: contains one folder per job.
     """
 
     def __init__(self, documents: NumberedDocuments, folder: Path) -> None:
@@ -101,7 +101,7 @@ class RehearsalShelf:
         await self._documents.put(kept.job, kept.number, documents)
 
     async def read_all(self) -> list[KeptRehearsal]:
-        """Return all rehearsals of all jobs, in the order in which each job had them."""
+        """Return all rehearsals of all jobs, for each job in their order."""
         found = [built(KeptRehearsal, document) for _, _, document in await self._documents.read_named(RECORD)]
         return [kept for kept in found if kept is not None]
 
@@ -111,7 +111,7 @@ class RehearsalShelf:
         return found if _is_certificate(found) else None
 
     def written(self, job_name: str, number: int) -> dict[str, Any] | None:
-        """Return the certificate that the command has written, or None while there is no complete one."""
+        """Return the certificate that the command has written, or None before it is complete."""
         path = self.place(job_name, number) / CERTIFICATE_FILE
         try:
             if path.stat().st_size > MAX_CERTIFICATE_BYTES:
@@ -139,7 +139,7 @@ class RehearsalShelf:
         return text.splitlines()[-MAX_LINES:]
 
     async def remove(self, job_name: str, number: int) -> None:
-        """Remove a rehearsal; the folder of its job goes with the last one."""
+        """Remove a rehearsal, and with the last rehearsal the folder of its job."""
         await self._documents.remove(job_name, number)
         await asyncio.to_thread(self._remove_files, job_name, number)
 

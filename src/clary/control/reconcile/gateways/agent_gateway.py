@@ -41,8 +41,8 @@ from clary.control.reconcile.gateways.log_metrics import lacking, metrics_of
 from clary.control.reconcile.hub import JobHub
 from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
 
-LISTEN_INTERVAL_S = 0.25  # between checks whether this service was able to receive requests
-# a service that was blocked for longer received no heartbeats meanwhile; an overloaded machine adds up such delays
+LISTEN_INTERVAL_S = 0.25  # interval of checks whether this service could receive requests
+# A service blocked for longer received no heartbeats meanwhile; on an overloaded machine many such delays add up.
 MAX_LAG_S = 0.1
 MAX_METRIC_NAME_BYTES = 4 * 255  # CreateTrainingJob, MetricDefinition.Name: 255 characters
 _FAULTS = tuple(fault.value for fault in Fault)
@@ -75,7 +75,7 @@ class MetricSink(Protocol):
 
 
 class AgentGateway:
-    """Answers agents; keeps the time of each one's last request in memory only, which saves a write per request."""
+    """Answers agents; keeps the time of each agent's last request in memory only, which saves a write per request."""
 
     def __init__(
         self,
@@ -94,15 +94,15 @@ class AgentGateway:
         self._profiles = profiles
         self._clock = clock
         self._started_s = clock.monotonic()
-        self._heard_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> monotonic time
+        self._heard_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> time of its last request
         self._signs_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> time of its last report
-        self._open_reports: Counter[tuple[str, int, str]] = Counter()  # attempt and host -> reports being stored
-        self._listened_s: float | None = None  # time of the last check by `keep_listening`; None: it does not check
+        self._open_reports: Counter[tuple[str, int, str]] = Counter()  # (attempt, host) -> reports being stored
+        self._listened_s: float | None = None  # time of the last check by `keep_listening`; None without checks
         self._expects_hosts = asyncio.Event()
-        self._log_locks: dict[str, asyncio.Lock] = {}  # stream -> lock, as in the next two tables
-        self._counted: dict[str, int] = {}  # number of the first line whose metrics this service has not stored
-        self._stored_before: dict[str, int] = {}  # number of the first line that an earlier service has not stored
-        self._lags: dict[tuple[str, str], tuple[float, CheckpointFacts]] = {}  # job, host -> last store, facts
+        self._log_locks: dict[str, asyncio.Lock] = {}  # stream -> lock
+        self._counted: dict[str, int] = {}  # stream -> first line whose metrics are not stored by this service
+        self._stored_before: dict[str, int] = {}  # stream -> first line that no earlier service has stored
+        self._lags: dict[tuple[str, str], tuple[float, CheckpointFacts]] = {}  # (job, host) -> last stored time, facts
 
     def silent_s(self, job: TrainingJob) -> dict[str, float]:
         """Return host -> seconds since its last request or start, less the time when this service was blocked."""
@@ -110,16 +110,16 @@ class AgentGateway:
         now_s = self._clock.monotonic()
         heard_s = self._heard_s.get((job.name, job.attempt), {})
         return {
-            # An agent waits for the answer to one report before it makes the next.
+            # An agent waits for the answer to a report before it sends the next.
             name: 0.0 if self._open_reports[job.name, job.attempt, name] else now_s - heard_s.get(name, self._started_s)
             for name in job.hosts
         }
 
     def last_signs(self, job: TrainingJob) -> dict[str, datetime]:
-        """Return host -> last time at which it was certainly well, by its reports; hosts without a report are left out.
+        """Return host -> last time when its reports prove that it worked; hosts without a report are omitted.
 
-        A blocked service may have received a report late: each time is earlier by one interval of reports. Unlike
-        `silent_s`, this makes no other allowance for blocked time. The times follow the present wall
+        A blocked service may have received a report late, so one interval of reports is subtracted from each time.
+        Unlike `silent_s`, this makes no other allowance for blocked time. The times are computed by the present wall
         clock, like the times of hosts' errors, even if the clock was set after the report.
         """
         now, now_s = self._clock.now(), self._clock.monotonic()
@@ -127,10 +127,10 @@ class AgentGateway:
         return {host: now - timedelta(seconds=now_s - at_s + HEARTBEAT_INTERVAL_S) for host, at_s in signs_s.items()}
 
     async def keep_listening(self) -> None:
-        """Notice, until cancelled, when this service is blocked: by its disk, by other programs, by a paused machine.
+        """Detect, until cancelled, when this service is blocked: by its disk, by other programs, by a paused machine.
 
         A blocked service receives no heartbeats, and may afterwards call `silent_s` before it reads them. The service
-        was starting until this call, so silence counts from here.
+        was starting until this call, so silence counts from this call on.
         """
         self._started_s = self._clock.monotonic()
         for heard_s in self._heard_s.values():
@@ -149,14 +149,14 @@ class AgentGateway:
             self._listened_s = None
 
     def expect(self, job: TrainingJob) -> None:
-        """Count silence from now on for hosts whose agents have just started and have not reported yet."""
+        """Count silence from now on for hosts whose agents were just started and have not reported yet."""
         heard_s = self._heard_s.setdefault((job.name, job.attempt), {})
         self._expects_hosts.set()
         for name in job.hosts:
             heard_s.setdefault(name, self._clock.monotonic())
 
     def _excuse_silence(self) -> None:
-        """Subtract the time in which this service was blocked from every host's silence."""
+        """Subtract the time during which this service was blocked from every host's silence."""
         if self._listened_s is None:
             return
         now_s = self._clock.monotonic()
@@ -170,10 +170,11 @@ class AgentGateway:
                 heard_s[name] = min(now_s, at_s + lag_s)
 
     def forget(self, job: TrainingJob) -> None:
-        """Forget an attempt whose hosts were taken back: its signs of life, log positions and checkpoint lags."""
+        """Forget an attempt whose hosts have ended: its signs of life, log positions and checkpoint lags."""
         self._heard_s.pop((job.name, job.attempt), None)
         self._signs_s.pop((job.name, job.attempt), None)
-        # A report after the `forget` of another attempt, but before its recorded release, has put its keys back.
+        # A report that arrived after the `forget` of another attempt, but before its recorded release, added its keys
+        # again.
         for table in (self._heard_s, self._signs_s):
             for name, attempt in list(table):
                 live = self._hub.live_job(name)
@@ -188,19 +189,19 @@ class AgentGateway:
         self._dumps.want_no_more(job.name)
 
     def authorize(self, name: str, attempt: int, host: str, token: str) -> TrainingJob:
-        """Return the live job that the agent belongs to.
+        """Return the live job to which the agent belongs.
 
         Args:
             name: of the job.
-            attempt: that the agent serves.
+            attempt: attempt that the agent serves.
             host: algo-N.
-            token: the bearer token that it sent.
+            token: bearer token that the agent sent.
         Raises: WireError 410 when the attempt has ended, 403 when the token is wrong, 404 for an unknown host.
         """
         job = self._hub.live_job(name)
         if job is None or job.plan is None or job.attempt != attempt:
             raise _attempt_over(name, attempt)
-        # Headers may hold bytes that are no text; they are a wrong token like any other.
+        # A header may contain bytes that are no text, which count as a wrong token.
         if not hmac.compare_digest(str(job.plan["agent_token"]).encode(), token.encode("utf-8", "backslashreplace")):
             raise WireError("AccessDenied", f"the token does not open attempt {attempt} of {name}", http_status=403)
         if host not in job.hosts:
@@ -215,10 +216,10 @@ class AgentGateway:
         """Store changed facts; unchanged facts are a heartbeat and cost no write.
 
         Args:
-            job: of `authorize`.
+            job: the job returned by `authorize`.
             host: that reports.
-            report: all facts of the host; a number that is not above the last one's is only a heartbeat.
-        Raises: WireError 400 for facts that no agent can have, 410 when the job was deleted meanwhile.
+            report: all facts of the host; a report whose number is not above the last number is only a heartbeat.
+        Raises: WireError 400 for impossible facts, 410 when the attempt has ended or the job was deleted meanwhile.
         """
         failure = report.facts.failure
         if failure is not None and failure.fault not in _FAULTS:
@@ -228,7 +229,7 @@ class AgentGateway:
         record = job.hosts[host]
         was_told = record.order is not None and record.order.kind is OrderKind.RELEASE
         if report.facts.phase is HostPhase.RELEASED and not was_told:
-            # A released host owes no results and its silence is ignored: the job would never end.
+            # A released host owes no results and its silence is ignored: without an order, the job would never end.
             raise WireError("ValidationException", f"{host} was not told to leave: it is released by an order alone")
         self._signs_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()
         self._hear(job, host)
@@ -241,11 +242,11 @@ class AgentGateway:
                 raise _attempt_over(job.name, job.attempt) from error
             finally:
                 self._open_reports[reporter] -= 1
-                self._open_reports += Counter()  # drops counts of zero
+                self._open_reports += Counter()  # removes counts of zero
             await self._store_lag(job, host, report.facts.checkpoints)
             if host not in job.hosts:  # the attempt has ended meanwhile
                 raise _attempt_over(job.name, job.attempt)
-            self._hear(job, host)  # silence counts from the answer
+            self._hear(job, host)  # silence counts from the answer on
             record = job.hosts[host]
         order, dump = record.order, self._dumps.wanted(job, host)
         is_wanted = record.facts.phase is not HostPhase.LOST
@@ -259,17 +260,17 @@ class AgentGateway:
         )
 
     async def take_dump(self, job: TrainingJob, host: str, dump: HostDump) -> None:
-        """Store a host's dump. Raises: WireError 404 for a dump that is not wanted any more.
+        """Store a host's dump. Raises: WireError 404 for a dump whose request is no longer open.
 
         Args:
-            job: of `authorize`.
+            job: the job returned by `authorize`.
             host: that sends.
-            dump: its number is 0 if the agent sent it unasked.
+            dump: the dump; its number is 0 if nobody requested it.
         """
         await self._dumps.take(job, host, dump)
 
     async def take_profile(self, job: TrainingJob, host: str, profile: HostProfile) -> None:
-        """Store a host's report on its ranks' profiles. Raises: WireError 404 for an unwanted report.
+        """Store a host's report on its ranks' profiles. Raises: WireError 404 for a report on an unknown profile.
 
         Args: as `ProfileDesk.take`.
         """
@@ -278,14 +279,14 @@ class AgentGateway:
     async def take_trace(
         self, job: TrainingJob, host: str, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool
     ) -> None:
-        """Keep a part of a rank's trace. Raises: WireError as `take_profile`, 400 for a part that does not fit.
+        """Store a part of a rank's trace. Raises: WireError as `take_profile`, 400 for a gap or too long a trace.
 
         Args: as `ProfileDesk.take_piece`.
         """
         await self._profiles.take_piece(job, host, piece, number=number, rank=rank, offset=offset, is_last=is_last)
 
     async def _store_lag(self, job: TrainingJob, host: str, facts: CheckpointFacts | None) -> None:
-        """Store how far a host's checkpoints are behind, every few seconds while that changes."""
+        """Store the lag of a host's checkpoints, every few seconds while it changes."""
         if facts is None:
             return
         now_s = self._clock.monotonic()
@@ -303,15 +304,15 @@ class AgentGateway:
         self._expects_hosts.set()
 
     async def next_order(self, job: TrainingJob, host: str, *, after: int, wait_s: float) -> Order:
-        """Wait until the host has an order newer than `after`; after `wait_s`, return its present order.
+        """Return the host's order as soon as it is newer than `after`, or after `wait_s` the present order.
 
         Args:
-            job: of `authorize`.
-            host: that asks, which counts as a sign of life.
-            after: number of the last order that it has; 0 for none.
-            wait_s: longest wait; the answer is an order to leave if the attempt has ended.
+            job: the job returned by `authorize`.
+            host: host that polls; the poll counts as a sign of life.
+            after: number of the last order that the host has; 0 without an order.
+            wait_s: longest wait in seconds; if the attempt has ended, the answer is an order to leave.
         """
-        deadline_s = self._clock.monotonic() + max(0.0, wait_s)  # in this order, NaN becomes 0
+        deadline_s = self._clock.monotonic() + max(0.0, wait_s)  # in this order of arguments, NaN becomes 0
         while True:
             current = self._hub.live_job(job.name)
             # A deleted job's name may be in use again by now; a job that waits for its next attempt has no hosts.
@@ -329,10 +330,10 @@ class AgentGateway:
         """Store lines, and the metrics that agents found in them, exactly once.
 
         Args:
-            job: of `authorize`.
-            host: of the stream.
-            batch: lines numbered from 0 in every attempt; it may be sent again as often as its answer gets lost.
-        Raises: WireError 400 for numbers that no line can have and for too many lines; 410 when the job was deleted.
+            job: the job returned by `authorize`.
+            host: host of the stream.
+            batch: lines, numbered from 0 in every attempt; the agent may send it again if the answer was lost.
+        Raises: WireError 400 for negative line numbers and for too many lines; 410 when the job was deleted.
         """
         if batch.first_sequence < 0:
             raise WireError("ValidationException", f"first_sequence counts from 0, got {batch.first_sequence}")
@@ -358,12 +359,12 @@ class AgentGateway:
             raise _attempt_over(job.name, job.attempt) from error
 
     async def _append(self, job: TrainingJob, stream: str, batch: LogBatch) -> int:
-        """Store lines, then those of their metrics that are not stored yet; return the next sequence.
+        """Store lines, then their metrics that are not stored yet; return the next sequence.
 
-        Lines are never stored twice, but a failure or a kill can come between lines, metrics and last values; the agent
-        sends the batch again then. This service remembers which metrics it has stored itself, and finds in the time
-        series which ones an earlier service has stored. Last values are stored each time; storing them twice is
-        harmless.
+        Lines are never stored twice, but a failure or a kill can occur between the writes of lines, metrics and last
+        values; then the agent sends the batch again. This service remembers which metrics it has stored itself, and
+        queries the time series for metrics that an earlier service has stored. Last values are stored each time;
+        storing them twice is harmless.
         """
         if stream not in self._counted and any(block.metrics for block in batch.blocks):
             self._counted[stream] = 0
@@ -381,7 +382,7 @@ class AgentGateway:
         return next_sequence
 
     async def _lacking(self, name: str, doubtful: Sequence[FinalMetric]) -> list[FinalMetric]:
-        """Return the metrics that an earlier service has not stored although it stored their lines."""
+        """Return the metrics whose lines an earlier service has stored without the metrics."""
         stored: list[FinalMetric] = []
         for metric in sorted({one.name for one in doubtful}):
             times = [one.at for one in doubtful if one.name == metric]
@@ -392,7 +393,7 @@ class AgentGateway:
 
 
 def _check_metric_name(name: str) -> None:
-    """Refuse a name that no request can give to a metric, and that some databases cannot store."""
+    """Refuse a metric's name that no request can define, or that some databases cannot store."""
     try:
         num_bytes = len(name.encode("utf-8"))
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
-"""Metrics of a batch of lines: the new ones, and those of a batch sent again that were never stored. Pure.
+"""Metrics of a batch of lines: new metrics, and metrics of a repeated batch that were never stored. Pure.
 
 Where: `agent_gateway` stores lines first and their metrics after that. A service that is killed in between finds the
-lines stored when it starts again, but not always their metrics. It looks for each metric in the time series: a batch
-that is sent again has the same times, values and steps.
+lines stored when it starts again, but not always their metrics. It looks up each metric in the time series: a repeated
+batch has the same times, values and steps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class BatchMetrics:
     """Metrics of a batch, in the order of its lines."""
 
     everything: Sequence[FinalMetric]
-    new: Sequence[FinalMetric]  # of lines that were not stored before
-    doubtful: Sequence[FinalMetric]  # of lines that an earlier service has stored
+    new: Sequence[FinalMetric]  # metrics of lines that were not stored before
+    doubtful: Sequence[FinalMetric]  # metrics of lines that an earlier service has stored
     end_sequence: int  # number of the line after the batch
 
 
@@ -32,9 +32,9 @@ def metrics_of(batch: LogBatch, *, counted: int, stored_before: int) -> BatchMet
     """Sort the metrics of a batch.
 
     Args:
-        batch: numbered as the stream is.
-        counted: number of the first line whose metrics this service has not stored.
-        stored_before: number of the first line that was not stored when this service began.
+        batch: lines with the numbers of the stream.
+        counted: first line whose metrics this service has not stored.
+        stored_before: first line that was not stored when this service began.
     """
     everything: list[FinalMetric] = []
     new: list[FinalMetric] = []
@@ -42,7 +42,7 @@ def metrics_of(batch: LogBatch, *, counted: int, stored_before: int) -> BatchMet
     end_sequence = batch.first_sequence
     for block in batch.blocks:
         end_sequence += block.num_lines
-        step = step_of(block.text) if block.metrics else None  # such a block is one line
+        step = step_of(block.text) if block.metrics else None  # a block with metrics is one line
         found = [FinalMetric(name=one.name, value=one.value, at=one.at, step=step) for one in block.metrics]
         everything += found
         if end_sequence > counted:
@@ -51,11 +51,11 @@ def metrics_of(batch: LogBatch, *, counted: int, stored_before: int) -> BatchMet
 
 
 def lacking(wanted: Iterable[FinalMetric], stored: Iterable[FinalMetric]) -> list[FinalMetric]:
-    """Return the metrics that a time series lacks, each as often as it is missing there.
+    """Return the metrics that a time series lacks, each as often as it is missing.
 
     Args:
         wanted: metrics that should be stored.
-        stored: the time series, at least for the times of `wanted`.
+        stored: values of the time series, at least at the times of `wanted`.
     """
     left = Counter(_identity(one) for one in stored)
     found = []

@@ -1,7 +1,7 @@
 """The service's side of pools' agents: which attempt a host serves next, and whether it has finished the last one.
 
-Where: `server.route_table` calls this; the reconciler asks whether hosts have come back. Agents repeat their state with
-each request, so this state may be lost when the service ends.
+Where: `server.route_table` calls this; the reconciler checks whether hosts have finished an attempt. Agents repeat
+their state in each request, so the gateway's state may be lost when the service ends.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub
 
 _HOST = re.compile(r"algo-([1-9][0-9]{0,4})")
-_LOOK_S = 1.0  # longest time between checks of which job holds the pool, in case a wake-up is missed
+_LOOK_S = 1.0  # longest interval of checks which job holds the pool, in case a wake-up is missed
 
 
 class Claims(Protocol):
     """The part of an engine's enrolments that identifies the agents of nodes."""
 
     def claim_of(self, tag: str, index: int) -> str:
-        """Return the digest of the claim that holds a host number; empty if it is free."""
+        """Return the digest of the claim that holds a host number; empty if the number is free."""
 
     def given_up(self, tag: str) -> frozenset[str]:
-        """Return the digests of the claims of nodes that a pool has given up."""
+        """Return the digests of claims whose nodes a pool has given up."""
 
 
 class PoolGateway:
@@ -38,10 +38,10 @@ class PoolGateway:
 
     Args:
         hub: knows the jobs that hold pools.
-        clock: for waits.
+        clock: measures waits.
         pool_token: pool -> the bearer token of its agents.
-        claims: of nodes on other machines, so that a node which its pool has given up gets no attempt. None where hosts
-            run on this machine: there the engine kills them.
+        claims: claims of nodes on other machines, so that a node that its pool has given up gets no attempt; None if
+            hosts run on this machine, where the engine kills them.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class PoolGateway:
         self._clock = clock
         self.token_of = pool_token
         self._claims = claims
-        self._served: dict[str, dict[str, str]] = {}  # pool -> host -> the attempt that it has finished
+        self._served: dict[str, dict[str, str]] = {}  # pool -> host -> last attempt that the host has finished
         self._started_s = clock.monotonic()
-        self._heard_s: dict[tuple[str, str], float] = {}  # pool and host -> last request, or check while it waits
-        self._changes: dict[str, asyncio.Event] = {}  # pool -> set when it may have another attempt to serve
+        self._heard_s: dict[tuple[str, str], float] = {}  # (pool, host) -> last request, or last check while it waits
+        self._changes: dict[str, asyncio.Event] = {}  # pool -> set when its hosts may have another attempt to serve
 
     def authorize(self, pool: str, token: str, host: str = "") -> None:
         """Check that a request comes from an agent of the pool.
 
         Args:
-            pool: that the request names.
-            token: that the request carries.
-            host: that the request names.
+            pool: pool that the request names.
+            token: token in the request.
+            host: host that the request names.
         Raises: WireError 403 for a wrong token; 410 for a pool that has ended, and for a node that the pool has given
             up.
         """
@@ -81,14 +81,14 @@ class PoolGateway:
     async def next_assignment(
         self, pool: str, host: str, *, after: str, wait_s: float, token: str | None = None
     ) -> PoolAssignment | None:
-        """Wait up to `wait_s` for an attempt other than `after`, which the host has finished; return it or None.
+        """Wait up to `wait_s` for the host's next attempt, other than `after`; return it, or None after the wait.
 
         Args:
-            pool: of the agent.
-            host: of the agent.
-            after: attempt, as JOB:ATTEMPT, or empty.
+            pool: the agent's pool.
+            host: the agent's host.
+            after: attempt that the host has finished, as JOB:ATTEMPT, or empty.
             wait_s: seconds; 0 returns at once.
-            token: of the agent; it is checked again after the wait, because it may expire meanwhile.
+            token: the agent's token; it is checked again after the wait, because it may expire meanwhile.
         Raises: WireError 410 when the pool has ended, or has given up the agent's node.
         """
         self._served.setdefault(pool, {})[host] = after
@@ -119,15 +119,15 @@ class PoolGateway:
             change.set()
 
     def is_done(self, job: TrainingJob, host: str) -> bool:
-        """Whether a host has come back from the job's current attempt."""
+        """Whether a host has finished the job's current attempt."""
         return self._served.get(job.pool, {}).get(host) == f"{job.name}:{job.attempt}"
 
     def silent_s(self, pool: str, host: str) -> float:
-        """Return the seconds since a host last asked, or since this service began, whichever is less."""
+        """Return the seconds since a host last polled, or since this service began if the host has not polled yet."""
         return self._clock.monotonic() - self._heard_s.get((pool, host), self._started_s)
 
     def forget(self, pool: str) -> None:
-        """Forget an ended pool, and wake its waiting agents; each gets the answer that the pool has ended."""
+        """Forget an ended pool, and wake its waiting agents, which are then told that the pool has ended."""
         for host in self._served.pop(pool, {}):
             self._heard_s.pop((pool, host), None)
         self.wake(pool)

@@ -1,4 +1,4 @@
-"""Takes samples of hosts: checks batches, stores each row once, remembers each host's last values.
+"""Receives samples of hosts: checks batches, stores each row once, remembers each host's last values.
 
 Where: `server.route_table` calls this, the database keeps the rows (`store.series_blocks`), `/metrics` shows the last
 values.
@@ -19,7 +19,7 @@ from clary.control.series.checks import complaint
 from clary.control.series.tables import SeriesTable, table_of
 from clary.control.store.errors import JobNotFound
 
-FRESH_S = 60.0  # a host that has sent nothing for longer has no current values
+FRESH_S = 60.0  # a host that has sent no samples for longer has no current values
 
 
 class SeriesSink(Protocol):
@@ -41,7 +41,7 @@ class LastValues:
     job_name: str
     attempt: int
     host: str
-    heard_s: float  # monotonic
+    heard_s: float  # monotonic time of the last batch
     values: Mapping[str, float]
 
 
@@ -51,7 +51,7 @@ class SampleGateway:
     def __init__(self, series: SeriesSink, clock: Clock) -> None:
         self._series = series
         self._clock = clock
-        self._last: dict[tuple[str, str], LastValues] = {}  # by job and host
+        self._last: dict[tuple[str, str], LastValues] = {}  # (job, host) -> last values
         self.num_rows = 0  # rows received since the service began; a row that was sent twice counts twice
 
     async def append(self, job: TrainingJob, host: str, batch: SampleBatch) -> SampleReceipt:
@@ -70,13 +70,13 @@ class SampleGateway:
         except JobNotFound as error:
             message = f"attempt {job.attempt} of {job.name} is over"
             raise WireError("AttemptOver", message, http_status=410) from error
-        if table.num_rows and next_row == batch.first_row + table.num_rows:  # else it is an old batch
+        if table.num_rows and next_row == batch.first_row + table.num_rows:  # otherwise it is an old batch
             self.num_rows += table.num_rows
             self._remember(job, host, table)
         return SampleReceipt(next_row=next_row)
 
     def last_values(self, jobs: Iterable[TrainingJob]) -> list[LastValues]:
-        """Return the last values of running jobs' hosts; forget those of all others."""
+        """Return the last values of running jobs' hosts; forget the values of other hosts."""
         attempts = {job.name: job.attempt for job in jobs}
         now_s = self._clock.monotonic()
         self._last = {
@@ -87,7 +87,7 @@ class SampleGateway:
         return list(self._last.values())
 
     def forget_stale(self) -> None:
-        """Forget hosts that have sent nothing for a while; `last_values`, which also does so, may never be called."""
+        """Forget hosts that have sent no samples for a while; `last_values` does so too, but may never be called."""
         now_s = self._clock.monotonic()
         self._last = {key: last for key, last in self._last.items() if now_s - last.heard_s <= FRESH_S}
 

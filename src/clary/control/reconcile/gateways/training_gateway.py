@@ -1,7 +1,7 @@
-"""Takes values of trainings: agents' findings, each once, and a program's own status.
+"""Receives values of trainings: agents' findings, each stored once, and a program's own status.
 
-Where: `server.route_table` calls this; the database keeps it (`store.training_records`), the
-hub keeps the last values in the job's record.
+Where: `server.route_table` calls this; the database stores the values (`store.training_records`), the hub stores the
+last values in the job's record.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from clary.control.store.errors import JobNotFound
 from clary.control.store.training_pictures import Picture
 
 MAX_FILE_CHARACTERS = 4096
-STATUS_BURST = 20.0  # requests of one host's program at once
-STATUS_PER_S = 1.0  # in the long run; transformers sends one in five seconds
-MAX_SPOKEN_NAMES = 1_000  # of metrics of one host's program; others are left out
+STATUS_BURST = 20.0  # burst of requests of one host's program
+STATUS_PER_S = 1.0  # average rate of requests; transformers sends one in five seconds
+MAX_SPOKEN_NAMES = 1_000  # metric names of one host's program; further names are dropped
 MAX_STATUS_BYTES = 64 * 1024
-_MOST = 2**63  # numbers of a BIGINT end here
-_MOST_MS = 4_102_444_800_000  # 2100
+_MOST = 2**63  # above the largest BIGINT
+_MOST_MS = 4_102_444_800_000  # start of the year 2100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -78,7 +78,7 @@ class _Speaker:
     left: float = STATUS_BURST
     at_s: float = 0.0
     progress: TrainingProgress | None = None
-    values: dict[str, float] = field(default_factory=dict)  # the last values sent
+    values: dict[str, float] = field(default_factory=dict)  # metric -> last value sent
 
 
 class TrainingGateway:
@@ -109,7 +109,8 @@ class TrainingGateway:
                 progress=batch.progress,
                 num_dropped=batch.num_dropped,
             )
-            # Stored ones too: a service that was killed after it had stored them may not have recorded the last values.
+            # Findings stored before, too: a service killed after it had stored them may not have recorded their last
+            # values.
             values = [finding for finding in findings if isinstance(finding, FinalMetric)]
             if values:
                 await self._hub.record_metrics(job.name, _newest(values), most=_room(job))
@@ -122,9 +123,9 @@ class TrainingGateway:
 
         Args:
             name: of the job.
-            attempt: that the program belongs to.
+            attempt: attempt of the program.
             host: algo-N, where it runs.
-            token: the bearer token that it sent.
+            token: bearer token that the program sent.
         """
         job = self._hub.live_job(name)
         if job is None or job.plan is None or job.attempt != attempt or host not in job.hosts:
@@ -138,7 +139,7 @@ class TrainingGateway:
         """Store a program's own status. Raises: WireError 400, 429 for a program that sends too often, 410.
 
         Args:
-            job: of `authorize_status`.
+            job: the job returned by `authorize_status`.
             host: where the program runs; each host has its own budget of requests.
             document: the body: {"trainerStatus": {...}}.
         """
@@ -149,7 +150,7 @@ class TrainingGateway:
             raise WireError("ValidationException", 'expected {"trainerStatus": {...}}')
         # The callback repeats the values of its last log with each step that it reports.
         new = {name: value for name, value in status.metrics.items() if not _is_same(speaker.values.get(name), value)}
-        room = MAX_SPOKEN_NAMES - len(speaker.values)  # limits a program that sends ever new names
+        room = MAX_SPOKEN_NAMES - len(speaker.values)  # limits a program that keeps sending new names
         unknown = [name for name in new if name not in speaker.values]
         for name in unknown[max(0, room) :]:
             del new[name]
@@ -182,7 +183,7 @@ class TrainingGateway:
 
 
 def complaint(batch: TrainingBatch) -> str | None:
-    """Return the fault of a batch, or None. Pure."""
+    """Return a sentence on the fault of a batch, or None. Pure."""
     if not 0 <= batch.first < _MOST or not 0 <= batch.num_dropped < _MOST:
         return f"findings count from 0, got {batch.first}, and {batch.num_dropped} dropped"
     if len(batch.findings) > MAX_FINDINGS:
@@ -245,7 +246,7 @@ def _newest(values: Sequence[FinalMetric]) -> list[FinalMetric]:
 
 
 def _room(job: TrainingJob) -> int:
-    """Return how many final metrics a job may hold for now: each one that its request defines keeps a place."""
+    """Return how many final metrics a job may hold for now; metrics that its request defines have reserved places."""
     names = {metric.name for metric in job.final_metrics}
     missing = [item for item in JobRequest(job.request).metric_definitions if item.name not in names]
     return max(0, MAX_FINAL_METRICS - len(missing))

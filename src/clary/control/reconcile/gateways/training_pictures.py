@@ -1,7 +1,7 @@
 """Checks of the histograms and images that agents send, before they are stored. Pure.
 
-Where: `training_gateway` makes rows of findings with it. An agent's token may be stolen, and users see these
-pictures in their browsers.
+Where: `training_gateway` converts findings to rows with it. The checks matter because an agent's token may be stolen,
+and users see the pictures in their browsers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROW_NUMBERS = 3  # left, right, count
 
 
 def picture_of(finding: Finding, at: datetime) -> Picture:
-    """Return the picture of a finding; without its bytes if it is no image that may be shown.
+    """Return the picture of a finding; without its bytes unless they are an image that may be shown.
 
     Raises: WireError 400 for a picture that no agent sends.
     """
