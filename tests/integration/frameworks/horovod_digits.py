@@ -1,4 +1,4 @@
-"""A train.py as users wrote it for Horovod: digits, one shard a rank; results go to the model folder."""
+"""A train.py as users write it for Horovod: digits, one shard per rank; results go to the model folder."""
 
 import argparse
 import csv

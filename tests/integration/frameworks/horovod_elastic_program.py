@@ -1,4 +1,4 @@
-"""Ran as one rank: an elastic training loop that is killed in one attempt and goes on in the next."""
+"""Program of one rank: an elastic training loop that is killed in one attempt and resumes in the next."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Ran as one rank: loses a peer, or waits for one, as its argument says."""
+"""Program of one rank that loses a peer or waits for one; its argument names the scenario."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ torch.set_num_threads(1)
 
 
 def killed():
-    """Rank 1 is killed in a loop of steps; the others must hear of it."""
+    """Rank 1 is killed in a loop of steps; the other ranks must get an error."""
     for step in range(100_000):
         hvd.allreduce(torch.ones(1000), name="gradient")
         if step == 20 and hvd.rank() == 1:
@@ -20,21 +20,21 @@ def killed():
 
 
 def leaves():
-    """Rank 1 ends in order while rank 0 goes on."""
+    """Rank 1 shuts down while rank 0 continues."""
     hvd.allreduce(torch.ones(4), name="together")
     if hvd.rank() == 0:
         hvd.allreduce(torch.ones(4), name="alone")
 
 
 def stalls():
-    """Rank 1 never submits the tensor that rank 0 waits for, and computes instead."""
+    """Rank 1 computes and never submits the tensor that rank 0 waits for."""
     if hvd.rank() == 0:
         hvd.allreduce(torch.ones(4), name="forgotten")
     time.sleep(60)
 
 
 def forks():
-    """A forked process of a rank ends without harm to its group."""
+    """A forked child of a rank exits without harm to the group."""
     child = os.fork()
     if child == 0:
         sys.exit(0)

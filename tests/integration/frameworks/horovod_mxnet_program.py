@@ -1,8 +1,8 @@
-"""Program of MXNet with Horovod: operations of every kind, then a training on digits with each way to average.
+"""Program of MXNet with Horovod: every kind of operation, then a training on digits for each way to average.
 
     horovod_mxnet_program.py FOLDER_OF_DIGITS OUT [--dies]
 
-Leaves OUT/rank-N.json. One process without Horovod's variables trains on the whole batches, for comparison.
+Writes OUT/rank-N.json. One process without Horovod's variables trains on the whole batches, for comparison.
 """
 
 import gzip
@@ -31,7 +31,7 @@ def check_operations():
         assert (own.asnumpy() == rank + 1).all(), "the array was changed"
     own = mx.nd.arange(10) * (rank + 1)
     kept = own
-    own += 1  # still computing when the reduction begins
+    own += 1  # still being computed when the reduction starts
     hvd.allreduce_(own, name="in place")
     assert kept is own
     assert np.allclose(own.asnumpy(), np.arange(10) * (ranks + 1).mean() + 1)
@@ -54,7 +54,7 @@ def check_operations():
     assert (part.asnumpy() == size * np.arange(2 * rank, 2 * rank + 2)).all()
     assert hvd.broadcast_object({"of": rank}, root_rank=0, name="facts") == {"of": 0}
     assert hvd.allgather_object("x" * rank, name="texts") == ["x" * each for each in ranks]
-    if size > 1:  # else the set of all ranks is the same
+    if size > 1:  # otherwise the set equals the set of all ranks
         alone = hvd.add_process_set([0])
         if rank == 0:
             assert (hvd.allreduce(mx.nd.ones(2), op=hvd.Sum, process_set=alone, name="alone").asnumpy() == 1).all()
@@ -71,7 +71,7 @@ def check_operations():
 
 
 def make_net(seed):
-    """Return a net whose values hang on the seed alone, as names of parameters do not."""
+    """Return a net whose initial values depend only on the seed, not on names of parameters."""
     net = gluon.nn.HybridSequential(prefix="net_")
     with net.name_scope():
         net.add(gluon.nn.Dense(32, activation="relu", in_units=784), gluon.nn.Dense(10, in_units=32))
@@ -85,7 +85,7 @@ def make_net(seed):
 def trainer_for(way, net):
     parameters, options = net.collect_params(), {"learning_rate": 0.5, "momentum": 0.5}
     if way == "optimizer":
-        # As with Horovod itself, what `step` is told of the batch does not reach the optimizer inside.
+        # As in Horovod itself, the batch size passed to `step` does not reach the inner optimizer.
         inside = mx.optimizer.create("sgd", rescale_grad=hvd.size() / BATCH, **options)
         return gluon.Trainer(parameters, hvd.DistributedOptimizer(inside), kvstore=None)
     more = {
@@ -99,7 +99,7 @@ def trainer_for(way, net):
 
 def train(way, images, labels):
     """Return losses of each step over the whole batch, and the weights at the end."""
-    net = make_net(seed=hvd.rank())  # ranks differ until rank 0's are broadcast
+    net = make_net(seed=hvd.rank())  # ranks differ until rank 0's weights are broadcast
     hvd.broadcast_parameters(net.collect_params(), root_rank=0, prefix=way)
     trainer = trainer_for(way, net)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()

@@ -24,7 +24,7 @@ def raises(error, act, *words):
 
 
 def both(act):
-    """Yield the results of a function at once and inside of `tf.function`."""
+    """Yield the results of a function in eager mode and inside `tf.function`."""
     yield act()
     yield tf.function(act)()
 

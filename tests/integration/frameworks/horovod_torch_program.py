@@ -1,6 +1,6 @@
-"""Ran as one rank: checks of `horovod.torch`, each a function `check_...`; failures are printed as JSON.
+"""Program of one rank: checks of `horovod.torch`, each a function `check_...`; failures are printed as JSON.
 
-Functions run in one order on all ranks. A failure of one is told, and the next goes on after all ranks have met again.
+All ranks run the functions in the same order. The first failure on a rank ends its run and is printed.
 """
 
 import json
@@ -69,7 +69,7 @@ def check_scales_and_places_of_results():
 
 
 def check_many_small_and_large_tensors_in_different_orders():
-    """Submit by several threads, in an order of its own on each rank."""
+    """Submit from several threads, in a different order on each rank."""
     shapes = {f"t{number}": (number % 5 + 1, 40 << (number % 4)) for number in range(40)} | {"large": (3, 1 << 18)}
     for _ in range(3):
         order = list(shapes)
@@ -122,7 +122,7 @@ def check_broadcast_alltoall_and_reducescatter():
     assert counts.tolist() == [rank + hvd.rank() for rank in range(hvd.size())]
     assert received[:, 1].tolist() == [float(rank) for rank in range(hvd.size()) for _ in range(rank + hvd.rank())]
     assert hvd.alltoall(torch.full((hvd.size(),), hvd.rank())).tolist() == list(range(hvd.size()))
-    rows = hvd.size() + 1  # the first rank has one more
+    rows = hvd.size() + 1  # rank 0 gets one row more
     result = hvd.reducescatter(values(hvd.rank(), (rows, 3)), op=hvd.Sum)
     first = hvd.rank() + (hvd.rank() > 0)
     assert torch.allclose(result, sum(of_all((rows, 3)))[first : first + 1 + (hvd.rank() == 0)])
@@ -194,7 +194,7 @@ def check_adasum():
             gradients = [adasum(gradients[at], gradients[at + 1]) for at in range(0, len(gradients), 2)]
         assert torch.allclose(result.double(), gradients[0], rtol=2e-2, atol=1e-2), (dtype, result, gradients[0])
     same = hvd.allreduce(torch.ones(3), op=hvd.Adasum)
-    assert torch.allclose(same, torch.ones(3))  # equal gradients are averaged
+    assert torch.allclose(same, torch.ones(3))  # Adasum of equal gradients is their mean
 
 
 def adasum(a, b):
@@ -227,7 +227,7 @@ def train_alone(steps, passes=1):
 
 
 def train(steps, passes=1, **options):
-    model = small_model(seed=hvd.rank())  # different at first: the broadcast makes them equal
+    model = small_model(seed=hvd.rank())  # values differ until they are broadcast
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if options.pop("is_named", True):
         options["named_parameters"] = model.named_parameters()
@@ -404,7 +404,7 @@ def main():
             check()
         except Exception:  # noqa: BLE001 - told, whatever it is
             failures[name] = traceback.format_exc()
-            break  # ranks may stand at different places now
+            break  # ranks may be at different operations now
     print("outcome " + json.dumps(failures), flush=True)
     sys.stdout.flush()
     if failures:

@@ -1,4 +1,4 @@
-"""Training program of jax: data parallel on digits, over every process that `initialize()` finds by itself."""
+"""Training program of jax: data parallel on digits, over the processes that `initialize()` finds without arguments."""
 
 import argparse
 import gzip
@@ -43,7 +43,7 @@ def step(parameters, images, labels):
 
 
 def sums(mesh):
-    """Return the psum over all devices, each of which contributes 2 to the power of its number."""
+    """Return the psum over all devices, each of which contributes 2 to the power of its index."""
     here = NamedSharding(mesh, PartitionSpec("data"))
     own = [2.0 ** jax.process_index()] * jax.local_device_count()
     values = jax.make_array_from_process_local_data(here, np.asarray(own, np.float32))

@@ -1,4 +1,4 @@
-"""A rank of Lightning's Trainer with DDPStrategy over smddp; with `--plain yes` one process on the batches of all."""
+"""Program of a rank of Lightning's Trainer over smddp; with `--plain yes`, one process on the batches of all ranks."""
 
 import argparse
 import json
@@ -49,7 +49,7 @@ trainer = lightning.Trainer(
     devices=1 if options.plain == "yes" else options.ranks_of_host,
     num_nodes=1 if options.plain == "yes" else options.hosts,
     strategy="auto" if options.plain == "yes" else strategy(process_group_backend="smddp"),
-    max_epochs=NUM_STEPS,  # each is one step, of all samples
+    max_epochs=NUM_STEPS,  # each epoch is one step on all samples
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,

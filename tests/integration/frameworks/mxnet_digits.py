@@ -1,4 +1,4 @@
-"""Training program of MXNet: gluon on digits, with parameter servers, as users of the images wrote it."""
+"""Training program of MXNet: gluon on digits, with parameter servers, as users of AWS's images write it."""
 
 import argparse
 import gzip
@@ -39,7 +39,7 @@ def main():
     options = parser.parse_args()
     hosts, host = json.loads(os.environ["SM_HOSTS"]), os.environ["SM_CURRENT_HOST"]
 
-    mx.random.seed(hosts.index(host))  # hosts differ until the servers make them equal
+    mx.random.seed(hosts.index(host))  # hosts differ until the servers synchronise them
     store = mx.kv.create(options.kvstore)
     net = make_net()
     net.initialize(mx.init.Xavier(magnitude=2.24))
@@ -67,7 +67,7 @@ def main():
         "kind": store.type,
         "losses": losses,
         "accuracy": accuracy,
-        # As text: a float of 32 bits survives it unchanged.
+        # Written as text, which keeps a 32-bit float unchanged.
         "weights": {
             name.split("_", 1)[1]: value.data().asnumpy().tolist()
             for name, value in sorted(net.collect_params().items())

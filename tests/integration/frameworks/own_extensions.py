@@ -1,6 +1,6 @@
-"""Gives a rank a copy of the extension that DeepSpeed has compiled before: it locks the folder that it loads it from.
+"""Gives each rank its own copy of DeepSpeed's compiled extension, because loading locks the extension's folder.
 
-Imported by programs before DeepSpeed; DEEPSPEED_EXTENSIONS in their environment names the folder.
+Programs import this module before DeepSpeed; DEEPSPEED_EXTENSIONS in their environment names the folder.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Training program as AWS's example for TensorFlow has it, on digits of a channel instead of those of the network."""
+"""Training program as in AWS's example for TensorFlow, on digits of a channel instead of downloaded ones."""
 
 import argparse
 import gzip
@@ -19,7 +19,7 @@ smp.init()
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--mp_parameters", default="")
-parser.add_argument("--model_dir")  # which SageMaker's estimator of TensorFlow adds
+parser.add_argument("--model_dir")  # added by SageMaker's TensorFlow estimator
 options = parser.parse_args()
 
 with gzip.open(os.path.join(os.environ["SM_CHANNEL_DIGITS"], "mnist_5k.csv.gz"), "rt") as file:

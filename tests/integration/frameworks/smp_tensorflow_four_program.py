@@ -1,4 +1,4 @@
-"""Work of four ranks with `smdistributed.modelparallel.tensorflow`; run by test_smp_tensorflow."""
+"""Test functions of four ranks with `smdistributed.modelparallel.tensorflow`; run by test_smp_tensorflow."""
 
 import shutil
 import tempfile
@@ -13,7 +13,7 @@ IMAGES, LABELS = digits()
 
 
 def batches(count, first=0):
-    """Return this replica's part of some batches, and the whole."""
+    """Return this replica's part of some batches, and the whole batches."""
     found = []
     for number in range(first, first + count):
         images, labels = (tf.constant(one[number * BATCH : (number + 1) * BATCH]) for one in (IMAGES, LABELS))
@@ -26,7 +26,7 @@ def mean_of_replicas(loss):
     return float(np.mean(smp.allgather(float(loss), smp.DP_GROUP)))
 
 
-def test_two_replicas_of_two_partitions_lose_what_one_process_loses(rank, size):
+def test_two_replicas_of_two_partitions_have_the_losses_of_one_process(rank, size):
     for placement in ("cluster", "spread"):
         start(partitions=2, microbatches=2, ddp=True, placement_strategy=placement)
         alone, _ = train_alone(convolutions, [whole for _, whole in batches(4)], 4)
@@ -38,7 +38,7 @@ def test_two_replicas_of_two_partitions_lose_what_one_process_loses(rank, size):
         )
 
 
-def test_four_partitions_by_hand_lose_what_one_process_loses(rank, size):
+def test_four_partitions_by_hand_have_the_losses_of_one_process(rank, size):
     for pipeline in ("simple", "interleaved"):
         start(partitions=4, microbatches=4, auto_partition=False, default_partition=0, pipeline=pipeline)
         alone, _ = train_alone(perceptron, [whole for _, whole in batches(3)], 4)
@@ -46,9 +46,9 @@ def test_four_partitions_by_hand_lose_what_one_process_loses(rank, size):
         np.testing.assert_allclose([float(train(*own)) for own, _ in batches(3)], alone, rtol=2e-5)
 
 
-def test_a_replica_that_does_not_see_the_files_gets_them(rank, size):
+def test_a_replica_without_access_to_the_files_receives_them(rank, size):
     start(partitions=2, microbatches=2, ddp=True)
-    own_folder = Path(tempfile.mkdtemp())  # as on a host of its own
+    own_folder = Path(tempfile.mkdtemp())  # as on a separate host
     _, train, _, checkpoint = trainer(convolutions)
     manager = smp.CheckpointManager(checkpoint, str(own_folder))
     for own, _ in batches(2):

@@ -1,4 +1,4 @@
-"""Models and data of the ranks of test_smp_tensorflow: 5000 digits, written by hand."""
+"""Models and data of the ranks of test_smp_tensorflow: 5000 handwritten digits."""
 
 import gzip
 import os
@@ -10,12 +10,12 @@ import tensorflow as tf
 
 BATCH = 40
 IS_LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
-"""Its drop-out draws from a counter of the whole process, which no two graphs share: models have none there."""
+"""Dropout of legacy Keras draws from a counter of the process, which differs between graphs: models omit it."""
 
 
 def start(**config):
-    """Initialise SMP with a configuration, at a new place if it was already, and every generator of numbers."""
-    if smp.is_initialized():  # the old place may be there for a while, on rank 0
+    """Seed all random generators and initialise SMP with a configuration, at a new port if it was initialised."""
+    if smp.is_initialized():  # the old port may stay bound on rank 0 for a while
         os.environ["MASTER_PORT"] = smp.allgather(free_port())[0]
         smp.shutdown()
     tf.keras.utils.set_random_seed(3)
@@ -29,7 +29,7 @@ def free_port():
 
 
 def digits():
-    """Return images, shape [5000, 28, 28, 1], and labels, shape [5000], in an order that has all digits in any part."""
+    """Return images, shape [5000, 28, 28, 1], and labels, shape [5000], in random order."""
     with gzip.open(os.environ["CLARY_TEST_DIGITS"], "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
     table = table[np.random.default_rng(7).permutation(len(table))]
@@ -41,7 +41,7 @@ def glorot(seed):
 
 
 def convolutions(base):
-    """Return a class of the shape of AWS's examples, over smp.DistributedModel or over tf.keras.Model."""
+    """Return a convolutional model class like AWS's examples, derived from smp.DistributedModel or tf.keras.Model."""
 
     class Convolutions(base):
         def __init__(self):
@@ -61,10 +61,10 @@ def convolutions(base):
 
 
 def perceptron(base, *, by_hand=()):
-    """Return a class of dense layers, of which one is called twice and two hold one matrix.
+    """Return a model class of dense layers, of which one is called twice and two share one matrix.
 
     Args:
-        by_hand: partitions of the four steps of its call.
+        by_hand: partition of each of the four steps of `call`.
     """
 
     class Tied(tf.keras.layers.Layer):
@@ -104,7 +104,7 @@ def perceptron(base, *, by_hand=()):
 
 
 def recurrent(base):
-    """Return a class with an embedding, a loop and drop-out."""
+    """Return a model class with an embedding, a loop and dropout."""
 
     class Recurrent(base):
         def __init__(self):
@@ -126,7 +126,7 @@ LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def train_alone(make, batches, num_microbatches, learning_rate=0.01, *, clip_norm=None):
-    """Train a whole model on this rank alone; return the loss of every batch, and the model."""
+    """Train an unpartitioned model on this rank; return the loss of every batch, and the model."""
     model, optimizer = make(tf.keras.Model)(), tf.keras.optimizers.Adam(learning_rate)
 
     @tf.function
@@ -147,7 +147,7 @@ def train_alone(make, batches, num_microbatches, learning_rate=0.01, *, clip_nor
 
 
 def trainer(make, learning_rate=0.01, *, by_tape=False, clip_norm=None):
-    """Return a distributed model, and functions that train it on a batch and that give its scores for one."""
+    """Return a distributed model, functions that train it on a batch and score a batch, and its checkpoint."""
     model, optimizer = make(smp.DistributedModel)(), tf.keras.optimizers.Adam(learning_rate)
 
     @smp.step

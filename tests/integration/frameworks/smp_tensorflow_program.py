@@ -1,4 +1,4 @@
-"""Work of two ranks with `smdistributed.modelparallel.tensorflow`; run by test_smp_tensorflow."""
+"""Test functions of two ranks with `smdistributed.modelparallel.tensorflow`; run by test_smp_tensorflow."""
 
 import os
 import tempfile
@@ -28,7 +28,7 @@ def batches(count=NUM_BATCHES, first=0):
 
 
 def failure_of(kind, call, *words):
-    """See that a call raises an error of a kind with some words in it."""
+    """Check that a call raises this kind of error with these words; return its message."""
     try:
         call()
     except kind as error:
@@ -51,13 +51,13 @@ def assert_like_alone(make, num_microbatches, *, by_tape=False, tolerance=2e-5, 
     assert smp.allgather(losses) == [losses] * smp.size(), "ranks know other losses"
 
 
-def test_two_partitions_lose_what_one_process_loses(rank, size):
+def test_two_partitions_have_the_losses_of_one_process(rank, size):
     for pipeline in ("simple", "interleaved"):
         for num_microbatches in (1, 2, 4):
             assert_like_alone(convolutions, num_microbatches, partitions=2, pipeline=pipeline)
 
 
-def test_each_variable_lies_on_one_rank_and_others_hold_no_memory_for_it(rank, size):
+def test_each_variable_uses_memory_on_one_rank_only(rank, size):
     start(partitions=2, microbatches=2)
     model, train, _, _ = trainer(convolutions)
     train(*batches(1)[0])
@@ -72,11 +72,11 @@ def test_each_variable_lies_on_one_rank_and_others_hold_no_memory_for_it(rank, s
         )
 
 
-def test_tapes_take_the_gradients_that_get_gradients_takes(rank, size):
+def test_a_tape_computes_the_same_gradients_as_get_gradients(rank, size):
     assert_like_alone(convolutions, 2, partitions=2, by_tape=True)
 
 
-def test_norms_of_all_gradients_are_those_of_all_parts(rank, size):
+def test_a_global_norm_covers_the_gradients_of_all_partitions(rank, size):
     alone, _ = train_alone(convolutions, batches(), 2, clip_norm=0.05)
     unclipped, _ = train_alone(convolutions, batches(), 2)
     assert alone[-1] != unclipped[-1]
@@ -96,7 +96,7 @@ def test_norms_of_all_gradients_are_those_of_all_parts(rank, size):
     failure_of(GraphBuildError, lambda: clips_inside(*batches(1)[0]), "outside of smp.step")
 
 
-def test_layers_called_twice_tied_matrices_and_sums_across_the_cut(rank, size):
+def test_partitions_with_shared_layers_and_matrices_have_the_losses_of_one_process(rank, size):
     assert_like_alone(perceptron, 2, partitions=2)
 
 
@@ -111,7 +111,7 @@ def test_parts_placed_by_hand_in_any_order(rank, size):
         )
 
 
-def test_loops_embeddings_and_drop_out(rank, size):
+def test_models_with_loops_embeddings_and_dropout_have_the_losses_of_one_process(rank, size):
     assert_like_alone(recurrent, 1, partitions=2)
     assert_like_alone(recurrent, 2, partitions=2)
 
@@ -124,10 +124,10 @@ def test_one_partition_is_the_whole_model(rank, size):
     assert (smp.dp_size(), smp.pp_size()) == (size, 1)
 
 
-def test_replicas_under_ddp_average_gradients_and_begin_alike(rank, size):
+def test_replicas_under_ddp_start_with_equal_weights_and_average_gradients(rank, size):
     alone, _ = train_alone(convolutions, batches(), 4)
     start(partitions=1, microbatches=2, ddp=True)
-    tf.keras.utils.set_random_seed(rank)  # what replicas draw must not matter
+    tf.keras.utils.set_random_seed(rank)  # initial values of replicas differ without a broadcast
     model, train, _, _ = trainer(convolutions)
     losses = []
     for images, labels in batches():
@@ -139,7 +139,7 @@ def test_replicas_under_ddp_average_gradients_and_begin_alike(rank, size):
         np.testing.assert_array_equal(one, other)
 
 
-def test_replicas_average_each_output_of_a_gradient_that_is_asked_for(rank, size):
+def test_replicas_average_each_requested_gradient(rank, size):
     start(partitions=1, microbatches=2, ddp=True)
     model, optimizer = perceptron(smp.DistributedModel)(), tf.keras.optimizers.Adam()
 
@@ -216,7 +216,7 @@ def test_signatures_give_arrays_their_types_and_metrics_count_microbatches(rank,
     )
 
 
-def test_hooks_wait_for_the_cut_and_run_once_before_the_first_step(rank, size):
+def test_post_partition_hooks_run_once_before_the_first_step(rank, size):
     start(partitions=2, microbatches=1)
     model, train, _, _ = trainer(perceptron)
     seen = []
@@ -235,13 +235,13 @@ def test_hooks_wait_for_the_cut_and_run_once_before_the_first_step(rank, size):
     assert [word for word, _, _ in seen] == ["early", "late"]
 
 
-def test_checkpoints_continue_to_the_bit_before_and_after_the_first_step(rank, size):
+def test_training_resumed_from_a_checkpoint_continues_bit_by_bit(rank, size):
     folder = smp_folder(rank)
     start(partitions=2, microbatches=2)
     _, train, _, checkpoint = trainer(convolutions)
     manager = smp.CheckpointManager(checkpoint, folder, max_to_keep=2)
     failure_of(CheckpointError, manager.save, "not cut yet")
-    manager.restore()  # of nothing
+    manager.restore()  # without a checkpoint this does nothing
     first = [float(train(*batch)) for batch in batches(3)]
     path = manager.save()
     assert path == f"{folder}/mp_rank_{rank}/ckpt-1"
@@ -261,7 +261,7 @@ def test_checkpoints_continue_to_the_bit_before_and_after_the_first_step(rank, s
     _, train, _, checkpoint = trainer(convolutions)
     manager = smp.CheckpointManager(checkpoint, folder)
     assert float(train(*batches(1)[0])) == first[0]
-    manager.restore(restore_prefix="ckpt-9")  # which is not there: nothing changes
+    manager.restore(restore_prefix="ckpt-9")  # a missing checkpoint changes nothing
     assert float(train(*batches(1, 1)[0])) == first[1]
     manager.restore(restore_prefix="ckpt-1")
     assert [float(train(*batch)) for batch in batches(3, 3)] == later
@@ -273,7 +273,7 @@ def test_checkpoints_continue_to_the_bit_before_and_after_the_first_step(rank, s
 
 
 def smp_folder(rank):
-    """Return a new folder that both ranks know."""
+    """Return a new folder with the same path on both ranks."""
     start(partitions=1)
     if rank:
         return smp.recv_from(0)
@@ -282,7 +282,7 @@ def smp_folder(rank):
     return folder
 
 
-def test_files_of_checkpoints_go_from_rank_to_rank(rank, size):
+def test_files_of_checkpoints_are_sent_from_rank_to_rank(rank, size):
     start(partitions=2)
     own = Path(tempfile.mkdtemp())
     if rank == 0:
@@ -303,7 +303,7 @@ def test_files_of_checkpoints_go_from_rank_to_rank(rank, size):
         assert not (own / "astray").exists()
 
 
-def test_the_whole_model_is_saved_as_it_was_trained(rank, size):
+def test_the_whole_model_is_saved_with_its_trained_weights(rank, size):
     folder = smp_folder(rank)
     start(partitions=2, microbatches=2)
     model, train, scores, _ = trainer(convolutions)
@@ -345,7 +345,7 @@ def test_ranks_groups_and_objects(rank, size):
     failure_of(RuntimeError, lambda: smp.init({"partitions": 1}), "other keys")
 
 
-def test_keys_of_torch_alone_are_refused(rank, size):
+def test_configuration_keys_only_for_torch_are_refused(rank, size):
     smp.shutdown()
     for key, value in {"fp16": True, "offload_activations": True, "delayed_parameter_initialization": True}.items():
         failure_of(ValueError, lambda key=key, value=value: smp.init({key: value}), key, "PyTorch")
@@ -354,7 +354,7 @@ def test_keys_of_torch_alone_are_refused(rank, size):
 
 
 class Stranger(smp.DistributedModel):
-    """Uses a variable that is not its own."""
+    """A model that uses a variable of another object."""
 
     def __init__(self, stranger):
         super().__init__()
@@ -365,7 +365,7 @@ class Stranger(smp.DistributedModel):
         return self.dense(x * self.strangers())
 
 
-def test_a_model_with_variables_of_others_is_refused(rank, size):
+def test_a_model_that_uses_foreign_variables_is_refused(rank, size):
     start(partitions=1, microbatches=2)
     model = Stranger(tf.Variable(1.0, name="test_var"))
 
@@ -377,7 +377,7 @@ def test_a_model_with_variables_of_others_is_refused(rank, size):
     failure_of(GraphBuildError, lambda: tf.function(lambda x: step(x).merge())(tf.ones([2, 2])), "test_var")
 
 
-def test_what_would_be_computed_wrongly_is_refused(rank, size):
+def test_calls_with_wrong_results_are_refused(rank, size):
     start(partitions=2, microbatches=2)
     model, train, _, _ = trainer(perceptron)
     images, labels = batches(1)[0]
@@ -423,7 +423,7 @@ def test_what_would_be_computed_wrongly_is_refused(rank, size):
     assert np.isfinite(float(train(images, labels))), "a refusal must leave the model as it was"
 
 
-def test_partition_by_hand_is_refused_where_it_places_nothing(rank, size):
+def test_a_manual_partition_that_leaves_a_rank_empty_is_refused(rank, size):
     start(partitions=2, auto_partition=False, default_partition=0)
 
     def outside():
@@ -460,7 +460,7 @@ def test_gradients_changed_inside_of_a_step_are_refused_under_ddp(rank, size):
     failure_of(GraphBuildError, lambda: step(*batches(1)[0]), "outside of smp.step")
 
 
-def test_horovod_averages_over_replicas_where_smp_starts_it(rank, size):
+def test_horovod_started_by_smp_averages_over_replicas(rank, size):
     alone, _ = train_alone(convolutions, batches(2), 4)
     start(partitions=1, microbatches=2, horovod=True)
     import horovod.tensorflow as hvd
@@ -488,7 +488,7 @@ def test_horovod_averages_over_replicas_where_smp_starts_it(rank, size):
     hvd.shutdown()
 
 
-def test_a_rank_that_fails_fails_the_others_with_its_words(rank, size):
+def test_an_error_of_one_rank_fails_the_other_with_its_message(rank, size):
     start(partitions=2, microbatches=2)
     model = perceptron(smp.DistributedModel)()
 

@@ -1,7 +1,7 @@
-"""Training program of TensorFlow: digits, data parallel in each of the ways that scripts have.
+"""Training program of TensorFlow: digits, data parallel in each way that scripts use.
 
-Every way starts from the same weights and takes the same images in each step, so all find the same losses as one
-process does.
+Every way starts from the same weights and uses the same images in each step, so that all have the losses of one
+process.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def mean_loss(labels, scores):
 
 
 class Batches:
-    """Images of each step: the part of one of several ranks in the batch of all."""
+    """Images and labels of each step: one rank's part of the whole batch."""
 
     def __init__(self, options, rank, size):
         self.images, self.labels = read_digits(options.data)
@@ -71,13 +71,13 @@ class Batches:
             yield self.images[begin : begin + self.share], self.labels[begin : begin + self.share]
 
     def dataset(self):
-        """Return the same as a tf.data.Dataset."""
+        """Return the same batches as a tf.data.Dataset."""
         images, labels = map(np.concatenate, zip(*self, strict=True))
         return tf.data.Dataset.from_tensor_slices((images, labels)).batch(self.share)
 
 
 class Losses(tf.keras.callbacks.Callback):
-    """Keeps the loss of each step of `fit`, which is asked for steps of one epoch each."""
+    """Records the loss of each epoch of `fit`; each epoch has one step."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ class Losses(tf.keras.callbacks.Callback):
 
 
 def fit(model, optimizer, batches, callbacks=()):
-    """Train by `fit`, one epoch a step: the losses that it tells are means of an epoch."""
+    """Train by `fit` with one epoch per step, because `fit` reports mean losses of epochs."""
     model.compile(optimizer, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     kept = Losses()
     for images, labels in batches:
@@ -203,7 +203,7 @@ def train_horovod_fit(options):
 
 
 def train_mirrored(options):
-    """Train in a loop of its own under MultiWorkerMirroredStrategy."""
+    """Train in a custom loop under MultiWorkerMirroredStrategy."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     task, size = strategy.cluster_resolver.task_id, strategy.num_replicas_in_sync
     with strategy.scope():
@@ -239,7 +239,7 @@ def train_mirrored_fit(options):
     whole = Batches(options, 0, 1)
     for images, labels in whole:
         data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(options.batch)
-        model.fit(data, epochs=1, verbose=0, callbacks=[kept])  # shards the batch itself
+        model.fit(data, epochs=1, verbose=0, callbacks=[kept])  # `fit` shards the batch itself
     return {"rank": task, "size": size, "losses": kept.losses}, model.get_weights()
 
 
@@ -274,14 +274,14 @@ def train_server(options):
     losses = []
     for images, labels in Batches(options, 0, 1):
         loss = coordinator.schedule(step, args=(tf.constant(images), tf.constant(labels)))
-        coordinator.join()  # one step at a time: the next begins with what this one left
+        coordinator.join()  # one step at a time, so that each starts from the weights of the step before
         losses.append(float(loss.fetch()))
     found = {"rank": 0, "size": len(places["worker"]), "losses": losses, "devices": [one.device for one in weights]}
     return found, [weight.numpy() for weight in weights]
 
 
 def serve_until_end(cluster, index, chief):
-    """Compute for the coordinator until it has gone."""
+    """Serve the coordinator as a worker until its port is closed."""
     tf.distribute.Server(cluster, job_name="worker", task_index=index)
     host, _, port = chief.rpartition(":")
     was_there = False
@@ -296,7 +296,7 @@ def serve_until_end(cluster, index, chief):
 
 
 def train_graph(options):
-    """Train as scripts of TensorFlow 1 do: one graph a host, variables on servers, and no host waits for another."""
+    """Train like TensorFlow 1 scripts: one graph per host, variables on servers, hosts do not wait for each other."""
     v1 = tf.compat.v1
     v1.disable_eager_execution()
     config = json.loads(os.environ["TF_CONFIG"])
@@ -320,7 +320,7 @@ def train_graph(options):
         for own_images, own_labels in Batches(options, rank, size):
             losses.append(float(session.run([loss, step], {images: own_images, labels: own_labels})[0]))
         session.run(say_done)
-        while rank == 0 and session.run(num_done) < size:  # its end is the end of the servers
+        while rank == 0 and session.run(num_done) < size:  # the servers end with the master
             time.sleep(0.1)
         last, num_steps = session.run([weights, total]) if rank == 0 else ([], 0)
     devices = [weight.device for weight in weights]
@@ -328,7 +328,7 @@ def train_graph(options):
 
 
 def as_list(variables):
-    """Return an optimizer's variables, which are a method's result in some versions."""
+    """Return an optimizer's variables, which some versions provide by a method."""
     return list(variables() if callable(variables) else variables)
 
 
@@ -353,7 +353,7 @@ def main():
     parser.add_argument("--eager", type=int, default=0)
     parser.add_argument("--out", default=os.environ.get("SM_MODEL_DIR"))
     parser.add_argument("--data", default=os.environ.get("SM_CHANNEL_DIGITS"))
-    parser.add_argument("--model_dir")  # which SageMaker's estimator of TensorFlow adds
+    parser.add_argument("--model_dir")  # added by SageMaker's TensorFlow estimator
     options = parser.parse_args()
     tf.config.threading.set_inter_op_parallelism_threads(2 if "mirrored" in options.way else 1)
     tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -65,7 +65,7 @@ def check_an_array_of_any_alignment_becomes_a_tensor(rank, size):
 
 def check_scalars_empty_and_large_tensors(rank, size):
     assert float(sdp.oob_allreduce(tf.constant(float(rank)))) == (size - 1) / 2
-    # The name that a script of AWS's containers gives it.
+    # `grad` is the argument's name in a script of AWS's containers.
     assert float(sdp.allreduce(grad=tf.constant(float(rank)), param_index=0, num_params=1)) == (size - 1) / 2
     assert sdp.oob_allreduce(tf.zeros([0, 3])).shape == [0, 3]
     large = tf.fill([300_000], float(rank + 1))
@@ -131,7 +131,7 @@ def check_unsupported_arguments_are_refused(rank, size):
 
 
 def check_operations_in_branches_loops_and_inner_functions_keep_one_order(rank, size):
-    """Operations of equal sizes: one that were taken for another would be right in size and wrong in value."""
+    """All operations have equal sizes, so that confusing two of them gives the right size but a wrong value."""
     state = tf.Variable(0.0)
 
     @tf.function
@@ -186,7 +186,7 @@ def check_graphs_of_tensorflow_1(rank, size):
 
 
 def check_a_rank_that_calls_something_else_is_told_so(rank, size):
-    """Ends the group: it is the last but one."""
+    """The mismatch ends the group, so only the shutdown is checked after it."""
     tensor = tf.zeros([5 if rank == 0 else 3])
     raises(Exception, lambda: tf.function(lambda: sdp.oob_allreduce(tensor))(), "other number, shapes or types")
     raises(Exception, lambda: sdp.oob_allreduce(tf.constant(0.0)))

@@ -1,7 +1,7 @@
-"""`accelerate launch` with a SageMaker configuration, as a client: its own estimator of SDK v2, jobs on two hosts.
+"""`accelerate launch` with a SageMaker configuration, as a client: it submits jobs on two hosts by SDK v2.
 
-By accelerate 1.1: 1.15 ends before it makes an estimator, as its SageMakerConfig lacks a member that it asks for. Both
-refuse `distributed_type: 'NO'` of such a configuration by themselves.
+The tests use accelerate 1.1: version 1.15 fails before it creates an estimator, since its SageMakerConfig lacks a
+member that it reads. Both versions refuse `distributed_type: 'NO'` in such a configuration.
 """
 
 import json
@@ -81,7 +81,7 @@ def launch(service, folder, script, *, num_hosts):
     return model_of(aws, aws.sagemaker.describe_training_job(TrainingJobName=job))
 
 
-def test_data_parallel_starts_the_ranks_of_two_hosts_over_smddp(service, tmp_path):
+def test_data_parallel_starts_ranks_over_smddp_on_two_hosts(service, tmp_path):
     script = (CLIENTS / "source/smddp_accelerate.py").read_text()
     files = launch(service, tmp_path, script, num_hosts=2)
     for rank in range(4):

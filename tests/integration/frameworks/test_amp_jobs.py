@@ -1,4 +1,4 @@
-"""Mixed precision in jobs: of scripts of their own under DDP, SMP v1 and v2, and by sagemaker_amp without any."""
+"""Mixed precision in jobs under DDP, SMP v1 and v2: by the script's own autocast, and by sagemaker_amp without one."""
 
 import json
 import statistics
@@ -30,21 +30,21 @@ WAYS = {
         "mp_parameters": json.dumps({"hybrid_shard_degree": 2}),
     },
 }
-TWO_GPUS = {"InstanceType": "ml.p4d.24xlarge", "VolumeSizeInGB": 10}  # two ranks on a machine of two processors
+TWO_GPUS = {"InstanceType": "ml.p4d.24xlarge", "VolumeSizeInGB": 10}  # gives two ranks on two processors
 AMP = {"sagemaker_amp": "true"}
-TOLERANCE = 0.01  # of the loss at the end
+TOLERANCE = 0.01  # relative tolerance of the final loss
 
 
 @pytest.fixture(scope="module")
 def hf_aws(tmp_path_factory):
-    """boto3 clients of a service that knows an image with transformers."""
+    """boto3 clients of a service with an image that has transformers."""
     running = start_service(tmp_path_factory.mktemp("clary-amp"), HF_SETTINGS)
     yield Clients(running)
     running.clary("down")
 
 
 def train(aws, label, program, hyperparameters, *, image=None, **members):
-    """Run a program; return the files of its model, read, and its log."""
+    """Run a program in a job; return the parsed JSON files of its model, and its log."""
     request = script_request(
         aws, unique(label), {"train.py": program.read_text()}, hyperparameters=hyperparameters, **members
     )
@@ -56,7 +56,7 @@ def train(aws, label, program, hyperparameters, *, image=None, **members):
 
 
 def of_two_ranks(aws, way, hyperparameters):
-    """Train in a distribution; return the facts of both ranks, and the log."""
+    """Train with a distribution; return the facts of both ranks, and the log."""
     wanted = {**WAYS[way], "way": way, **hyperparameters}
     facts, log = train(aws, f"amp-{way}", DIGITS, wanted, ResourceConfig=TWO_GPUS)
     assert sorted(facts) == ["rank-0.json", "rank-1.json"], log[-3000:]
@@ -69,13 +69,13 @@ def end_of(losses):
 
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.long(60)
-def test_autocast_and_scaler_of_a_script_work_as_they_are_and_sagemaker_amp_needs_neither(aws, way):
+def test_a_scripts_own_autocast_works_and_sagemaker_amp_works_without_it(aws, way):
     plain, _ = of_two_ranks(aws, way, {})
     own, own_log = of_two_ranks(aws, way, {"own": "1", "amp": '"O1"'})
     ours, log = of_two_ranks(aws, way, AMP)
     for before, by_script, by_setting in zip(plain, own, ours, strict=True):
         assert "torch.bfloat16" not in before["seen"]
-        for mixed in (by_script, by_setting):  # smp looks through the model once, without computing
+        for mixed in (by_script, by_setting):  # smp traces the model once in float32
             assert mixed["seen"].get("torch.float32", 0) <= (way == "smp"), mixed["seen"]
         assert (before["amp"], by_script["amp"]) == ("absent", "O1")
         assert by_script["scale"] == 8.0
@@ -86,7 +86,7 @@ def test_autocast_and_scaler_of_a_script_work_as_they_are_and_sagemaker_amp_need
     assert "sagemaker_amp" not in own_log
 
 
-def test_sagemaker_amp_says_what_it_did_hands_results_back_in_float32_and_amp_is_the_programs(aws):
+def test_sagemaker_amp_is_logged_and_returns_float32_and_amp_reaches_the_script(aws):
     (plain, _), (ours, log) = (train(aws, "amp-bytes", BYTES, {"amp": '"O2"', **more}) for more in ({}, AMP))
     assert "clary: BytesModel trains under autocast in bfloat16 (sagemaker_amp)" in log
     assert "hyperparameter 'sagemaker_amp' has no effect" not in log

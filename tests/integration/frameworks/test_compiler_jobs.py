@@ -1,4 +1,4 @@
-"""Jobs with compiler_config: compiled, with the losses of eager execution, and warm at their second time."""
+"""Jobs with compiler_config: compiled, with the losses of eager execution, and from the cache in a second job."""
 
 import json
 import re
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800), pytest.mark.xdist_
 PROGRAM = "bytes_model.py"
 SOURCE = (CLIENTS / "source" / PROGRAM).read_text()
 COMPILER = {"sagemaker_training_compiler_enabled": "true"}
-TOLERANCE = 2e-4  # of losses after up to 30 steps: Inductor adds in another order
+TOLERANCE = 2e-4  # tolerance of losses after up to 30 steps, because Inductor adds in another order
 COMPILED = re.compile(
     r"clary: compiled (\w+) by torch.compile \(inductor\), (\d+) graphs?, (\d+) breaks?, in ([\d.]+) s"
 )
@@ -23,7 +23,7 @@ FROZEN = {"steps": "1", "frozen": "1"}  # nothing is trained, and so nothing com
 
 
 def train(aws, label, hyperparameters=None, *, files=None, program=PROGRAM, **members):
-    """Run the program and return its facts and the job's log."""
+    """Run the program in a job; return its facts and the job's log."""
     request = script_request(
         aws,
         unique(label),
@@ -42,7 +42,7 @@ def same(losses, expected):
 
 @pytest.fixture(scope="module")
 def eager(aws):
-    """Facts of the same training without a compiler."""
+    """The facts of the same training without a compiler."""
     facts, log = train(aws, "eager")
     assert "clary: compiled" not in log
     return facts
@@ -70,7 +70,7 @@ def test_the_second_job_of_the_same_program_starts_compiled_and_another_program_
     marked = {PROGRAM: SOURCE + f"\n# {unique('cold')}\n"}  # no earlier run of these tests has compiled it
     cold, cold_log = train(aws, "cold", COMPILER, files=marked)
     assert "none is kept of an earlier job" in cold_log
-    warm, warm_log = train(aws, "warm", {**COMPILER, "steps": "10"}, files=marked)  # numbers make no other program
+    warm, warm_log = train(aws, "warm", {**COMPILER, "steps": "10"}, files=marked)  # the same program
     kept = re.search(r"compiled code: (\d+) files, ([\d.]+) MiB from an earlier job", warm_log)
     assert kept is not None, warm_log[-3000:]
     assert same(warm["losses"], eager["losses"][:10])
@@ -85,7 +85,7 @@ def test_the_second_job_of_the_same_program_starts_compiled_and_another_program_
         assert "none is kept of an earlier job" in log, why
 
 
-def test_a_program_that_compiles_its_model_itself_is_left_alone(aws):
+def test_a_program_that_compiles_its_own_model_is_not_changed(aws):
     own = SOURCE.replace("model = BytesModel()\n", "model = BytesModel()\n    model.compile(backend='eager')\n", 1)
     assert own != SOURCE
     facts, log = train(aws, "own-compile", COMPILER, files={PROGRAM: own})
@@ -93,7 +93,7 @@ def test_a_program_that_compiles_its_model_itself_is_left_alone(aws):
     assert len(facts["losses"]) == 20
 
 
-def test_without_a_compiler_of_cpp_a_job_trains_eagerly_and_says_so(aws, eager):
+def test_without_a_cpp_compiler_a_job_trains_eagerly_and_logs_it(aws, eager):
     facts, log = train(aws, "no-compiler", COMPILER, Environment={"CXX": "/nowhere/g++"})
     assert "not compiled: BytesModel: there is no C++ compiler (g++) on this host" in log
     assert facts["losses"] == eager["losses"]
@@ -110,14 +110,14 @@ torch._dynamo.lookup_backend = broken
 """
 
 
-def test_a_model_that_cannot_be_compiled_trains_eagerly_and_says_why(aws, eager):
+def test_a_model_that_cannot_be_compiled_trains_eagerly_and_logs_the_reason(aws, eager):
     program = SOURCE.replace("torch.set_num_threads(1)\n", f"torch.set_num_threads(1)\n{FAILING}", 1)
     facts, log = train(aws, "failing-compiler", COMPILER, files={PROGRAM: program})
     assert "not compiled: BytesModel: Inductor knows no such operator" in log
     assert same(facts["losses"], eager["losses"])
 
 
-def test_pytorchxla_is_accepted_switched_off_and_refused_by_name_switched_on(aws):
+def test_pytorchxla_is_accepted_if_disabled_and_refused_by_name_if_enabled(aws):
     off = {**COMPILER, "sagemaker_pytorch_xla_multi_worker_enabled": "false", **FROZEN}
     facts, _ = train(aws, "xla-off", off)
     assert len(facts["losses"]) == 1
@@ -128,7 +128,7 @@ def test_pytorchxla_is_accepted_switched_off_and_refused_by_name_switched_on(aws
 
 
 @pytest.mark.long(60)
-def test_replicas_of_ddp_are_compiled_inside_of_it_and_stay_the_same(aws):
+def test_a_model_inside_ddp_is_compiled_and_its_replicas_stay_equal(aws):
     program = Path(__file__).with_name("amp_digits.py").read_text()
     ranks = {}
     for label, more in (("ddp-eager", {}), ("ddp-compiled", COMPILER)):
@@ -142,6 +142,6 @@ def test_replicas_of_ddp_are_compiled_inside_of_it_and_stay_the_same(aws):
         files = model_of(aws, run(aws, request, timeout_s=LIMIT_S))
         ranks[label] = [json.loads(files[f"rank-{rank}.json"])["losses"] for rank in range(2)]
         log = "\n".join(log_of(aws, request["TrainingJobName"]))
-    assert [name for name, *_ in COMPILED.findall(log)] == ["Perceptron"], log[-3000:]  # said once a host
+    assert [name for name, *_ in COMPILED.findall(log)] == ["Perceptron"], log[-3000:]  # logged once per host
     for compiled, eager in zip(ranks["ddp-compiled"], ranks["ddp-eager"], strict=True):
         assert same(compiled, eager)

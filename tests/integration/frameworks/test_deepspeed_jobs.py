@@ -1,6 +1,6 @@
 """DeepSpeed in jobs of two hosts: its launcher, ZeRO stages, offloading, and checkpoints for other numbers of ranks.
 
-Shown against one process of torch alone that trains on the same batches.
+Results are compared with one process of plain torch that trains on the same batches.
 """
 
 import json
@@ -21,12 +21,12 @@ PROGRAM = "deepspeed_job_program.py"
 TORCH = {"sagemaker_torch_distributed_enabled": "true"}
 VARIABLES = {
     "DS_ACCELERATOR": "cpu",
-    "DEEPSPEED_EXTENSIONS": str(VENVS / "deepspeed/extensions"),  # or each job compiles for a minute and a half
+    "DEEPSPEED_EXTENSIONS": str(VENVS / "deepspeed/extensions"),  # otherwise each job compiles for 90 s
 }
 SAVED_STEP = 4
-HIDDEN = 736  # its square among two ranks is more than the 1 MiB below which DeepSpeed keeps tensors in memory
-IO_EXTENSIONS = VENVS / "deepspeed/extensions-nvme"  # jobs see the environment, and the next run finds it
-COMPILE_LIMIT_S = 900  # two to four minutes alone
+HIDDEN = 736  # a hidden x hidden matrix split on two ranks exceeds 1 MiB, below which DeepSpeed keeps tensors in memory
+IO_EXTENSIONS = VENVS / "deepspeed/extensions-nvme"  # jobs see this environment folder, and later runs reuse it
+COMPILE_LIMIT_S = 900  # takes two to four minutes on an idle machine
 
 pytestmark = [
     pytest.mark.timeout(500),
@@ -49,7 +49,7 @@ def alone(tmp_path_factory):
 
 
 def check(found, alone, *, backend, stage, first_step=0):
-    """Assert that ranks of both hosts have trained as one process does."""
+    """Assert that ranks of both hosts have trained like one process."""
     assert {facts["host"] for facts in found} == {"algo-1", "algo-2"}
     for rank, facts in enumerate(found):
         assert (facts["rank"], facts["size"], facts["backend"]) == (rank, len(found), backend)
@@ -65,7 +65,7 @@ def run_job(aws, *, num_ranks=4, checkpoints=None, **hyperparameters):
 
 
 def job_of(aws, *, num_ranks=4, checkpoints=None, variables=None, **hyperparameters):
-    """Return the request of `run_job`; variables are added to its environment."""
+    """Return the request of `run_job`, with these variables in its environment."""
     members = {"CheckpointConfig": {"S3Uri": checkpoints}} if checkpoints else {}
     given = {**TORCH, **{name: str(value) for name, value in hyperparameters.items()}}
     environment = {**VARIABLES, **(variables or {})}
@@ -90,7 +90,7 @@ def test_each_stage_trains_with_its_optimizer_on_either_device(aws, alone, backe
 
 
 def run_command(aws, command):
-    """Run a command on both hosts, which find the program in a channel."""
+    """Run a command on both hosts; the program is in a channel."""
     name = unique("deepspeed")
     archive = archive_of({"train.py": (PROGRAMS / PROGRAM).read_text(), **EXTENSIONS})
     source = put(aws, f"commands/{name}/source.tar.gz", archive)
@@ -109,7 +109,7 @@ def run_command(aws, command):
 def test_the_deepspeed_command_starts_the_ranks_of_all_hosts(aws, alone):
     found = run_command(aws, "deepspeed train.py --backend=smddp --stage=1")
     check(found, alone, backend="smddp", stage=1)
-    assert [facts["local_rank"] for facts in found] == [0, 1, 0, 1]  # as an argument, too
+    assert [facts["local_rank"] for facts in found] == [0, 1, 0, 1]  # also as an argument
 
 
 def run_shell_script(aws, lines, *, num_ranks):
@@ -129,7 +129,7 @@ def test_a_shell_script_as_entry_point_calls_deepspeed_with_options(aws, alone):
 
 
 @pytest.mark.long(60)
-def test_hosts_that_the_command_line_leaves_out_run_nothing(aws, alone):
+def test_hosts_excluded_by_the_command_line_run_no_rank(aws, alone):
     found = run_shell_script(aws, "deepspeed --include algo-2 train.py --stage 2", num_ranks=2)
     assert [facts["host"] for facts in found] == ["algo-2", "algo-2"]
     assert found[0]["losses"] == pytest.approx(alone, rel=1e-4)
@@ -137,7 +137,7 @@ def test_hosts_that_the_command_line_leaves_out_run_nothing(aws, alone):
 
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.long(60)
-def test_checkpoints_go_through_s3_to_another_number_of_ranks(aws, alone, stage):
+def test_checkpoints_in_s3_are_restored_on_another_number_of_ranks(aws, alone, stage):
     place = f"s3://clary/checkpoints/{unique('deepspeed')}"
     saved = run_job(aws, stage=stage, checkpoint="save", checkpoints=place)
     check(saved, alone, backend="smddp", stage=stage)
@@ -146,15 +146,15 @@ def test_checkpoints_go_through_s3_to_another_number_of_ranks(aws, alone, stage)
     converted = run_job(aws, num_ranks=2, stage=stage, checkpoint="universal", checkpoints=place)
     check(converted, alone, backend="smddp", stage=stage, first_step=SAVED_STEP)
     weights = run_job(aws, num_ranks=2, stage=stage, checkpoint="weights", checkpoints=place)
-    assert weights[0]["losses"][0] == pytest.approx(alone[SAVED_STEP], rel=1e-4)  # the optimizer begins anew
+    assert weights[0]["losses"][0] == pytest.approx(alone[SAVED_STEP], rel=1e-4)  # with a new optimizer
 
 
 def compiled(part):
-    """Have a part of DeepSpeed that reads and writes files compiled; return the folder with it."""
+    """Compile DeepSpeed's extension for asynchronous file access; return the folder that holds it."""
     if os.environ.get(SEED):
         pytest.skip("compiling DeepSpeed's access to files takes six minutes of a processor: make test-all does it")
     shutil.copytree(VENVS / "deepspeed/extensions", IO_EXTENSIONS, dirs_exist_ok=True)
-    for lock in IO_EXTENSIONS.glob("*/lock"):  # of a run that was killed; whoever finds it waits for ever
+    for lock in IO_EXTENSIONS.glob("*/lock"):  # lock of a killed run, for which the next run would wait forever
         lock.unlink()
     python = python_of("deepspeed")
     subprocess.run(
@@ -176,13 +176,13 @@ def compiled(part):
 @pytest.mark.needs("compiler", "libaio")
 @pytest.mark.timeout(2 * COMPILE_LIMIT_S)
 @pytest.mark.long(60)
-def test_parameters_and_optimizer_lie_in_files_of_the_host(aws, place, tmp_path):
+def test_parameters_and_optimizer_state_are_offloaded_to_files_of_the_host(aws, place, tmp_path):
     hidden = f"--hidden={HIDDEN}"
     (alone,) = run_ranks("deepspeed", PROGRAM, "--plain=yes", hidden, num_ranks=1, folder=tmp_path / "alone")
     given = {"stage": 3, "offload": "nvme", "nvme_path": place, "hidden": HIDDEN, "sub_group_size": 1}
     found = run_job(aws, num_ranks=2, variables=compiled("AsyncIOBuilder"), **given)
     check(found, alone["losses"], backend="smddp", stage=3)
-    num_bytes = HIDDEN**2 // 2 * 4  # of a rank's part of the greatest weight
+    num_bytes = HIDDEN**2 // 2 * 4  # size of a rank's part of the greatest weight
     for facts in found:  # the weight, the optimizer's copy of it, its gradient, and two moments
         assert sum(size >= num_bytes for size in facts["swapped"].values()) == 5, facts["swapped"]
 
@@ -190,13 +190,13 @@ def test_parameters_and_optimizer_lie_in_files_of_the_host(aws, place, tmp_path)
 @pytest.mark.needs("compiler", "libaio")
 @pytest.mark.timeout(2 * COMPILE_LIMIT_S)
 @pytest.mark.long(60)
-def test_gradients_that_the_disk_does_not_read_into_a_group_end_the_job_and_are_not_zero(aws, tmp_path):
+def test_gradients_misaligned_for_the_disk_fail_the_job_instead_of_becoming_zero(aws, tmp_path):
     hidden = f"--hidden={HIDDEN}"
     (alone,) = run_ranks("deepspeed", PROGRAM, "--plain=yes", hidden, num_ranks=1, folder=tmp_path / "alone")
-    given = {"stage": 3, "offload": "nvme", "hidden": HIDDEN}  # a bias and a weight are one group
+    given = {"stage": 3, "offload": "nvme", "hidden": HIDDEN}  # a bias and a weight form one group
     request = job_of(aws, num_ranks=2, variables=compiled("AsyncIOBuilder"), **given)
     described = run(aws, request, timeout_s=240)
-    if described["TrainingJobStatus"] == "Completed":  # disks that read to any address
+    if described["TrainingJobStatus"] == "Completed":  # disks that can read to any address
         files = model_of(aws, described)
         assert json.loads(files["rank-0.json"])["losses"] == pytest.approx(alone["losses"], rel=1e-4)
     else:
@@ -207,7 +207,7 @@ def test_gradients_that_the_disk_does_not_read_into_a_group_end_the_job_and_are_
 @pytest.mark.needs("compiler", "libaio")
 @pytest.mark.timeout(2 * COMPILE_LIMIT_S)
 @pytest.mark.long(60)
-def test_offload_to_nvme_with_more_buffers_than_may_be_locked_fails_and_says_so(aws):
+def test_offload_to_nvme_beyond_the_lock_limit_fails_with_the_reason(aws):
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if not 0 < limit < 1 << 30:
         pytest.skip(f"this machine lets a process lock {limit} bytes, which no buffer of a test reaches")
@@ -222,8 +222,8 @@ def test_offload_to_nvme_with_more_buffers_than_may_be_locked_fails_and_says_so(
 @pytest.mark.needs("compiler")
 @pytest.mark.timeout(2 * COMPILE_LIMIT_S)
 @pytest.mark.long(60)
-def test_offload_to_nvme_without_libaio_fails_and_says_what_brings_it(aws):
-    # DeepSpeed links a small program to see whether libaio is there; with this flag it cannot, as where there is none.
+def test_offload_to_nvme_without_libaio_fails_and_names_the_package(aws):
+    # DeepSpeed links a small program to detect libaio; with this flag the link fails, as on a machine without libaio.
     variables = {**compiled("PinMemoryBuilder"), "LDFLAGS": "-lnowhere"}
     request = job_of(aws, num_ranks=2, variables=variables, stage=3, offload="nvme")
     described = run(aws, request, timeout_s=240)
@@ -231,4 +231,4 @@ def test_offload_to_nvme_without_libaio_fails_and_says_what_brings_it(aws):
     assert "offload to nvme needs libaio" in described["FailureReason"]
     assert "apt-get install libaio-dev" in described["FailureReason"]
     log = "\n".join(log_of(aws, request["TrainingJobName"]))
-    assert "Unable to JIT load the async_io op" in log  # DeepSpeed's own words
+    assert "Unable to JIT load the async_io op" in log  # DeepSpeed's own message

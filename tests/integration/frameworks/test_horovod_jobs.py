@@ -39,7 +39,7 @@ def aws(service):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Return the findings of one process that trains on the same batches without a job."""
+    """Return the results of one process that trains on the same batches without a job."""
     folder = tmp_path_factory.mktemp("horovod-alone")
     root = PROGRAMS.parents[2]
     command = [TRAIN_PYTHON, PROGRAMS / "horovod_digits.py", "--data", digits_file().parent, "--out", folder]
@@ -49,7 +49,7 @@ def alone(tmp_path_factory):
 
 
 def check_ranks(ranks, alone, size=SIZE):
-    """Assert that every rank stood where it should, and that training was that of one process."""
+    """Assert that every rank had the right rank and host, and trained like one process."""
     assert [facts["rank"] for facts in ranks] == list(range(size))
     for rank, facts in enumerate(ranks):
         assert (facts["size"], facts["local_rank"], facts["local_size"]) == (size, rank % 2, 2)
@@ -62,7 +62,7 @@ def check_ranks(ranks, alone, size=SIZE):
 
 
 @pytest.mark.long(60)
-def test_sdk_v2_trains_with_horovod_under_mpi_as_one_process_does(service, alone):
+def test_sdk_v2_trains_with_horovod_under_mpi_like_one_process(service, alone):
     arguments = (str(PROGRAMS), "horovod_digits.py", str(digits_file()))
     _, facts = service.run_client(SDK2_PYTHON, "v2_horovod.py", *arguments)
     check_ranks([json.loads(facts["ranks"][f"rank-{rank}.json"]) for rank in range(SIZE)], alone)
@@ -82,7 +82,7 @@ def horovod_request(aws, label, script, hyperparameters, *, instance_count=2, **
 
 
 @pytest.mark.long(10)
-def test_ranks_of_torch_distributed_are_horovods_too(aws, alone):
+def test_ranks_started_by_torch_distributed_can_use_horovod(aws, alone):
     script = (PROGRAMS / "horovod_digits.py").read_text()
     request = horovod_request(aws, "hvd-torch", script, TORCH, InputDataConfig=[digits_channel(aws)])
     described = run(aws, request, timeout_s=200)
@@ -104,7 +104,7 @@ for step in range(1_000_000):
 
 
 @pytest.mark.long(10)
-def test_a_rank_that_dies_is_the_cause_and_its_peers_are_not(aws):
+def test_a_rank_that_dies_is_the_first_cause_and_its_peers_are_not(aws):
     reason = failure_of(run(aws, horovod_request(aws, "hvd-dies", DIES, MPI), timeout_s=150))
     assert "rank 2" in reason, reason
     assert "signal 9" in reason, reason
@@ -154,7 +154,7 @@ print("finished at", state.step, flush=True)
 
 
 @pytest.mark.long(60)
-def test_an_elastic_job_goes_on_from_its_last_commit_when_a_host_is_lost(service, aws):
+def test_an_elastic_job_resumes_from_its_last_commit_after_a_host_is_lost(service, aws):
     uri = f"s3://clary/{unique('hvd-commits')}/"
     request = horovod_request(aws, "hvd-elastic", ELASTIC, TORCH, CheckpointConfig={"S3Uri": uri})
     name = start(aws, request)

@@ -1,4 +1,4 @@
-"""Horovod for MXNet on two ranks: every operation, and trainings that equal the one of a single process."""
+"""Horovod for MXNet on two ranks: every operation, and trainings with the same results as one process."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def run_ranks(folder, size, *options):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Return number of ranks -> findings of each rank."""
+    """Return number of ranks -> results of each rank."""
     by_size = {}
     for size in (1, 2):
         folder = tmp_path_factory.mktemp(f"ranks-{size}")
@@ -69,7 +69,7 @@ def found(tmp_path_factory):
 
 @pytest.mark.long(60)
 @pytest.mark.parametrize("way", WAYS)
-def test_two_ranks_train_as_one_process_does(found, way):
+def test_two_ranks_train_like_one_process(found, way):
     (alone,), ranks = found[1], found[2]
     assert [facts["size"] for facts in ranks] == [2, 2]
     for facts in ranks:
@@ -78,7 +78,7 @@ def test_two_ranks_train_as_one_process_does(found, way):
     assert ranks[0][way]["losses"][-1] < 0.5 * ranks[0][way]["losses"][0]
 
 
-def test_a_rank_that_dies_fails_the_operation_of_the_other_at_once(tmp_path):
+def test_a_dead_rank_fails_the_operation_of_the_other_at_once(tmp_path):
     begun_s = time.monotonic()
     codes, logs = run_ranks(tmp_path, 2, "--dies")
     assert codes == [1, -9]

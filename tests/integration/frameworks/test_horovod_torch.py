@@ -1,4 +1,4 @@
-"""`horovod.torch` over our collectives: real ranks, every operation, failures, and horovodrun."""
+"""`horovod.torch` over Clary's collectives: real ranks, every operation, failures, and horovodrun."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def test_a_rank_that_is_killed_is_named_at_once(tmp_path):
     assert time.monotonic() - begun < 60
 
 
-def test_an_operation_that_a_rank_has_left_fails_and_does_not_hang(tmp_path):
+def test_an_operation_fails_instead_of_hanging_after_a_rank_has_shut_down(tmp_path):
     first, second = Ranks(FAILING, 2, tmp_path, "leaves").wait(100)
     assert "done" in second.output
     assert second.code == 0
@@ -55,7 +55,7 @@ def test_an_operation_that_a_rank_has_left_fails_and_does_not_hang(tmp_path):
 
 
 @pytest.mark.long(60)
-def test_a_tensor_that_one_rank_forgets_is_told_with_its_name_and_ends_by_the_limit(tmp_path):
+def test_a_tensor_missing_on_one_rank_is_named_and_fails_at_the_timeout(tmp_path):
     ranks = Ranks(
         FAILING, 2, tmp_path, "stalls", HOROVOD_STALL_CHECK_TIME_SECONDS="1", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="8"
     )
@@ -66,13 +66,13 @@ def test_a_tensor_that_one_rank_forgets_is_told_with_its_name_and_ends_by_the_li
     ranks.wait(60)
 
 
-def test_a_forked_process_leaves_the_group_alone(tmp_path):
+def test_the_end_of_a_forked_process_does_not_affect_the_group(tmp_path):
     for ended in Ranks(FAILING, 2, tmp_path, "forks").wait(100):
         assert (ended.code, "done" in ended.output) == (0, True), ended.output
 
 
 @pytest.mark.long(60)
-def test_an_elastic_program_goes_on_from_its_last_commit_in_new_processes(tmp_path):
+def test_an_elastic_program_resumes_from_its_last_commit_in_new_processes(tmp_path):
     (tmp_path / "commits").mkdir()
     commits = {"CLARY_HOROVOD_COMMITS": str(tmp_path / "commits")}
     whole = [ended.output for ended in Ranks(ELASTIC, 2, tmp_path, CLARY_HOROVOD_COMMITS="").wait(100)]
@@ -142,7 +142,7 @@ def test_horovodrun_ends_all_ranks_with_the_code_of_the_first_that_failed():
         (["-np", "2"], "no program"),
     ],
 )
-def test_horovodrun_refuses_by_name(arguments, words):
+def test_horovodrun_names_unsupported_options(arguments, words):
     ended = run_horovodrun(*arguments)
     assert ended.returncode == 2
     assert words in ended.stderr

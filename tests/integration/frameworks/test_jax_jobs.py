@@ -1,6 +1,6 @@
 """jax in jobs: `jax.distributed.initialize()` without arguments, sums and training over several hosts.
 
-Shown against one process of jax, which trains on the same digits without a job.
+Results are compared with one process of jax, which trains on the same digits without a job.
 """
 
 import json
@@ -35,7 +35,7 @@ def aws(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Return the findings of one process without a job."""
+    """Return the results of one process without a job."""
     folder = tmp_path_factory.mktemp("jax-alone")
     command = [python_of("jax"), PROGRAMS / "jax_digits.py", "--alone", "--out", folder]
     command += ["--data", digits_file().parent, "--steps", str(STEPS)]
@@ -44,7 +44,7 @@ def alone(tmp_path_factory):
 
 
 def train(aws, label, hyperparameters, *, num_hosts=2, instance_type="ml.m5.large", **members):
-    """Run the training as a job; return the job's name, and the findings of each process."""
+    """Run the training as a job; return the job's name, and the results of each process."""
     request = script_request(
         aws,
         unique(label),
@@ -63,7 +63,7 @@ def train(aws, label, hyperparameters, *, num_hosts=2, instance_type="ml.m5.larg
 
 
 def check(found, alone, *, number):
-    """Assert that all processes met, summed, and trained as one process does."""
+    """Assert that all processes formed a group, summed, and trained like one process."""
     assert [facts["process"] for facts in found] == list(range(number))
     for facts in found:
         assert facts["number"] == number
@@ -76,7 +76,7 @@ def check(found, alone, *, number):
 
 
 @pytest.mark.long(10)
-def test_hosts_without_a_distribution_initialize_without_arguments_and_train_as_one(aws, alone):
+def test_hosts_without_a_distribution_initialize_without_arguments(aws, alone):
     _, found = train(aws, "jax-plain", {})
     check(found, alone, number=2)
 
@@ -90,7 +90,7 @@ def test_more_ranks_than_hosts_initialize_without_arguments(aws, alone, form):
 
 
 @pytest.mark.long(60)
-def test_hosts_that_share_the_machine_have_a_coordinator_of_their_own(tmp_path, alone):
+def test_hosts_of_plain_processes_initialize_without_arguments(tmp_path, alone):
     images = {"image": "team/jax:*", "CLARY_ISOLATION": "processes"}
     with framework_service(tmp_path / "home", "jax", **images) as service:
         _, found = train(Clients(service), "jax-shared", {})
@@ -112,7 +112,7 @@ for step in range(100_000):
 
 
 @pytest.mark.long(10)
-def test_a_process_that_dies_is_the_cause_and_ends_the_job(aws):
+def test_a_process_that_dies_is_the_first_cause_and_ends_the_job(aws):
     request = script_request(aws, unique("jax-dies"), {"train.py": DIES}, instance_count=2)
     request["AlgorithmSpecification"]["TrainingImage"] = IMAGE
     reason = failure_of(run(aws, request, timeout_s=120))
@@ -120,10 +120,10 @@ def test_a_process_that_dies_is_the_cause_and_ends_the_job(aws):
     assert "signal 9" in reason
 
 
-def test_a_process_that_raises_ends_the_job_at_once_though_jax_waits_for_peers_at_its_end(aws):
+def test_an_exception_ends_the_job_at_once_despite_jaxs_barrier_at_exit(aws):
     request = script_request(aws, unique("jax-raises"), {"train.py": DIES}, instance_count=2)
     request["AlgorithmSpecification"]["TrainingImage"] = IMAGE
     request["HyperParameters"]["raises"] = "1"
-    reason = failure_of(run(aws, request, timeout_s=60))  # jax's own barrier takes 300 s
+    reason = failure_of(run(aws, request, timeout_s=60))  # jax's barrier at exit would wait 300 s
     assert "algo-2" in reason
     assert "ValueError: of process 1 alone" in reason

@@ -1,6 +1,6 @@
-"""Lightning's Trainer with DDPStrategy over smddp, its ranks started by torch_distributed on two hosts.
+"""Lightning's Trainer with DDPStrategy over smddp, with ranks started by torch_distributed on two hosts.
 
-Shown against one process that trains on the same batches.
+Results are compared with one process that trains on the same batches.
 """
 
 import pytest
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-def test_two_hosts_train_as_one_process_does(tmp_path):
+def test_two_hosts_train_like_one_process(tmp_path):
     (alone,) = run_ranks("lightning", PROGRAM, "--plain=yes", num_ranks=1, folder=tmp_path / "alone")
     with library_service(tmp_path / "home", "lightning") as service:
         aws = Clients(service)

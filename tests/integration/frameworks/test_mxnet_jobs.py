@@ -48,7 +48,7 @@ def request_for(aws, label, text, hyperparameters=None, **members):
 
 
 def check(found):
-    """Assert that hosts trained one model."""
+    """Assert that all hosts trained the same model."""
     assert sorted(facts["rank"] for facts in found) == list(range(NUM_HOSTS))
     for facts in found:
         assert (facts["workers"], facts["kind"]) == (NUM_HOSTS, "dist_sync")
@@ -58,7 +58,7 @@ def check(found):
 
 
 @pytest.mark.long(60)
-def test_hosts_train_one_model_through_parameter_servers_that_leave_nothing_behind(aws):
+def test_hosts_train_one_model_through_parameter_servers_that_leave_no_process(aws):
     request = request_for(aws, "mxnet-sync", SCRIPT.read_text(), InputDataConfig=[digits_channel(aws)])
     described = run(aws, request, timeout_s=200)
     assert described["TrainingJobStatus"] == "Completed", log_of(aws, request["TrainingJobName"])
@@ -71,7 +71,7 @@ def test_hosts_train_one_model_through_parameter_servers_that_leave_nothing_behi
 @pytest.mark.parametrize("argument", ["distribution", "distributions"])
 @pytest.mark.sweep("argument")
 @pytest.mark.long(10)
-def test_sdk_v2s_estimator_sends_it_by_its_name_of_today_and_of_v1(service, argument):
+def test_sdk_v2_accepts_the_distribution_by_its_v2_and_its_v1_argument_name(service, argument):
     _, facts = service.run_client(SDK2_PYTHON, "v2_mxnet.py", argument, str(SCRIPT), str(digits_file()))
     check(list(facts["hosts"].values()))
 

@@ -49,7 +49,7 @@ def train(aws, label, parameters, *, num_hosts):
 
 
 @pytest.mark.long(15)
-def test_two_partitions_on_one_host_train_as_the_example_has_it(aws):
+def test_two_partitions_on_one_host_train_the_example(aws):
     ranks, files, lines = train(
         aws, "smp-tf", {"partitions": 2, "microbatches": 2, "pipeline": "interleaved", "optimize": "speed"}, num_hosts=1
     )

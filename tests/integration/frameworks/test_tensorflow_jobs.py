@@ -1,6 +1,6 @@
-"""TensorFlow's own ways over several hosts, as SDK v2 starts them: mirrored workers and parameter servers.
+"""TensorFlow's own distributions over several hosts, as SDK v2 starts them: mirrored workers and parameter servers.
 
-All train on the same digits as one process does, to the same losses where the way is a synchronous one.
+All train on the same digits as one process; synchronous distributions have the same losses as that process.
 """
 
 import pytest
@@ -27,21 +27,21 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.long(70)
-def test_mirrored_workers_of_two_hosts_train_as_one_process(service, alone):
+def test_mirrored_workers_of_two_hosts_train_like_one_process(service, alone):
     _, found = train_as_job(service, "multi_worker_mirrored_strategy", "way=mirrored")
     check_same(found, alone, size=2)
     assert found[0]["keras"].startswith("3.")
 
 
 @pytest.mark.long(30)
-def test_fit_of_legacy_keras_trains_as_one_process_on_mirrored_workers(service, alone):
+def test_fit_of_legacy_keras_on_mirrored_workers_trains_like_one_process(service, alone):
     pairs = ("way=mirrored_fit", "TF_USE_LEGACY_KERAS=1")
     _, found = train_as_job(service, "multi_worker_mirrored_strategy", *pairs)
     check_same(found, alone, size=2)
 
 
 @pytest.mark.long(60)
-def test_a_coordinator_trains_on_parameter_servers_of_two_hosts_as_one_process_does(service, alone):
+def test_a_coordinator_on_parameter_servers_of_two_hosts_trains_like_one_process(service, alone):
     name, (coordinator, worker) = train_as_job(service, "parameter_server", "way=server")
     assert worker["served"]
     assert coordinator["losses"] == pytest.approx(alone["losses"], rel=1e-4)

@@ -1,4 +1,4 @@
-"""`smdistributed.dataparallel.tensorflow`: each function on ranks of its own, and jobs of SDK v2 on two hosts."""
+"""`smdistributed.dataparallel.tensorflow`: functions of a program on several ranks, and jobs of SDK v2 on two hosts."""
 
 import pytest
 from checks_on_tensorflow_ranks import assert_passed, names
@@ -12,19 +12,19 @@ pytestmark = [
     pytest.mark.xdist_group("tensorflow-jobs"),
 ]
 PROGRAM = PROGRAMS / "tensorflow_smddp_program.py"
-SIZE = 4  # two ranks a host, as of every job on hosts of this type in tests
+SIZE = 4  # two ranks per host, as for every job on this instance type in tests
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", names(PROGRAM))
 @pytest.mark.long(10)
-def test_on_ranks(name, size):
+def test_checks_pass_on_every_number_of_ranks(name, size):
     assert_passed(PROGRAM, name, size)
 
 
 @pytest.mark.parametrize("name", [name for name in names(PROGRAM) if "keras" in name])
 @pytest.mark.long(20)
-def test_with_legacy_keras(name):
+def test_checks_pass_with_legacy_keras(name):
     assert_passed(PROGRAM, name, 2, is_legacy=True)
 
 
@@ -40,7 +40,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.long(65)
-def test_a_tape_inside_of_a_function_trains_as_one_process(service, alone):
+def test_a_tape_inside_a_function_trains_like_one_process(service, alone):
     _, found = train_as_job(service, "smdistributed", "way=smddp")
     check_same(found, alone, size=SIZE)
     assert [facts["local"] for facts in found] == [[0, 2], [1, 2]] * 2
@@ -48,7 +48,7 @@ def test_a_tape_inside_of_a_function_trains_as_one_process(service, alone):
 
 @pytest.mark.long(125)
 @pytest.mark.parametrize("keras", ["3", "legacy"])
-def test_fit_with_the_distributed_optimizer_trains_as_one_process(service, alone, keras):
+def test_fit_with_the_distributed_optimizer_trains_like_one_process(service, alone, keras):
     pairs = ("TF_USE_LEGACY_KERAS=1",) if keras == "legacy" else ()
     _, found = train_as_job(service, "smdistributed", "way=smddp_fit", *pairs)
     check_same(found, alone, size=SIZE)

@@ -1,6 +1,6 @@
 """transformers' Trainer with DeepSpeed, and `accelerate launch` in a job's command, on two hosts without a GPU.
 
-Shown against one process of Trainer that trains on the same batches.
+Results are compared with one process of Trainer that trains on the same batches.
 """
 
 import pytest
@@ -14,11 +14,11 @@ ENVIRONMENT = "trainer-deepspeed"
 TORCH = {"sagemaker_torch_distributed_enabled": "true"}
 VARIABLES = {
     "DS_ACCELERATOR": "cpu",
-    "DEEPSPEED_EXTENSIONS": str(VENVS / "deepspeed/extensions"),  # or each job compiles for a minute and a half
+    "DEEPSPEED_EXTENSIONS": str(VENVS / "deepspeed/extensions"),  # otherwise each job compiles for 90 s
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-# As users write it: each host of the job says which one it is, and where the first one is.
+# As users write it: each host of the job passes its own rank and the address of the first host.
 LAUNCH = (
     "accelerate launch {form} --num_machines 2 --num_processes 4 --machine_rank $SM_CURRENT_HOST_RANK "
     "--main_process_ip algo-1 --main_process_port 29501 --mixed_precision no --dynamo_backend no train.py {arguments}"
@@ -47,7 +47,7 @@ def alone(tmp_path_factory):
 
 
 def check(found, alone, *, kind):
-    """Assert that ranks of both hosts have trained as one process does."""
+    """Assert that ranks of both hosts have trained like one process."""
     assert {facts["host"] for facts in found} == {"algo-1", "algo-2"}
     for rank, facts in enumerate(found):
         assert (facts["rank"], facts["ranks"], facts["backend"], facts["kind"]) == (rank, 4, "gloo", kind)
@@ -77,7 +77,7 @@ def test_the_deepspeed_command_starts_a_trainer_with_deepspeed(aws, alone):
 
 @pytest.mark.long(40)
 def test_accelerate_launch_starts_ranks_on_all_hosts(aws, alone):
-    """The option says GPUs; accelerate has no other that starts several processes of a host without mpirun."""
+    """The option is named after GPUs; accelerate has no other that starts several processes per host without mpirun."""
     line = LAUNCH.format(form="--multi_gpu", arguments="")
     check(run_shell_script(aws, f"{line}\n"), alone, kind="MULTI_CPU")
 

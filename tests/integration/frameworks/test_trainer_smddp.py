@@ -1,6 +1,6 @@
-"""transformers' Trainer under smdistributed.dataparallel on hosts without a GPU, in three of its versions.
+"""transformers' Trainer under smdistributed.dataparallel on hosts without a GPU, in three versions of transformers.
 
-Its script calls nothing of our names. Shown against one process that trains on the same batches.
+The script uses no name of Clary. Results are compared with one process that trains on the same batches.
 """
 
 import json
@@ -12,7 +12,7 @@ from library_jobs import facts_of, library_service, request_of, run_ranks
 PROGRAM = "trainer_smddp_program.py"
 ENVIRONMENTS = {"trainer": "4.28.", "trainer-4.46": "4.46.", "hf": "5.24."}
 SMDDP = {"sagemaker_distributed_dataparallel_enabled": "true"}
-NUM_SAMPLES = 16  # of a step, on all ranks together
+NUM_SAMPLES = 16  # samples of a step, on all ranks together
 
 pytestmark = [
     pytest.mark.timeout(400),
@@ -29,7 +29,7 @@ def aws(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Return a function that gives the facts of one process without a job, by environment."""
+    """Return a function that maps an environment to the facts of one process without a job."""
     found = {}
 
     def run_alone(environment):
@@ -44,7 +44,7 @@ def alone(tmp_path_factory):
 
 
 def check(found, alone, *, version):
-    """Assert that ranks over smddp on the CPU have trained and evaluated as one process does."""
+    """Assert that ranks over smddp on the CPU have trained and evaluated like one process."""
     assert alone["backend"] is None
     for facts in found:
         assert facts["version"].startswith(version)
@@ -53,7 +53,7 @@ def check(found, alone, *, version):
         assert facts["checksum"] == found[0]["checksum"]
         assert facts["checksum"] == pytest.approx(alone["checksum"], rel=1e-6)
         assert facts["evaluation"] == pytest.approx(alone["evaluation"], rel=1e-4)
-    assert found[0]["losses"] == pytest.approx(alone["losses"], abs=2e-4)  # old versions round them to four places
+    assert found[0]["losses"] == pytest.approx(alone["losses"], abs=2e-4)  # old versions round losses to four places
     assert found[0]["losses"][-1] < found[0]["losses"][0]
 
 
@@ -61,7 +61,7 @@ def check(found, alone, *, version):
 @pytest.mark.parametrize("says_cpu", [False, True], ids=["says-nothing", "says-use-cpu"])
 @pytest.mark.parametrize(("environment", "version"), ENVIRONMENTS.items())
 @pytest.mark.sweep("environment", "version")
-def test_two_ranks_train_as_one_process_does(environment, version, says_cpu, alone, tmp_path):
+def test_two_ranks_train_like_one_process(environment, version, says_cpu, alone, tmp_path):
     found = run_ranks(
         environment,
         PROGRAM,

@@ -1,6 +1,6 @@
-"""transformers' Trainer under SMP v1 on hosts without a GPU, in three of its versions: training, saving, resuming.
+"""transformers' Trainer under SMP v1 on hosts without a GPU, in three versions: training, saving, resuming.
 
-Its script calls nothing of our names. Shown against one process that trains on the same batches.
+The script uses no name of Clary. Results are compared with one process that trains on the same batches.
 """
 
 import json
@@ -18,7 +18,7 @@ CUTS = {  # ranks, partitions, samples of a replica's step, files of the optimiz
     "both": (4, 2, 8, {"optimizer.pt_0", "optimizer.pt_1"}),
 }
 NUM_SAMPLES, EVALUATED = 16, 12
-OLD_FILES = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}  # 4.28 and 4.46 read their own files as torch before 2.6 did
+OLD_FILES = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}  # 4.28 and 4.46 load files like torch before 2.6
 
 pytestmark = [
     pytest.mark.timeout(500),
@@ -35,7 +35,7 @@ def aws(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Return a function that gives the facts of one process without a job, by environment."""
+    """Return a function that maps an environment to the facts of one process without a job."""
     found = {}
 
     def run_alone(environment):
@@ -54,18 +54,18 @@ def keys_of(num_partitions):
 
 
 def check(found, alone, environment, *, cut):
-    """Assert that ranks have trained and evaluated as one process does, and saved half-way."""
+    """Assert that ranks have trained and evaluated like one process, and saved half-way."""
     _, num_partitions, _, optimizer_files = CUTS[cut]
     for facts in found:
         assert facts["version"].startswith(ENVIRONMENTS[environment])
         assert (facts["mode"], facts["device"]) == ("SAGEMAKER_MODEL_PARALLEL", "cpu")
         assert facts["replicas"] == len(found) // num_partitions
         assert (facts["wrapper"], facts["optimizer"]) == ("DistributedModel", "DistributedOptimizer")
-        assert facts["epochs"] == alone["epochs"]  # no rank has left out samples, nor taken some twice
+        assert facts["epochs"] == alone["epochs"]  # no rank has skipped samples or used them twice
         assert facts["evaluation"]["samples"] == EVALUATED
         assert facts["evaluation"]["labels"] == alone["evaluation"]["labels"]
         assert "user_content.pt" in facts["saved"]
-    saved = {name for facts in found for name in facts["saved"]}  # hosts have folders of their own
+    saved = {name for facts in found for name in facts["saved"]}  # each host has its own folder
     assert optimizer_files | {WEIGHTS[environment]} <= saved
     assert found[0]["losses"] == pytest.approx(alone["losses"], abs=2e-4)  # old versions round them to four places
     if found[0]["replicas"] == 1:  # with more, its mean counts the samples that fill up the last batch
@@ -76,7 +76,7 @@ def check(found, alone, environment, *, cut):
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 @pytest.mark.sweep("environment", "cut")
-def test_ranks_train_save_and_resume_as_one_process_does(environment, cut, alone, tmp_path):
+def test_ranks_train_save_and_resume_like_one_process(environment, cut, alone, tmp_path):
     num_ranks, num_partitions, batch, _ = CUTS[cut]
     assert batch * (num_ranks // num_partitions) == NUM_SAMPLES
     for resume in ("no", "yes"):
@@ -96,7 +96,7 @@ def test_ranks_train_save_and_resume_as_one_process_does(environment, cut, alone
 
 
 def run_job(aws, environment, place, *, resume):
-    """Run the program on two hosts with two ranks each: a pipeline inside of each host, replicas between them."""
+    """Run the program on two hosts with two ranks each: a pipeline on each host, replicas between the hosts."""
     hyperparameters = {
         "sagemaker_mpi_enabled": "true",
         "sagemaker_mpi_num_of_processes_per_host": "2",
@@ -123,7 +123,7 @@ def test_the_newest_version_trains_and_saves_in_a_job_of_two_hosts(aws, alone):
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 @pytest.mark.long(60)
-def test_a_second_job_goes_on_from_what_the_first_has_saved(aws, alone, environment):
+def test_a_second_job_resumes_from_the_first_jobs_checkpoint(aws, alone, environment):
     place = f"s3://clary/checkpoints/{unique('resumed')}"
     for resume in ("no", "yes"):
         check(run_job(aws, environment, place, resume=resume), alone(environment), environment, cut="both")

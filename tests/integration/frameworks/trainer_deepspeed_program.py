@@ -1,6 +1,6 @@
-"""A rank of transformers' Trainer, with `TrainingArguments(deepspeed=...)` if it is given a stage.
+"""Program of a rank of transformers' Trainer, with `TrainingArguments(deepspeed=...)` if a stage is given.
 
-With `--plain yes` it is one process of Trainer alone, which trains on the batches of all ranks together.
+With `--plain yes` it is a single process of Trainer, which trains on the batches of all ranks.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 NUM_SAMPLES, NUM_STEPS = 16, 5
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--local_rank", type=int, default=-1)  # DeepSpeed's launcher passes it
+parser.add_argument("--local_rank", type=int, default=-1)  # passed by DeepSpeed's launcher
 parser.add_argument("--plain", default="no")
 parser.add_argument("--batch", type=int, default=4)  # of one rank
 parser.add_argument("--stage", type=int, default=0)  # 0: without DeepSpeed in the arguments
@@ -25,7 +25,7 @@ set_seed(1)
 
 tokens = torch.randint(0, 32, (NUM_SAMPLES, 8), generator=torch.Generator().manual_seed(1))
 labels = tokens.clone()
-labels[:, 0] = -100  # no token is predicted there
+labels[:, 0] = -100  # label that the loss ignores
 data = [{"input_ids": row, "labels": label} for row, label in zip(tokens, labels, strict=True)]
 config = GPT2Config(
     vocab_size=32,

@@ -1,7 +1,7 @@
-"""A script for SMDDP that calls transformers' Trainer and nothing else of our names.
+"""Training script for SMDDP that calls transformers' Trainer and uses no name of Clary.
 
-RESULT_FOLDER in its environment, or SM_MODEL_DIR of a job, is where each rank writes its facts. As one process with
-`--batch` of all ranks together, it trains on the same batches: each step takes all samples.
+Each rank writes its facts to RESULT_FOLDER of its environment, or to SM_MODEL_DIR of a job. One process with the
+`--batch` of all ranks together trains on the same batches, because each step uses all samples.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""A script for SMP v1 that calls transformers' Trainer and nothing of ours; run by test_trainer_smp.
+"""Training script for SMP v1 that calls transformers' Trainer and uses no name of Clary; run by test_trainer_smp.
 
-It trains a GPT-2, saves half-way, and evaluates; with `--resume yes` it goes on from that checkpoint. As one process
-with `--batch` of all replicas together it trains on the same batches: each step takes all samples.
+It trains a GPT-2, saves half-way, and evaluates; with `--resume yes` it resumes from that checkpoint. One process with
+the `--batch` of all replicas together trains on the same batches, because each step uses all samples.
 """
 
 import argparse
@@ -19,7 +19,7 @@ NUM_SAMPLES, NUM_STEPS, SAVED_STEP = 16, 6, 3
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch", type=int, default=16)  # of one replica
 parser.add_argument("--resume", default="no")
-parser.add_argument("--mp_parameters", default="")  # as jobs pass it
+parser.add_argument("--mp_parameters", default="")  # in the form in which jobs pass it
 options = parser.parse_args()
 folder = os.environ.get("RESULT_FOLDER") or os.environ["SM_MODEL_DIR"]
 checkpoints = os.environ.get("CHECKPOINTS", "/opt/ml/checkpoints")
@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 
 tokens = torch.randint(0, 32, (NUM_SAMPLES, 8), generator=torch.Generator().manual_seed(1))
 labels = tokens.clone()
-labels[:, 0] = -100  # no token is predicted there; versions 5 count it otherwise, and divide by it
+labels[:, 0] = -100  # label that the loss ignores; versions 5 count such tokens in another way, and divide by the count
 data = [{"input_ids": row, "labels": label} for row, label in zip(tokens, labels, strict=True)]
 
 
@@ -52,7 +52,7 @@ def make_trainer():
         per_device_eval_batch_size=options.batch,
         max_steps=NUM_STEPS,
         learning_rate=5e-3,
-        max_grad_norm=0.2,  # below the norms that occur: each step clips, by the norm of the whole model
+        max_grad_norm=0.2,  # below the actual norms, so that each step clips by the norm of the whole model
         logging_steps=1,
         save_steps=SAVED_STEP,
         report_to=[],
@@ -64,7 +64,7 @@ def make_trainer():
         model=GPT2LMHeadModel(config),
         args=arguments,
         train_dataset=data,
-        eval_dataset=data[:12],  # no whole number of batches
+        eval_dataset=data[:12],  # not a multiple of the batch size
         compute_metrics=lambda found: {
             "samples": len(found.label_ids),
             "labels": int(np.sum(found.label_ids[:, 1:])),

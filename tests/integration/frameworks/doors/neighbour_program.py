@@ -52,7 +52,7 @@ def through_proxy(address, port):
 
 
 def named_reached(names):
-    """Return the abstract Unix sockets, as /proc/net/unix writes them, that a process here can connect to."""
+    """Return those abstract Unix sockets, named as in /proc/net/unix, to which this process can connect."""
     found = []
     for name in names:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
@@ -62,7 +62,7 @@ def named_reached(names):
 
 
 def overheard(ports):
-    """Return how many frames of the victim's ports pass by a card of this host; None if it may not listen."""
+    """Return the number of frames with the victim's ports at this host's interfaces; None if it may not capture."""
     try:
         card = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0003))
     except (OSError, AttributeError):
@@ -81,7 +81,7 @@ def overheard(ports):
 
 
 def seen(folders):
-    """Return the folders of the machine that can be listed or written here."""
+    """Return the folders of the machine that this program can list or write."""
     found = []
     for folder in folders:
         with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ def seen(folders):
 
 
 def own_ports():
-    """Return the ports on which anything listens in the network of this host."""
+    """Return the ports with a listener in the network of this host."""
     found = set()
     for table in ("tcp", "tcp6"):
         with open(f"/proc/net/{table}", encoding="ascii") as file:
@@ -103,7 +103,7 @@ def own_ports():
 
 
 def main():
-    """Try all."""
+    """Try every path, and print the results."""
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "target.json"), encoding="utf-8") as file:
         target = json.load(file)
     own = own_ports()

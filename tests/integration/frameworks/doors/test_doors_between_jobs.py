@@ -1,7 +1,7 @@
-"""Another job, another user and the machine itself at the ports of each framework, which ask for no proof.
+"""Attacks by another job, another user and the machine itself on ports of frameworks, which need no authentication.
 
-What isolates them is the network of a job's own hosts: nothing beside them reaches it. The second host of each job does
-reach the first one's ports, so what others are refused is there to be reached.
+The private network of a job's hosts isolates these ports. The second host of each job does reach the first host's
+ports, which shows that the ports that others cannot reach are open.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from clary.testing.gangs import has_namespaces
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(400), pytest.mark.xdist_group("doors-between-jobs")]
 
-PORTS = {  # that must be open on the first host, or there is nothing to be reached
+PORTS = {  # ports that must be open on the first host, or the test proves nothing
     "horovod": {7779},
     "torch": {7777},
     "deepspeed": {7777},
@@ -54,14 +54,14 @@ def aws(service):
 
 
 def reached_on_machine(ports):
-    """Return the places of this machine where something answers at a port that no process of the machine has."""
+    """Return the addresses and ports of this machine that accept connections though no process of it listens there."""
     addresses = {"127.0.0.1", "::1", socket.gethostbyname(socket.gethostname())}
     own = {port for _, port in places_of_table("self")}
     return [[address, port] for port in ports - own for address in sorted(addresses) if answers(address, port)]
 
 
 def doors_of_processes(pids):
-    """Return the parts of processes that a user gets at: environments, memory, descriptors, files and networks."""
+    """Return the readable files of /proc of these processes: environment, memory, descriptors, root and network."""
     found = []
     for pid in pids:
         for name in ("environ", "mem", "fd", "root/etc", "ns/net"):
@@ -80,7 +80,7 @@ def doors_of_processes(pids):
 
 @pytest.mark.long(70)
 @pytest.mark.parametrize("way", ways())
-def test_nobody_but_the_jobs_own_hosts_reaches_its_frameworks(service, aws, way):
+def test_only_a_jobs_own_hosts_reach_the_ports_of_its_framework(service, aws, way):
     interfaces = socket.if_nameindex()
     wanted = PORTS[way]
     victim = start(aws, victim_request(aws, way))

@@ -1,7 +1,8 @@
-"""Hosts that share this machine's network: ports of frameworks that are open to its users, or to the network.
+"""Hosts that share this machine's network: ports of frameworks that are open to its users or to the whole network.
 
-docs/security.md and `clary doctor` say so in words. Ranks of ours prove themselves there, too; the libraries' own ports
-ask for nothing, so that another user of this machine reaches them, and the network where they listen on all addresses.
+docs/security.md and `clary doctor` name these ports. Ranks over our collectives authenticate there too. The libraries'
+own ports need no authentication: other users of this machine reach them, and so does the network if they listen on all
+addresses.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ pytestmark = [
     pytest.mark.xdist_group("doors-of-plain-processes"),
 ]
 
-# How far from its master port a job listens on every address of the machine; all other ports are of loopback.
+# Offsets from the master port at which a job listens on all addresses; its other ports listen on loopback.
 TO_THE_NETWORK = {
     "torch": {0},
     "deepspeed": {0},
@@ -47,7 +48,7 @@ TO_EVERY_USER = {
     "mirrored": 1,
     "servers": 2,
     "mxnet": 1,
-}  # one port of each
+}  # offset of one port of each framework
 RUN_CODE = ("mirrored", "servers", "mxnet")
 
 
@@ -63,7 +64,7 @@ def aws(service):
 
 
 def knock(port):
-    """Do all that strangers do at a port of loopback, and return the answers."""
+    """Run every attack of a stranger on a port of loopback; return the answers."""
     place = ("127.0.0.1", port)
     quiet = silent(place)
     said = []
@@ -77,12 +78,12 @@ def knock(port):
 
 @pytest.mark.long(30)
 @pytest.mark.parametrize("way", ways())
-def test_what_is_open_on_a_shared_network_is_what_the_documents_say(aws, way):
+def test_open_ports_on_a_shared_network_are_the_documented_ones(aws, way):
     victim = start(aws, victim_request(aws, way, {"shared": "true"}))
     target = told(aws, victim, "OPEN")
     master = target["master_port"]
     everywhere = {port for address, port in target["open"] if address in ("0.0.0.0", "::")}
-    if way != "horovod":  # there mpirun itself listens everywhere, on ports that the kernel gives
+    if way != "horovod":  # with horovod, mpirun listens on all addresses, at ports chosen by the kernel
         assert {port - master for port in everywhere} == TO_THE_NETWORK[way], target
         rest = {address for address, port in target["open"] if port not in everywhere}
         assert rest <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, target
@@ -98,7 +99,7 @@ def test_what_is_open_on_a_shared_network_is_what_the_documents_say(aws, way):
         for port in sorted({port for _, port in target["open"]}):
             for sock in pestering(("127.0.0.1", port)):
                 pests.enter_context(sock)
-        if way == "mxnet":  # its servers end by words that they do not know, and the job by their end
+        if way == "mxnet":  # its servers crash on unknown messages, which ends the job
             facts = wait(aws, victim, timeout_s=60)
             assert facts["TrainingJobStatus"] == "Failed"
             assert any("parameter server ended with signal 6" in line for line in log_of(aws, victim))
@@ -109,6 +110,6 @@ def test_what_is_open_on_a_shared_network_is_what_the_documents_say(aws, way):
     assert wait(aws, victim, timeout_s=LIMIT_S)["TrainingJobStatus"] == "Stopped"
 
 
-def test_doctor_says_that_ports_of_frameworks_are_open(service):
+def test_doctor_reports_that_ports_of_frameworks_need_no_proof(service):
     said = service.clary("doctor", check=False).stdout
     assert "Ports of frameworks ask for no proof" in " ".join(said.split())

@@ -1,4 +1,4 @@
-"""Files that ranks of Horovod open by name, where somebody else has put something: commits and timelines."""
+"""Files that ranks of Horovod open by name, replaced by an attacker: commits and timelines."""
 
 import os
 import pickle
@@ -17,7 +17,7 @@ STEPS = Path(__file__).with_name("door_program.py")
 
 
 class RunsCode:
-    """A pickle that leaves a file when it is read."""
+    """A pickle that creates a folder when it is loaded."""
 
     def __init__(self, path):
         self._path = str(path)
@@ -45,7 +45,7 @@ def pipe(path, mark):
 
 @pytest.mark.parametrize("plant", [torn, bare_pickle, endless, pipe])
 @pytest.mark.long(20)
-def test_an_elastic_program_ends_at_once_by_a_commit_that_is_none_and_runs_nothing_of_it(tmp_path, plant):
+def test_an_elastic_program_ends_at_a_forged_commit_and_runs_no_code_from_it(tmp_path, plant):
     commits, mark = tmp_path / "commits", tmp_path / "was-run"
     commits.mkdir()
     plant(commits / FILE_NAME, mark)
@@ -69,7 +69,7 @@ def link_timeline(path):
 
 @pytest.mark.parametrize("plant", [pipe_timeline, link_timeline])
 @pytest.mark.long(10)
-def test_a_timeline_that_is_a_pipe_or_a_link_is_told_and_training_goes_on(tmp_path, plant):
+def test_a_timeline_path_that_is_a_pipe_or_link_is_logged_and_training_continues(tmp_path, plant):
     path = tmp_path / "timeline.json"
     plant(path)
     (tmp_path / "come").touch()

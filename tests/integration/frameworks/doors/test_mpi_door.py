@@ -1,4 +1,4 @@
-"""Strangers at the port by which mpirun starts its daemons on the other hosts of a job (`clary_mpi.py serve`)."""
+"""Attacks on the port by which mpirun starts its daemons on the other hosts of a job (`clary_mpi.py serve`)."""
 
 import json
 import os
@@ -14,14 +14,14 @@ from clary.agent.launchers.shim_files import MPI_SHIM, SHIMS_FOLDER
 pytestmark = [pytest.mark.timeout(120)]
 
 SECRET = "of the attempt"
-HANDSHAKE_S = 30.0  # of the shim
+HANDSHAKE_S = 30.0  # limit of the shim for the handshake
 MIB = 1 << 20
-PROOFS = 3  # lines that a stranger hears: a nonce and a proof of its own words, cut into at most so many
+PROOFS = 3  # most lines that a stranger receives: a nonce and a proof
 
 
 @pytest.fixture
 def server():
-    """A server as every host but the first has it; its port is the kernel's."""
+    """The server that every host but the first runs; the kernel chooses its port."""
     script = "import clary_mpi; clary_mpi.Server('127.0.0.1', 0, secret=clary_mpi._secret()).run()"
     environment = {"PYTHONPATH": SHIMS_FOLDER, "CLARY_MPI_SECRET": SECRET, "PATH": os.environ["PATH"]}
     process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, env=environment)
@@ -35,7 +35,7 @@ def server():
 
 
 def run_there(server, command):
-    """Run a command on the host as mpirun does."""
+    """Run a command on the server's host as mpirun does."""
     (place,) = listening_places(server.pid)
     environment = {
         "CLARY_MPI_SECRET": SECRET,
@@ -47,7 +47,7 @@ def run_there(server, command):
 
 
 @pytest.mark.long(20)
-def test_commands_go_on_while_strangers_knock_and_none_of_theirs_is_run(server):
+def test_commands_of_mpirun_run_during_attacks_and_no_command_of_a_stranger_runs(server):
     before = peak_bytes(server.pid)
     knocking = Knocking(server.pid)
     try:
@@ -67,7 +67,7 @@ def test_commands_go_on_while_strangers_knock_and_none_of_theirs_is_run(server):
 
 
 @pytest.mark.long(30)
-def test_who_says_nothing_is_hung_up_on_after_the_limit_of_the_greeting(server):
+def test_silent_connections_are_closed_after_the_handshake_limit(server):
     (place,) = listening_places(server.pid)
     quiet = silent(place)
     assert len(quiet) == 100

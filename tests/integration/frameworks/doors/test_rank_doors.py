@@ -1,8 +1,8 @@
-"""Strangers at the doors of ranks that share this machine's network: Horovod, SMDDP and SMP for TensorFlow.
+"""Attacks on the ports of ranks that share this machine's network: Horovod, SMDDP and SMP for TensorFlow.
 
-All that a stranger can reach is the store of rank 0 and, while a group is formed, a port of each rank. Rank 1 comes
-last, after the strangers. Who proves itself and then lies is a program of the job itself: it can end the job, by its
-name.
+A stranger can only reach the store of rank 0 and, while a group is formed, a port of each rank. Rank 1 joins after the
+strangers. A client that authenticates and then sends wrong data is a program of the job itself: it can end the job, and
+the error names its rank.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from needs import python_of
 
 PROGRAM = Path(__file__).with_name("door_program.py")
 MIB = 1 << 20
-MAX_GROWTH_BYTES = 128 * MIB  # of rank 0 under attack; attacks announce 4 GiB and send 8 MiB at a time
+MAX_GROWTH_BYTES = 128 * MIB  # memory growth of rank 0 under attack; attacks announce 4 GiB and send 8 MiB at a time
 ENVIRONMENTS = {"horovod": "train", "smddp": "tensorflow", "smp": "tensorflow"}
 WAYS = [
     pytest.param("horovod"),
@@ -49,10 +49,10 @@ pytestmark = [pytest.mark.needs("train"), pytest.mark.timeout(300), pytest.mark.
 
 
 class Doors:
-    """Two ranks, the second of which comes when it is called.
+    """Two ranks, of which the second joins when the test calls it.
 
     Attributes:
-        port: of the store.
+        port: port of the store.
     """
 
     def __init__(self, way, folder, **variables):
@@ -77,15 +77,15 @@ class Doors:
 
     @property
     def pid(self):
-        """Of rank 0."""
+        """Return the pid of rank 0."""
         return self.ranks.processes[0].pid
 
     def call(self, name):
-        """Let rank 1 come (`come`), or all end (`end`)."""
+        """Let rank 1 join (`come`), or let both ranks end (`end`)."""
         (self._folder / name).touch()
 
     def await_lines(self, count, limit_s=90):
-        """Wait until rank 0 has printed so many more lines; Horovod forms a group for each."""
+        """Wait until rank 0 has printed `count` more lines; with Horovod each line is a new group."""
         wanted = self.num_lines + count
         deadline = time.monotonic() + limit_s
         while self.num_lines < wanted:
@@ -95,11 +95,11 @@ class Doors:
 
     @property
     def num_lines(self):
-        """Lines that rank 0 has printed."""
+        """Return the number of lines that rank 0 has printed."""
         return self.ranks.output(0).count("so far ")
 
     def end(self):
-        """End the ranks, and check that both did all their steps."""
+        """End the ranks; check that both made the same number of steps."""
         self.call("end")
         first, second = self.ranks.wait(90)
         assert (first.code, second.code) == (0, 0), f"{first.output[-3000:]}\n{second.output[-3000:]}"
@@ -133,12 +133,12 @@ def open_doors(tmp_path):
 
 @pytest.mark.long(40)
 @pytest.mark.parametrize("way", WAYS)
-def test_ranks_meet_and_go_on_while_every_door_is_attacked_before_and_after(open_doors, way):
+def test_ranks_form_groups_and_train_while_every_port_is_attacked(open_doors, way):
     doors = open_doors(way)
     before = peak_bytes(doors.pid)
     knocking = Knocking(doors.pid)
     try:
-        knocking.await_places(2)  # the store, and rank 0's own port while it waits for rank 1
+        knocking.await_places(2)  # the store, and rank 0's port while it waits for rank 1
         doors.call("come")
         doors.await_lines(3)
         assert peak_bytes(doors.pid) - before < MAX_GROWTH_BYTES + (200 * MIB if way != "horovod" else 0)
@@ -150,7 +150,7 @@ def test_ranks_meet_and_go_on_while_every_door_is_attacked_before_and_after(open
     assert_no_proof(knocking.answers)
 
 
-def test_a_hundred_that_say_nothing_are_hung_up_on_and_hold_up_nobody(open_doors):
+def test_a_hundred_silent_connections_are_closed_and_delay_no_rank(open_doors):
     doors = open_doors()
     quiet = silent(doors.place)
     assert len(quiet) == 100
@@ -165,7 +165,7 @@ def test_a_hundred_that_say_nothing_are_hung_up_on_and_hold_up_nobody(open_doors
 
 
 @pytest.mark.long(10)
-def test_no_port_but_the_stores_is_open_once_ranks_have_met(open_doors):
+def test_only_the_stores_port_is_open_once_the_group_is_formed(open_doors):
     doors = open_doors()
     doors.call("come")
     doors.await_lines(1)
@@ -175,7 +175,7 @@ def test_no_port_but_the_stores_is_open_once_ranks_have_met(open_doors):
 
 
 @pytest.mark.long(10)
-def test_recorded_words_of_a_rank_open_no_door_a_second_time(open_doors):
+def test_a_replayed_handshake_of_a_rank_is_refused(open_doors):
     recording = Recording()
     try:
         doors = open_doors(PORT_OF_RANK_1=str(recording.port))
@@ -201,7 +201,7 @@ def test_recorded_words_of_a_rank_open_no_door_a_second_time(open_doors):
 
 
 @pytest.mark.long(10)
-def test_a_rank_with_another_secret_is_told_so_and_the_others_go_on(open_doors, tmp_path):
+def test_a_rank_with_a_wrong_secret_is_refused_and_the_others_continue(open_doors, tmp_path):
     doors = open_doors()
     doors.call("come")
     doors.await_lines(1)
@@ -215,8 +215,8 @@ def test_a_rank_with_another_secret_is_told_so_and_the_others_go_on(open_doors, 
     doors.end()
 
 
-def test_a_stranger_that_has_the_port_before_rank_zero_is_named_by_all(tmp_path):
-    """Both ranks end at once with the port; nothing is said to the stranger but a greeting."""
+def test_a_program_that_holds_rank_zeros_port_is_named_by_both_ranks(tmp_path):
+    """Both ranks end at once with an error that names the port; they send the stranger only a greeting."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
         heard = []
@@ -246,8 +246,8 @@ LIES = {
 @pytest.mark.parametrize("stream", ["side", "lane"])
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.sweep("stream", "lie")
-def test_a_program_of_the_job_that_proves_itself_and_then_lies_ends_the_job_by_its_rank(open_doors, stream, lie):
-    """No proof can refuse it: rank 0 ends in time, names it, and keeps its memory."""
+def test_an_authenticated_rank_that_sends_wrong_data_ends_the_job_and_is_named(open_doors, stream, lie):
+    """Authentication cannot refuse this rank: rank 0 ends in time, names the rank, and its memory stays bounded."""
     doors = open_doors(HOROVOD_GLOO_TIMEOUT_SECONDS="8")
     before = peak_bytes(doors.pid)
     settings = settings_of(doors)
@@ -275,18 +275,18 @@ def test_a_program_of_the_job_that_proves_itself_and_then_lies_ends_the_job_by_i
 
 
 def watch_until_end(process, *, limit_s):
-    """Wait until a process ends, and return the most memory that it was seen to have."""
+    """Wait until a process ends; return its highest observed memory in bytes."""
     peak, deadline = 0, time.monotonic() + limit_s
     while process.poll() is None:
         assert time.monotonic() < deadline, f"it still runs after {limit_s} s"
-        with contextlib.suppress(OSError, AssertionError):  # it may end at this moment
+        with contextlib.suppress(OSError, AssertionError):  # the process may end at this moment
             peak = max(peak, peak_bytes(process.pid))
         time.sleep(0.02)
     return peak
 
 
 def settings_of(doors):
-    """Return the settings by which rank 1 of the job joins."""
+    """Return the settings with which rank 1 of the job joins."""
     settings = CollectiveSettings.from_environment({"CLARY_COLLECTIVE_SECRET": SECRET, "MASTER_ADDR": "127.0.0.1"})
     return replace(settings, host="host-1", connect_timeout_s=30.0)
 
@@ -294,7 +294,7 @@ def settings_of(doors):
 def _send(descriptor, words):
     with socket.socket(fileno=os.dup(descriptor)) as sock:
         sock.settimeout(10)
-        with contextlib.suppress(OSError):  # rank 0 has seen enough
+        with contextlib.suppress(OSError):  # rank 0 has closed the connection
             sock.sendall(words)
 
 

@@ -1,7 +1,7 @@
-"""A job that is attacked: meets its peers by a framework, tells which ports are open here, and goes on stepping.
+"""Program of an attacked job: it connects to its peers by a framework, prints its open ports, and keeps stepping.
 
-The first host prints a line `OPEN {...}` with its open ports and addresses, the second one `MATE {...}` with those of
-them that it has reached: a program of the same job does reach them. After each step all print `step NUMBER`.
+The first host prints a line `OPEN {...}` with its open ports and addresses. The second host prints `MATE {...}` with
+those ports of the first that it has reached. After each step every host prints `step NUMBER`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 
 MEETING_PORT = 9345
 STEP_S = 0.2
-NUM_STEPS = 2000  # longer than any test waits
+NUM_STEPS = 2000  # more steps than any test waits for
 
 
 class Horovod:
@@ -53,10 +53,10 @@ class Torch:
 
 
 class DeepSpeed(Torch):
-    """DeepSpeed's launcher on each host, as its runner starts it there, with this program as the child of it."""
+    """DeepSpeed's launcher on each host, started as by its runner, with this program as its child."""
 
     def begin(self):
-        """Become the child of a launcher, and meet the peers."""
+        """Start again as the child of a launcher, and meet the peers."""
         if "DOORS_LAUNCHED" not in os.environ:
             hosts = json.loads(os.environ["SM_HOSTS"])
             world = base64.urlsafe_b64encode(json.dumps({host: [0] for host in hosts}).encode()).decode()
@@ -93,7 +93,7 @@ class Jax:
 
 
 class Mirrored:
-    """TensorFlow's MultiWorkerMirroredStrategy: a server of gRPC on each host."""
+    """TensorFlow's MultiWorkerMirroredStrategy: a gRPC server on each host."""
 
     def begin(self):
         """Meet the peers."""
@@ -117,7 +117,7 @@ class Mirrored:
 
 
 class Servers:
-    """TensorFlow's parameter servers: a server of gRPC and a worker on each host, here with graphs."""
+    """TensorFlow's parameter servers: a gRPC server and a worker on each host, here with graphs."""
 
     def begin(self):
         """Meet the peers."""
@@ -143,7 +143,7 @@ class Servers:
                 time.sleep(0.5)
 
     def step(self):
-        """Add to a number that all hosts share."""
+        """Increment a variable that all hosts share."""
         assert self._session.run(self._add) >= 1
 
 
@@ -178,7 +178,7 @@ WAYS = {
 
 
 def listening():
-    """Return [address, port] of all that listens with the network of this host."""
+    """Return (address, port) of every listener in the network of this host."""
     found = set()
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         with open(f"/proc/net/{table}", encoding="ascii") as file:
@@ -193,7 +193,7 @@ def listening():
 
 
 def own_listening():
-    """Return the same of the processes of this job alone, where hosts share the machine's network."""
+    """Return (address, port) of listeners of this job's processes only, for hosts that share the machine's network."""
     inodes = set()
     for path in glob.glob("/proc/[0-9]*/fd/*"):
         try:
@@ -214,13 +214,13 @@ def own_listening():
 
 
 def abstract_sockets():
-    """Return the names of abstract Unix sockets of this host's network that listen."""
+    """Return the names of listening abstract Unix sockets in this host's network."""
     with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
         return sorted({line.split()[-1] for line in file if " 00010000 " in line and "@" in line})
 
 
 def is_reached(place):
-    """Whether something listens at a place."""
+    """Return whether a process listens at an address and port."""
     try:
         socket.create_connection(place, timeout=5).close()
     except OSError:
@@ -229,7 +229,7 @@ def is_reached(place):
 
 
 def tell_open(is_shared):
-    """Print the open ports of this host, and keep a named socket open, as ranks of one host do while they meet."""
+    """Print the open ports of this host; return an open abstract socket, such as ranks of one host use to meet."""
     named = socket.socket(socket.AF_UNIX)
     named.bind(f"\0victim-{os.getpid()}")
     named.listen()
@@ -244,7 +244,7 @@ def tell_open(is_shared):
 
 
 def pass_on(places):
-    """Give the second host the open ports of the first."""
+    """Send the open ports of the first host to the second."""
     with socket.create_server(("0.0.0.0", MEETING_PORT)) as server:
         client, _ = server.accept()
         with client:
@@ -253,7 +253,7 @@ def pass_on(places):
 
 
 def tell_reached():
-    """Print which of the first host's ports this one reaches."""
+    """Print those of the first host's ports that this host reaches."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -270,7 +270,7 @@ def tell_reached():
 
 
 def main():
-    """Meet, tell, and go on until the job is stopped."""
+    """Meet the peers, print the ports, and keep stepping until the job is stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--way", choices=sorted(WAYS), required=True)
     parser.add_argument("--shared", action="store_true", help="hosts share the machine's network")

@@ -1,4 +1,4 @@
-"""Collectives in a function of TensorFlow that was traced without one before, as elastic programs of Horovod do."""
+"""Collectives in a later trace of a TensorFlow function whose first trace had none, as in elastic Horovod."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ with tf.distribute.get_strategy().scope():
 
 
 @pytest.mark.long(20)
-def test_a_function_may_reduce_in_a_later_trace_than_its_first():
+def test_a_function_may_reduce_in_a_later_trace_only():
     done = subprocess.run(
         [str(python_of("tensorflow")), "-W", "ignore", "-c", PROGRAM],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TF_CPP_MIN_LOG_LEVEL": "3"},

@@ -1,4 +1,4 @@
-"""`clary run` with the launchers of Horovod, SMDDP and Open MPI: ranks of each framework find one another."""
+"""`clary run` with the launchers of Horovod, SMDDP and Open MPI: the ranks of each framework form a group."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def said(*command: object) -> str:
 
 @pytest.mark.needs("train")
 @pytest.mark.long(20)
-def test_horovodrun_is_there_without_a_job():
+def test_horovodrun_works_without_a_job():
     found = said("horovodrun", "-np", "2", python_of("train"), "-c", TORCH)
     assert sorted(found.splitlines()) == ["[0]<stdout>:of 2", "[1]<stdout>:of 2"]
 
@@ -58,6 +58,6 @@ def test_ranks_of_mpirun_without_torch_find_rank_0(environment, program):
 
 
 @pytest.mark.needs("mpirun")
-def test_smddprun_below_mpirun_meets_where_clary_run_says():
+def test_smddprun_below_mpirun_forms_its_group_at_the_address_of_clary_run():
     program = NAMED.format(port="CLARY_RUN_MASTER_PORT")
     assert said(*MPIRUN, "smddprun", sys.executable, "-c", program).count("of 2 True") == 2

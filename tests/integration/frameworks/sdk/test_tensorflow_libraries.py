@@ -1,6 +1,6 @@
-"""SageMaker's libraries with SDK v2's estimator of TensorFlow: its compiler, and SMP by `modelparallel`.
+"""SageMaker's libraries with SDK v2's TensorFlow estimator: its compiler, and SMP by `modelparallel`.
 
-Both requests are those that the SDK itself sends.
+The SDK itself sends both requests.
 """
 
 import json
@@ -26,13 +26,13 @@ def service(tmp_path_factory):
 
 
 def run(service, form, program, *pairs):
-    """Train by a job that the SDK submits; return its facts and its log."""
+    """Train in a job that the SDK submits; return its facts and its log."""
     _, facts = service.run_client(SDK2_PYTHON, "v2_tensorflow_libraries.py", form, str(program), *pairs)
     return facts, "\n".join(log_of(Clients(service), facts["name"]))
 
 
 @pytest.mark.long(25)
-def test_compiler_config_of_tensorflow_trains_as_before_and_the_log_says_what_it_does(service, tmp_path):
+def test_compiler_config_of_tensorflow_trains_the_same_and_the_log_explains_it(service, tmp_path):
     facts, log = run(service, "compiler", PROGRAM, "way=alone")
     assert facts["hyperparameters"]["sagemaker_training_compiler_enabled"] == "true"
     assert facts["hyperparameters"]["sagemaker_training_compiler_debug_mode"] == "true"
@@ -46,7 +46,7 @@ def test_compiler_config_of_tensorflow_trains_as_before_and_the_log_says_what_it
 
 
 @pytest.mark.long(20)
-def test_modelparallel_of_the_estimator_of_tensorflow_cuts_the_model_of_its_example(service):
+def test_modelparallel_of_the_tensorflow_estimator_partitions_the_examples_model(service):
     facts, log = run(service, "modelparallel", PROGRAMS / "smp_tensorflow_digits.py")
     sent = facts["hyperparameters"]
     assert sent["sagemaker_mpi_enabled"] == "true"
