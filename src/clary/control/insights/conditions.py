@@ -24,7 +24,7 @@ def holds(condition: syntax.Condition, resolve: Resolve[R]) -> Holds[R]:
     """Return the function that decides whether a condition holds.
 
     Args:
-        condition: of a filter.
+        condition: condition of a filter.
         resolve: returns the function that reads a field; raises MalformedQuery for an unknown field.
     """
     match condition:

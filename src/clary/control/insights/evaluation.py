@@ -15,8 +15,8 @@ from clary.control.insights.values import Value, number_of, sort_key, text_of, t
 
 MAX_RESULT_CHARACTERS = 8 << 20
 MAX_GROUPS = 10_000
-MAX_DISTINCT = 100_000  # values that count_distinct holds, over all groups
-_SPARE_ROWS = 1_000  # rows above the limit that are collected before the last ones in order are dropped
+MAX_DISTINCT = 100_000  # values that count_distinct stores, over all groups
+_SPARE_ROWS = 1_000  # rows above the limit that are collected before the last rows in order are dropped
 _CELL_CHARACTERS = 40  # approximate cost of a cell besides its text
 
 Row = tuple[tuple[str, str], ...]  # pairs of column name and value
@@ -66,7 +66,7 @@ class Evaluation:
         return self._collector.rows()
 
     def drop(self) -> None:
-        """Forget rows and groups; the counters stay."""
+        """Drop rows and groups, but keep the counters."""
         self._collector = _collector(self._plan)
 
 

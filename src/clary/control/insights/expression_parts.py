@@ -55,7 +55,7 @@ class Surroundings:
     after: Edge
 
     def allow(self, assertion: str) -> bool:
-        """Whether an assertion holds here."""
+        """Whether an assertion holds between these characters."""
         match assertion:
             case "AT_BEGINNING" | "AT_BEGINNING_STRING":
                 return self.before is Edge.BORDER
@@ -142,7 +142,7 @@ class Parts:
         return Edge.WORD if character in _WORD else Edge.OTHER
 
     def class_of(self, character: str) -> tuple[bool, ...]:
-        """Return for each set whether it holds a character: characters of one class lead to the same places."""
+        """Return for each set whether it contains a character: characters of one class lead to the same places."""
         return tuple(character in known for known in self.sets)
 
     def reached(self, places: int, around: Surroundings) -> int:
@@ -206,7 +206,7 @@ def compile_parts(expression: str) -> Parts:
 
 
 def _sequence(parts: Parts, items: list[Any], following: int, flags: int) -> int:
-    """Add places for items one after the other, from the last to the first; return the first."""
+    """Add places for items one after the other, from the last item to the first; return the first item's place."""
     for operation, argument in reversed(items):
         following = _item(parts, str(operation), argument, following, flags)
     return following

@@ -21,7 +21,7 @@ _NOTHING: Any = object()
 
 
 class LogLine:
-    """One line; costly members are computed when a query asks for them."""
+    """One line; members that are expensive to compute are computed on demand."""
 
     __slots__ = ("_members", "at_ms", "ingestion_ms", "log", "message", "sequence", "stream")
 
@@ -96,7 +96,7 @@ def _members_of(message: str) -> Any:
 
 
 def _leaf(members: Any, name: str) -> Value:
-    """Return the value at a path of names and numbers with dots between; a name that has dots itself comes first."""
+    """Return the value at a path of names and numbers separated by dots; names that contain dots are tried first."""
     found = members.get(name, _NOTHING)
     if found is _NOTHING:
         found = members

@@ -55,7 +55,7 @@ class Token:
 
 
 def tokens_of(text: str) -> list[Token]:
-    """Cut a query into tokens; the last one is the end.
+    """Split a query into tokens; the last token marks the end.
 
     Raises: MalformedQuery at the first character that begins no token.
     """
@@ -123,7 +123,7 @@ def _quoted(text: str, start: int, kind: Kind, what: str) -> Token:
 
     Args:
         start: index of the opening quote.
-        kind: of the token; decides which escapes are resolved.
+        kind: kind of the token; decides which escapes are resolved.
         what: names the token in errors.
     Raises: MalformedQuery if the closing quote is missing.
     """

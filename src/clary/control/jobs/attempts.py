@@ -27,15 +27,15 @@ _STATUSES = {AttemptEnd.RECLAIMED: SecondaryStatus.INTERRUPTED, AttemptEnd.RESTA
 
 
 def reclaim(job: TrainingJob, event: events.Reclaimed, now: datetime) -> TrainingJob:
-    """Begin to end the attempt whose capacity is taken back.
+    """Begin to end an attempt whose capacity is reclaimed.
 
     Return the job unchanged if it has no attempt, or if the attempt or the job is already ending. A failure reported
     shortly before the notice, or after it, counts as its effect: the job is retried without using up a restart.
 
     Args:
-        job: the record.
+        job: record of the job.
         event: contains the reason and the grace of programs.
-        now: by the job's clock.
+        now: current time by the job's clock.
     """
     if job.is_terminal or job.ending is not None or not job.hosts:
         return job
@@ -92,7 +92,7 @@ def put_on_record(job: TrainingJob, now: datetime, *, keeps_pool: bool) -> Train
 
     Args:
         job: a job whose attempt has an `ending`, and whose hosts the engine has ended or keeps.
-        now: by the job's clock.
+        now: current time by the job's clock.
         keeps_pool: whether its pool stays for the next attempt, with the GPUs that it holds.
     """
     assert job.ending is not None
@@ -128,9 +128,9 @@ def wait(job: TrainingJob, reason: str, now: datetime) -> TrainingJob:
     """Return a job that waits for its next attempt, with the reason of the wait.
 
     Args:
-        job: with at least one past attempt.
+        job: a job with at least one past attempt.
         reason: why the job waits, for people.
-        now: by the job's clock.
+        now: current time by the job's clock.
     """
     last = job.past_attempts[-1]
     message = f"{last.reason}; {reason}"

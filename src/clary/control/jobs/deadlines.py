@@ -1,6 +1,6 @@
 """Events that are due for a job at a given moment. Pure.
 
-Where: the reconciler asks on every pass and applies the event that is returned.
+Where: the reconciler calls `due` on every pass and applies the returned event.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def due(
     """Return the event that is due, or None.
 
     Args:
-        job: the record as it stands.
+        job: present record of the job.
         now: aware UTC time.
-        limits: of the service.
+        limits: limits of the service.
         silent_s: host name to the seconds since its agent's last report; without a report, since its launch. A service
             that has just started counts from its own start, because no service received heartbeats before. The seconds
             are measured by a monotonic clock: a change of the wall clock must not lose every host.

@@ -21,7 +21,7 @@ class MustWait:
 
 @dataclass(frozen=True, kw_only=True)
 class HostsAsked:
-    """The engine is being asked for the hosts of a new attempt."""
+    """The service is requesting the hosts of a new attempt from the engine."""
 
     plan: Mapping[str, Any]  # LaunchPlan as plain data, with the members known so far
     host_names: tuple[str, ...]
@@ -34,7 +34,7 @@ class HostsAsked:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationAsked:
-    """An engine with a queue is about to be asked for the hosts of a waiting job."""
+    """The service is about to request a waiting job's hosts from an engine with a queue."""
 
     pool: str  # name of the allocation and of the hosts' pool
 
@@ -96,7 +96,7 @@ class StopWanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Reclaimed:
-    """The capacity under the job is taken back: the attempt ends, the job waits for other capacity."""
+    """The job's capacity is reclaimed: the attempt ends, the job waits for other capacity."""
 
     reason: str  # sentence that names the capacity and why it is taken back
     grace_s: float

@@ -88,5 +88,5 @@ def is_of_the_code(words: str) -> bool:
 
 
 def is_misuse(words: str) -> bool:
-    """Whether a text reports a misuse of collectives by the program: a GPU used twice, a port that is taken."""
+    """Whether a text reports a misuse of collectives by the program: a GPU used twice, a port that is in use."""
     return _MISUSE.search(words) is not None

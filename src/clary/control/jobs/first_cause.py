@@ -2,7 +2,7 @@
 
 Where: `transitions` calls `find_first_cause` after every report of a failing job, until the job is terminal: reports of
 hosts arrive in any order, and the host that failed first may report last. `clary describe --why` shows the same
-moments.
+failures.
 
 When one rank of a gang dies, the others follow: connections break, launchers report that a child has failed, the agent
 ends the remaining processes. So each failure (a `Moment`) has a weight, and the earliest failure of the lightest weight
@@ -99,7 +99,7 @@ def find_first_cause(hosts: Mapping[str, HostRecord]) -> JobFailure | None:
 
 
 def first_of(found: Sequence[Moment]) -> Moment | None:
-    """Return the moment that caused the others, or None if there are no moments.
+    """Return the moment that caused the other moments, or None if there are no moments.
 
     It is the earliest moment of the lightest weight, unless that moment may be a reaction to an end noticed late.
     """
@@ -344,6 +344,6 @@ def _shell_code(item: ProcessExit) -> int:
 
 
 def _failure_file(hosts: Mapping[str, HostRecord], first: Moment) -> str | None:
-    """Return the failure file of the host where the cause was found; else of the first host that has one."""
+    """Return the failure file of the host where the cause was found; else the first host's failure file, if any."""
     own = hosts[first.host].facts.failure_file
     return own or next((record.facts.failure_file for record in hosts.values() if record.facts.failure_file), None)

@@ -1,6 +1,6 @@
 """Diagnosis of sick hosts and links of a job from its hosts' findings. Pure.
 
-Where: `transitions` asks when a host has reported, before the program starts (`failure_of`); the page `health` and
+Where: `transitions` calls `failure_of`, which decides before the program starts; the page `health` and
 `clary doctor JOB` show the same result. Both ends of a link check it: a host whose links are mostly bad is sick itself;
 any other bad link is itself sick.
 """
@@ -100,7 +100,7 @@ def clock_words(job: TrainingJob) -> list[str]:
 
 
 def with_lopsided(findings: Findings) -> dict[str, tuple[HealthFinding, ...]]:
-    """Return the findings, with new ones on links that are much faster in one direction."""
+    """Return the findings, with new findings on links that are much faster in one direction."""
     links = [finding for found in findings.values() for finding in found if finding.peer is not None]
     rates = {(link.host, link.peer): link.rate_mbit_s for link in links if link.rate_mbit_s is not None}
     told = {(link.host, link.peer) for link in links if link.check is Check.RATE}
@@ -199,7 +199,7 @@ def _worst(bad: Mapping[_Pair, Sequence[HealthFinding]], *, num_hosts: int) -> s
 
 
 def _of_both_ends(found: Sequence[HealthFinding]) -> str:
-    """Return the fault of a link in words, with its second end's finding if that differs."""
+    """Return a sentence on the fault of a link, with the second end's finding if it differs."""
     first = found[0]
     others = [item for item in found if item.host != first.host and item.cause != first.cause]
     return "; ".join(_words(item) for item in (first, *others[:1]))

@@ -43,7 +43,7 @@ def stop(job: TrainingJob, *, reason: str, grace_s: float) -> Mapping[str, HostR
     """Return the hosts, with the order to stop for each host that may still run processes and has no such order.
 
     Args:
-        job: whose hosts are to stop.
+        job: job whose hosts are to stop.
         reason: text that agents write into their logs.
         grace_s: seconds that programs get between SIGTERM and SIGKILL.
     """

@@ -183,7 +183,7 @@ class JobRequest:
 
     @property
     def checkpoint_local_path(self) -> str | None:
-        """Folder of checkpoints when the request asks for them."""
+        """Folder of checkpoints if the request has a CheckpointConfig."""
         config = self.request.get("CheckpointConfig")
         return None if config is None else str(config.get("LocalPath", DEFAULT_CHECKPOINT_PATH))
 

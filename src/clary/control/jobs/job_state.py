@@ -79,7 +79,7 @@ def job_times(job: TrainingJob, *, now: datetime) -> JobTimes:
     """Add up a job's time.
 
     Args:
-        job: the record.
+        job: record of the job.
         now: end of the counted time of a job that has not ended.
     """
     spent = dict.fromkeys(JobState, timedelta())

@@ -18,7 +18,7 @@ _MAX_AGE_S = 24 * 3600.0
 
 
 def reclaimed(host: str, why: str, grace_left_s: float | None, stop_grace_s: float) -> events.Reclaimed:
-    """Return the event that ends an attempt because the capacity of one host is taken back.
+    """Return the event that ends an attempt because the capacity of one host is reclaimed.
 
     Args:
         host: the host that loses its capacity.
@@ -47,7 +47,7 @@ def of_report(
         notice: the notice that the host received.
         age_s: seconds from the notice to the report.
         stop_grace_s: longest grace of programs.
-        now: by the job's clock.
+        now: current time by the job's clock.
     """
     age_s = min(max(0.0, age_s), _MAX_AGE_S)  # in this order of arguments, NaN becomes 0
     left_s = None if notice.grace_s is None else notice.grace_s - age_s

@@ -29,8 +29,8 @@ def repeated(request: Mapping[str, Any], *, name: str, changes: Changes) -> tupl
 
     Args:
         request: CreateTrainingJob in AWS spelling, of the old job.
-        name: of the new job.
-        changes: to the old request.
+        name: name of the new job.
+        changes: changes to the old request.
 
     Raises: ValueError for a change of a member that the request lacks.
     """

@@ -1,6 +1,6 @@
 """SecondaryStatusTransitions: ends and beginnings of rows, and their messages. Pure.
 
-Source: SecondaryStatusTransition in the AWS API reference; the sentences are those of SageMaker's jobs.
+Source: SecondaryStatusTransition in the AWS API reference; the sentences are the same as for SageMaker's jobs.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def enter(job: TrainingJob, secondary: SecondaryStatus, message: str, *, now: da
     """Close the current transition and open the next; a repeated status only renews its message.
 
     Args:
-        job: the record.
+        job: record of the job.
         secondary: the status to enter.
         message: StatusMessage of the transition.
-        now: by the job's clock.
+        now: current time by the job's clock.
     """
     rows = list(job.transitions)
     if rows and rows[-1].status is secondary:

@@ -41,7 +41,7 @@ class RuleKind(StrEnum):
 class AttemptEnd(StrEnum):
     """Reason why an attempt ends early though its job continues."""
 
-    RECLAIMED = "reclaimed"  # the capacity of a host was taken back, by the spot market or the engine
+    RECLAIMED = "reclaimed"  # the capacity of a host was reclaimed, by the spot market or the engine
     RESTARTED = "restarted"  # the attempt failed, and a retry can help
 
 
@@ -118,7 +118,7 @@ class AttemptEnding:
     """The end of the current attempt, after which the job is retried."""
 
     kind: AttemptEnd
-    reason: str  # in words, for people
+    reason: str  # sentence for people
     asked_at: datetime
     failure: JobFailure | None = None  # failure of a failed attempt
 
@@ -153,7 +153,7 @@ class WarmPool:
     available_at: datetime | None = None  # when the hosts began to wait
     left_at: datetime | None = None  # when the hosts stopped waiting: taken by a job, or ended
     reused_by: str = ""  # the job that took the hosts
-    reason: str = ""  # why the pool has ended, in words
+    reason: str = ""  # sentence on why the pool has ended
     is_parked: bool = False  # whether the job has left the hosts, so that a matching job can take them
 
     def retained_s(self, now: datetime) -> float:

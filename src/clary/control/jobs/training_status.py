@@ -108,7 +108,7 @@ def progress_facts(progress: TrainingProgress | None, *, now: datetime, is_over:
     """Return progress in the form that clients show to people; None while unknown.
 
     Args:
-        progress: as last reported.
+        progress: the last reported progress.
         now: time from which the remaining time counts.
         is_over: whether the job has ended and so has no remaining time.
     """

@@ -43,8 +43,8 @@ def apply(job: TrainingJob, event: events.Event, *, now: datetime) -> TrainingJo
     """Return the job after `event`; the same object if the event changes nothing.
 
     Args:
-        job: the record as it stands.
-        event: to apply.
+        job: present record of the job.
+        event: event to apply.
         now: time of the event, aware, in UTC. If it is earlier than the last transition, the time of that transition is
             used.
     """

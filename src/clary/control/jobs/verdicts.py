@@ -4,8 +4,8 @@ Where: `first_cause` calls `judge` for the first cause. A verdict is for people 
 prefix of FailureReason follows from the fault, not from the verdict.
 
 A retry helps against transient faults: of hosts, of links, or a process that was killed from outside. A failure that
-the same code repeats with the same data - a missing module, a bad value, too little memory - is never called retryable,
-and neither is the lack of a program on the machine.
+recurs with the same code and data (a missing module, a bad value, too little memory) is never called retryable, and
+neither is a program that is missing on the machine.
 """
 
 from __future__ import annotations

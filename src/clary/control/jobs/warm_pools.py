@@ -3,8 +3,9 @@
 Every attempt runs on the hosts of a pool. Most pools end with their attempt. The pool of a job that is retried keeps
 its living hosts, and the API does not show it; the pool of a job with a keep-alive period waits for other jobs.
 
-Where: `transitions` moves a job's `warm_pool`; the reconciler asks which pool fits a waiting job and which pool is due
-to end. One job at a time holds a pool: the job that runs on it, or the last job that ran on it.
+Where: `transitions` moves a job's `warm_pool`; the reconciler calls `matches` to find a pool for a waiting job, and
+`why_over` to find pools that are due to end. One job at a time holds a pool: the job that runs on it, or the last job
+that ran on it.
 Source: "Train using SageMaker managed warm pools" (developer guide): matching criteria and statuses; WarmPoolStatus in
 the API reference.
 """
@@ -46,7 +47,7 @@ def on_start(job: TrainingJob, *, left_by: str) -> WarmPool | None:
     """Return the pool of a job that gets hosts, as the API shows it, or None if the hosts serve only this job.
 
     Args:
-        job: the record.
+        job: record of the job.
         left_by: the job that left the hosts; empty for new hosts, and for hosts of the job's last attempt.
     """
     is_told = left_by or job.warm_pool is not None or JobRequest(job.request).keep_alive_s > 0
@@ -97,7 +98,7 @@ def hand_over(job: TrainingJob, *, by: str, now: datetime) -> TrainingJob:
     Args:
         job: the last holder.
         by: name of the job that holds it now.
-        now: by the job's clock.
+        now: current time by the job's clock.
     """
     if job.warm_pool is None or not is_available(job):
         return job
@@ -111,7 +112,7 @@ def begin_to_end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob
     Args:
         job: the last holder, or a job that waits with its own hosts.
         reason: why the pool ends, for people.
-        now: by the job's clock.
+        now: current time by the job's clock.
     """
     if not job.is_terminal:  # it waits for its next attempt
         return replace(job, pool="", pool_gpus=()) if not job.hosts else job
@@ -122,7 +123,7 @@ def begin_to_end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob
 
 
 def end(job: TrainingJob, *, now: datetime) -> TrainingJob:
-    """Return an ended job whose hosts, with those of its pool, have ended."""
+    """Return an ended job after its hosts, and the hosts of its pool, have ended."""
     if job.is_released:
         return job
     pool, reason = job.warm_pool, "its hosts did not come back"

@@ -31,11 +31,11 @@ from clary.control.objects.store_client import StoreClient
 # Some 200,000 files. Agents read larger manifests; the service does no other work while it parses JSON of this size.
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 TOO_LARGE = f"the manifest has more than {MAX_MANIFEST_BYTES} bytes: it can be restored, but it is not read here"
-MAX_HOSTS = 1000  # below one prefix
+MAX_HOSTS = 1000  # most hosts below one prefix
 MAX_OBJECT_BYTES = 1 << 50  # more than any store holds in one object
 MAX_FAULT_CHARACTERS = 500  # length of the text about the fault of one set
 MAX_PART_BYTES = 255  # NAME_MAX of Linux file systems
-MAX_PATH_BYTES = 3800  # PATH_MAX of Linux is 4096; the rest is for the folder above
+MAX_PATH_BYTES = 3800  # PATH_MAX of Linux is 4096; the difference is left for the parent folder
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGITS = re.compile(r"\d+")
@@ -61,7 +61,7 @@ class CheckpointPlace:
         return cls(bucket, key if not key or key.endswith("/") else f"{key}/")
 
     def key(self, relative: str) -> str:
-        """Return the whole key of a path below the prefix."""
+        """Return the full object key of a path below the prefix."""
         return self.prefix + relative
 
 
@@ -104,9 +104,9 @@ async def load_set(client: StoreClient, place: CheckpointPlace, *, host: str, nu
 
     Args:
         client: open.
-        place: of the job's checkpoints.
+        place: bucket and prefix of the job's checkpoints.
         host: name of the host that stored the set, such as algo-1.
-        number: of the set; host and number make the manifest's key, and its content must name them too.
+        number: number of the set; host and number make the manifest's key, and its content must name them too.
     Raises: ContractError for a missing or faulty manifest; ObjectStoreError.
     """
     key = place.key(manifest_key(host, number))
@@ -174,7 +174,7 @@ def why_no_path(path: str) -> str:
 
 
 def why_no_key(file: CheckpointFile, host: str) -> str:
-    """Return why an object can not hold a file of a host's set, or an empty string. Pure."""
+    """Return why an object can not be a file of a host's set, or an empty string. Pure."""
     content = content_key(host, "")
     if file.key == file.path or (file.key.startswith(content) and not why_no_path(file.key.removeprefix(content))):
         return ""

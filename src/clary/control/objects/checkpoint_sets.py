@@ -85,8 +85,8 @@ async def find_in_time(
 
     Args:
         client: open.
-        place: of the job's checkpoints.
-        timeout_s: for the whole listing, in seconds.
+        place: bucket and prefix of the job's checkpoints.
+        timeout_s: limit of the whole listing in seconds.
     """
     try:
         async with asyncio.timeout(timeout_s):

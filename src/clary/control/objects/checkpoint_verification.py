@@ -128,7 +128,7 @@ async def verify_sets(
 
     Args:
         client: open.
-        place: of the job's checkpoints.
+        place: bucket and prefix of the job's checkpoints.
         targets: sets in the order in which they are read; the first host to name a path owns the plain path.
         report: filled while the sets are read; callers may read it meanwhile.
     """

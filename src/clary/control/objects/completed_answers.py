@@ -40,12 +40,12 @@ def with_location(content: bytes, address: str) -> bytes:
 
 
 def with_attributes(content: bytes, wanted: str, headers: Iterable[tuple[str, str]]) -> bytes:
-    """Return the store's attributes of an object, completed with the wanted ones that it left out.
+    """Return the store's attributes of an object, completed with wanted attributes that the store omitted.
 
     Args:
         content: the store's document.
         wanted: names with commas between, as the request has them.
-        headers: of the store's answer to HEAD for the object.
+        headers: headers of the store's answer to HEAD for the object.
     """
     names = {name.strip() for name in wanted.split(",")}
     given = {name.lower(): value for name, value in headers}

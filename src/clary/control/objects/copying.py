@@ -33,9 +33,9 @@ def spelt_out(headers: Headers, source: Iterable[tuple[str, str]], wanted: Encry
     """Return the headers of a copy that has its own encryption.
 
     Args:
-        headers: of the request, with lower-case names.
+        headers: headers of the request, with lower-case names.
         source: headers of the source, as the store returns them.
-        wanted: the encryption that the request asks for.
+        wanted: the encryption that the request names.
     Returns: `headers` unchanged if source and copy have the same mark.
     """
     told = [(name.lower(), value) for name, value in source]

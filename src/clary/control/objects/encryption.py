@@ -1,6 +1,6 @@
 """Headers of S3's server-side encryption, in front of a store that has no keys.
 
-Where: `front` asks for each request to the embedded store. Pure.
+Where: `front` uses it for each request to the embedded store. Pure.
 S3 encrypts every object, by AES256 unless the request or the bucket names another algorithm, and reports the encryption
 in its answers. Clients send `aws:kms` with every upload, and some compare the answer. Clary stores the requested
 encryption as metadata of the object and returns it, but encrypts nothing: the disk may be encrypted instead
@@ -72,7 +72,7 @@ class Encryption:
 
 
 def asked_encryption(headers: Iterable[tuple[str, str]]) -> Encryption | None:
-    """Return the encryption that a request asks for, or None without such headers.
+    """Return the encryption that a request names, or None without such headers.
 
     Args:
         headers: lower-case names.

@@ -136,7 +136,7 @@ class S3Front:
         await self._store.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one S3 request; refusals are answers too, in S3's XML shape.
+        """Answer one S3 request; refusals are answers, too, in S3's XML format.
 
         The bucket is in the path or in the Host header: before an AWS name of S3 (old clients behind the proxy, which
         know no endpoint variable), or before one of the service's own names. The body of a refused request is not read.

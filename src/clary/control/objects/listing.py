@@ -1,6 +1,6 @@
 """Keys below a prefix, page by page.
 
-Where: `checkpoint_sets` finds manifests and sizes with it.
+Where: `checkpoint_manifests` and `checkpoint_sets` find manifests and sizes with it.
 Source: ListObjectsV2 (Amazon S3 API reference).
 """
 

@@ -11,7 +11,7 @@ Forms (Amazon S3 API reference, "Signature calculations for the authorization he
     UNSIGNED-PAYLOAD                            nothing to check
     STREAMING-UNSIGNED-PAYLOAD-TRAILER          framing is passed on verbatim; the store checks the trailing checksum
     STREAMING-AWS4-HMAC-SHA256-PAYLOAD          unframed, every chunk's signature checked here
-    STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER  the same, framed again without signatures, with its trailers
+    STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER  likewise, then framed again without signatures, with its trailers
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class StoreClient:
         """Return the error for a request without an answer, or with an incomplete one.
 
         Args:
-            method: of the request.
+            method: method of the request.
             bucket: bucket of the request.
             key: key of the request; empty for the bucket.
             error: error of the client library; named in the text.
@@ -259,7 +259,7 @@ def sign_for_store(
         method: upper case.
         path: percent-encoded, without the endpoint's own path.
         query: encoded, without `?`.
-        headers: to send, without host.
+        headers: headers to send, without host.
         payload_hash: SHA-256 of the body in hexadecimal, or a keyword of S3.
         now: aware time of day that the signature names.
     """

@@ -65,7 +65,7 @@ class StoreRecord:
         return record if set(record.ports) == set(PORT_NAMES) else None
 
     def write(self, path: Path) -> None:
-        """Replace the record in one step; a crash or a full disk leaves the old or the new one. Raises: OSError."""
+        """Replace the record atomically; a crash or a full disk leaves the old or the new record. Raises: OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".new")
         try:

@@ -108,7 +108,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
 
 
 def decide(grants: Grants, service: str, operation: str, params: Params) -> Decision:
-    """Decide on one call.
+    """Decide whether a call is allowed.
 
     Args:
         grants: grants of the job's key.

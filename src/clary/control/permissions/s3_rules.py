@@ -27,7 +27,7 @@ _READING = frozenset({"GET", "HEAD"})
 
 
 def decide(grants: Grants, asked: S3Asked) -> Decision:
-    """Decide on one request."""
+    """Decide whether a request is allowed."""
     parameters = frozenset(
         name for name in asked.parameters if name not in _FREE and not name.lower().startswith(_RESPONSE)
     )

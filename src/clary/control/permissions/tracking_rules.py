@@ -57,7 +57,7 @@ OPERATIONS = frozenset(
 
 
 def decide(grants: Grants, operation: str, params: Params) -> Decision:
-    """Decide on one call of an operation of `OPERATIONS`.
+    """Decide whether a call of an operation of `OPERATIONS` is allowed.
 
     Args:
         grants: of the job's key.

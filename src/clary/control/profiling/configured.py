@@ -1,4 +1,4 @@
-"""The rules that a request's ProfilerRuleConfigurations ask for.
+"""The rules in a request's ProfilerRuleConfigurations.
 
 Where: the service warns of rules that it cannot evaluate when a job is created, and evaluates the others.
 Source: ProfilerRuleConfiguration (AWS API reference); RuleParameters as `sagemaker.debugger.ProfilerRule` writes them:

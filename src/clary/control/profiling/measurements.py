@@ -128,7 +128,7 @@ class Measurements:
 
     @cached_property
     def runs_ms(self) -> Mapping[int, tuple[int, int]]:
-        """Attempt -> first and last time at which a program of it ran; attempts without a program are left out."""
+        """Attempt -> first and last time at which its program ran; attempts without a running program are omitted."""
         ran: dict[int, list[int]] = {}
         for at_ms in frozenset[int]().union(*self._ran.values()):
             ran.setdefault(self.attempt_of(at_ms), []).append(at_ms)
@@ -161,7 +161,7 @@ def measurements_of(
 
     Args:
         series: points of each host, oldest first.
-        hosts: of the job, in any order.
+        hosts: hosts of the job, in any order.
         step_ms: milliseconds between points.
         until_ms: now, or the job's end, in ms since 1970.
         is_over: whether no more points will arrive.

@@ -27,7 +27,7 @@ def dead_agents(
     """Return the hosts whose agents have ended without an order to leave.
 
     Args:
-        job: the record.
+        job: record of the job.
         alive: host -> whether its agent runs.
         signs: result of `last_signs`.
         words: host -> the engine's reason for the end of its agent.
@@ -56,7 +56,7 @@ def cut_off_hosts(
     only if it explains a failure.
 
     Args:
-        job: the record.
+        job: record of the job.
         cut_off: host -> the engine's facts about the cut.
         before: time when links certainly worked, for hosts for which the engine reports no time.
     """

@@ -165,7 +165,7 @@ class JobHub:
         """Store in the job's record each metric's value with the latest time, for at most `most` names.
 
         Args:
-            name: of the job.
+            name: name of the job.
             values: values of any metrics, in any order.
             most: number of names that the record may hold; further new names are dropped.
         Raises: JobNotFound.

@@ -148,7 +148,7 @@ def report_facts(job: TrainingJob, measured: JobMeasurements, *, now: datetime) 
 
 
 def _planned_hosts(job: TrainingJob) -> list[ReportHost]:
-    """Return the hosts of the current attempt; without one, those of the last attempt."""
+    """Return the hosts of the current attempt; without a current attempt, the hosts of the last attempt."""
     hosts: Sequence[Mapping[str, Any]]
     if job.plan is not None:
         hosts = job.plan.get("hosts", ())

@@ -100,7 +100,7 @@ class Launcher:
             self.begin(job)
 
     async def _start_while_there_is_room(self) -> None:
-        # Find the first job anew each time: the queue may change while a job is started.
+        # Find the first job again each time, because the queue may change while a job is started.
         while (job := self._first_waiting()) is not None:
             name = job.name
             try:

@@ -59,7 +59,7 @@ class NodeAdmission(Admission):
 
     @property
     def decides_order(self) -> bool:
-        """False: the engine, not this service, decides which waiting job comes first."""
+        """False, because the engine, not this service, decides which waiting job starts first."""
         return False
 
     @property

@@ -77,7 +77,7 @@ class Releaser:
         Args:
             job: job of the host; one task at a time fences a host, and a replaced host is not fenced again.
             plan: plan of the current attempt.
-            host: its name.
+            host: name of the host.
         """
         key = _key(job, host)
         if key in self._fences or key in self._replaced:
@@ -144,7 +144,7 @@ class Releaser:
         await self._hub.apply(job.name, events.Released(keeps_pool=decision.stays))
 
     async def give_pools_back(self) -> None:
-        """Take back the hosts that jobs keep while they wait to be tried again; no pass may run meanwhile."""
+        """End the hosts that jobs keep while they wait for a retry; no pass may run meanwhile."""
         for job in [job for job in self._hub.waiting_jobs().values() if job.pool]:
             try:
                 await self._pools.end(job.pool)
@@ -164,7 +164,7 @@ class Releaser:
                 await self._engine.end_host(plan, host)
 
     async def _seal_logs(self, job: TrainingJob) -> None:
-        """Make the job's lines durable; a failure is logged, so that the hosts can be taken back."""
+        """Make the job's lines durable; a failure is only logged, so that the hosts can be released."""
         for stream in job.log_streams:
             try:
                 await self._logs.seal(stream)

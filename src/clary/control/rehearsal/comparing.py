@@ -29,8 +29,8 @@ class SampleCheck:
     examples_twice: tuple[str, ...] = ()
     examples_never: tuple[str, ...] = ()
     num_compared: int = 0  # number of the twin's samples
-    first_other_step: int | None = None  # the twin's first optimizer step with other samples; counted from 1
-    is_order_repeatable: bool = True  # whether both runs drew the same samples before any fault
+    first_other_step: int | None = None  # the twin's first optimizer step with different samples, counted from 1
+    is_order_repeatable: bool = True  # whether both runs drew the same samples before the first fault
     agreement: float = 0.0
     words: str = ""  # how certain the result is, or why there is no result
 

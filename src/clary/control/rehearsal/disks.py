@@ -38,7 +38,7 @@ def check_disks(hosts: Sequence[str], *, size_bytes: int, num_jobs: int, largest
     """Refuse disks that are too large for the machine's memory, which holds them.
 
     Args:
-        hosts: of one job; each gets a disk.
+        hosts: hosts of one job; each gets a disk.
         size_bytes: size of each disk.
         num_jobs: number of such jobs that run at once.
         largest_bytes: most bytes of all disks together.

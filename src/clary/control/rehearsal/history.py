@@ -121,7 +121,7 @@ def make_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) -> Hi
     """Merge the attempts of a job into the history that led to its model.
 
     Args:
-        attempts: of one job, in order.
+        attempts: attempts of one job, in order.
         scale: scale of the twin's printed steps, on which every reading is placed.
         twin: last attempt of the uninterrupted job; its record lines up the batches.
     """

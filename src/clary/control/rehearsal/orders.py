@@ -32,7 +32,7 @@ class RehearsalOrder:
 
     Attributes:
         faults: chosen and drawn faults, in words.
-        arguments: of `clary rehearse`, before the job's name.
+        arguments: arguments of `clary rehearse`, before the job's name.
         seed: seed of drawn faults; None without drawn faults.
     """
 

@@ -89,7 +89,7 @@ def batches_a_step(record: RankRecord) -> int:
 
 
 def samples_of(batches: Sequence[Batch], num_batches: int) -> tuple[Sample, ...]:
-    """Return the samples of one step: those of its last batches."""
+    """Return the samples of one step, which are the samples of its last batches."""
     return tuple(sample for batch in batches[-num_batches:] if batch for sample in batch)
 
 

@@ -56,7 +56,7 @@ class InstanceShape:
 
     @property
     def processes_per_host(self) -> int:
-        """Processes that the official toolkits start on a host of this type: one a GPU, one a NeuronCore, or one."""
+        """Processes that the official toolkits start on a host of this type: one per GPU or NeuronCore, else one."""
         return self.processes or self.num_gpus or self.num_accelerators or 1
 
 

@@ -75,7 +75,7 @@ def note_of(bound: Bound, *, instance_type: str, promised: int, given: int, of_m
         promised: memory of the type in bytes.
         given: memory of the host in bytes.
         of_machine: bytes that the machine has for jobs.
-        num_hosts: of the job.
+        num_hosts: number of hosts of the job.
     """
     why = {
         Bound.TYPE: "",
@@ -91,7 +91,7 @@ def advice_of(bound: Bound, *, instance_type: str, promised: int, most: int, wit
 
     Args:
         bound: bound that keeps the host from more memory.
-        instance_type: of the host.
+        instance_type: instance type of the host.
         promised: memory of that type in bytes.
         most: bytes that this host would get with the largest type, next to the other hosts of its job.
         without_setting: likewise, if memory_per_host_bytes were not set.

@@ -258,7 +258,7 @@ def decide(need: Need, running: Sequence[Holding], *, capacity: Capacity, queue_
 
 
 def _free_gpus(need: Need, running: Sequence[Holding], num_gpus: int) -> list[int]:
-    """Return the GPUs with room for the need's fraction of one GPU, most used first."""
+    """Return the GPUs that have the needed fraction of a GPU free, most used first."""
     used = [0.0] * num_gpus
     for holding in running:
         for index in holding.gpu_indices:
@@ -280,7 +280,7 @@ def refuse_if_too_large(need: Need, running: Sequence[Holding] = (), *, capacity
     Args:
         need: need of the job.
         running: jobs with hosts; only for the number in the message.
-        capacity: for all jobs together.
+        capacity: capacity for all jobs together.
     Source: message of ResourceLimitExceeded as clients know it, contract.md 2.5; the last sentence is Clary's.
     """
     used = round(sum(holding.hosts_used for holding in running), 6)
@@ -349,7 +349,7 @@ def _units(shape: InstanceShape) -> str:
 
 
 def _part_of_gpus(hosts: Sequence[HostShare], num_gpus: int, of_host: float) -> float:
-    """Return the fraction of each of its GPUs that a job holds; the parts of hosts that share a GPU add up."""
+    """Return the fraction that a job holds of each of its GPUs: the sum of the parts of hosts that share the GPU."""
     if num_gpus == 0:
         return WHOLE
     return min(WHOLE, of_host * max(1.0, sum(host.num_gpus for host in hosts) / num_gpus))

@@ -1,6 +1,6 @@
 """Prices of instance types, from files: Clary contains approximate prices, which a user's own file overrides.
 
-Where: billing and the ledger ask for the price of a job's hosts; the service reads the files once, when it starts.
+Where: billing and the ledger look up the price of a job's hosts; the service reads the files once, when it starts.
 No price is fetched: `prices.json` names the source and month of its figures; docs/spot.md describes the format.
 """
 

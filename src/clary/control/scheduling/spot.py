@@ -56,7 +56,7 @@ class SpotSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class SpotUse:
-    """Hosts of spot capacity that a job holds."""
+    """A job's use of spot capacity."""
 
     job_name: str
     num_hosts: int

@@ -5,7 +5,7 @@ noise: once grouped, zlib compresses the first bytes well (to about one byte per
 previous value is no better).
 
     magic, checksum of all that follows, rows, parts, bytes of the head
-    head, deflated: names, one a line; an empty line; times as differences
+    head, deflated: names, one per line; an empty line; times as differences
     for each chunk of columns: its length, then its bytes, deflated
 
 A chunk contains whole columns and at least CHUNK_BYTES, so that one column of a large block can be read without the

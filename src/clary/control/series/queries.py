@@ -78,7 +78,7 @@ class SeriesQuery:
         return re.compile("|".join(fnmatch.translate(pattern) for pattern in self.names.split(",") if pattern))
 
     def wants(self, name: str) -> bool:
-        """Whether the query asks for a series."""
+        """Whether the query includes a series."""
         return self._pattern.fullmatch(name) is not None
 
     @property

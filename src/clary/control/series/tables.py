@@ -73,8 +73,8 @@ def between(table: SeriesTable, start_ms: int, end_ms: int) -> SeriesTable:
 
     Args:
         table: rows in order of time.
-        start_ms: in ms since 1970.
-        end_ms: in ms since 1970.
+        start_ms: start in ms since 1970.
+        end_ms: end in ms since 1970.
     """
     return _sliced(table, bisect_left(table.at_ms, start_ms), bisect_left(table.at_ms, end_ms))
 

@@ -46,7 +46,7 @@ MAX_NAMED = 300  # characters of members' names in a refusal
 
 
 class AwsHandler:
-    """Answers requests of every service but S3.
+    """Answers requests of all AWS services except S3.
 
     Args:
         services: services that the operations' handlers use.

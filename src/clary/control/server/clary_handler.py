@@ -27,7 +27,7 @@ from clary.control.server.routing import Asked, Parts, Reads, Route, Who, match
 from clary.control.store.damage import JobUnreadable
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
-# A browser logs every answer 404 as an error, and pages often ask for documents that do not exist yet: the console's
+# A browser logs every answer 404 as an error, and pages often request documents that do not exist yet: the console's
 # requests have the first header, and answers to them name the status in the second header.
 QUIET = "X-Clary-Quiet"
 QUIET_STATUS = "X-Clary-Status"

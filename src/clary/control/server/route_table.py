@@ -142,7 +142,7 @@ ROUTES: tuple[Route, ...] = (
     Route(ANY, _V1 + "/agent{rest+}", NOBODY, _absent("no such bundle: {method} {path}")),
     # Prometheus
     Route("GET", "/metrics", SCRAPER, lambda own, ask: own.metrics.page()),
-    # Signing in to the console and out of it
+    # Sign-in to the console, and sign-out
     Route("POST", _V1 + "/session", ANYBODY, lambda own, ask: own.sign_in.begin(ask.request)),
     Route("DELETE", _V1 + "/session", ANYBODY, lambda own, ask: own.sign_in.end(ask.request, ask.caller.session)),
     Route("GET HEAD", _V1 + "/session", ANYBODY, lambda own, ask: own.sign_in.facts(ask.caller.session)),

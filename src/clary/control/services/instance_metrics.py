@@ -59,7 +59,7 @@ async def statistics_of(
     Args:
         call: provides the store.
         metric: a key of `SERIES`.
-        job_name: of the job.
+        job_name: name of the job.
         host: such as algo-1.
         start: aware time; the period that contains it counts as a whole.
         end: aware time, exclusive.

@@ -33,7 +33,7 @@ def describe(
     """Return the members of DescribeTrainingJob.
 
     Args:
-        job: the record.
+        job: record of the job.
         prices: prices of hosts; spot prices make billable time shorter than training time.
         settings: contain the interval of measurements that applies if neither request nor plan has one.
         now: end of time spans that have not ended, such as the wait of a warm pool.

@@ -35,7 +35,7 @@ def describe_tuning_job(
     """Return the members of DescribeHyperParameterTuningJob.
 
     Args:
-        job: the record.
+        job: record of the tuning job.
         trials: trials of the tuning job.
         live: name -> training job of an unfinished trial.
         parents_best: best trial of the parents of a warm start with identical data and algorithm; None without parents.
@@ -98,7 +98,7 @@ def tuning_summary(job: TuningJob, trials: Sequence[Trial]) -> dict[str, Any]:
     """Return one row of ListHyperParameterTuningJobs.
 
     Args:
-        job: the record.
+        job: record of the tuning job.
         trials: trials of the tuning job.
     """
     request = TuningRequest(job.request)
@@ -116,7 +116,7 @@ def trial_summary(job: TuningJob, trial: Trial, live: TrainingJob | None) -> dic
 
     Args:
         job: tuning job of the trial, or the tuning job whose answer contains it.
-        trial: the record.
+        trial: record of the trial.
         live: the trial's training job, while it runs.
     """
     request = TuningRequest(job.request)
@@ -154,7 +154,7 @@ def trial_status(trial: Trial, live: TrainingJob | None) -> TrainingJobStatus:
     """Return the status of a trial's training job.
 
     Args:
-        trial: the record.
+        trial: record of the trial.
         live: the trial's training job, while it runs.
     """
     if trial.outcome is not None:

@@ -1,7 +1,7 @@
 """A sentence on the mechanism that enforces the memory limits of hosts on this machine.
 
-Where: the service asks once when it starts, so that `clary up` and `clary doctor` can show it before the first job. The
-answer is the agent's own (`clary.agent.host.limits.memory_support`), which tries to set a limit.
+Where: the service calls it once when it starts, so that `clary up` and `clary doctor` can show the sentence before the
+first job. The probe runs the agent's own check (`clary.agent.host.limits.memory_support`), which tries to set a limit.
 """
 
 from __future__ import annotations

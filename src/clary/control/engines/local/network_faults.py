@@ -38,7 +38,7 @@ async def partition(pool_folder: str, host: str, *, up: bool) -> None:
 
     Args:
         pool_folder: folder with the ready file of the network's anchor.
-        host: its name.
+        host: name of the host.
         up: whether to connect it.
     Raises: EngineError if the pool has no network of its own, no such host, or its anchor is gone.
     """
@@ -46,13 +46,13 @@ async def partition(pool_folder: str, host: str, *, up: bool) -> None:
 
 
 async def part(plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
-    """Cut the path between two hosts, which still reach all others, or open it; a repeated call does nothing.
+    """Cut the path between two hosts, which still reach all other hosts, or reconnect it; a repeated call does nothing.
 
     In a job of two hosts this is a cut of the second host, as by `partition`.
 
     Args:
-        plan: of a running attempt.
-        hosts: names of the two.
+        plan: plan of a running attempt.
+        hosts: names of the two hosts.
         up: whether to open the path.
     Raises: EngineError as `partition`.
     """
@@ -68,8 +68,8 @@ async def limit(plan: LaunchPlan, host: str, *, rate_mbit_s: float | None) -> No
     Behind the TAP switch only the host's sending is limited: frames to it arrive as fast as before.
 
     Args:
-        plan: of a running attempt.
-        host: its name.
+        plan: plan of a running attempt.
+        host: name of the host.
         rate_mbit_s: above 0; None restores the plan's rate, or 100 Gbit/s where the plan has no limit.
     Raises: EngineError as `partition`.
     """

@@ -31,7 +31,7 @@ class LocalFaults:
 
     Args:
         engine: the engine that runs the hosts.
-        home_folder: of the service.
+        home_folder: home folder of the service.
     """
 
     def __init__(self, engine: LocalEngine, home_folder: Path) -> None:

@@ -78,7 +78,7 @@ def batch_script(
     """Return the script.
 
     Args:
-        tag: of the allocation.
+        tag: tag of the allocation.
         components: indices of the hosts, by component of the job.
         boot: the boot's script, service URL and certificate, the same for every host.
         python: interpreter of the nodes.

@@ -1,7 +1,7 @@
 """Finds the user behind a cancelled job. Slurm 22.05 names the user in no list of jobs, but in two other places.
 
-Where: `scheduler` asks once for each cancelled job, only to name the user in messages. The accounting, if a cluster has
-one, knows the user (`sacct`: CANCELLED by 1000). Otherwise the controller's log does, if the service can read it.
+Where: `scheduler` calls it once for each cancelled job, only to name the user in messages. The accounting, if a cluster
+has one, knows the user (`sacct`: CANCELLED by 1000). Otherwise the controller's log does, if the service can read it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ async def canceller(programs: SlurmPrograms, leader_id: int, *, has_accounting: 
     """Return the name of the user behind a cancelled job; empty if unknown.
 
     Args:
-        programs: to run sacct.
-        leader_id: of the job.
+        programs: runs sacct.
+        leader_id: id of the job.
         has_accounting: whether the cluster has accounting.
-        log_path: of the controller; empty if it has no log.
+        log_path: path of the log of the controller; empty if it has no log.
     """
     if has_accounting and programs.has("sacct"):
         options = ("--noheader", "--parsable2", "--allocations", f"--jobs={leader_id}", "--format=State")
@@ -46,7 +46,7 @@ def user_in_state(text: str) -> str:
 
 def user_in_log(text: str, leader_id: int) -> str:
     """Return the user whose request to kill a job a log names last."""
-    # A line begins with its time: names of jobs, which any user chooses, stand further behind.
+    # A line must begin with its time: job names, which any user chooses, occur later in a line.
     pattern = (
         rf"^\[[0-9T:.-]+\] _slurm_rpc_kill_job: REQUEST_KILL_JOB JobId={leader_id}(?:\+[0-9]+\([0-9]+\))? uid ([0-9]+)"
     )

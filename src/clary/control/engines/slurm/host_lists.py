@@ -1,7 +1,7 @@
 """Reads Slurm's short forms of names and numbers: `node-[1-3,7]`, `0-2,5`. Pure.
 
 Where: `queue_rows` and `node_rows` read nodes and indices; `submission` writes indices.
-Source: slurm.conf(5), "NodeName"; `scontrol show hostnames` says the same.
+Source: slurm.conf(5), "NodeName"; `scontrol show hostnames` gives the same result.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sorts nodes into kinds, and finds the options of sbatch that reach each kind. Pure.
 
-Where: `scheduler.capacity` shows them, `submission` asks for nodes of a kind. Settings come first: each table
-`[slurm."ml.x"]` makes kinds of the nodes that it reaches; types with the same table share them. All other types have
-the nodes that the table "*" reaches; without one these are the nodes of the default partition, as for sbatch itself.
+Where: `scheduler.capacity` shows the kinds, `submission` requests nodes of a kind. Settings come first: each table
+`[slurm."ml.x"]` makes kinds of the nodes that it selects; types with equal tables share their kinds. All other types
+have the nodes that the table "*" selects; without this table, the nodes of the default partition, as for sbatch itself.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SlurmKind:
 
     @property
     def gres_option(self) -> str:
-        """Resources to ask for, so that a host gets all GPUs of its node."""
+        """Resources to request, so that a host gets all GPUs of its node."""
         if given := self.options.get("gres", ""):
             return given
         return ",".join(_gres_words(one) for one in self.gres if one.name == "gpu" and one.count)
@@ -59,7 +59,7 @@ def kinds_of(nodes: Nodes, tables: Mapping[str, Options]) -> tuple[SlurmKind, ..
     """Return the kinds, the smallest first.
 
     Args:
-        nodes: of the cluster.
+        nodes: nodes of the cluster.
         tables: instance type or "*" -> its options.
     """
     for_all = dict(tables.get(FOR_ALL, {}))
@@ -86,14 +86,14 @@ def kinds_of(nodes: Nodes, tables: Mapping[str, Options]) -> tuple[SlurmKind, ..
 
 
 def partitions_of(text: str, nodes: Nodes) -> tuple[str, ...]:
-    """Return the partitions of an option; without one the default partition, or all if there is no default."""
+    """Return the partitions of an option; without it, the default partition, or all partitions without a default."""
     if text:
         return tuple(text.split(","))
     return (nodes.default_partition,) if nodes.default_partition else tuple(nodes.limits_s)
 
 
 def _kinds_of_one(nodes: Nodes, options: Options, served: tuple[str, ...]) -> Iterable[SlurmKind]:
-    """Yield the kinds that one table of options reaches."""
+    """Yield the kinds of nodes that one table of options selects."""
     partitions = partitions_of(options.get("partition", ""), nodes)
     wanted = read_gres(options.get("gres", ""))
     groups: dict[tuple[object, ...], list[NodeRow]] = {}

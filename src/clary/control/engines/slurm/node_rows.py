@@ -1,6 +1,7 @@
 """Reads the lines of sinfo: nodes with their states, and partitions. Pure.
 
-Where: `queue_watch` asks for the format below; `kinds` makes kinds of nodes out of it, `views` words and notices.
+Where: `queue_watch` requests the format below; `kinds` makes kinds of nodes from the rows, `views` makes sentences and
+notices.
 Source: sinfo(1), "NODE STATE CODES".
 """
 
@@ -64,7 +65,7 @@ class NodeRow:
 
     @property
     def is_free(self) -> bool:
-        """Whether a job could get the node now; nodes that are switched off until needed are free as well."""
+        """Whether a job could get the node now; nodes that are powered down until needed are free, too."""
         return self.state == "idle" and not set(self.signs) & set("*$@^!%-")
 
     @property
@@ -78,7 +79,7 @@ class Nodes:
     """All nodes and partitions of a cluster."""
 
     by_name: Mapping[str, NodeRow]
-    limits_s: Mapping[str, float | None]  # partition -> the longest time that a job may ask for, None without a limit
+    limits_s: Mapping[str, float | None]  # partition -> the longest time limit of a job, None without a limit
     default_partition: str  # empty if there is none
 
 

@@ -1,6 +1,6 @@
 """Reads squeue's lines on waiting jobs of all users, for which the service gives up unused hosts. Pure.
 
-Where: `scheduler.wanted` asks for the format below while the service keeps unused hosts. A cluster with PrivateData
+Where: `scheduler.wanted` requests the format below while the service keeps unused hosts. A cluster with PrivateData
 shows only the service's own jobs.
 """
 
@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.=@/+-]+(?:([&|])[A-Za-z0-9_.=@/+-]+(?:\1[A-Za-
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingRow:
-    """A job, or a component of one, that waits for nodes."""
+    """A job, or a component of a job, that waits for nodes."""
 
     job_id: int
     user: str

@@ -49,7 +49,7 @@ class SlurmPrograms:
         self._handed_on = {name: environment[name] for name in _HANDED_ON if environment.get(name)}
 
     def require(self) -> None:
-        """Refuse a machine without the programs. Raises: EngineError naming the missing ones."""
+        """Check that the programs exist. Raises: EngineError naming missing programs."""
         missing = [program for program in NEEDED if shutil.which(program, path=self._path) is None]
         if missing:
             raise EngineError(
@@ -134,7 +134,7 @@ class SlurmPrograms:
         return path
 
     def _environment(self, program: str) -> dict[str, str]:
-        """Return the variables of a program; the job on its nodes gets sbatch's variables too."""
+        """Return the environment of a program; sbatch passes its environment on to the job."""
         own_folder = os.path.dirname(self._find(program))
         path = ":".join(dict.fromkeys((*SYSTEM_FOLDERS, own_folder)))
         found = {**self._handed_on, "PATH": path, "LC_ALL": "C.UTF-8"}

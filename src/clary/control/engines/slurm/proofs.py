@@ -27,11 +27,11 @@ def why_not_proved(programs: SlurmPrograms, proof: str, *, expected: str, uid: i
     """Return the reason why a credential is not accepted; empty if it is.
 
     Args:
-        programs: to run unmunge.
+        programs: runs unmunge.
         proof: the credential.
         expected: text that the credential must hold.
-        uid: of the user who must have made it.
-        socket: of munged; empty for munge's default.
+        uid: user id of the user who must have made it.
+        socket: socket of munged; empty for munge's default.
     """
     if len(proof) > MAX_PROOF_LETTERS or not _CREDENTIAL.fullmatch(proof):
         return "the proof is no munge credential"

@@ -1,6 +1,6 @@
 """Reads the lines of squeue: jobs that carry this service's mark, and their steps. Pure.
 
-Where: `queue_watch` asks for the formats below. Slurm shows the jobs of the service's own user only, and the user is
+Where: `queue_watch` requests the formats below. Slurm shows the jobs of the service's own user only, and the user is
 checked again here: another user's job may have any name and comment. A comment of this service is
 
     clary:MARK:TAG:INDICES:GRACE      clary:0f3a99c2:pool_0123456789ab:0-2:30
@@ -95,12 +95,12 @@ class JobRow:
 
     @property
     def is_living(self) -> bool:
-        """Whether its hosts may run, or may still get nodes."""
+        """Whether the job's hosts may run, or may still get nodes."""
         return self.phase in (Phase.WAITS, Phase.PREPARED, Phase.RUNS)
 
     @property
     def ends_early(self) -> bool:
-        """Whether its end lies before its limit, which is a sign of preemption with a grace."""
+        """Whether the job's end is before its time limit, which is a sign of preemption with a grace."""
         if self.end_at is None or self.started_at is None:
             return False
         if self.limit_s is None:
@@ -122,9 +122,9 @@ def comment_of(mark: str, tag: str, indices: tuple[int, ...], grace_s: int) -> s
     """Return the comment of a job of this service.
 
     Args:
-        mark: of the service.
-        tag: of the allocation.
-        indices: of its hosts.
+        mark: mark of the service's jobs.
+        tag: tag of the allocation.
+        indices: indices of its hosts.
         grace_s: promised grace, in whole seconds.
     """
     return f"clary:{mark}:{tag}:{write_indices(indices)}:{grace_s}"
@@ -135,8 +135,8 @@ def read_jobs(text: str, *, mark: str, uid: int) -> tuple[JobRow, ...]:
 
     Args:
         text: output of squeue with JOB_FORMAT, in UTC.
-        mark: of the service.
-        uid: of the user.
+        mark: mark of the service's jobs.
+        uid: id of the service's user.
     """
     return tuple(row for line in text.split("\n") if (row := _job_row(line, mark, uid)) is not None)
 
@@ -146,7 +146,7 @@ def read_steps(text: str, *, uid: int) -> tuple[StepRow, ...]:
 
     Args:
         text: output of `squeue --steps` with STEP_FORMAT.
-        uid: of the user.
+        uid: id of the service's user.
     """
     found = []
     for line in text.split("\n"):

@@ -51,10 +51,10 @@ class QueueWatch:
     """The queue and the nodes of one cluster, as this user sees them.
 
     Args:
-        programs: of Slurm.
-        clock: for the age of answers.
-        mark: of the service's jobs.
-        uid: of the service's user.
+        programs: programs of Slurm.
+        clock: measures the age of snapshots.
+        mark: mark of the service's jobs.
+        uid: user id of the service's user.
     """
 
     def __init__(self, programs: SlurmPrograms, clock: Clock, *, mark: str, uid: int) -> None:

@@ -1,4 +1,4 @@
-"""Hosts from a Slurm cluster: asks for them with sbatch, follows them with squeue, ends them with scancel.
+"""Hosts from a Slurm cluster: requests them with sbatch, monitors them with squeue, ends them with scancel.
 
 Where: `cluster.cluster_engine` drives it. Facts that must outlive the service are kept by Slurm, in comments of jobs
 (`queue_rows`); the folder holds facts that Slurm does not report and that may be lost:
@@ -140,7 +140,7 @@ class SlurmScheduler:
         self._boot = boot
 
     async def close(self) -> None:
-        """Do nothing: no program of Slurm runs between calls, and jobs stay."""
+        """Do nothing: no program of Slurm runs between calls, and jobs continue."""
 
     async def capacity(self) -> list[NodeKind]:
         """Return the kinds of nodes, the smallest first. Raises: EngineError."""
@@ -243,9 +243,9 @@ class SlurmScheduler:
         """Return why a munge credential over "TAG INDEX" is not accepted, empty if it is. Blocks until munged answers.
 
         Args:
-            tag: that the boot names.
-            index: that the boot names.
-            proof: that the boot sent.
+            tag: tag in the boot's request.
+            index: host index in the boot's request.
+            proof: credential that the boot sent.
         """
         return why_not_proved(self._programs, proof, expected=f"{tag} {index}", uid=self._uid, socket=self._socket)
 

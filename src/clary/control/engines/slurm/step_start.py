@@ -73,9 +73,9 @@ def log_path(folder: str, order: dict[str, Any], index: int) -> str:
     """Return the log of boot and agent: in the service's folder if the node sees it, else in the node's `folder`.
 
     Args:
-        folder: of the user on this node.
+        folder: folder of the user on this node.
         order: the payload, with the service's folder and the tag.
-        index: of the host.
+        index: index of the host.
     """
     name = f"{order['tag']}-{index}.{os.environ.get('SLURM_JOB_ID', '0')}.log"
     with contextlib.suppress(OSError):

@@ -49,15 +49,15 @@ def submission_of(
     nodes: Nodes,
     tables: Mapping[str, Options],
 ) -> Submission:
-    """Return the call of sbatch that gets these hosts together.
+    """Return the call of sbatch that requests these hosts as one job.
 
     Args:
         order: the request for the whole pool.
         wanted: the hosts of the pool to request now.
-        mark: of the service.
-        kinds: of nodes.
-        nodes: of the cluster.
-        tables: of settings; "*" applies to hosts whose kind Slurm chooses.
+        mark: mark of the service's jobs.
+        kinds: kinds of nodes.
+        nodes: nodes of the cluster.
+        tables: tables of the settings; "*" applies to hosts whose kind Slurm chooses.
     Raises: EngineError if a kind no longer exists, or hosts cannot be written as options.
     """
     arguments: list[str] = ["--parsable"]

@@ -51,8 +51,8 @@ def holder_of(sight: Sight, jobs: Iterable[JobRow], index: int) -> tuple[JobRow,
 
     Args:
         sight: state of the cluster.
-        jobs: of one tag, the oldest first.
-        index: of the host.
+        jobs: jobs of one tag, the oldest first.
+        index: index of the host.
     """
     found = [(job, member_of(sight, job, index)) for job in jobs if index in job.indices]
     holding = [(job, member) for job, member in found if job.is_living and (member is None or member.is_alive)]
@@ -67,7 +67,7 @@ def member_of(sight: Sight, job: JobRow, index: int) -> Member | None:
     Args:
         sight: state of the cluster.
         job: the job that contains the host.
-        index: of the host.
+        index: index of the host.
     """
     facts = sight.memory.of(job.job_id)
     node = facts.places.get(index, "")

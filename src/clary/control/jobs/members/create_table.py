@@ -2,7 +2,8 @@
 
 Where: `judging` applies the rules, `docs/api.md` is generated from the table. A test fails for a member of a newer
 service model without a row here; add a row: honoured, accepted with a warning, or refused. Rules on several members
-together (InstanceGroups beside InstanceType, MaxWaitTimeInSeconds without spot capacity) stand in `jobs.validation`.
+together (InstanceGroups together with InstanceType, MaxWaitTimeInSeconds without spot capacity) are in
+`jobs.validation`.
 Source: CreateTrainingJob (AWS API reference).
 """
 

@@ -1,4 +1,4 @@
-"""Treatment of members that ask for encryption, which Clary lacks: refused, unless the owner trusts the machine."""
+"""Treatment of members that request encryption, which Clary lacks: refused, unless the owner trusts the machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TRUST = "set machine_is_trusted = true in settings.toml if {place.trusted}"
 
 
 def encryption(path: str, what: str) -> Member:
-    """Declare a member that asks for encryption, which Clary does not do."""
+    """Declare a member that requests encryption, which Clary does not do."""
     return Member(
         path=path,
         rules=(

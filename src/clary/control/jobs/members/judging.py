@@ -26,7 +26,7 @@ TABLES: Mapping[str, tuple[Member, ...]] = {
     "ListTrainingJobs": LIST_TRAINING_JOBS,
     "Search": SEARCH,
 }
-_Step = tuple[str, bool]  # name of a member, and whether the rest of the path applies to its items
+_Step = tuple[str, bool]  # (name of a member, whether the following steps apply to its items)
 ITEM_NAMES = ("ChannelName", "RuleConfigurationName", "InstanceGroupName", "Name")
 
 
@@ -58,7 +58,7 @@ def judge(operation: str, request: Mapping[str, Any], site: Site) -> Judgement:
 
 
 def is_decided(operation: str, path: str) -> bool:
-    """Whether the operation's table has a decision on a member, or on a structure that holds it."""
+    """Whether the operation's table has a decision on a member, or on a structure that contains it."""
     decided = _paths(operation)
     steps = path.split(".")
     return any(".".join(steps[:count]).removesuffix("[]") in decided for count in range(1, len(steps) + 1))

@@ -67,11 +67,11 @@ class Rule:
 
     outcome: Outcome
     sentence: str  # template with {path}, {value}, {item} and {place.disk}; equal sentences appear once
-    when: str = ""  # the condition in words; empty: wherever the member is set
+    when: str = ""  # the condition as a phrase; empty: wherever the member is set
     holds: Condition = is_set
 
     def speak(self, use: Use) -> str:
-        """Return the sentence about one use."""
+        """Return the rule's sentence about one use of the member."""
         return self.sentence.format(path=use.path, value=use.value, item=use.item, place=use.site.place)
 
 

@@ -1,7 +1,7 @@
 """Members that DescribeTrainingJob returns with AWS's default if the request left them out.
 
 Where: `services.job_descriptions` fills them in, `docs/api.md` lists them. `jobs.job_request` reads requests with
-the same defaults. A test fails for a default that botocore's model documents and neither table here has.
+the same defaults. A test fails for a default that botocore's model documents and that neither table here contains.
 Source: CreateTrainingJob (AWS API reference); public answers of the real service, and assertions in the integration
 tests of SageMaker's Python SDK.
 """

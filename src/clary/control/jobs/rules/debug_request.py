@@ -74,7 +74,7 @@ def warnings(request: Mapping[str, Any], *, job_name: str, num_hosts: int) -> li
     Args:
         request: a CreateTrainingJob request that was not refused.
         job_name: compared with the names in actions.
-        num_hosts: in all instance groups.
+        num_hosts: number of hosts in all instance groups.
     """
     found = []
     configs = request.get("DebugRuleConfigurations") or ()

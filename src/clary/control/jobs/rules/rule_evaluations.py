@@ -40,7 +40,7 @@ __all__ = [
 
 
 def configurations_of(job: TrainingJob, kind: RuleKind) -> tuple[Mapping[str, Any], ...]:
-    """Return the rules of a kind that the request asks for, in its order."""
+    """Return the request's rules of a kind, in their order."""
     return tuple(job.request.get(_REQUEST_MEMBERS[kind]) or ())
 
 
@@ -48,7 +48,7 @@ def evaluation_of(job: TrainingJob, kind: RuleKind, name: str) -> RuleEvaluation
     """Return the last known evaluation of a rule, or None before its first report.
 
     Args:
-        job: the record.
+        job: record of the job.
         kind: kind of the rule, because a profiler rule and a debugger rule may have the same name.
         name: RuleConfigurationName.
     """
@@ -77,9 +77,9 @@ def with_facts(job: TrainingJob, facts: HostFacts, now: datetime) -> tuple[RuleE
     Reports on rules that the request does not name are dropped.
 
     Args:
-        job: the record.
+        job: record of the job.
         facts: facts of one host; details are cut at `MAX_DETAILS_CHARACTERS`.
-        now: by the job's clock.
+        now: current time by the job's clock.
     """
     asked = {config["RuleConfigurationName"] for config in configurations_of(job, RuleKind.DEBUG)}
     for told in facts.rules:

@@ -49,7 +49,7 @@ class FormReader:
 
     Args:
         pieces: the body.
-        boundary: of its parts.
+        boundary: boundary between the parts of the form.
     """
 
     def __init__(self, pieces: AsyncIterator[bytes], boundary: bytes) -> None:

@@ -67,7 +67,7 @@ def is_form(method: str, headers: Mapping[str, str], raw_query: str) -> bool:
 
     Args:
         method: upper case.
-        headers: of the request, with case-insensitive names.
+        headers: headers of the request, with case-insensitive names.
         raw_query: as on the wire; a request with any query is no form.
     """
     content_type = headers.get("Content-Type", "").lower()
@@ -190,8 +190,8 @@ def created_document(upload: FormUpload, etag: str, address: str) -> bytes:
 
     Args:
         upload: the upload that was stored.
-        etag: of the object, with its quotes.
-        address: of the object, from `object_address`.
+        etag: etag of the object, with its quotes.
+        address: address of the object, from `object_address`.
     """
     fields = {"Location": address, "Bucket": upload.asked.bucket, "Key": upload.asked.key, "ETag": etag}
     lines = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items())

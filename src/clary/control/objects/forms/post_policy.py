@@ -65,7 +65,7 @@ class PostPolicy:
         """Check the fields of a form, the bucket among them.
 
         Args:
-            fields: by lower-case names.
+            fields: lower-case name -> value.
             now: aware time of day.
         Raises: WireError AccessDenied, naming the condition that is not met or the fields without a condition.
         """

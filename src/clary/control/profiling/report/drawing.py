@@ -77,7 +77,7 @@ def chart(title: str, unit: str, lines: Sequence[Line], span: Span, *, most: flo
 
     Args:
         title: heading of the figure.
-        unit: of the values.
+        unit: unit of the values.
         lines: series with labels; colours repeat after eight lines.
         span: the time that the figure shows.
         most: upper end of the scale; None: chosen to fit the values.
@@ -147,7 +147,7 @@ def strips(title: str, unit: str, lines: Sequence[Line], span: Span) -> str:
 
     Args:
         title: heading of the figure; escaped here.
-        unit: of the values, for the caption.
+        unit: unit of the values, for the caption.
         lines: one for each rank; a line without points in the span is left out.
         span: time from the left to the right border.
     Returns: HTML, empty if no line has points.

@@ -35,7 +35,7 @@ def _rule_card(result: RuleResult) -> str:
 
 
 def _alike(results: Sequence[RuleResult]) -> list[list[RuleResult]]:
-    """Return results one by one; rules that could not judge for the same reason share a group."""
+    """Return groups of results: rules that could not judge for the same reason share a group."""
     groups: dict[object, list[RuleResult]] = {}
     for result in results:
         key: object = result.rule.name() if result.verdict.was_judged else (result.verdict.detail,)

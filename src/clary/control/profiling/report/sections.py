@@ -163,7 +163,7 @@ def hosts(facts: ReportFacts, measurements: Measurements, span: Span) -> str:
     """Return charts over time for each host, and strips for its ranks.
 
     Args:
-        facts: of the job.
+        facts: facts of the job.
         measurements: series of the job; at most MOST_HOSTS hosts are shown.
         span: time that the charts show.
     """
@@ -213,7 +213,7 @@ def _straggler(facts: ReportFacts) -> str:
 
 
 def _time_parts(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the parts that have a colour of their own, in order of the ledger, the others as one."""
+    """Return the parts that have a colour of their own, in order of the ledger, then all other parts as one."""
     parts = {name: value for name, value in seconds.items() if name in TIME_PARTS}
     return parts | {"other": sum(value for name, value in seconds.items() if name not in TIME_PARTS)}
 

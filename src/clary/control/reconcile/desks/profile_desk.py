@@ -176,7 +176,7 @@ class ProfileDesk:
             job: job whose current attempt was profiled.
             host: host that sends.
             piece: bytes of the compressed trace.
-            number: of the profile.
+            number: number of the profile.
             rank: rank whose trace is sent.
             offset: offset of the piece in the trace, in bytes; stored bytes from there on are replaced.
             is_last: whether the piece completes the trace.
@@ -214,8 +214,8 @@ class ProfileDesk:
         """Store the summary of a profile's traces.
 
         Args:
-            job_name: of a stored job.
-            number: of the profile.
+            job_name: name of a stored job.
+            number: number of the profile.
             summary: document for the page, written by `control.traces`.
         Raises: JobNotFound for a job that was deleted.
         """

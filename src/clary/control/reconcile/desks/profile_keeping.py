@@ -48,7 +48,7 @@ class ObjectWriter(Protocol):
         Args:
             method: HTTP method.
             bucket: name of the bucket.
-            key: of the object; empty for the bucket itself.
+            key: key of the object; empty for the bucket itself.
             body: whole content of the object, held in memory.
         """
 

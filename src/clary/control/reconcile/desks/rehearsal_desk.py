@@ -81,7 +81,7 @@ class _Run:
 
 @dataclass(eq=False)
 class RehearsalDesk:
-    """Starts, ends and remembers rehearsals; all methods belong to one event loop.
+    """Starts, ends and records rehearsals; all methods must run in one event loop.
 
     Args:
         shelf: keeps the rehearsals.
@@ -173,7 +173,7 @@ class RehearsalDesk:
                 await asyncio.wait([run.task])
 
     async def load(self) -> None:
-        """Load the rehearsals of an earlier service: end the running ones, and stop their jobs."""
+        """Load the rehearsals of an earlier service, end running rehearsals, and stop their jobs."""
         for found in await self.shelf.read_all():
             kept = found
             self._remember(found)
@@ -285,7 +285,7 @@ class RehearsalDesk:
                 task.add_done_callback(self._late.discard)
 
     async def _stop_jobs(self, kept: KeptRehearsal) -> None:
-        """Stop the jobs of a rehearsal without a certificate, but no later jobs that have taken their names."""
+        """Stop the jobs of a rehearsal without a certificate, but not later jobs of the same names."""
         if kept.state is RehearsalState.CERTIFIED or kept.ended_at is None:
             return
         for name in (kept.twin, kept.rehearsal):

@@ -3,7 +3,7 @@
 Where: `rehearsal_desk` runs rehearsals and writes their records; the page `rehearsals` of a job reads them. Records and
 certificates are in the database. The command works in a folder of its own and writes files:
 
-    <home>/rehearsals/JOB/NUMBER/output.txt          the command's output, errors.txt beside it
+    <home>/rehearsals/JOB/NUMBER/output.txt          the command's output; errors.txt contains its errors
     <home>/rehearsals/JOB/NUMBER/certificate.json    written by the command at its end, then copied
 """
 
@@ -46,11 +46,11 @@ class KeptRehearsal:
 
     Attributes:
         faults: requested faults, in words.
-        arguments: of `clary rehearse`, before the job's name.
+        arguments: arguments of `clary rehearse`, before the job's name.
         twin, rehearsal: names of the two jobs, which may not exist yet or no longer.
         process: process that runs the rehearsal, while it runs.
         why: sentence on why there is no certificate.
-        verdict, reason: of the certificate.
+        verdict, reason: verdict and reason of the certificate.
     """
 
     job: str
@@ -91,7 +91,7 @@ class RehearsalShelf:
         return self._folder / job_name / str(number)
 
     async def write(self, kept: KeptRehearsal) -> None:
-        """Store a rehearsal's record, and its certificate if it has ended with one.
+        """Store a rehearsal's record, and its certificate, if any.
 
         Raises: JobNotFound for a job that was deleted.
         """
@@ -126,7 +126,7 @@ class RehearsalShelf:
 
         Args:
             job_name: the job that is rehearsed.
-            number: of the rehearsal.
+            number: number of the rehearsal.
             name: `OUTPUT` or `ERRORS`.
         """
         try:

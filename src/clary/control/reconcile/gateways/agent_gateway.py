@@ -192,7 +192,7 @@ class AgentGateway:
         """Return the live job to which the agent belongs.
 
         Args:
-            name: of the job.
+            name: name of the job.
             attempt: attempt that the agent serves.
             host: algo-N.
             token: bearer token that the agent sent.
@@ -217,7 +217,7 @@ class AgentGateway:
 
         Args:
             job: the job returned by `authorize`.
-            host: that reports.
+            host: host that reports.
             report: all facts of the host; a report whose number is not above the last number is only a heartbeat.
         Raises: WireError 400 for impossible facts, 410 when the attempt has ended or the job was deleted meanwhile.
         """
@@ -264,7 +264,7 @@ class AgentGateway:
 
         Args:
             job: the job returned by `authorize`.
-            host: that sends.
+            host: host that sends.
             dump: the dump; its number is 0 if nobody requested it.
         """
         await self._dumps.take(job, host, dump)

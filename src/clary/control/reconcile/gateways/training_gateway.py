@@ -122,7 +122,7 @@ class TrainingGateway:
         """Return the live job whose program sends its status. Raises: WireError 403, 410.
 
         Args:
-            name: of the job.
+            name: name of the job.
             attempt: attempt of the program.
             host: algo-N, where it runs.
             token: bearer token that the program sent.

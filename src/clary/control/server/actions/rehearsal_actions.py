@@ -48,7 +48,7 @@ class Faults(Protocol):
         """Cut hosts off their job's network, or connect them again.
 
         Args:
-            plan: of the running attempt.
+            plan: plan of the running attempt.
             hosts: names of the hosts.
             up: whether to connect them; a repeated call does nothing.
         """
@@ -57,8 +57,8 @@ class Faults(Protocol):
         """Cut only the link between two hosts, or connect it again.
 
         Args:
-            plan: of the running attempt.
-            hosts: names of the two.
+            plan: plan of the running attempt.
+            hosts: names of the two hosts.
             up: whether to connect them; a repeated call does nothing.
         """
 
@@ -66,8 +66,8 @@ class Faults(Protocol):
         """Fill a host's private disk, or free the space again.
 
         Args:
-            plan: of the running attempt.
-            host: its name.
+            plan: plan of the running attempt.
+            host: name of the host.
             is_full: whether to fill it; a repeated call does nothing.
         """
 
@@ -75,8 +75,8 @@ class Faults(Protocol):
         """Limit the rate of a host's link, or restore the plan's rate.
 
         Args:
-            plan: of the running attempt.
-            host: its name.
+            plan: plan of the running attempt.
+            host: name of the host.
             rate_mbit_s: above 0; None restores the plan's rate.
         """
 

@@ -35,7 +35,7 @@ class SignIn:
 
     Args:
         sessions: makes and ends sessions.
-        admin_token: the owner signs in with it.
+        admin_token: token with which the owner signs in.
         guesses: counts wrong tokens and codes.
     """
 

@@ -54,7 +54,7 @@ def service_names(region: str) -> frozenset[str]:
 def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime, nodes_host: str = "") -> TlsFiles:
     """Return the service's certificate and its authority; create them if absent, expiring or for other names.
 
-    The authority stays the same as long as it is valid, so that clients which trust it stay connected.
+    The authority is kept as long as it is valid, so that clients that trust it can still connect.
 
     Args:
         folder: `<home>/tls`; created if absent.

@@ -42,7 +42,7 @@ async def facts_page(
 
     Args:
         services: prices, queue, progress and clock.
-        job: the record.
+        job: record of the job.
         stragglers: adds the verdict on stragglers.
         rehearsals: adds the job's rehearsals.
         shared: returns sentences on the parts that hosts share by settings; its argument: whether the job has a

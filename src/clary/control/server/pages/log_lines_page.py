@@ -46,7 +46,7 @@ async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[st
     Args:
         services: store the logs.
         job: job of the log, which may have ended.
-        query: as in the module docstring.
+        query: parameters, as in the module docstring.
     """
     hosts = [host_of_stream(stream) for stream in job.log_streams]
     wanted = _query_of(query, hosts)

@@ -35,7 +35,7 @@ async def profiler_report_page(services: Services, job: TrainingJob, query: Mapp
     Args:
         services: store the measurements.
         job: a job that runs or has ended.
-        query: as in the module docstring.
+        query: parameters, as in the module docstring.
     """
     now = services.clock.now()
     measured = await read_measurements(services.store.series, job, now=now)

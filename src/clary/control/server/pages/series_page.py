@@ -35,7 +35,7 @@ async def series_page(services: Services, job: TrainingJob, query: Mapping[str, 
     Args:
         services: store the series.
         job: job of the series, which may have ended.
-        query: as in the module docstring.
+        query: parameters, as in the module docstring.
     """
     now_ms = int(services.clock.now().timestamp() * MS_PER_S)
     end_ms = _number(query, "until_ms")

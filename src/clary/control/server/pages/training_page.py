@@ -47,7 +47,7 @@ async def training_page(services: Services, job: TrainingJob, query: Mapping[str
     Args:
         services: store the values.
         job: job of the training, which may have ended.
-        query: as in the module docstring.
+        query: parameters, as in the module docstring.
     """
     name = query.get("name")
     if name is not None:
@@ -90,7 +90,7 @@ async def tensorboard_page(services: Services, job: TrainingJob, query: Mapping[
     Args:
         services: store the pictures.
         job: job of the training, which may have ended.
-        query: as in the module docstring.
+        query: parameters, as in the module docstring.
     """
     records = services.store.training
     if (wanted := query.get("image")) is not None:

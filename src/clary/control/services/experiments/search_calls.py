@@ -239,7 +239,7 @@ async def _components(call: Call, expression: Mapping[str, Any] | None) -> list[
 
 
 async def _tuning_jobs(call: Call, expression: Mapping[str, Any] | None) -> list[_Found]:
-    """Return the tuning jobs, or the one that the expression names."""
+    """Return all tuning jobs, or the tuning job that the expression names."""
     records = call.services.store.tuning
     name = named(expression, "HyperParameterTuningJobName")
     jobs = await records.all() if name is None else [job for job in [await records.get(name)] if job is not None]

@@ -1,7 +1,7 @@
 """BatchPutMetrics and BatchGetMetrics: values that programs report for trial components, with steps.
 
-Source: sagemaker-metrics. Values for the component of a training job are metrics of the job as well, like those of its
-metric definitions: CloudWatch's operations and FinalMetricDataList show them.
+Source: sagemaker-metrics. Values for the component of a training job are also metrics of the job, like the values of
+its metric definitions: CloudWatch's operations and FinalMetricDataList show them.
 """
 
 from __future__ import annotations

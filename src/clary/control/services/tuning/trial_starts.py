@@ -121,7 +121,7 @@ def question_of(
     """Return the input of the search for the next trial.
 
     Args:
-        job: the record.
+        job: record of the tuning job.
         definition: definition of the training job.
         observations: trials of this definition, trials of parents first.
         number: number of the trial to propose.

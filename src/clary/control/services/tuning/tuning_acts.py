@@ -14,7 +14,7 @@ async def stop_tuning(services: Services, job: TuningJob) -> TuningJob:
 
     Args:
         services: parts of the service.
-        job: the record.
+        job: record of the tuning job.
     Raises: WireError(ValidationException) for an ended tuning job; TuningJobNotFound for a deleted one.
     """
     now = job.now(services.clock)

@@ -50,7 +50,7 @@ MAX_SWITCH_RESTARTS = 5
 
 
 def main(arguments: list[str]) -> int:
-    """Make the network of the spec file named by the only argument, and hold it."""
+    """Build the network of the spec file named by the only argument, and hold it until it is released."""
     if len(arguments) != 1:
         print("usage: python -m clary.control.engines.local.network.fabric FILE | --probe", file=sys.stderr)
         return 2
@@ -241,7 +241,7 @@ def _raise_descriptor_limit() -> None:
 
 
 def _probe() -> int:
-    """Make a network with one host on trial and print the result."""
+    """Build a network with one host as a test, and print the result."""
     started = time.monotonic()
     spec = NetworkSpec("", 24, (HostSpec("probe", "10.77.0.1", 1000.0, 0.0, 0.0),), ())
     answer: dict[str, Any] = {"error": None, "has_user_namespace": False, "why_no_users": ""}

@@ -67,7 +67,7 @@ class LinkWatch:
     """Sends frames around the hosts of one job and writes down the hosts that are cut off.
 
     Args:
-        names: of the hosts.
+        names: names of the hosts.
         links: a socket of `open_link` in each host's namespace, in the same order.
         addresses: Ethernet addresses of the hosts, in the same order.
         path: the file of cut-off hosts, each with the sending time of the last frame that arrived from or at the host.

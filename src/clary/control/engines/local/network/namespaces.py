@@ -21,7 +21,7 @@ _USER_NAMESPACE_SWITCHES = (
 
 
 def unshare(flags: int) -> None:
-    """Give this thread new namespaces; CLONE_NEWUSER needs a process with one thread.
+    """Move this thread into new namespaces; CLONE_NEWUSER needs a process with one thread.
 
     Raises: OSError; nothing has changed.
     """

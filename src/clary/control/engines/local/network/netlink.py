@@ -76,8 +76,8 @@ class Netlink:
         """Create a veth pair whose other end appears in another network namespace, both ends down.
 
         Args:
-            name: of the end in this namespace.
-            peer_name: of the other end.
+            name: name of the end in this namespace.
+            peer_name: name of the other end.
             peer_namespace_fd: open descriptor of the other end's network namespace.
         """
         peer = _interface(0) + _text(IFLA_IFNAME, peer_name) + _u32(IFLA_NET_NS_FD, peer_namespace_fd)
@@ -100,9 +100,9 @@ class Netlink:
         """Give an interface an IPv4 address.
 
         Args:
-            name: of the interface.
+            name: name of the interface.
             address: dotted.
-            prefix_length: in bits.
+            prefix_length: length of the network prefix in bits.
         """
         packed = socket.inet_aton(address)
         header = struct.pack("BBBBI", socket.AF_INET, prefix_length, 0, 0, self.index(name))
@@ -121,7 +121,7 @@ class Netlink:
         """Fix the Ethernet address of an IPv4 address behind an interface; None: the kernel asks for it again.
 
         Args:
-            name: of the interface.
+            name: name of the interface.
             address: dotted IPv4 address of the neighbour.
             hardware_address: 6 bytes; None removes the entry, and raises OSError ENOENT without one.
         """
@@ -138,7 +138,7 @@ class Netlink:
         """Limit an interface's sending rate by a token bucket (tc qdisc tbf), in place of its queueing discipline.
 
         Args:
-            name: of the interface.
+            name: name of the interface.
             rate_bytes_s: bytes per second, above 0.
             burst_bytes: size of the bucket, which may pass at once; at least a whole packet.
             queue_bytes: size of the queue; packets beyond it are dropped.

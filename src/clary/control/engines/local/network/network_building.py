@@ -96,7 +96,7 @@ def port_name(index: int) -> str:
 
 
 def burst_bytes(rate_bytes_s: int) -> int:
-    """Return the bytes that pass a limited link at once before its rate holds."""
+    """Return the size of the token bucket: the bytes that pass a limited link at once before its rate applies."""
     low = MIN_GIGABIT_BURST_BYTES if rate_bytes_s >= GIGABIT_BYTES_S else MIN_BURST_BYTES
     return min(max(int(rate_bytes_s * BURST_S), low), MAX_BURST_BYTES)
 

@@ -33,7 +33,7 @@ class RelayTarget(NamedTuple):
     address: str
     port: int
     source: str = ""  # source address of connections; empty lets the machine choose
-    rides_restarts: bool = True  # retry for a while if nothing listens
+    rides_restarts: bool = True  # whether to retry for a while if nothing listens
 
 
 def make_listener(port: int, *, address: str = "127.0.0.1") -> socket.socket:
