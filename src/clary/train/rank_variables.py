@@ -1,7 +1,7 @@
-"""Variables of ranks that mpirun starts under `clary run`, as a job's launcher would set them.
+"""Environment variables of ranks that mpirun starts under `clary run`, as a job's launcher would set them.
 
-Where: libraries that form groups without torch read the environment through it: Horovod, and our collectives for NumPy
-and TensorFlow. With torch, `compat.clary_autoload` sets the same variables when torch is imported.
+Where: Horovod and our collectives for NumPy and TensorFlow, which form groups without torch, read the environment
+through it. With torch, `compat.clary_autoload` sets the same variables when torch is imported.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _OF_MPIRUN = {
 
 
 def with_ranks_of_mpirun(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the environment with torchrun's variables, for a rank of mpirun under `clary run`.
+    """Add torchrun's variables to the environment of a rank of mpirun under `clary run`.
 
-    Returns: `environ` itself in other processes, or if a launcher has set the rank; variables that are set are kept.
+    Returns: a new environment that keeps existing variables; `environ` itself in other processes, or if a launcher has
+        set the rank.
     """
     port = environ.get(_MASTER_PORT)
     if not port or "RANK" in environ or not all(name in environ for name in _OF_MPIRUN.values()):

@@ -1,4 +1,4 @@
-"""A model whose modules lie on pipeline ranks: this rank's part, and the replicas of its parameters.
+"""A model whose modules lie on pipeline ranks: access to this rank's part, and to the replicas of its parameters.
 
 Where: base of `DistributedModel`, whose constructor or first step places the modules.
 """
@@ -25,7 +25,7 @@ class PlacedModel(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Module, runtime: Runtime) -> None:
         super().__init__()
-        self._modules["module"] = module  # the attribute's name is part of names of parameters
+        self._modules["module"] = module  # part of the names of parameters
         self._runtime = runtime
         self._owners: dict[str, int] = {}
         self.partitioned = False
@@ -39,7 +39,7 @@ class PlacedModel(torch.nn.Module):
 
     @property
     def module(self) -> Any:
-        """The wrapped model, inside the attributes through which scripts for older versions reach it."""
+        """The wrapped model, for scripts of older versions with their additional `module` attributes."""
         return LayerAround(self.inner)
 
     @property
@@ -97,21 +97,21 @@ class PlacedModel(torch.nn.Module):
                 yield module
 
     def virtual_named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yield the items of `named_parameters`: no parameter is virtual here."""
+        """Yield the items of `named_parameters`, since no parameter is virtual here."""
         yield from self.named_parameters()
 
     # Tensor parallelism.
 
     def distributed_modules(self) -> Iterator[torch.nn.Module]:
-        """Yield the modules that a tensor group holds together."""
+        """Yield the modules that are cut over the tensor group."""
         return (one for one in self.inner.modules() if getattr(one, "is_distributed", False))
 
     def is_distributed_parameter(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether a parameter is a slice: other tensor ranks hold other values."""
+        """Return whether a parameter is a slice, of which other tensor ranks hold other slices."""
         return getattr(parameter, "tensor_slice", None) is not None
 
     def is_distributed_buffer(self, buffer: torch.Tensor) -> bool:
-        """Whether a buffer is a slice; always False.
+        """Return whether a buffer is a slice; always False.
 
         Args:
             buffer: of any shape.
@@ -119,11 +119,11 @@ class PlacedModel(torch.nn.Module):
         return False
 
     def is_scaled_batch_parameter(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether a parameter sees the batch of its whole tensor group, so that it is averaged only over rdp."""
+        """Return whether a parameter sees its whole tensor group's batch, and so is averaged over rdp alone."""
         return id(parameter) in self._parameters_of_groups()
 
     def is_scaled_batch_buffer(self, buffer: torch.Tensor) -> bool:
-        """Whether a buffer belongs to a distributed module, which sees the batch of its whole tensor group.
+        """Return whether a buffer belongs to a distributed module, which sees its whole tensor group's batch.
 
         Args:
             buffer: of any shape.
@@ -139,13 +139,13 @@ class PlacedModel(torch.nn.Module):
         return ((name, one) for name, one, along in self._parameters_and_axes() if along is Along.RDP)
 
     def _parameters_and_axes(self) -> Iterator[tuple[str, torch.nn.Parameter, Along]]:
-        """Yield this rank's parameters, each with the ranks over which it is replicated."""
+        """Yield this rank's parameters, each with the axes over which it is replicated."""
         of_groups = self._parameters_of_groups()
         for name, parameter in self.local_named_parameters():
             yield name, parameter, Along.RDP if id(parameter) in of_groups else Along.DP
 
     def own_parts(self) -> dict[str, torch.nn.Parameter]:
-        """Return, by name, parameters in distributed modules that a program may have cut by itself.
+        """Return parameters in distributed modules that a program may have cut itself, by name.
 
         See [Note: a program's own parts] of `tensor.module`; empty without `prescaled_batch`.
         """
@@ -155,7 +155,7 @@ class PlacedModel(torch.nn.Module):
         return {name: parameter for name, parameter in self.inner.named_parameters() if id(parameter) in own}
 
     def _parameters_of_groups(self) -> set[int]:
-        """Return the ids of parameters that are averaged only over rdp."""
+        """Return the ids of parameters that are averaged over rdp alone."""
         has_one_batch = self._runtime.configuration.prescaled_batch
         return {
             id(parameter)

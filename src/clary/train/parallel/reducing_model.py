@@ -1,6 +1,6 @@
-"""A model whose replicas average gradients: it tracks their arrival, and reduces them, also by a hook.
+"""A model whose replicas average gradients: it tracks gradients and reduces them, by default or by a hook.
 
-Where: base of `DistributedModel`; before a step the optimizer has it reduce gradients.
+Where: base class of `DistributedModel`; before a step the optimizer calls its `reduce_gradients`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clary.train.parallel.runtime import Runtime
 from clary.train.parallel.stateful_model import StatefulModel
 from clary.train.parallel.step import microbatch
 
-# Whether `DistributedModel.backward`, which divides the seeds itself, began the running backward pass.
+# Whether `DistributedModel.backward`, which divides initial gradients itself, started the running backward pass.
 _is_seeded: ContextVar[bool] = ContextVar("clary_is_seeded", default=False)
 
 
@@ -36,9 +36,9 @@ class ReducingModel(StatefulModel):
     Args:
         module: the wrapped model.
         averages: whether gradients of a step are the mean over its microbatches.
-        passes_per_step: steps with a backward pass between two reductions.
-        bucket_bytes: bytes of gradients that are sent together.
-        overlaps: whether they are sent during the backward pass.
+        passes_per_step: number of backward passes per reduction.
+        bucket_bytes: size of a bucket of gradients, in bytes.
+        overlaps: whether buckets are sent during the backward pass.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class ReducingModel(StatefulModel):
         self._is_sharded = runtime.configuration.sharded_data_parallel_degree > 1
         self._averages, self._passes_per_step = averages, passes_per_step
         self._bucket_bytes, self._overlaps = bucket_bytes, overlaps
-        self._num_passes = 0  # since the last reduction
-        self._has_gradients = False  # passes of this step; set as they begin
+        self._num_passes = 0  # backward passes since the last reduction
+        self._has_gradients = False  # whether this step has computed gradients
         self._is_dirty = False  # whether gradients have arrived since the last reduction
         self._is_in_step = False
-        # For the running step, and for all since the optimizer's last step: whether the model was called for training,
-        # and whether a backward pass has begun. One without the other is a silent mistake.
+        # Passes of the running step, and of all steps since the optimizer's last step: whether the model was called for
+        # training, and whether a backward pass has begun. Either without the other is a silent mistake.
         self._goes = Passes()
         self._has_gone = Passes()
         self._reducer: GradientReducer | None = None
@@ -70,11 +70,11 @@ class ReducingModel(StatefulModel):
         self._communication_hook: CommunicationHook | None = None
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
-        """Have `hook(state, bucket)` average the gradients of replicas, as a hook of torch's DDP does.
+        """Let `hook(state, bucket)` average the gradients of replicas, as a DDP hook of torch.
 
         Args:
-            hook: takes a bucket (`buffer()`, `gradients()`, `parameters()`, `index()`, `is_last()`), whose gradients
-                are not divided; returns a future of the means. Called in the order of buckets, on all replicas alike.
+            hook: function of a bucket (`buffer()`, `gradients()`, `parameters()`, `index()`, `is_last()`) with
+                undivided gradients, which returns a future of the means. All replicas call it in the order of buckets.
 
         Raises: RuntimeError if there is a hook; ValueError if the optimizer reduces gradients to shards.
         """
@@ -93,14 +93,15 @@ class ReducingModel(StatefulModel):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> contextlib.AbstractContextManager[None]:
-        """Train in this block with different numbers of batches per replica: gradients of an ended one count as zero.
+        """Train in this block with different numbers of batches per replica; ended replicas contribute zero gradients.
 
-        At the end all replicas take the parameters of one with the most batches; states of optimizers may differ.
+        At the end all replicas copy the parameters of a replica with the most batches; optimizer states may differ.
 
         Args:
-            divide_by_initial_world_size: whether means are over all replicas; else over those that have not ended.
-            enable: whether replicas may differ; False makes the block do nothing.
-            throw_on_early_termination: raise on all replicas once one has ended.
+            divide_by_initial_world_size: whether means are over all replicas; else over the replicas that have not
+                ended.
+            enable: False disables the context.
+            throw_on_early_termination: raise an error on all replicas once one has ended.
 
         Raises: ValueError if ranks must end together: with a pipeline or slices, with shards, with half precision.
         """
@@ -125,12 +126,12 @@ class ReducingModel(StatefulModel):
         """Average the gradients since the last call over replicas. All ranks call it."""
         self._num_passes, self._has_gradients, self._is_dirty = 0, False, False
         if self.sharded is not None or self._runtime.configuration.shard_optimizer_state:
-            return  # the optimizer reduces to the ranks that step
+            return  # the optimizer reduces to the ranks that hold its state
         assert self._reducer is not None
         self._reducer.reduce()
 
     def settle_gradients(self) -> bool:
-        """Average this replica's unreduced gradients, or take part in other replicas' average. All ranks call it.
+        """Average this replica's unreduced gradients, or join the other replicas' average. All ranks call it.
 
         Returns: whether any replica had gradients, as far as this rank knows.
         """
@@ -145,16 +146,16 @@ class ReducingModel(StatefulModel):
         """Check that there are gradients if the model was called for training.
 
         Args:
-            have_gradients: whether any replica has gradients: some replicas may leave out a backward pass.
+            have_gradients: whether any replica has gradients, since some replicas may skip a backward pass.
 
-        Raises: ParallelError if there are none.
+            Raises: ParallelError if there are no gradients.
         """
         if self._has_gone.forward and not self._has_gone.backward and not have_gradients:
             raise ParallelError(NO_BACKWARD)
 
     @property
     def is_joined(self) -> bool:
-        """Whether replicas may end at different steps now, see `join`."""
+        """Whether replicas may currently end at different steps; see `join`."""
         return self._reducer is not None and self._reducer.is_joined
 
     def count_step(self) -> None:
@@ -181,13 +182,13 @@ class ReducingModel(StatefulModel):
 
     @property
     def has_unreduced_gradients(self) -> bool:
-        """Whether there are gradients that are not averaged: from outside of steps, or in an open accumulation."""
+        """Whether some gradients are not averaged: from outside of steps, or in an unfinished accumulation."""
         return self._is_dirty and microbatch() is None
 
     def _follow_gradients(self) -> None:
-        """Hook trained parameters, so that gradients are tracked as they arrive, and averaged over replicas.
+        """Hook trained parameters, so that their gradients are tracked and averaged over replicas.
 
-        Called once modules have their ranks. Replicas are made equal first; a sharded model averages by itself.
+        Called once modules are placed. Replicas are made equal first; a sharded model averages gradients itself.
         """
         if self.sharded is not None:
             trained = [one for one in self.local_parameters() if one.requires_grad]
@@ -199,7 +200,7 @@ class ReducingModel(StatefulModel):
     def follow_changes(self) -> None:
         """Track the gradients of newly trained parameters that were frozen before. All ranks call it.
 
-        Raises: ParallelError if they cannot be tracked, or for parameters that were added to the model later.
+        Raises: ParallelError if the gradients cannot be tracked, or for parameters that were added to the model later.
         """
         names = [] if self._watched is None else self._watched.newly_trained()
         if not names:
@@ -217,7 +218,7 @@ class ReducingModel(StatefulModel):
         """Make the reducer of gradients; return the parameters that are trained.
 
         Args:
-            are_equal: whether replicas have the same values; if not, they get the values of one.
+            are_equal: whether replicas have the same values; if not, all get the values of one replica.
         """
         configuration = self._runtime.configuration
         replicated = [
@@ -234,7 +235,7 @@ class ReducingModel(StatefulModel):
         self._reducer = GradientReducer(
             trained,
             bucket_bytes=self._bucket_bytes,
-            # Ordered sums are ready only at the end of a step; where state is spread the optimizer reduces.
+            # Ordered sums are ready at the end of a step only; with sharded optimizer state the optimizer reduces.
             overlaps=self._overlaps and self._ordered is None and not configuration.shard_optimizer_state,
         )
         if self._communication_hook is not None:
@@ -243,7 +244,7 @@ class ReducingModel(StatefulModel):
 
     @contextlib.contextmanager
     def _gradients_followed(self) -> Iterator[None]:
-        """Send complete buckets, or collect gradients in order, while a step runs in this block; then reduce.
+        """Send complete buckets, or collect gradients in order, during the step in this block; then reduce.
 
         State after failure: the step is not counted; if buckets were sent already, the next reduction raises.
         """
@@ -268,7 +269,7 @@ class ReducingModel(StatefulModel):
                 self.reduce_gradients()
 
     def _check_means(self, name: str) -> None:
-        """Refuse a call that changes the averaging of gradients if the optimizer reduces them."""
+        """Refuse a call that changes the averaging of gradients if the optimizer does the averaging."""
         if self._is_sharded or self._runtime.configuration.shard_optimizer_state:
             raise ValueError(
                 f"{name}: with sharded data parallelism or shard_optimizer_state gradients are reduced to those who "
@@ -276,7 +277,7 @@ class ReducingModel(StatefulModel):
             )
 
     def _make_replicas_equal(self, source: int) -> None:
-        """Give all replicas the values of one replica, by its rank in each group."""
+        """Copy the values of one replica, given by its rank in each group, to all replicas."""
         groups = self._runtime.groups
         with torch.no_grad():
             for one in self._replicated:
@@ -303,7 +304,7 @@ class ReducingModel(StatefulModel):
 
 @contextlib.contextmanager
 def seeded_backward() -> Iterator[None]:
-    """Run a backward pass in this block, with seeds already divided by the number of microbatches."""
+    """Mark a block's backward pass: its initial gradients are already divided by the number of microbatches."""
     token = _is_seeded.set(True)
     try:
         yield

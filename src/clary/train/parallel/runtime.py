@@ -1,9 +1,9 @@
-"""The runtime of a parallel program: configuration, mesh, groups, device. One for each process.
+"""The runtime of a parallel program, one per process: configuration, mesh, groups, device.
 
 Where: every rank calls `initialize` first, once; other modules call `current()`. `initialize` initialises
-torch.distributed unless the program has.
+torch.distributed unless the program has done so.
 
-A rank reads its place from its launcher's variables: torchrun's or Open MPI's; without either it is the only rank.
+A rank reads its place from the variables of torchrun or Open MPI; without them it is the only rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clary.train.parallel.layout.agreement import check_keys
 from clary.train.parallel.layout.mesh import Along, Mesh
 from clary.train.parallel.layout.place import Place, find_place, find_timeout_s
 
-_MASTER_PORT = 29500  # if neither launcher nor configuration sets a port; torch's default
+_MASTER_PORT = 29500  # torch's default, if neither launcher nor configuration sets a port
 
 
 @dataclass
@@ -35,10 +35,10 @@ class Runtime:
     """One rank of a parallel program.
 
     Args:
-        device: of this rank's computation.
-        timeout_s: of every wait for another rank.
-        model: the only DistributedModel, once it is made.
-        optimizer: the DistributedOptimizer, once it is made.
+        device: device of this rank's computation.
+        timeout_s: timeout of every wait for another rank.
+        model: the only DistributedModel; None before it is made.
+        optimizer: the DistributedOptimizer; None before it is made.
     """
 
     configuration: Configuration
@@ -56,12 +56,12 @@ class Runtime:
 
     @property
     def rank(self) -> int:
-        """This process's rank in the world."""
+        """This process's global rank."""
         return self.place.rank
 
     @property
     def pipeline_rank(self) -> int:
-        """The part of the model that this rank holds."""
+        """Index of the part of the model that this rank holds."""
         return self.groups.group_rank(Along.PP)
 
 
@@ -69,7 +69,7 @@ _runtime: Runtime | None = None
 
 
 def is_initialized() -> bool:
-    """Whether `initialize` has been called."""
+    """Return whether `initialize` has been called."""
     return _runtime is not None
 
 
@@ -89,8 +89,8 @@ def initialize(configuration: Configuration) -> Runtime:
     Raises:
         ValueError: the number of ranks does not fit the degrees, ranks were given different keys, or
             CLARY_PARALLEL_TIMEOUT_S is not a positive number.
-        RuntimeError: the process is initialised with other keys already, `tsm.init` was called, or ranks do not join in
-            time (with torch's message).
+        RuntimeError: the process is initialised with other keys already, `tsm.init` was called, or ranks do not join
+            within the timeout (with torch's message).
     """
     global _runtime
     if _runtime is not None:
@@ -103,7 +103,7 @@ def initialize(configuration: Configuration) -> Runtime:
     is_untold = place.size == 1
     if dist.is_initialized():  # the program itself initialised torch.distributed: use its ranks
         place = Place(dist.get_rank(), dist.get_world_size(), place.local_rank, place.local_size)
-    mesh = configuration.mesh(place.size)  # before any rank waits for another
+    mesh = configuration.mesh(place.size)  # checked before any rank waits for another
     if not dist.is_initialized():
         _join(configuration, place, _device(place), timeout_s)
     check = partial(check_keys, vars(configuration))
@@ -117,9 +117,9 @@ def initialize(configuration: Configuration) -> Runtime:
 
 
 def reset() -> None:
-    """Drop the runtime, and close its model; torch.distributed stays as it is.
+    """Drop the runtime, and close its model; torch.distributed stays initialised.
 
-    Use it in programs that initialise twice, such as tests.
+    For programs that initialise twice, such as tests.
     """
     global _runtime
     if _runtime is not None and _runtime.model is not None:
@@ -129,7 +129,7 @@ def reset() -> None:
 
 
 def _place_on_host(place: Place, groups: Groups) -> Place:
-    """Count the ranks of this host if the launcher has not set the number."""
+    """Complete a place with this host's rank counts if the launcher has not set them."""
     hosts = groups.allgather(host_name(CollectiveSettings.from_environment(os.environ)), Along.WORLD)
     own = hosts[place.rank]
     return Place(place.rank, place.size, hosts[: place.rank].count(own), hosts.count(own))
@@ -160,7 +160,8 @@ def _join(configuration: Configuration, place: Place, device: torch.device, time
     if "MASTER_ADDR" not in os.environ:
         raise RuntimeError(f"MASTER_ADDR is not set: rank {place.rank} of {place.size} cannot find rank 0")
     port = configuration.ddp_port or int(os.environ.get("MASTER_PORT", _MASTER_PORT))
-    # torchrun's agent serves the store at MASTER_PORT already; on a port from the configuration rank 0 opens it.
+    # torchrun's agent already serves the store at MASTER_PORT; with a port from the configuration, rank 0 opens the
+    # store.
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not configuration.ddp_port
     is_master = place.rank == 0 and not is_agents
     if not is_master:

@@ -1,6 +1,6 @@
-"""The state of a model that lies on many ranks: this rank's part of it, or the whole.
+"""The state of a model that is spread over ranks: this rank's part, or the whole state.
 
-Where: base of `DistributedModel`; `checkpoint.folders` calls it.
+Where: base class of `DistributedModel`; `checkpoint.folders` calls it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StatefulModel(PlacedModel):
         self._parts_handles: list[Any] = []  # hooks that refuse `state_dict` of parts, see `mistakes.parts`
 
     def local_state_dict(self, *_args: Any, **_kwargs: Any) -> State:
-        """Return the part of the state that lies on this rank, marked as partial. Raises: RuntimeError."""
+        """Return this rank's part of the state, marked as partial. Raises: RuntimeError."""
         if not self.partitioned:
             raise RuntimeError("local_state_dict: modules have no ranks yet; the first step places them")
         if self.sharded is not None:
@@ -64,7 +64,7 @@ class StatefulModel(PlacedModel):
         """Return the state of the whole model, under the wrapped model's names. All ranks of a model call it.
 
         Args:
-            gather_to_rank0: whether only the first rank of each model returns it; the others return {}.
+            gather_to_rank0: whether the first rank of each model alone returns the state; other ranks return {}.
         """
         is_whole = self._runtime.mesh.degree(Along.MP) == 1
         if self.sharded is not None:
@@ -80,11 +80,11 @@ class StatefulModel(PlacedModel):
         return full_state(part, self._runtime, to_first_only=to_first_only)
 
     def load_state_dict(self, state_dict: State, strict: bool = True, same_partition_load: bool = False) -> Any:
-        """Load a whole state, or this rank's part; if modules are not placed yet, load it once they are.
+        """Load a whole state, or this rank's part, at once or as soon as modules are placed.
 
         Args:
-            same_partition_load: whether a part is of the same partition; else parts are first gathered from all ranks,
-                so all ranks must call it.
+            same_partition_load: whether a part comes from the same partition; else parts are first gathered from all
+                ranks, so all ranks must call it.
 
         Raises: RuntimeError if names or shapes differ.
         """
@@ -94,11 +94,11 @@ class StatefulModel(PlacedModel):
         found = self._load(state_dict, strict, same_partition_load)
         stepper = getattr(self._runtime.optimizer, "stepper", None)
         if stepper is not None:
-            stepper.take_parameters()  # its masters would restore the old values
+            stepper.take_parameters()  # otherwise its masters would restore the old values
         return found
 
     def load_stored_states(self) -> None:
-        """Load the stored states, once modules have their ranks."""
+        """Load the stored states, called once modules are placed."""
         stored, self._stored_states = self._stored_states, []
         for state, strict, same_partition_load in stored:
             self._load(state, strict, same_partition_load)
@@ -125,7 +125,7 @@ class StatefulModel(PlacedModel):
                 yield module
 
     def cpu(self) -> Self:
-        """Gather all stages to every rank, in host memory; slices stay slices. All ranks of a model call it.
+        """Gather all stages on every rank, in host memory; slices are not joined. All ranks of a model call it.
 
         The model cannot be trained afterwards.
         """

@@ -1,7 +1,7 @@
 """The decorator of a training step, whose function runs once per microbatch.
 
-Where: scripts decorate their step function. A call cuts the arguments (`microbatches`), places the model if it is the
-first call, runs the function in the order of the pipeline, averages gradients, and returns all results.
+Where: scripts decorate their step function. A call cuts the arguments (`microbatches`), places the model in the first
+call, runs the function in the order of the pipeline, averages gradients, and returns all results.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`, `smp.step`.
 """
 
@@ -25,10 +25,10 @@ from clary.train.parallel.pipeline.messages import map_leaves
 
 @dataclass(frozen=True)
 class Microbatch:
-    """The microbatch that is computed on this thread.
+    """The microbatch that this thread computes.
 
     Args:
-        is_traced: whether the model is only traced, not trained.
+        is_traced: whether the model is traced instead of trained.
     """
 
     number: int
@@ -40,12 +40,12 @@ _current: ContextVar[Microbatch | None] = ContextVar("clary_microbatch", default
 
 
 def microbatch() -> Microbatch | None:
-    """Return the microbatch whose step function is running; None outside of steps."""
+    """Return this thread's running microbatch; None outside of steps."""
     return _current.get()
 
 
 def is_tracing() -> bool:
-    """Whether the step's function runs to trace the model, and not to train it."""
+    """Return whether the step's function runs to trace the model instead of training it."""
     return (one := _current.get()) is not None and one.is_traced
 
 
@@ -56,17 +56,17 @@ def step(
     input_split_axes: Mapping[str, int] | None = None,
     detach_outputs: bool = False,
 ) -> Any:
-    """Decorate the function of a step, with or without arguments.
+    """Decorate the function of a step; usable with or without arguments.
 
     Args:
         non_split_inputs: names of arguments that every microbatch gets whole.
-        input_split_axes: axes other than 0, by name of an argument.
+        input_split_axes: axes to cut other than 0, by name of argument.
         detach_outputs: whether results are detached from their graphs, which frees activations.
 
-    Returns: a function of the same arguments; its tensors are returned as `StepOutput`, other leaves as lists, one item
-    per microbatch.
-    Raises: errors of `split_arguments` and of the function; `ParallelError` if another rank failed, or if it is called
-        without a DistributedModel, or with the original model.
+    Returns: a function of the same arguments, which returns tensors as `StepOutput` and other leaves as lists with one
+        item per microbatch.
+    Raises: errors of `split_arguments` and of the function; `ParallelError` if another rank failed, or if the function
+        is called without a DistributedModel, or with the original model.
     """
     if function is None:
         return functools.partial(
@@ -95,7 +95,7 @@ def step(
         def body(number: int, *, is_traced: bool = False) -> Any:
             with _entered(Microbatch(number, total, is_traced)):
                 result = wrapped(*pieces[number][0], **pieces[number][1])
-                # Detached now, so that graphs of early microbatches are freed before the last one.
+                # Detached here, so that the graphs of early microbatches are freed before the last microbatch runs.
                 return map_leaves(result, _detached) if detach_outputs else result
 
         model = now.model

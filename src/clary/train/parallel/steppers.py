@@ -1,11 +1,11 @@
-"""Ways of stepping an optimizer, by where parameters, gradients and state lie.
+"""Steppers: implementations of an optimizer step for each placement of parameters, gradients and state.
 
 Where: `DistributedOptimizer` chooses a stepper once modules are placed.
 
-    Whole         every rank steps the parameters that lie on it, as torch does
-    Half          likewise, on float32 copies of half-precision parameters
-    SpreadState   `shard_optimizer_state`: each replica steps its share and sends it to the others
-    Shards        `sharded_data_parallel_degree`: each replica steps its shard of every parameter
+    Whole         every rank updates its own parameters, as torch does
+    Half          every rank updates float32 copies of its half-precision parameters
+    SpreadState   `shard_optimizer_state`: each replica updates its share of the parameters and sends it to the others
+    Shards        `sharded_data_parallel_degree`: each replica updates its shard of every parameter
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Stepper(Protocol):
 
     @property
     def have_gradients(self) -> bool:
-        """Whether `prepare` found gradients on any replica; False if it does not check."""
+        """Whether `prepare` found gradients on any replica; False if this stepper does not check."""
 
     def prepare(self) -> None:
-        """Send gradients to the ranks that step with them, once before a step. All ranks call it."""
+        """Send gradients to the ranks that use them in the step, once before a step. All ranks call it."""
 
     def step(self, loss_scale: float) -> bool:
         """Unscale gradients and step; return False, without a step, if any rank has a gradient that is not finite.
@@ -55,21 +55,22 @@ class Stepper(Protocol):
         """Clear all gradients."""
 
     def clip(self, max_norm: float, loss_scale: float, *, among: Collection[int] | None = None) -> float:
-        """Clip gradients to a norm over the whole model; return the earlier norm, -1 if it is not finite.
+        """Clip gradients by the norm of the whole model; return the norm before, or -1 if it is not finite.
 
         Args:
             max_norm: the largest norm that is not clipped.
             loss_scale: the factor of the gradients.
-            among: ids of the clipped parameters, or of the tensors stepped in their place; None clips all.
+            among: ids of the parameters to clip, or of the tensors that the optimizer updates in their place; None
+                clips all.
 
-        Raises: ParallelError if parameters are clipped only together, and some are not in `among`.
+        Raises: ParallelError if parameters can be clipped together only, and some are not in `among`.
         """
 
     def take_parameters(self) -> None:
-        """Continue from the current values of the parameters, which were loaded."""
+        """Continue from the parameters' current values, after a load."""
 
     def local_state(self) -> State:
-        """Return the state that this rank keeps."""
+        """Return this rank's part of the state."""
 
     def full_state(self) -> State:
         """Return the state of all parameters, in host memory. All ranks call it."""
@@ -79,12 +80,12 @@ class Stepper(Protocol):
 
 
 class Whole:
-    """Steps the parameters of this rank.
+    """Updates the parameters of this rank.
 
-    State dicts number parameters as torch does: across all groups, on whichever rank they lie.
+    State dicts number parameters as torch does: across all groups and all ranks.
     """
 
-    have_gradients = False  # see `Stepper`: the model checks
+    have_gradients = False  # see `Stepper`; the model checks instead
 
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
         self._optimizer = optimizer
@@ -98,14 +99,14 @@ class Whole:
             optimizer.norms = NormsOverRanks(runtime, self._is_slice)
 
     def _is_slice(self, stepped: torch.Tensor) -> bool:
-        """Whether a stepped parameter is a slice."""
+        """Return whether an updated parameter is a slice."""
         return getattr(stepped, "tensor_slice", None) is not None
 
     def prepare(self) -> None:
-        """See `Stepper`; the model has averaged gradients already."""
+        """See `Stepper`; the model has already averaged gradients."""
 
     def step(self, loss_scale: float) -> bool:
-        """See `Stepper`; nothing is scaled here."""
+        """See `Stepper`; gradients are not scaled here."""
         self._optimizer.step()
         return True
 
@@ -124,7 +125,7 @@ class Whole:
         return clip_gradients(grads, max_norm, self._runtime)
 
     def take_parameters(self) -> None:
-        """See `Stepper`; it steps the parameters themselves."""
+        """See `Stepper`; a no-op, since there are no masters."""
 
     def local_state(self) -> State:
         """See `Stepper`."""
@@ -141,7 +142,7 @@ class Whole:
         self._optimizer.load_state_dict({**state, "state": own})
 
     def _gather(self, own: dict[int, Any]) -> dict[int, Any]:
-        """Return the states of all ranks of a model, by parameter, with slices joined."""
+        """Gather the states of all ranks of a model, by parameter, with slices joined."""
         groups = self._runtime.groups
         if groups.size(Along.TP) > 1:
             parts = groups.allgather({number: _to_host(one) for number, one in own.items()}, Along.TP)
@@ -150,7 +151,7 @@ class Whole:
         return dict(sorted((number, one) for part in gathered for number, one in part.items()))
 
     def _join(self, number: int, parts: list[Any]) -> Any:
-        """Join the tensor ranks' states of one parameter: slices of it, or equal values."""
+        """Join the tensor ranks' states of one parameter: slices or equal values."""
         piece: Any = getattr(self._local[number], "tensor_slice", None)
         first = parts[0]
         if isinstance(first, dict):
@@ -169,9 +170,10 @@ class Whole:
 
 
 class Half(Whole):
-    """Steps float32 copies (masters) of half-precision parameters.
+    """Updates float32 copies (masters) of half-precision parameters.
 
-    Before a step, masters take values that a script wrote into parameters since the last step, as by clamping.
+    Before a step, masters take over values that a script wrote into parameters since the last step, for example by
+    clamping.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
@@ -187,7 +189,7 @@ class Half(Whole):
             for number, master in self._masters.items()
             if getattr(self._local[number], "tensor_slice", None) is not None
         }
-        self._versions: dict[int, int] = {}  # versions of parameters after their masters' last write
+        self._versions: dict[int, int] = {}  # version counters of parameters after their masters' last write
         self._note_versions()
         for group in optimizer.param_groups:
             group["params"] = [of_parameter.get(id(one), one) for one in group["params"]]
@@ -263,7 +265,7 @@ class Half(Whole):
         return {**super().full_state(), "masters": self._gather(masters)}
 
     def load(self, state: State) -> None:
-        """See `Stepper`; a state without masters takes them from the parameters."""
+        """See `Stepper`; for a state without masters, they are copied from the parameters."""
         super().load({name: value for name, value in state.items() if name != "masters"})
         self.take_parameters()
         masters = state.get("masters", {})
@@ -273,7 +275,7 @@ class Half(Whole):
                     master.copy_(self._cut(number, masters[number]))
 
     def _take_gradients(self, loss_scale: float) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Move gradients to the masters, unscaled; return the gradients of all stepped tensors, by parameter."""
+        """Move unscaled gradients to the masters; return the gradients of all updated tensors, by parameter."""
         found = []
         for number, parameter in self._local.items():
             stepped = self._masters.get(number, parameter)
@@ -288,7 +290,7 @@ class Half(Whole):
 
 
 class SpreadState:
-    """Steps a share of the parameters, and receives the rest from the ranks that stepped them."""
+    """Updates a share of the parameters, and receives the other parameters from the ranks that updated them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -346,8 +348,8 @@ class SpreadState:
             return -1.0
         of_groups = {id(one) for _, one in self._runtime.model.scaled_batch_reducer_named_parameters()}
         pairs = [
-            # A parameter replicated over dp has one owner there; a parameter replicated over rdp has one on each tensor
-            # rank.
+            # A parameter replicated over dp has one owner in dp; a parameter replicated over rdp has one owner per
+            # tensor rank.
             (parameter if id(parameter) in of_groups else None, grad)
             for parameter, grad in zip(self.inner.owned_parameters(), grads, strict=True)
         ]
@@ -379,9 +381,9 @@ class SpreadState:
 
 
 class Shards:
-    """Steps this rank's shard of every parameter; clips by the norm of the whole gradient itself."""
+    """Updates this rank's shard of every parameter; its step clips by the norm of the whole gradient."""
 
-    have_gradients = False  # see `Stepper`: ranks that share shards all have gradients, or wait for each other
+    have_gradients = False  # see `Stepper`; ranks of a sharding group all have gradients, or wait for each other
 
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
         cut = runtime.groups.size(Along.TP) > 1
@@ -389,7 +391,7 @@ class Shards:
         model = runtime.model
         num_tensor_ranks = runtime.groups.size(Along.TP)
 
-        def weight(name: str) -> float:  # a parameter that several tensor ranks hold counts once over all of them
+        def weight(name: str) -> float:  # so that a parameter on several tensor ranks counts once
             return 1.0 if name in model.tensor_slices else 1.0 / num_tensor_ranks
 
         self.inner = ShardedOptimizer(
@@ -404,7 +406,7 @@ class Shards:
         """See `Stepper`; `step` reduces gradients itself."""
 
     def take_parameters(self) -> None:
-        """See `Stepper`; shards are the parameters."""
+        """See `Stepper`; a no-op, since loads write into the shards."""
 
     def step(self, loss_scale: float) -> bool:
         """See `Stepper`."""
@@ -460,7 +462,7 @@ def _scales_by_norms(optimizer: Any) -> bool:
 
 
 def are_finite_everywhere(grads: list[torch.Tensor], runtime: Runtime) -> bool:
-    """Return whether no rank has a gradient that is not finite. All ranks call it."""
+    """Return whether all gradients on all ranks are finite. All ranks call it."""
     has_bad = any(not bool(torch.isfinite(grad).all()) for grad in grads)
     flag = torch.tensor([float(has_bad)], device=runtime.device)
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
@@ -468,9 +470,9 @@ def are_finite_everywhere(grads: list[torch.Tensor], runtime: Runtime) -> bool:
 
 
 def _check_all(among: Collection[int] | None, runtime: Runtime) -> None:
-    """Check that all trained parameters are to be clipped, since shards are clipped only together.
+    """Check that `among` includes all trained parameters, since shards can be clipped together only.
 
-    Raises: ParallelError if some are not.
+    Raises: ParallelError if it does not.
     """
     if among is None:
         return
@@ -491,12 +493,12 @@ def clip_gradients(
     *,
     groups: tuple[Along, ...] = (Along.MP,),
 ) -> float:
-    """Scale gradients down to a norm over several ranks; return the earlier norm, equal on all of them.
+    """Scale gradients down to a norm over several ranks; return the norm before, equal on all these ranks.
 
     Args:
-        grads: each with its parameter, or None if only one rank has it. A parameter that is not a slice lies on every
-            tensor rank, and counts once over all of them.
-        groups: the groups of ranks over which squares are summed.
+        grads: (parameter, gradient) pairs; None instead of a parameter that one rank alone has. A parameter that is not
+            a slice lies on every tensor rank, and counts once.
+        groups: groups of ranks over which squares are summed.
     """
     num_tensor_ranks = runtime.groups.size(Along.TP)
     square = torch.zeros(1, dtype=torch.float64, device=runtime.device)
@@ -513,7 +515,7 @@ def clip_gradients(
 
 
 def _to_host(value: Any) -> Any:
-    """Return a copy of a parameter's state in host memory."""
+    """Copy a parameter's state to host memory."""
     if isinstance(value, dict):
         return {key: _to_host(item) for key, item in value.items()}
     return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value

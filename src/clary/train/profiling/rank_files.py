@@ -1,4 +1,4 @@
-"""Files of a rank's windows: requests that an agent writes, answers that it reads.
+"""Files of a rank's windows: requests that an agent writes, and answers that the agent reads.
 
 Source: contract/deep_profiles.py.
 """
@@ -20,7 +20,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def read_requests(folder: Path) -> list[ProfileRequest]:
-    """Return the requests in a folder, oldest first; unreadable files are left out."""
+    """Return the requests in a folder, oldest first; skip unreadable files."""
     found = []
     for entry in os.scandir(folder):
         if _REQUEST.fullmatch(entry.name):
@@ -45,7 +45,7 @@ class RankFiles:
         return self._folder / f"rank-{self._rank}.trace.json.gz"
 
     def claim(self) -> bool:
-        """Return whether this process may answer for its rank. Raises: OSError."""
+        """Claim the rank; return whether this process may answer for it. Raises: OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             os.close(os.open(self._folder / f".rank-{self._rank}.claim", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
@@ -62,7 +62,7 @@ class RankFiles:
 
 
 def boot_id() -> str:
-    """Return the boot id, which distinguishes the clocks of machines; empty if unknown."""
+    """Return the machine's boot id, which identifies its monotonic clock; empty if unknown."""
     try:
         return Path(_BOOT_ID).read_text(encoding="ascii").strip()
     except OSError:

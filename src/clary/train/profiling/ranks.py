@@ -10,7 +10,7 @@ _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def own_rank() -> int:
-    """Return the rank in the process group, or, before there is a group, the launcher's; 0 without either."""
+    """Return the rank in the process group or, without a group, the launcher's; 0 without either."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
@@ -18,6 +18,6 @@ def own_rank() -> int:
 
 
 def may_be_rank() -> bool:
-    """Whether a process without a step may be a rank: it is not a worker of a data loader, nor a launcher of ranks."""
+    """Return whether a process without a step may be a rank, not a data loader's worker or a launcher of ranks."""
     is_launcher = "torch.distributed.launcher.api" in sys.modules and "RANK" not in os.environ
     return multiprocessing.parent_process() is None and not is_launcher

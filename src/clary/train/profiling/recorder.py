@@ -1,8 +1,8 @@
-"""Looks for requests, and begins and ends windows at steps of the program.
+"""Recorder of windows: polls for requests, and starts and ends windows at steps of the program.
 
 Where: `install` hooks it into torch. The program's thread only counts steps until there is a request; separate threads
-check the folder and write traces. Requests wait in `waiting_requests`; a window that has begun is a `recording`. An
-error here must not fail a program: the rank's answer or the log reports it, and the recorder may stop.
+poll the folder and write traces. Requests wait in `waiting_requests`; a window that has begun is a `recording`. An
+error here must not fail a program: the rank's answer or the log reports the error, and the recorder may stop.
 
 [Note: two threads]
 `_requests` and `_open` change only under `_lock`. `_is_wanted` is a hint that the program's thread reads without the
@@ -31,14 +31,14 @@ from clary.train.profiling.waiting_requests import Waiting, WaitingRequests
 from clary.train.profiling.window import OtherProfiler, Window, is_captured
 
 LOOK_S = 0.5  # seconds between checks of the folder
-_END_S = 5.0  # limit at the program's end, for its GPU and then for traces being written
+_END_S = 5.0  # at the program's end: timeout for its GPU, then for traces being written
 
 _log = logging.getLogger("clary.profiling")
 _recorder: Recorder | None = None
 
 
 def install() -> bool:
-    """Start a recorder if the environment names a folder; return whether there is one. A second call does nothing."""
+    """Start a recorder if the environment names a folder; return whether one runs. A second call does nothing."""
     global _recorder
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder or _recorder is not None:
@@ -64,7 +64,7 @@ class Recorder:
     """The windows of one process; see `install`.
 
     Args:
-        folder: where requests appear.
+        folder: folder of requests.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,13 +80,13 @@ class Recorder:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread; a request that exists already is read before the program continues."""
+        """Read existing requests, then start the thread."""
         self._look(None)
         self._thread = threading.Thread(target=self._run, name="clary-profiling", daemon=True)
         self._thread.start()
 
     def begin_anew(self) -> None:
-        """Reset in a forked child: it has no thread, and does not answer for its parent's windows."""
+        """Reset in a forked child, which has no thread and does not answer for its parent's windows."""
         self._lock = threading.RLock()
         self._ending = threading.Event()
         if self._open is not None and self._open.window.is_running:
@@ -94,13 +94,13 @@ class Recorder:
             self._is_broken = True  # torch cannot record in this process
         self._requests.forget()
         self._open, self._writers, self._thread = None, [], None
-        self._is_wanted = True  # the child's first step starts the thread: a worker of a data loader makes no step
+        self._is_wanted = True  # the child's first step starts the thread; workers of data loaders make no step
 
     def on_step(self, optimizer: object) -> None:
         """Count a step of an optimizer, in the program's thread."""
         if self._steps.is_boundary(optimizer) and self._is_wanted and not self._is_broken:
             try:
-                if not is_captured():  # else the step is captured into a graph, not computed
+                if not is_captured():  # a captured step is not computed
                     self._on_boundary()
             except Exception as error:  # noqa: BLE001 - a profile must not fail the program
                 self._break_off(error)
@@ -108,7 +108,7 @@ class Recorder:
     def close(self) -> None:
         """End the running window at the end of the program, and wait up to `_END_S` for traces being written."""
         self._ending.set()
-        if not self._lock.acquire(timeout=_END_S):  # another thread is ending a window, and its GPU may hang
+        if not self._lock.acquire(timeout=_END_S):  # another thread is ending a window, whose GPU may hang
             return
         try:
             if self._open is not None and self._open.may_end:
@@ -152,18 +152,18 @@ class Recorder:
         except Exception:  # noqa: BLE001 - a GPU in trouble, which may be why the program ends
             has_settled = False
         words = "the program ended before the window did"
-        if not has_settled:  # torch would wait for the GPU, and the program might never end
+        if not has_settled:  # otherwise torch waits for the GPU, and the program may never end
             run.window.wait_for_no_gpu()
             words += ", and while its GPU was at work or in trouble"
         self._end_window(run, Ending(words, now=True))
 
     def _end_window(self, run: Recording, ending: Ending) -> None:
-        """Stop recording and have the trace written on a thread; do nothing if that would break a graph capture.
+        """Stop recording and write the trace on a thread; do nothing if that would break a graph capture.
 
         Args:
-            ending: with `now` the window ends even then, without a wait for the GPU.
+            ending: with `now`, the window ends even during a capture, without a wait for the GPU.
         """
-        if not run.window.has_gpu:  # no wait, so the gate is not needed
+        if not run.window.has_gpu:  # `stop` does not wait, so the gate is not needed
             self._stop_and_write(run, ending.words)
             return
         with graph_captures.gate.between(0.0) as is_free:
@@ -183,7 +183,7 @@ class Recorder:
         writer = threading.Thread(target=self._write, args=(run, profile), name="clary-trace", daemon=True)
         try:
             writer.start()
-        except RuntimeError:  # from Python 3.12 on, an ending program cannot start threads
+        except RuntimeError:  # since Python 3.12, a program that is shutting down cannot start threads
             self._write(run, profile)
             return
         self._writers = [thread for thread in self._writers if thread.is_alive()] + [writer]
@@ -221,18 +221,19 @@ class Recorder:
             now = self._folder.stat().st_mtime_ns
         except OSError:
             return None
-        # A change within the clock tick of the last check would not show: check again until the folder is 2 s old.
+        # A change within the timestamp granularity of the last check would go unnoticed: check until the stamp is 2 s
+        # old.
         if now == stamp:
             return stamp
         with self._lock:
             for cancelled in self._requests.take_up():
                 if self._open is not None and self._open.request.number == cancelled.number:
-                    self._open.request = cancelled  # ends at the next step
+                    self._open.request = cancelled  # the window ends at the next step
             self._is_wanted = self._is_wanted or self._requests.has_any
         return now if time.time_ns() - now > 2_000_000_000 else None
 
     def _keep_time(self) -> None:
-        """Do the work between steps: answer requests, expire them, record by time."""
+        """Do the periodic work between steps: answer requests, expire them, record by time."""
         self._requests.answer()
         while self._open is None and (late := self._requests.take_late()) is not None:
             self._begin_window(late, by_time=True)

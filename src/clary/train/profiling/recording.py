@@ -1,6 +1,7 @@
-"""One window, from its first step to its trace: the conditions of its end, and the profile to report.
+"""One window, from its first step to its trace: the conditions for its end, and the profile to report.
 
-Where: `recorder` makes it, counts steps on it, and asks for its ending; all calls except `write` are under its lock.
+Where: `recorder` makes it, counts steps on it, and queries its ending; all calls except `write` hold the recorder's
+lock.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _LEFT_OUT = "without its GPU, which only a window of steps can record"
 
 @dataclass(frozen=True)
 class Ending:
-    """The way in which a window must end.
+    """A reason and an urgency with which a window must end.
 
     Attributes:
         words: the reason of an early end; empty for a complete window.
-        now: whether it ends even if that would break a graph capture.
+        now: whether the window ends even if that breaks a graph capture.
     """
 
     words: str
@@ -35,11 +36,11 @@ class Recording:
     """A window that runs or is being written, with its request and its times.
 
     Args:
-        request: its request; a cancelling one replaces it.
-        files: the files of its answer.
+        request: the request; a cancellation replaces it.
+        files: the files of the answer.
         window: the window, which has begun.
-        first_step: number of the program's steps before it.
-        by_time: whether it begins and ends by time, not at steps.
+        first_step: number of the program's steps before the window.
+        by_time: whether the window begins and ends by time instead of at steps.
     """
 
     def __init__(
@@ -60,11 +61,11 @@ class Recording:
         self._bounds_ns.append(time.time_ns())
 
     def ending_at_step(self) -> Ending | None:
-        """Return the ending of a window of steps that is complete or too long; None before that."""
+        """Return the ending of a window by steps if it is complete or too long, else None."""
         seconds = time.monotonic() - self._began_s
         asked, num_bounds = self.request, len(self._bounds_ns)
         is_whole = num_bounds > asked.num_steps if asked.num_steps else seconds >= asked.duration_s
-        is_late = seconds > MAX_WINDOW_S  # it waits for a graph capture, which may never end
+        is_late = seconds > MAX_WINDOW_S  # its end waited for a graph capture, which may never end
         if is_whole or asked.is_cancelled:
             return Ending("", now=is_late)
         if num_bounds > MAX_TIMED_STEPS:
@@ -77,14 +78,14 @@ class Recording:
         if self.by_time:
             is_over = seconds >= min(self.request.duration_s, MAX_WINDOW_S) or self.request.is_cancelled
             return Ending("") if is_over else None
-        # a very long step, or no further one: torch's records meanwhile stay in memory
+        # a very long step, or no further step; torch keeps all records in memory
         return Ending(f"cut off after {MAX_WINDOW_S:g} s", now=True) if seconds > MAX_WINDOW_S else None
 
     def stop(self, words: str, *, step: int) -> RankProfile:
         """Stop recording; return the profile to report while the trace is written. Raises: errors of torch.
 
         Args:
-            words: the reason of its end.
+            words: the reason of the window's end.
             step: number of the program's steps so far.
         """
         if self.by_time:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class StepCounter:
-    """Counts rounds of optimizers: a step ends when an optimizer steps for the second time in a round.
+    """Counts rounds of optimizers: a program's step ends when an optimizer steps again within a round.
 
-    With one optimizer, each of its steps counts; with several per step, the first one that steps again begins the next
-    round, so that no step counts twice. An optimizer within another (ZeroRedundancyOptimizer) is one of several.
+    With one optimizer, each of its steps counts. With several per step, the first optimizer that steps again begins the
+    next round, so that no step counts twice. A nested optimizer (ZeroRedundancyOptimizer) counts as one of several.
     """
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class StepCounter:
         self._round: set[int] = set()
 
     def is_boundary(self, optimizer: object) -> bool:
-        """Count an optimizer's step; return whether a step of the program has ended with it."""
+        """Count an optimizer's step; return whether it ends a step of the program."""
         key = id(optimizer)
         if self._round and key not in self._round:
             self._round.add(key)

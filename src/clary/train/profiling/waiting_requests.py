@@ -1,4 +1,4 @@
-"""Requests whose windows have not begun: answers them, chooses the next one, and expires late ones.
+"""Requests whose windows have not begun: answers to them, choice of the next request, expiry.
 
 Where: `recorder` holds them, and calls every method under its lock.
 """
@@ -16,14 +16,14 @@ from clary.train.profiling.rank_files import RankFiles, read_requests
 from clary.train.profiling.ranks import may_be_rank, own_rank
 from clary.train.profiling.step_counter import StepCounter
 
-NO_STEPS_S = 20.0  # wait for a program's first step, before it is recorded by time: it may still be starting
-NO_STEPS_TIMED_S = 5.0  # the same if the request names a duration
+NO_STEPS_S = 20.0  # wait for a program's first step before a recording by time: the program may still be starting
+NO_STEPS_TIMED_S = 5.0  # the same wait if the request names a duration
 
 
 class Waiting(NamedTuple):
-    """A request, the files of its answer, and its times by the monotonic clock.
+    """A request, the files of its answer, and its times on the monotonic clock.
 
-    The times are converted when the request is first seen, since the time of day may be set while it waits.
+    The times are converted when the request is first read, since the time of day may be set later.
     """
 
     request: ProfileRequest
@@ -36,9 +36,9 @@ class WaitingRequests:
     """Requests to one process whose windows have not begun.
 
     Args:
-        folder: where requests appear.
-        steps: of the program; a process that has made a step is a rank.
-        tell: writes an answer.
+        folder: folder of requests.
+        steps: the program's step counter; a process that has made a step is a rank.
+        tell: function that writes an answer.
     """
 
     def __init__(self, folder: Path, *, steps: StepCounter, tell: Callable[[RankFiles, RankState, str], None]) -> None:
@@ -50,11 +50,11 @@ class WaitingRequests:
 
     @property
     def has_any(self) -> bool:
-        """Whether a request waits."""
+        """Whether any request waits."""
         return bool(self._waiting)
 
     def forget(self) -> None:
-        """Drop all waiting requests, in a forked child: its parent answers them."""
+        """Drop all waiting requests, in a forked child, since its parent answers them."""
         self._waiting = {}
 
     def take_up(self) -> list[ProfileRequest]:
@@ -73,14 +73,14 @@ class WaitingRequests:
         return [request for request in news if request.is_cancelled]
 
     def take_due(self) -> Waiting | None:
-        """Remove and return the request whose window must begin now, at the end of a step, or None."""
+        """Remove and return a request whose window must begin now, at the end of a step, or None."""
         for number, waiting in sorted(self._waiting.items()):
             if self._is_due(waiting) and (waiting.files.profile or self._claim(number)):
                 return self._waiting.pop(number)
         return None
 
     def take_late(self) -> Waiting | None:
-        """Remove and return an answered request that has waited long enough for the program's first step, or None."""
+        """Remove and return a claimed request that has waited long enough for the program's first step, or None."""
         if self._steps.num_steps == 0:
             for number, waiting in list(self._waiting.items()):
                 if waiting.files.profile is not None and _is_late(waiting):
@@ -88,7 +88,7 @@ class WaitingRequests:
         return None
 
     def answer(self) -> None:
-        """Answer open requests, and fail requests whose window did not begin in time."""
+        """Claim open requests, and fail requests whose window did not begin in time."""
         for number, waiting in list(self._waiting.items()):
             if waiting.files.profile is None and not self._claim(number):
                 continue
@@ -98,7 +98,7 @@ class WaitingRequests:
                 self._tell(waiting.files, RankState.FAILED, "no step began in time: does the program still train?")
 
     def _cancel(self, number: int) -> None:
-        """Drop a waiting request, and report that if this process answers for its rank."""
+        """Drop a waiting request, and report the cancellation if this process answers for its rank."""
         waiting = self._waiting.get(number)
         if waiting is not None and (waiting.files.profile is not None or self._claim(number, is_due=may_be_rank())):
             self._tell(self._waiting[number].files, RankState.FAILED, "cancelled before it began")
@@ -111,17 +111,18 @@ class WaitingRequests:
         return time.monotonic() >= waiting.start_s
 
     def _claim(self, number: int, *, is_due: bool = False) -> bool:
-        """Answer for this rank if this process is a rank of the request; return whether the request still waits.
+        """Claim a request if this process is one of its ranks; return whether the request still waits and is claimed.
 
         Args:
-            is_due: whether to answer even without a step of this process, and before the wait for one is over.
+            is_due: whether to claim even without a step of this process, and before the wait for a first step has
+                ended.
         """
         waiting = self._waiting[number]
         request = waiting.request
         is_training = self._steps.num_steps > 0
         if not is_training and not is_due and not (_is_late(waiting) and may_be_rank()):
             return False
-        rank = own_rank()  # known perhaps only since the process group was made, after the request
+        rank = own_rank()  # the process group may have been made after the request
         files = RankFiles(self._folder, number, rank)
         if (request.ranks and rank not in request.ranks) or not files.claim():
             del self._waiting[number]
@@ -132,6 +133,6 @@ class WaitingRequests:
 
 
 def _is_late(waiting: Waiting) -> bool:
-    """Whether a request has waited long enough for steps; a request that names a step waits without limit."""
+    """Return whether a request has waited long enough for steps; a request that names a step waits without limit."""
     wait_s = NO_STEPS_S if waiting.request.num_steps else NO_STEPS_TIMED_S
     return waiting.request.start_step is None and time.monotonic() > waiting.start_s + wait_s

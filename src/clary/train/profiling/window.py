@@ -1,4 +1,4 @@
-"""One window of torch.profiler: its begin, its end, and the writing of its trace in the background."""
+"""One window of torch.profiler: start, end, and writing of the trace in the background."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 
 from clary.train import graph_captures
 
-MAX_RAW_BYTES = 4 * 1024 * 1024 * 1024  # most bytes of a trace before compression; a window ends by time long before
+MAX_RAW_BYTES = 4 * 1024 * 1024 * 1024  # most bytes of an uncompressed trace; a window ends by time long before
 _QUERY_S = 0.01  # seconds between queries of a GPU
-_LEVEL = 1  # of gzip: makes traces seven times smaller, four times faster than level 9
+_LEVEL = 1  # gzip level: traces seven times smaller, four times faster than level 9
 
 
 class OtherProfiler(Exception):
@@ -28,32 +28,33 @@ class Window:
     """Records torch's operations between `start` and `stop`; `write` may be called on another thread.
 
     Args:
-        on_other: called in the program's thread, before its own profiler starts while this one runs.
-        all_threads: whether to refuse if torch records only the thread that starts the window; for windows by time.
+        on_other: called in the program's thread before the program's own profiler starts during this window.
+        all_threads: for windows by time: whether to refuse to start if torch records the starting thread alone.
 
     [Note: threads]
     Newer releases of torch record all threads, and any thread may stop them. Older releases record the starting thread
-    and threads that work for it; if another thread stops them, torch loses its session and the program crashes.
+    and threads that work for it; if another thread stops the recording, torch loses its session and the program
+    crashes.
 
     [Note: GPUs]
     To end a recording of a GPU, torch waits for the current GPU of the ending thread. In a thread that never chose a
-    GPU, that is the first, and the wait costs some hundred MB on it. So a window stores the GPU of the thread that
-    began it, and a window by time, which our own thread begins, leaves GPUs out. A thread also must not wait for a GPU
-    while another captures a graph (`graph_captures`).
+    GPU, this is the first GPU, and the wait allocates some hundred MB on it. So a window stores the GPU of the thread
+    that started it, and a window by time, which our own thread starts, does not record GPUs. A thread also must not
+    wait for a GPU while another thread captures a graph (`graph_captures`).
     """
 
     def __init__(self, *, on_other: Callable[[], None], all_threads: bool = False) -> None:
         self._on_other = on_other
         self._all_threads = all_threads
-        self._thread: int | None = None  # the only thread that may stop it; None if any may
+        self._thread: int | None = None  # the only thread that may stop the window; None if any thread may
         self._profiler: Any = None
         self._guarded: dict[str, Any] = {}
         self._gpu: int | None = None  # index of the GPU whose work is recorded
-        self.leaves_out_gpu = False  # whether it leaves out a GPU that the program uses
+        self.leaves_out_gpu = False  # whether the program uses a GPU that the window does not record
         self.is_running = False
 
     def start(self) -> None:
-        """Begin recording. Raises: OtherProfiler; errors of torch."""
+        """Start recording. Raises: OtherProfiler; errors of torch."""
         torch = sys.modules["torch"]
         if _is_in_use():
             raise OtherProfiler("the program uses torch.profiler itself at this moment")
@@ -63,7 +64,7 @@ class Window:
         except BaseException:
             self._profiler = None
             raise
-        if torch.autograd._profiler_enabled():  # True only for a session of this thread, not of all threads
+        if torch.autograd._profiler_enabled():  # True for a session of this thread, not for one of all threads
             self._thread = threading.get_native_id()
         self.is_running = True
         self._guard()
@@ -82,7 +83,7 @@ class Window:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether a GPU's work is recorded, which `stop` waits for."""
+        """Whether a GPU's work is recorded, so that `stop` waits for the GPU."""
         return self._gpu is not None
 
     def stop(self) -> None:
@@ -95,20 +96,20 @@ class Window:
 
     def wait_for_no_gpu(self) -> None:
         """Make `stop` return without waiting for the GPU; its unfinished work is not in the trace."""
-        # Torch waits for the profile's device before it stops Kineto, which itself does not wait.
+        # Torch waits for the profile's device before it stops Kineto; Kineto itself does not wait.
         parts: tuple[Any, ...] = (self._profiler, getattr(self._profiler, "profiler", None))
         for part in parts:
             if getattr(part, "use_device", None) is not None:
                 part.use_device = None
 
     def has_settled(self, limit_s: float) -> bool:
-        """Whether the GPU finishes its queued work within the limit, so that `stop` returns.
+        """Return whether the GPU finishes its queued work within the limit, so that `stop` returns.
 
         Raises: torch's error for a GPU that failed.
         """
         if self._gpu is None:
             return True
-        # Polled, without an event: a full queue would block this thread.
+        # Polled instead of using an event: with a full queue, recording an event blocks this thread.
         stream = sys.modules["torch"].cuda.current_stream(self._gpu)
         end_s = time.monotonic() + limit_s
         while not stream.query():
@@ -118,7 +119,7 @@ class Window:
         return True
 
     def write(self, place: Path) -> int:
-        """Write the trace to `place` atomically, and release it; return its size in bytes.
+        """Write the trace to `place` atomically; return its size in bytes. The trace's memory is freed.
 
         Raises: OSError; ValueError for a trace that is too long; errors of torch.
         """
@@ -140,7 +141,7 @@ class Window:
     def _options(self) -> dict[str, Any]:
         torch = sys.modules["torch"]
         activities = [torch.profiler.ProfilerActivity.CPU]
-        # Not `is_available`: as a process's first call of CUDA it would prevent forks from using CUDA.
+        # Not `is_available`: as a process's first call of CUDA, it would prevent forked children from using CUDA.
         if torch.cuda.is_initialized():
             self.leaves_out_gpu = self._all_threads
             if not self._all_threads:
@@ -168,7 +169,7 @@ class Window:
         return nullcontext() if self._gpu is None else sys.modules["torch"].cuda.device(self._gpu)
 
     def _guard(self) -> None:
-        """End this window when the program starts a profiler: otherwise torch would raise in the program."""
+        """Patch torch to end this window when the program starts a profiler, since torch would raise an error there."""
         kind = sys.modules["torch"].autograd.profiler.profile
         window, ours = self, self._profiler.profiler
         for name in ("_prepare_trace", "_start_trace", "__enter__"):
@@ -200,13 +201,13 @@ def _is_in_use() -> bool:
 
 
 def is_captured() -> bool:
-    """Whether this thread's GPU work is captured into a graph instead of computed."""
+    """Return whether this thread's GPU work is captured into a graph instead of computed."""
     cuda = sys.modules["torch"].cuda
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
 def clock_facts() -> tuple[int, int]:
-    """Return the Unix time and the monotonic clock, in nanoseconds; of three readings, the two closest in time."""
+    """Return Unix time and monotonic clock in nanoseconds, from the fastest of three attempts to read both."""
     best = (0, 0, 1 << 62)
     for _ in range(3):
         before = time.monotonic_ns()

@@ -2,5 +2,6 @@
 script.
 
 Where: `compat.clary_autoload` calls `torch_hooks.install` at the end of `import torch` in every job's programs. Rows go
-to the host's agent through a small file per process (`contract.step_records`). `CLARY_STEPS=0` turns it off.
+to the host's agent through a small file per process (`contract.step_records`). `CLARY_STEPS=0` turns the measurement
+off.
 """

@@ -1,13 +1,14 @@
-"""Records the calls of torch's process groups: operation, elements, type, begin and end.
+"""Recording of calls of torch's process groups: operation, elements, type, begin and end.
 
-Where: `torch_hooks.install` wraps the methods of `ProcessGroup`, through which all of torch.distributed goes from
-Python; its wrapper of `wait` records the waits. The first error ends the recording, with a debug log only.
+Where: `torch_hooks.install` wraps the methods of `ProcessGroup`, which every Python call of torch.distributed uses; its
+wrapper of `wait` records the waits. The first error ends the recording, with a debug log alone.
 
 [Note: what is not seen]
-Calls from C++ are not seen. Functional collectives are recorded before they reach C++ (`functional_hooks`). The buckets
-of DistributedDataParallel are one operation `gradients` per backward pass, from its beginning to its end; the wait
-begins as soon as all gradients are computed. Groups that are Python classes with their own methods (smddp) record
-themselves. With backends that do not block the host, as NCCL, a finished wait means that the operation is queued.
+Calls from C++ are not recorded. Functional collectives are recorded before they reach C++ (`functional_hooks`). The
+buckets of DistributedDataParallel are recorded as one operation `gradients` per backward pass, from its begin to its
+end; its wait begins as soon as all gradients are computed. Groups that are Python classes with their own methods
+(smddp) record themselves. With backends that do not block the host, such as NCCL, a finished wait means that the
+operation is queued.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from clary.train.operation_record import is_wanted, record_of_process
 
 GRADIENTS_KIND = "DDP"
 _RING = NUM_ROWS - 1
-# Method of ProcessGroup: operation, index of the argument with this rank's input or its share of the result.
+# Method of ProcessGroup -> operation, index of the argument with this rank's input or its share of the result.
 _METHODS: dict[str, tuple[str, int | None]] = {
     "allreduce": ("all_reduce", 0),
     "allreduce_coalesced": ("all_reduce_coalesced", 0),
@@ -72,42 +73,42 @@ _METHODS: dict[str, tuple[str, int | None]] = {
 }
 _MESSAGE_CODES = (OPERATION_CODES["send"], OPERATION_CODES["recv"])
 _PEER = 1  # index of an argument of a send or receive
-_MOST_WORKS = 1024  # most works that are tracked at once
+_MOST_WORKS = 1024  # most Work objects that are tracked at once
 
 _log = logging.getLogger("clary.steps")
-# Memory, offset of a group's rows in it, source of the next number, weak reference that reports the group's end.
+# Memory, offset of a group's rows, generator of operation numbers, weak reference with a callback at the group's end.
 _Slot = tuple[Any, int, Callable[[], int], Any]
 _NOWHERE: _Slot = (None, 0, int, None)
 Mark = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class CollectiveCalls:
-    """The rows of this process, shared by the wrappers below.
+    """The rows of this process, which the wrappers below share.
 
     Attributes:
         memory, words: the record's memory as bytes and as 8-byte numbers; None before there is a record.
-        works: row by `id` of the work that the caller waits on, which is not kept alive.
-        works_of_rows: the inverse; a row that another operation has taken has that operation's work.
+        works: row by `id` of the Work on which the caller waits, which is not kept alive.
+        works_of_rows: the inverse mapping; a reused row maps to the newest operation's Work.
         outputs: row and number of functional operations, by the address of their results.
-        operators: torch's wrapped operators, kept alive since torch knows some by their `id`.
+        operators: torch's wrapped operators, kept alive since torch identifies some by their `id`.
     """
 
     def __init__(self) -> None:
         self.slots: dict[int, _Slot] = {}  # by group
-        self.message_slots: dict[int, _Slot] = {}  # of sends and receives, by group
+        self.message_slots: dict[int, _Slot] = {}  # slots of sends and receives, by group
         self.works: dict[int, int] = {}
         self.works_of_rows: dict[int, int] = {}
         self.outputs: dict[int, tuple[int, int]] = {}
         self.operators: list[object] = []
         self.dtypes: dict[object, int] = {}
-        self._reducers: dict[int, tuple[int, Callable[[], int]]] = {}  # rows and numbers, by `id` of the reducer
-        self._num_reducers = 0  # made so far, including freed ones
+        self._reducers: dict[int, tuple[int, Callable[[], int]]] = {}  # row, number generator; by `id` of the reducer
+        self._num_reducers = 0  # number of reducers made so far, including freed ones
         self._prepared: list[int] = []
         self._passing: list[int] = []
         self.reset()
 
     def reset(self) -> None:
-        """Reset in a forked process. Tables stay the same objects, since wrappers hold them."""
+        """Reset in a forked process. Tables stay the same objects, since wrappers refer to them."""
         self.memory: Any = None
         self.words: Any = None
         self._is_on = is_wanted()
@@ -123,10 +124,10 @@ class CollectiveCalls:
             return _NOWHERE
         try:
             facts = facts_of(group, is_message=slots is self.message_slots)
-            # Groups without a name could not be matched between ranks.
+            # A group without a name cannot be matched between ranks.
             rows = self._rows_of(facts) if facts.name else 0
             key = id(group)
-            # An `id` may be reused, so the end of a group removes its slot.
+            # An `id` may be reused, so the slot is removed when the group is freed.
             gone = weakref.ref(group, lambda _: slots.pop(key, None))
             slots[key] = (self.memory if rows else None, rows, itertools.count(1).__next__, gone)
             return slots[key]
@@ -143,14 +144,14 @@ class CollectiveCalls:
 
     def ended(self, row: int, is_good: bool = True) -> None:
         """Record the end of an operation."""
-        if self.words is None:  # forked meanwhile
+        if self.words is None:  # the process was forked meanwhile
             return
         if not is_good:
             self.memory[row + STATE_OFFSET] = FAILED
         self.words[(row + FINISHED_OFFSET) // NUMBER.size] = time.monotonic_ns()
 
     def sweep(self) -> None:
-        """Drop works whose rows now belong to other operations."""
+        """Drop Work objects whose rows now belong to other operations."""
         # A copy: another thread may add to it.
         kept = {work: row for row, work in self.works_of_rows.copy().items() if self.works.get(work) == row}
         self.works.clear()
@@ -177,7 +178,7 @@ class CollectiveCalls:
             self._prepared.append(id(reducer))
 
     def begin_gradients(self) -> bool:
-        """Record the beginning of a backward pass; return whether it reduces gradients."""
+        """Record the begin of a backward pass; return whether it reduces gradients."""
         if not self._prepared or not self._is_on:
             return False
         prepared, self._prepared = self._prepared, []
@@ -220,9 +221,9 @@ def wrap_groups(calls: CollectiveCalls, mark: Mark) -> list[FunctionType]:
     """Wrap every operation of torch's groups to record it; does nothing if torch has no groups.
 
     Args:
-        mark: marks a function as ours and as excluded from compilation.
+        mark: function that marks a wrapper as ours and excludes it from compilation.
 
-    Returns: the wrappers, whose code has the names of torch's methods.
+        Returns: the wrappers, whose code objects have the names of torch's methods.
     """
     distributed = sys.modules.get("torch.distributed")
     kind = getattr(distributed, "ProcessGroup", None)
@@ -233,7 +234,7 @@ def wrap_groups(calls: CollectiveCalls, mark: Mark) -> list[FunctionType]:
         function = vars(kind).get(name)
         if callable(function):
             made = _recorded(function, calls, OPERATION_CODES[operation], place)
-            # The same name as the native method's: see `torch_hooks`, `_timed_wait`.
+            # The name of the native method; see `_timed_wait` in `torch_hooks`.
             made.__code__ = made.__code__.replace(co_name=name)
             setattr(kind, name, mark(made))
             wrappers.append(made)
@@ -242,8 +243,8 @@ def wrap_groups(calls: CollectiveCalls, mark: Mark) -> list[FunctionType]:
 
 
 def _recorded(function: Callable[..., Any], calls: CollectiveCalls, operation: int, place: int | None) -> Any:
-    # [Note: cost] A program calls thousands of operations a second. All code is in one function, with its names bound
-    # here, which halves the time.
+    # [Note: cost] A program calls thousands of operations a second. All code is in one function, with names bound here,
+    # which halves the cost.
     is_message = operation in _MESSAGE_CODES
     slots = calls.message_slots if is_message else calls.slots
     works, works_of_rows, dtypes = calls.works, calls.works_of_rows, calls.dtypes
@@ -262,12 +263,12 @@ def _recorded(function: Callable[..., Any], calls: CollectiveCalls, operation: i
                     while type(item) is list:
                         item = item[0]
                     count, dtype = item.numel(), dtypes.get(item.dtype, 0)
-                    if type(count) is not int:  # a symbol of a traced program, which must not be evaluated
+                    if type(count) is not int:  # a symbol in a traced program, which must not be evaluated
                         count, dtype = 0, 0
-                    if is_message and len(arguments) > _PEER + 1:  # tensors, peer, tag
+                    if is_message and len(arguments) > _PEER + 1:  # arguments: tensors, peer, tag
                         peer = arguments[_PEER]
                 except sizes:
-                    count = 0  # named arguments, empty lists, no tensors
+                    count = 0  # keyword arguments, empty lists, no tensors
             number = following()
             row = rows + (number & _RING) * ROW_BYTES
             pack_row(memory, row, number, now_ns(), 0, count, peer, operation, dtype, ENTERED, number)
@@ -319,7 +320,7 @@ def _wrap_reducers(calls: CollectiveCalls, mark: Mark) -> None:
 
 
 def facts_of(group: Any, *, is_message: bool) -> GroupFacts:
-    """Return torch's facts of a group: name, size and ranks."""
+    """Return a group's properties from torch: name, size and ranks."""
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     world = c10d._world
     known = world.pg_map.get(group)

@@ -1,21 +1,22 @@
-"""Records functional collectives, including DTensor's, where torch runs them, and times the waits for them.
+"""Recording of functional collectives, including DTensor's, at their execution, and timing of their waits.
 
-Where: `torch_hooks.install` calls it. Rows and numbers continue those of the group's other operations:
-`collective_hooks`.
+Where: `torch_hooks.install` calls it. Rows and numbers continue those of the group's other operations
+(`collective_hooks`).
 
 [Note: where these hooks are]
 A functional collective goes from Python to C++ through an operator, an object in `torch.ops` that calls its attribute
-`_op`. The hooks replace `_op`. Tracers - dynamo, export, make_fx, FakeTensor - know operators by their object, its hash
-and its schema, and never read `_op`. They would trace into functions of `_functional_collectives` and wrappers of
-these; they would also see a Python kernel in the dispatcher, which costs ten times as much.
+`_op`. The hooks replace `_op`. Tracers (dynamo, export, make_fx, FakeTensor) identify operators by object, hash and
+schema, and never read `_op`. Alternatives fail: tracers would trace into wrapped functions of
+`_functional_collectives`, and they would see a Python kernel in the dispatcher, which also costs ten times as much.
 
 [Note: what is counted]
 Tensor classes and modes written in Python receive an operator first and call it again; tracers call it with their own
-tensors. A call is counted only with plain tensors, outside of all modes: once, and only where it runs. Compiled graphs
-are counted if they call operators from Python. Calls from C++ to C++ are not seen: some backward passes, in versions of
-torch before these were written in Python. Sends and receives, which only compiled graphs have, are left out.
+tensors. So a call is counted only with plain tensors and outside of all modes: once, at its execution. Compiled graphs
+are counted if they call operators from Python. Calls from C++ to C++ are not seen, such as some backward passes in
+versions of torch before these were written in Python. Sends and receives, which occur in compiled graphs alone, are not
+counted.
 
-C++ calls groups that are Python classes through their methods, which record themselves or are recorded.
+For groups that are Python classes, C++ calls the methods of the class, which record themselves or are wrapped.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from clary.train.operation_record import is_wanted
 from clary.train.steps.collective_hooks import CollectiveCalls
 from clary.train.steps.step_clock import COMMUNICATION, StepClock
 
-# Operator: operation. The first argument is a rank's input, the last positional one the group.
+# Operator -> operation. The first argument is a rank's input, the last positional argument the group.
 _OPERATORS = {
     "all_reduce": "all_reduce",
     "all_reduce_": "all_reduce",
@@ -61,11 +62,11 @@ _OPERATORS = {
 }
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 _WAIT = ("_c10d_functional", "wait_tensor")
-_DTENSOR = ("_dtensor", "shard_dim_alltoall")  # this collective waits for itself
+_DTENSOR = ("_dtensor", "shard_dim_alltoall")  # this collective waits for its own result
 _NUM_SHARES = 2  # index of a scattering operator's argument: number of shares, one per rank
 _RING = NUM_ROWS - 1
 _MOST_OUTPUTS = 1024  # most outputs that are tracked at once
-# Errors of wrong arguments, which torch reports itself.
+# Errors from wrong arguments, which torch reports itself.
 _NOT_OURS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 _log = logging.getLogger("clary.steps")
@@ -73,13 +74,14 @@ ClockHere = Callable[[], StepClock | None]
 
 
 class Operator:
-    """Replaces the function of an operator; each instance has a class of its own with its `__call__`.
+    """Replacement of an operator's function; each instance has its own class with its own `__call__`.
 
     Args:
-        function: the C++ function, whose attributes and hash it has, since operators have the hash of their function.
+        function: the C++ function, whose attributes and hash the instance copies, since an operator's hash is its
+            function's.
     """
 
-    function: Any = None  # `__getattr__` reads it, perhaps before it is set
+    function: Any = None  # `__getattr__` may read it before it is set
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -92,7 +94,7 @@ class Operator:
         return getattr(self.function, name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # the function cannot be pickled, and raises the error that callers expect
+        # the function cannot be pickled: it raises the error that callers expect
         return self.function.__reduce_ex__(protocol)
 
     def __deepcopy__(self, _: object) -> Operator:
@@ -115,7 +117,7 @@ class _Torch:
         self._no_function = core._disabled_torch_function_impl
 
     def is_plain(self, kind: Any) -> bool:
-        """Whether tensors of a class go directly to C++. Raises: AttributeError if it is not a class of tensors."""
+        """Return whether tensors of a class go directly to C++. Raises: AttributeError if it is no tensor class."""
         if kind.__torch_dispatch__ is not self._no_dispatch:
             return False
         return kind.__torch_function__ is self._no_function or not self._has_functions()
@@ -125,7 +127,7 @@ def wrap_operators(calls: CollectiveCalls, clock_here: ClockHere) -> None:
     """Wrap functional collectives, to record them and time their waits; do nothing if torch lacks them.
 
     Args:
-        clock_here: returns the clock in the measured thread, None in others.
+        clock_here: returns the clock in the measured thread, None in other threads.
     """
     try:
         _wrap_all(sys.modules["torch"], calls, clock_here)
@@ -162,11 +164,11 @@ def _wrap(torch: Any, namespace: str, name: str, calls: CollectiveCalls, wrapped
     if packet is None or isinstance(packet._op, Operator):
         return
     for item in (packet, *(getattr(packet, overload) for overload in packet.overloads())):
-        # The interpreter calls it directly: a method in between would double the cost.
+        # A static method, which the interpreter calls directly: a method in between would double the cost.
         kind = type(Operator.__name__, (Operator,), {"__call__": staticmethod(wrapped(item._op))})
         item._op = kind(item._op)
         calls.operators.append(item._op)
-    # TorchScript knows an operator by the `id` of its function.
+    # TorchScript identifies an operator by the `id` of its function.
     register = getattr(sys.modules.get("torch.jit._builtins"), "_register_builtin", None)
     if register is not None:
         register(packet._op, f"{namespace}::{name}")
@@ -184,7 +186,7 @@ def _recorded(
     """Return the wrapper that records an operation.
 
     Args:
-        has_shares: whether a rank's input has a share for each rank, of which only its own counts.
+        has_shares: whether a rank's input has a share for each rank, of which one share's elements are counted.
         is_over: whether the operation has ended when the call returns.
     """
     # See [Note: cost] in `collective_hooks`.
@@ -199,7 +201,7 @@ def _recorded(
             item = arguments[0]
             if type(item) is tensor:
                 is_run = True
-            elif isinstance(item, list | tuple):  # one tensor of a class that receives the operator is enough
+            elif isinstance(item, list | tuple):  # one tensor whose class intercepts the operator is enough
                 is_run = all(type(other) is tensor or is_plain(type(other)) for other in item)
                 item = item[0]
             else:
@@ -238,12 +240,12 @@ def _recorded(
             return result
         memory[row + STATE_OFFSET] = UNDER_WAY
         try:
-            # By address, as in torch: several tensor objects may share one memory.
+            # By address, as in torch, since several tensor objects may share memory.
             if type(result) is tensor:
                 outputs[result.data_ptr()] = (row, number)
             else:
                 outputs.update((item.data_ptr(), (row, number)) for item in result)
-        except _NOT_OURS:  # tensors without memory, of functorch
+        except _NOT_OURS:  # functorch's tensors without memory
             return result
         if len(outputs) > _MOST_OUTPUTS:
             _sweep(calls)
@@ -260,7 +262,7 @@ def _sweep(calls: CollectiveCalls) -> None:
 
 
 def _is_open(calls: CollectiveCalls, row: int, number: int) -> bool:
-    """Whether a row still belongs to that operation, without a recorded end."""
+    """Return whether a row still belongs to operation `number`, without a recorded end."""
     words = calls.words
     if words is None:  # in a forked process
         return False
@@ -307,7 +309,7 @@ def _timed_wait(function: Any, calls: CollectiveCalls, asked: _Torch, clock_here
 
 
 def _timed(function: Any, clock_here: ClockHere) -> Callable[..., Any]:
-    """Return the wrapper that times an operation that waits for itself."""
+    """Return the wrapper that times an operation that waits for its own result."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         clock = clock_here()

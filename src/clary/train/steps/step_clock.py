@@ -1,12 +1,12 @@
-"""Divides the time of a thread among the parts of training steps. Pure except for the given clock.
+"""Division of a thread's time among the parts of training steps. Pure except for the given clock.
 
-Where: `torch_hooks` calls it at the beginning and end of each part, from the thread that trains.
+Where: `torch_hooks` calls it at the beginning and end of each part, in the training thread.
 
 [Note: what is forward]
-Modules have no hooks: these would cost time in each module, and would be compiled and pickled with the model. So the
-time outside of all parts is unassigned until the next part begins. If that is a backward pass, the time was the forward
-pass; else it was other work, such as evaluation or logging. Communication does not assign it, since forward passes
-communicate.
+Modules get no hooks, since hooks would cost time in each module, and would be compiled and pickled with the model. So
+time outside of all parts stays unassigned until the next part begins. If this part is a backward pass, the time counts
+as forward pass; else as other work, such as evaluation or logging. Communication does not assign the time, since
+forward passes communicate.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from collections.abc import Callable
 
 from clary.contract.step_records import StepRow
 
-# Parts; plain numbers, since they index lists some ten times per step.
+# Parts, as plain numbers, which index lists some ten times per step.
 OTHER, DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER = range(6)
 _NUM_PARTS = 6
 _NS_PER_S = 1e9
-MOST_STEPS_OF_ANOTHER = 16  # steps of another optimizer without any of the counting one, after which it counts instead
+MOST_STEPS_OF_ANOTHER = 16  # consecutive steps of another optimizer after which it becomes the counting optimizer
 
 _Open = tuple[int, object]  # part, owner
 
 
 class StepClock:
-    """Measures one thread. A step ends when the optimizer that stepped first ends its step; it includes other steps.
+    """Measures one thread. A training step ends when the counting optimizer (the first to step) ends its step.
 
     Args:
-        now_ns: monotonic.
-        now_s: time of day.
+        now_ns: monotonic clock, in nanoseconds.
+        now_s: time of day, in seconds.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class StepClock:
         self._now_s = now_s
         self._spent = [0] * _NUM_PARTS
         self._stack: list[_Open] = []
-        self._open = 0  # time outside of parts, or inside of an optimizer, that may be a forward pass
+        self._open = 0  # unassigned time, outside of parts or inside of an optimizer, that may be a forward pass
         self._began_ns = self._last_ns = now_ns()
         self._number = 0
         self._counting: object = None  # the optimizer whose steps count
@@ -59,7 +59,7 @@ class StepClock:
         return depth
 
     def leave(self, depth: int) -> None:
-        """End a part, and all parts begun in it and not ended."""
+        """End a part, and all unfinished parts within it."""
         self._take_time()
         if self._stack[depth:] and self._stack[depth][0] == OPTIMIZER:
             self._close()
@@ -74,7 +74,7 @@ class StepClock:
         """Begin an optimizer's step.
 
         Args:
-            num_outer: number of steps that surround it, of wrappers and base classes; further open steps ended with an
+            num_outer: number of enclosing steps, of wrappers and base classes; further open steps have ended with an
                 error.
         """
         open_steps = [depth for depth, item in enumerate(self._stack) if item[0] == OPTIMIZER]
@@ -83,10 +83,10 @@ class StepClock:
         self.enter(OPTIMIZER, owner)
 
     def leave_optimizer(self, owner: object) -> StepRow | None:
-        """End an optimizer's step; return the row of the training step if that ends too."""
+        """End an optimizer's step; return the row of the training step if it ends too."""
         depths = [depth for depth, item in enumerate(self._stack) if item == (OPTIMIZER, owner)]
         if not depths:
-            return None  # its beginning was not recorded
+            return None  # its begin was not recorded
         self.leave(depths[-1])
         return self._end_step() if len(depths) == 1 and self._counts(owner) else None
 
@@ -115,7 +115,7 @@ class StepClock:
         self._last_ns = now_ns
 
     def _close(self) -> None:
-        """Assign the open time to the optimizer or to other work, not to a forward pass."""
+        """Assign the open time to the optimizer or to other work."""
         self._spent[OPTIMIZER if self.is_in_optimizer else OTHER] += self._open
         self._open = 0
 
@@ -128,7 +128,7 @@ class StepClock:
             self._others[owner] = self._others.get(owner, 0) + 1
             if self._others[owner] < MOST_STEPS_OF_ANOTHER:
                 return False
-        # The first optimizer, or one that still steps long after the counting one has stopped.
+        # The first optimizer, or an optimizer that still steps long after the counting optimizer has stopped.
         self._counting = owner
         self._others.clear()
         return True

@@ -1,8 +1,8 @@
-"""The file of one process in which its agent finds a row for each step; one write per step, no thread, no lock.
+"""The file of one process, which holds a row per step for its agent; one write per step, no thread, no lock.
 
 Where: `torch_hooks` makes the file with the first row, so that processes that never train leave no file.
 
-The file is written and not mapped: on a full disk a write fails with an error, a mapped page with a signal.
+The file is written instead of mapped: on a full disk, a write fails with an error, but a mapped page with a signal.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class StepFile:
     """Writes the rows of this process.
 
     Args:
-        folder: made by the agent.
-        rank: of this process.
+        folder: existing folder, made by the agent.
+        rank: rank of this process.
 
     Raises: OSError.
     """
@@ -26,7 +26,7 @@ class StepFile:
     def __init__(self, folder: str, rank: int) -> None:
         self.process = os.getpid()
         path = os.path.join(folder, f"{rank}-{self.process}{ENDING}")
-        # An existing file is of an earlier process with the same process id.
+        # An existing file belongs to an earlier process with the same process id.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o644)
         os.pwrite(self._descriptor, pack_header(rank, self.process), 0)
@@ -34,7 +34,7 @@ class StepFile:
 
     def write(self, row: StepRow) -> None:
         """Write a row over the oldest one. Raises: OSError."""
-        # A program may close any descriptor, so the number may now belong to another file.
+        # The program may have closed the descriptor, so its number may now belong to another file.
         if _identity(self._descriptor) != self._identity:
             raise OSError("the program has closed their file")
         os.pwrite(self._descriptor, pack_row(row), offset_of(row.number))

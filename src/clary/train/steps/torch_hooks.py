@@ -1,4 +1,4 @@
-"""Hooks the step clock into torch: loaders, backward passes, collectives, optimizers.
+"""Hooks that connect the step clock to torch: loaders, backward passes, collectives, optimizers.
 
 Where: `install` is called at the end of `import torch` in a job's programs. An error here must not fail a program or
 change its results; the first error ends the recording and is logged once.
@@ -7,12 +7,12 @@ change its results; the first error ends the recording and is logged once.
 optimizer       torch's own hooks of all optimizers.
 data            `__next__` of DataLoader's iterators, for which torch has no hook.
 backward        `torch.autograd.backward`, which `Tensor.backward` also calls.
-communication   `wait` of the works of collectives, in the thread that trains; for functional collectives an operator of
+communication   `wait` of collectives' Work objects, in the training thread; for functional collectives an operator of
                 torch (`functional_hooks`). DDP and FSDP wait for their reductions at the end of a backward pass, inside
                 of it. The engine runs callbacks when all gradients are computed, in the order of registration; ours is
                 registered with the first gradient, so the time after it is the wait of DDP and FSDP.
-Times are of the thread. A GPU computes asynchronously, and its time appears where the thread waits for it.
-Compiled code is not changed: wrappers have torch's own mark of functions that must not be compiled.
+Times are the thread's. A GPU computes asynchronously, and its time appears where the thread waits for it.
+Compiled code is not changed: wrappers carry torch's mark of functions that must not be compiled.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _log = logging.getLogger("clary.steps")
 
 
 class Recorder:
-    """Measures the thread that trains and writes its rows.
+    """Measures the training thread and writes its rows.
 
     Args:
-        folder: the folder of the file.
+        folder: folder of the file.
     """
 
     def __init__(self, folder: str) -> None:
@@ -57,9 +57,9 @@ class Recorder:
         self.reset()
 
     def reset(self) -> None:
-        """Reset in a forked process: the file belongs to its parent."""
+        """Reset in a forked process, whose parent owns the file."""
         self.is_on = True
-        # The thread that trains and its clock; replaced as one, so that no two threads ever share a clock.
+        # The training thread and its clock, replaced together, so that no two threads ever share a clock.
         self._measured = (threading.main_thread().ident, StepClock())
         self.calls.reset()
         if self._file is not None:
@@ -68,7 +68,7 @@ class Recorder:
 
     @property
     def clock(self) -> StepClock:
-        """The clock of the thread that trains."""
+        """The clock of the training thread."""
         return self._measured[1]
 
     def clock_here(self) -> StepClock | None:
@@ -77,7 +77,7 @@ class Recorder:
         return clock if self.is_on and threading.get_ident() == thread else None
 
     def before_step(self, optimizer: object) -> None:
-        """Record the beginning of an optimizer's step."""
+        """Record the begin of an optimizer's step."""
         if not self.is_on:
             return
         try:
@@ -97,7 +97,7 @@ class Recorder:
             if row is None:
                 return
             if self._file is None:
-                _wrap_works(self)  # by now a program with a process group has imported its classes
+                _wrap_works(self)  # by now, a program with a process group has imported the Work classes
                 self._file = StepFile(self._folder, _rank())
             self._file.write(row)
         except Exception as error:  # noqa: BLE001 - boundary: debug hook
@@ -109,9 +109,9 @@ class Recorder:
 
 
 def install() -> Recorder | None:
-    """Begin to record the steps of this process, if its job enables it, else return None. torch must be imported.
+    """Start to record this process's steps if its job enables that, else return None. torch must be imported.
 
-    If the wrappers are installed already, it does nothing and returns None.
+    A second call does nothing and returns None.
     """
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder or os.environ.get(SWITCH_VARIABLE) == "0":
@@ -146,14 +146,14 @@ def install() -> Recorder | None:
 
 
 def _tell_scripts(backward: Callable[..., Any]) -> None:
-    """Have `torch.jit.script` treat the wrapper as the wrapped function, which it knows by its `id`."""
+    """Make `torch.jit.script`, which identifies functions by `id`, treat the wrapper as the wrapped function."""
     register = getattr(sys.modules.get("torch.jit._builtins"), "_register_builtin", None)
     if register is not None:
         register(backward, "aten::backward")
 
 
 def _wrap_works(recorder: Recorder) -> None:
-    """Time `wait` of the works that collectives return, in each class that defines it."""
+    """Wrap `wait` in each Work class that defines it, to time it."""
     distributed = sys.modules.get("torch.distributed")
     work = getattr(distributed, "Work", None)
     if work is None:  # torch without torch.distributed
@@ -180,8 +180,8 @@ def _timed_next(function: Callable[..., Any], recorder: Recorder) -> Callable[..
 
 
 def _timed_wait(function: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    # pybind11 takes a Python function for an override of the native one, and would call it recursively, unless the
-    # caller's frame has the same name and the same first argument.
+    # pybind11 treats a Python function as an override of the native method and would call it recursively, unless the
+    # caller's frame has the same name and first argument.
     calls = recorder.calls
     works, works_of_rows = calls.works, calls.works_of_rows
 
@@ -225,12 +225,12 @@ def _timed_backward(function: Callable[..., Any], recorder: Recorder) -> Callabl
         hook = None
         if is_distributed():
 
-            def ends() -> None:  # the engine's callback; `leave` below ends this part
+            def ends() -> None:  # callback of the engine; `leave` below ends the part
                 clock.enter(COMMUNICATION)
                 calls.wait_for_gradients()
 
             def begins(_: object) -> None:
-                with contextlib.suppress(RuntimeError):  # if the engine accepts no callbacks here
+                with contextlib.suppress(RuntimeError):  # the engine may accept no callbacks here
                     engine.queue_callback(ends)
 
             hook = _hook_first(tensors, begins)
@@ -251,13 +251,13 @@ def _timed_backward(function: Callable[..., Any], recorder: Recorder) -> Callabl
 
 
 def _hook_first(tensors: Any, hook: Callable[[Any], None]) -> Any:
-    """Have a function called with the first gradient of a backward pass; None if that is not available."""
+    """Hook a function to the first gradient of a backward pass; return None if hooks are not available."""
     compiled = sys.modules.get(_COMPILED)
     if compiled is not None and getattr(compiled, "compiled_autograd_enabled", True):
-        return None  # the whole pass is compiled, including hooks
+        return None  # with compiled autograd, hooks are compiled too
     for tensor in tensors if isinstance(tensors, list | tuple) else (tensors,):
         if getattr(tensor, "grad_fn", None) is not None:
-            with contextlib.suppress(RuntimeError, TypeError, AttributeError):  # tensors that accept no hooks
+            with contextlib.suppress(RuntimeError, TypeError, AttributeError):  # some tensors accept no hooks
                 return tensor.register_hook(hook)
             return None
     return None
@@ -265,14 +265,14 @@ def _hook_first(tensors: Any, hook: Callable[[Any], None]) -> Any:
 
 def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
     setattr(function, _MARK, True)
-    # The same as torch.compiler.disable, whose import takes seconds.
+    # Same effect as torch.compiler.disable, whose import takes seconds.
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
 
 
 def _num_outer_steps() -> int:
-    """Return the number of optimizers' steps around the step that calls the caller's hook."""
-    stepping = sys._getframe(3)  # frame of torch's function around every `step`
+    """Return the number of optimizer steps that enclose the step whose hook called the caller."""
+    stepping = sys._getframe(3)  # frame of torch's wrapper of `step`
     count, frame = 0, stepping.f_back
     while frame is not None:
         count += frame.f_code is stepping.f_code

@@ -1,8 +1,7 @@
-"""Keeps our functions out of `torch.compile`, since compiled programs call our hooks.
+"""Exclusion of our functions from `torch.compile`, since compiled programs call our hooks.
 
-Where: `torch_hooks` calls it after it has installed all hooks. The mark of torch's `disable` keeps a function from
-being inlined into its caller; but its callees would still be compiled, again and again, with warnings in the program's
-log.
+Where: `torch_hooks` calls it after it has installed all hooks. The mark of torch's `disable` prevents inlining of a
+function into its caller, but its callees would still be compiled, repeatedly, with warnings in the program's log.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 
 def leave_uncompiled(*parts: ModuleType | FunctionType) -> None:
-    """Have torch never compile these functions, and those of these modules; does nothing if torch lacks the setting."""
+    """Make torch never compile these functions and these modules' functions; a no-op if torch lacks the setting."""
     frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
     skip = getattr(frames, "skip_code", None)
     if hasattr(frames, "set_code_exec_strategy"):  # in newer releases

@@ -1,10 +1,9 @@
 """Arguments of a step: tensors that are cut into microbatches, their axes and their specs.
 
-Where: `step` reads every call's arguments here.
+Where: `step` reads every call's arguments with it.
 
 Tensors and arrays, also nested in lists, tuples and dicts, are cut along axis 0, or along the axis in
-`input_split_axes`. Arguments in `non_split_inputs`, scalars, and values other than tensors go whole to every
-microbatch.
+`input_split_axes`. Every microbatch gets the whole arguments in `non_split_inputs`, whole scalars, and other values.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Argument:
     """One tensor among the arguments.
 
     Args:
-        name: of the argument that it is or lies in.
+        name: name of the argument that is or contains the tensor.
         axis: the axis along which it is cut; None for a whole tensor.
     """
 
@@ -40,14 +39,14 @@ class Arguments:
 
     Args:
         structure: args and kwargs, with `Argument` in place of tensors.
-        tensors: in the order in which `structure` has them.
+        tensors: tensors in the order in which `structure` refers to them.
     """
 
     structure: Any
     tensors: list[Any]
 
     def specs(self, num_microbatches: int) -> list[Any]:
-        """Return shape and type of every tensor in a microbatch.
+        """Return the spec (shape and type) of every tensor in a microbatch.
 
         Raises: ValueError for a known length that the number of microbatches does not divide.
         """
@@ -58,11 +57,11 @@ class Arguments:
 
     @property
     def found(self) -> list[Argument]:
-        """Name and axis of every tensor, in their order."""
+        """The `Argument` of every tensor, in order."""
         return [one for one in tf.nest.flatten(self.structure) if isinstance(one, Argument)]
 
     def filled(self, tensors: Sequence[Any]) -> tuple[Any, Any]:
-        """Return args and kwargs with the given tensors in place."""
+        """Return args and kwargs with the given tensors inserted."""
         left = iter(tensors)
         leaves = [next(left) if isinstance(one, Argument) else one for one in tf.nest.flatten(self.structure)]
         args, kwargs = tf.nest.pack_sequence_as(self.structure, leaves)
@@ -82,7 +81,7 @@ class Arguments:
         return repr(tf.nest.map_structure(lambda _: 0, self.structure)), tuple(leaves)
 
     def cut(self, tensors: Sequence[Any], num_microbatches: int) -> list[list[Any]]:
-        """Return the pieces of each of these eager tensors, one for a microbatch.
+        """Cut each of these eager tensors into one piece per microbatch.
 
         Raises: ValueError for a length that the number of microbatches does not divide.
         """
@@ -110,7 +109,8 @@ def read_arguments(
     Args:
         whole: names of arguments that are not cut.
         axes: the axis to cut, by name of an argument.
-        signature: of the positional arguments of the whole batch, as tf.function takes it; it sets the types of arrays.
+        signature: specs of the positional arguments of the whole batch, as for tf.function; determines the types of
+            arrays.
 
     Raises:
         ValueError: a name that the function lacks, an axis that a tensor lacks, or more arguments than the signature.
@@ -133,7 +133,7 @@ def read_arguments(
         return tf.nest.pack_sequence_as(value, leaves)
 
     positional = tuple(read(name, value) for name, value in zip(names, args, strict=True))
-    # In the order of flattening.
+    # Sorted, as tf.nest flattens dicts.
     by_keyword = {name: read(name, kwargs[name]) for name in sorted(kwargs)}
     return Arguments((positional, by_keyword), tensors)
 
@@ -141,7 +141,7 @@ def read_arguments(
 def _wanted_types(names: Sequence[str], args: Sequence[Any], signature: Sequence[Any] | None) -> dict[str, list[Any]]:
     if signature is None:
         return {}
-    skipped = len(names) - len(signature)  # `self` of a method is not in a signature
+    skipped = len(names) - len(signature)  # a signature omits a method's `self`
     if skipped not in (0, 1):
         raise ValueError(f"smp.step: input_signature has {len(signature)} places, and {len(args)} arguments were given")
     return {name: tf.nest.flatten(spec) for name, spec in zip(names[skipped:], signature, strict=True)}

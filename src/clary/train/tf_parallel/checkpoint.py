@@ -1,7 +1,7 @@
-"""`smp.CheckpointManager`: checkpoints of a cut model, with a folder for each part.
+"""`smp.CheckpointManager`: checkpoints of a cut model, with one folder per part.
 
 Where: scripts make a manager for a tf.train.Checkpoint. Files of part i are in `directory`/mp_rank_i; the first replica
-of a part writes them, and all its replicas read them.
+of a part writes the files, and all replicas of the part read them.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_tensorflow.rst`.
 """
 
@@ -25,10 +25,10 @@ class CheckpointManager(tf.train.CheckpointManager):
     """A tf.train.CheckpointManager of this rank's part. All ranks make it, save and restore together.
 
     Args:
-        checkpoint: a tf.train.Checkpoint, or only a model.
-        directory: the directory with a folder for every part.
+        checkpoint: a tf.train.Checkpoint, or a model alone.
+        directory: the parent of the folders of all parts.
         max_to_keep: number of checkpoints to keep; None for all.
-        checkpoint_name: the text before the number in names of files.
+        checkpoint_name: prefix of file names, before the number.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class CheckpointManager(tf.train.CheckpointManager):
     def save(self, *args: Any, **kwargs: Any) -> str:
         """Save this rank's part, and return its path. All ranks call it, once the model is cut.
 
-        Raises: CheckpointError before the cut, and on all ranks if any could not save; that checkpoint is never
-        restored.
+        Raises: CheckpointError before the cut, and on all ranks if any rank could not save; such a checkpoint is never
+            restored.
         """
         facts = _facts()
         is_first = self._links.group_rank(Along.DP) == 0
@@ -69,10 +69,11 @@ class CheckpointManager(tf.train.CheckpointManager):
         """Restore this rank's part, before the model's first step or later. All ranks call it.
 
         Args:
-            restore_prefix: the name of a checkpoint, as ckpt-2, or a path that ends with it; None for the newest that
-                all parts have.
+            restore_prefix: the name of a checkpoint, such as ckpt-2, or a path that ends with it; None for the newest
+                checkpoint that all parts have.
 
-        Returns: TensorFlow's status of the restoration; an empty status, with a log, if there is no such checkpoint.
+        Returns: TensorFlow's status of the restoration; if there is no such checkpoint, an empty status and a log
+            message.
         Raises: CheckpointError for a checkpoint of a model that was cut differently.
         """
         names = self._links.allgather(complete_ones(self._folder), Along.WORLD)
@@ -101,15 +102,15 @@ class CheckpointManager(tf.train.CheckpointManager):
 
 
 class _Later:
-    """The status of a restoration that happens at the model's first step."""
+    """The status of a restoration that is delayed until the model's first step."""
 
     def expect_partial(self) -> _Later:
-        """Do nothing: a checkpoint may have more values than the program."""
+        """Do nothing, since a checkpoint may always have more values than the program."""
         return self
 
 
 def _facts() -> dict[str, Any]:
-    """Return the facts of the cut that must be equal to restore a checkpoint."""
+    """Return the properties of the cut that must be equal for a restoration."""
     now = session.current()
     if not now.models:
         raise CheckpointError("the model is not cut yet: save after its first step")
@@ -125,13 +126,13 @@ def _facts() -> dict[str, Any]:
 
 
 def _optimizers(checkpoint: Any) -> list[Any]:
-    """Return Keras's optimizers in a checkpoint."""
+    """Return the Keras optimizers in a checkpoint."""
     kinds = (tf.keras.optimizers.Optimizer,)
     return [one for one in vars(checkpoint).values() if isinstance(one, kinds)]
 
 
 def _build(optimizer: Any) -> None:
-    """Make an optimizer's variables now: otherwise its first step makes them, too late to restore those of Keras 3."""
+    """Create an optimizer's variables before its first step, which with Keras 3 is too late to restore them."""
     variables = [one for model in session.current().models for one in model.trainable_variables]
     if not getattr(optimizer, "built", False) and variables:
         optimizer.build(variables)

@@ -1,6 +1,6 @@
-"""Files of checkpoints: lists complete ones, and sends files from one rank to another.
+"""Files of checkpoints: listing of complete checkpoints, and copies from one rank to another.
 
-Where: `checkpoint` lists the complete ones, and brings them to replicas on other hosts.
+Where: `checkpoint` lists complete checkpoints, and copies them to replicas on other hosts.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def write_cut(folder: str, facts: dict[str, Any]) -> None:
 
 
 def check_cut(folder: str, facts: dict[str, Any]) -> None:
-    """Check that a folder's checkpoints are of a model with the same cut as this one.
+    """Check that a folder's checkpoints come from a model with the same cut.
 
     Raises: CheckpointError naming the difference.
     """
     path = Path(folder) / _CUT_FILE
     if not path.exists():
-        return  # written by another program: TensorFlow matches names by its own rules
+        return  # written by another program: TensorFlow alone matches names
     saved = json.loads(path.read_text(encoding="utf-8"))
     for name, value in facts.items():
         if saved.get(name) != value:
@@ -53,10 +53,10 @@ def check_cut(folder: str, facts: dict[str, Any]) -> None:
 
 
 def send_checkpoint_files(links: Links, folder: str, dest: int) -> None:
-    """Send all files of a folder, and of the folders in it, to another rank, which calls `receive_checkpoint_files`.
+    """Send all files of a folder, recursively, to another rank, which calls `receive_checkpoint_files`.
 
     Args:
-        dest: rank in the world.
+        dest: global rank of the receiver.
     """
     root = Path(folder)
     files = {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
@@ -64,14 +64,14 @@ def send_checkpoint_files(links: Links, folder: str, dest: int) -> None:
 
 
 def receive_checkpoint_files(links: Links, folder: str, src: int) -> None:
-    """Write the files that another rank sends into a folder, which is made if missing; existing files are replaced.
+    """Receive files from another rank into a folder, which is made if missing; replace existing files.
 
-    Folders in the sender's, such as `mp_rank_1`, are made as well.
+    Subfolders, such as `mp_rank_1`, are made as well.
 
     Args:
-        src: rank in the world.
+        src: global rank of the sender.
 
-    Raises: CheckpointError for a name that leads out of the folder; files before it are written.
+    Raises: CheckpointError for a name outside of the folder; earlier files are already written.
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def receive_checkpoint_files(links: Links, folder: str, src: int) -> None:
 
 
 def bring_to_replicas(links: Links, folder: str) -> None:
-    """Bring the first replica's files to replicas on other hosts. All ranks that hold the same part call it."""
+    """Copy the first replica's files to replicas on other hosts. All ranks that hold the same part call it."""
     own = _listing(folder)
     listings = links.allgather(own, Along.DP)
     lacking = [place for place, listing in enumerate(listings) if not listings[0].items() <= listing.items()]
@@ -98,7 +98,7 @@ def bring_to_replicas(links: Links, folder: str) -> None:
 
 
 def _listing(folder: str) -> dict[str, tuple[int, int]]:
-    """Return size and time of every file, which distinguish a shared folder from one of another host."""
+    """Return size and time of every file, which distinguish a shared folder from another host's folder."""
     place = Path(folder)
     if not place.is_dir():
         return {}

@@ -1,9 +1,10 @@
 """Costs of the layers of a model, read from a graph of its forward pass.
 
-Where: `cutting` calls it before it plans. It runs and measures nothing, so all ranks find equal costs.
+Where: `cutting` calls it before it plans. It only reads the graph, so all ranks compute equal costs.
 
-Memory is that of the layer's variables, and of its operations' results, which are kept for the backward pass. Work is
-the number of multiplications and additions in products and convolutions, and the number of results in other operations.
+Memory is the size of the layer's variables, and of its operations' results, which are kept for the backward pass. Work
+is the number of multiplications and additions in products and convolutions, and the number of result elements in other
+operations.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _FREE = frozenset({"Const", "Placeholder", "ReadVariableOp", "NoOp", "Shape", "I
 
 
 def layer_costs(calls: Iterable[LayerCall], graph: Any) -> list[ModuleCost]:
-    """Return the costs of layers, in their order.
+    """Return the cost of each layer, in order.
 
     Args:
-        calls: of the layers, in `graph`.
+        calls: calls of the layers, in `graph`.
     """
     operations = {one.name: one for one in graph.get_operations()}
     return [
@@ -57,7 +58,7 @@ def _work(operation: Any) -> float:
 
 
 def _inner_length(operation: Any) -> int:
-    """Return the length of the dimension that a product sums over."""
+    """Return the length of the dimension over which a product sums."""
     lengths = _lengths(operation.inputs[0])
     name = "transpose_a" if operation.type == "MatMul" else "adj_x"
     return lengths[-2 if operation.get_attr(name) else -1] if len(lengths) > 1 else 1

@@ -1,7 +1,7 @@
-"""Decides the rank of each part of a model, once, before the model's first step.
+"""Decision which rank holds which part of a model, once, before the model's first step.
 
-Where: `model` calls it at its first call within a step. Every rank builds and traces the whole model; ranks then
-compare their decisions, and rank 0 prints them.
+Where: `model` calls it in the model's first call within a step. Every rank builds and traces the whole model; ranks
+then compare their decisions, and rank 0 prints them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Cut:
     """The decided cut of a model.
 
     Args:
-        parts: by `id` of a layer without layers inside, its part; empty if the script places by hand.
-        owners: by `id` of a variable of TensorFlow, its part.
+        parts: part of each layer without inner layers, by `id`; empty if the script places operations.
+        owners: part of each TensorFlow variable, by `id`.
         inputs: positional and keyword arguments of the model's first call, with specs in place of tensors.
     """
 
@@ -38,7 +38,7 @@ class Cut:
     inputs: tuple[Sequence[Any], Mapping[str, Any]]
 
     def part_of(self, variable: Any) -> int:
-        """Return the part of a variable; 0 for a variable that the model made later, outside of its call."""
+        """Return the part of a variable; 0 for a variable that the model made after the cut, outside of its call."""
         return self.owners.get(id(variable_of(variable)), 0)
 
 
@@ -50,7 +50,7 @@ def cut_model(
     Args:
         model: the model, for its name and variables.
         call: calls the model as Keras does.
-        inputs: of the call, with specs in place of tensors.
+        inputs: arguments of the call, with specs in place of tensors.
 
     Raises: GraphBuildError for a model that cannot be cut, with the reason.
     """
@@ -86,7 +86,7 @@ def cut_model(
 
 
 def _traced(call: Callable[..., Any], inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> tuple[Trace, Any]:
-    """Trace a call of the model, which builds it, without computation."""
+    """Trace a call of the model, which builds the model without computation."""
     leaves = tf.nest.flatten(inputs)
     tensors = [one for one in leaves if isinstance(one, tf.TypeSpec)]
     trace = Trace()
@@ -104,7 +104,7 @@ def _traced(call: Callable[..., Any], inputs: tuple[Sequence[Any], Mapping[str, 
 
 
 def _refuse_strangers(graph: Any, variables: Sequence[Any]) -> None:
-    """Refuse variables that the model uses but does not own: no part of the model would hold them."""
+    """Refuse variables that the model uses but does not own, since no part would hold them."""
     known = {id(variable_of(one)) for one in variables}
     strange = [one.name for one in graph.variables if id(one) not in known]
     if strange:
@@ -115,7 +115,7 @@ def _refuse_strangers(graph: Any, variables: Sequence[Any]) -> None:
 
 
 def _owners(placed: Placed, variables: Sequence[Any]) -> dict[int, int]:
-    """Return the part of every variable: that of the first operation that uses it, 0 for an unused one."""
+    """Return the part of every variable: the part of the first operation that uses it, or 0 if unused."""
     owners: dict[int, int] = {}
     for name, number in placed.used.items():
         part = placed.graph[name].part

@@ -1,6 +1,6 @@
 """Gradients inside of a step: `optimizer.get_gradients`, and tapes.
 
-Where: `tracing` has tapes call it while a step is traced; `session` adds `get_gradients` to Keras's optimizers.
+Where: while a step is traced, tapes call it (`tracing`); `session` adds `get_gradients` to Keras's optimizers.
 
 The graph gets the gradients of all variables of all models, whichever variables a rank requests, since all ranks need
 the same graph and each requests its own variables. Gradients that no rank requests are never computed.
@@ -24,13 +24,13 @@ def gradients_of(
     output_gradients: Sequence[Any] | None = None,
     unconnected: Any = tf.UnconnectedGradients.NONE,
 ) -> list[Any]:
-    """Return the gradient of the sum of the targets by each source, dense; inside of a step.
+    """Return the dense gradient of the targets' sum by each source. Inside of a step.
 
     Args:
-        targets: tensors of the step, losses mostly.
+        targets: tensors of the step, usually losses.
         sources: variables of TensorFlow or of Keras, or tensors of the step.
-        output_gradients: by target, its initial gradient; ones if None.
-        unconnected: the gradient of a source that no target depends on.
+        output_gradients: initial gradient of each target; ones if None.
+        unconnected: gradient of a source on which no target depends.
     """
     trace = tracing.current()
     assert trace is not None, "asked for while a step is traced"
@@ -52,13 +52,13 @@ def gradients_of(
 
 
 def get_gradients(optimizer: Any, loss: Any, params: Sequence[Any]) -> list[Any]:
-    """Return the gradients of a loss by variables, inside of a step: the method of optimizers that SMP's scripts call.
+    """Return the gradients of a loss by variables, as the optimizer method that SMP scripts call inside of a step.
 
     Args:
         loss: a tensor of the step.
         params: variables of the model.
 
-    Raises: ValueError for a variable that the loss does not depend on; GraphBuildError outside of a step.
+    Raises: ValueError for a variable on which the loss does not depend; GraphBuildError outside of a step.
     """
     if tracing.current() is None:
         raise GraphBuildError("get_gradients works inside of an smp.step alone; outside use tf.GradientTape")
@@ -72,7 +72,7 @@ def get_gradients(optimizer: Any, loss: Any, params: Sequence[Any]) -> list[Any]
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuse optimizers that need the norm of all gradients, since a rank has only its own.
+    """Refuse optimizers that need the norm of all gradients, since a rank has its own gradients alone.
 
     Raises: GraphBuildError.
     """
@@ -86,8 +86,8 @@ def check_optimizer(optimizer: Any) -> None:
 def teach_optimizers() -> None:
     """Adapt Keras's optimizers to the variables of a part. A second call does nothing.
 
-    They get `get_gradients`, which TensorFlow 2.3 had and Keras 3 lacks. Their `apply_gradients` accepts an empty list,
-    as on a rank whose layers are not trained.
+    The optimizers get `get_gradients`, which TensorFlow 2.3 had and Keras 3 lacks. Their `apply_gradients` accepts an
+    empty list, which a rank without trained layers passes.
     """
     for kind in _optimizer_classes():
         kind.get_gradients = get_gradients
@@ -110,7 +110,7 @@ def _applies_to_parts(apply: Callable[..., Any]) -> Callable[..., Any]:
 def _optimizer_classes() -> list[Any]:
     kinds = [tf.keras.optimizers.Optimizer]
     legacy = getattr(getattr(tf.keras.optimizers, "legacy", None), "Optimizer", None)
-    if hasattr(legacy, "apply_gradients"):  # in Keras 3 the legacy class is only a warning
+    if hasattr(legacy, "apply_gradients"):  # in Keras 3, the legacy class is a stub that warns
         kinds.append(legacy)
     return kinds
 

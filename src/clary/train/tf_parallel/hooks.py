@@ -1,4 +1,4 @@
-"""`smp.register_post_partition_hook`: calls that are delayed until a model is cut, before its first step.
+"""`smp.register_post_partition_hook`: delays calls until a model is cut, before its first step.
 
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_tensorflow.rst`.
 """
@@ -13,9 +13,9 @@ from clary.train.tf_parallel import session
 
 
 def register_post_partition_hook(hook: Callable[..., Any]) -> Callable[..., None]:
-    """Decorate a function: a call of it is delayed until a model has been cut, and then runs eagerly, once.
+    """Decorate a function: its calls are delayed until a model is cut, and then run eagerly, once.
 
-    A later call runs at once. Results are dropped; the first step raises errors.
+    A call after the cut runs at once. Results are dropped; errors are raised in the first step.
     """
 
     @functools.wraps(hook)

@@ -1,9 +1,9 @@
-"""Exchanges between ranks: objects by SMP's pairs of calls, arrays along a pipeline, reductions over replicas.
+"""Exchanges between ranks: objects by SMP's send and receive calls, arrays along a pipeline, means over replicas.
 
 Where: `session` makes `Links` once; `running` sends activations and gradients, `plan` and the public functions exchange
 objects.
 
-Objects travel pickled, between ranks of one program that trust each other. Only the source calls `broadcast`; each
+Objects are sent pickled, between ranks of one program, which trust each other. Only the source calls `broadcast`; each
 other member of the group calls `receive`, as scripts written for SMP do.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`.
 """
@@ -23,13 +23,13 @@ from clary.train.collective.adapters.tensorflow.blocks import Blocks
 from clary.train.parallel.layout.mesh import Along, Mesh
 
 _OBJECT_TAG = 0x0B1
-FIRST_TENSOR_TAG = 0x1000  # first tag of a step's messages, whose numbers are added
+FIRST_TENSOR_TAG = 0x1000  # tag of a step's message 0; message n has this tag + n
 
 
 class Links:
-    """Groups of a mesh over one world. Every rank makes it at the same time.
+    """Groups of a mesh over one world. Every rank constructs it at the same time.
 
-    Methods raise CollectiveError if another rank does not answer or has ended; the links are unusable after that.
+    Methods raise CollectiveError if another rank does not answer or has ended; the links are unusable from then on.
     """
 
     def __init__(self, mesh: Mesh, world: World) -> None:
@@ -40,11 +40,11 @@ class Links:
         self._blocks = Blocks()
 
     def ranks(self, along: Along) -> tuple[int, ...]:
-        """Return the world ranks of this rank's group along these axes, in the order of the group."""
+        """Return the global ranks of this rank's group along these axes, in the order of the group."""
         return self.mesh.group(along, self.rank)
 
     def group_rank(self, along: Along) -> int:
-        """Return this rank's place in its group along these axes."""
+        """Return this rank's index in its group along these axes."""
         return self.ranks(along).index(self.rank)
 
     def size(self, along: Along) -> int:
@@ -52,7 +52,7 @@ class Links:
         return len(self.ranks(along))
 
     def global_rank(self, along: Along, group_rank: int) -> int:
-        """Return the rank in the world of a member of this rank's group.
+        """Return the global rank of a member of this rank's group.
 
         Raises: ValueError if the group has no such rank.
         """
@@ -65,8 +65,8 @@ class Links:
         """Send an object to a member of this rank's group, which calls `receive`.
 
         Args:
-            obj: anything that can be pickled.
-            group_rank: of the receiver, in this rank's group along `along`.
+            obj: any object that can be pickled.
+            group_rank: rank of the receiver in this rank's group along `along`.
 
         Raises: ValueError if there is no such member, or it is this rank.
         """
@@ -86,17 +86,17 @@ class Links:
         return pickle.loads(payload.tobytes())  # noqa: S301 - of a rank of this program
 
     def broadcast(self, obj: Any, along: Along) -> None:
-        """Send an object to all other members of this rank's group; each calls `receive` with this rank."""
+        """Send an object to all other members of this rank's group; each of them calls `receive` with this rank."""
         for group_rank, rank in enumerate(self.ranks(along)):
             if rank != self.rank:
                 self.send(obj, group_rank, along)
 
     def allgather(self, obj: Any, along: Along) -> list[Any]:
-        """Return the objects of all members, by their ranks in the group. All call it."""
+        """Return the objects of all members, by group rank. All members call it."""
         ranks = self.ranks(along)
         own = ranks.index(self.rank)
         gathered: list[Any] = [obj] * len(ranks)
-        for distance in range(1, len(ranks)):  # in every round each rank sends to one rank and receives from one
+        for distance in range(1, len(ranks)):  # in every round each rank sends to one rank and receives from another
             sends = self._begin(obj, ranks[(own + distance) % len(ranks)])
             source = (own - distance) % len(ranks)
             gathered[source] = self.receive(source, along)
@@ -112,8 +112,7 @@ class Links:
         """Return the mean of each array over the ranks that hold the same part. All these ranks call it.
 
         Args:
-            arrays: of floating types and any shapes, C-contiguous, equal in types and shapes on all ranks; they are not
-                changed.
+            arrays: C-contiguous floating-point arrays, with equal types and shapes on all ranks; not changed.
         """
         if self._replicas is None or not arrays:
             return list(arrays)
@@ -123,10 +122,10 @@ class Links:
         return averages
 
     def first_replicas(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the arrays of the first rank that holds the same part. All ranks that hold it call it.
+        """Return the arrays of the first rank that holds the same part. All ranks of the part call it.
 
         Args:
-            arrays: of any shapes and types, which are equal on all ranks; they are not changed.
+            arrays: arrays with equal shapes and types on all ranks; not changed.
         """
         if self._replicas is None or not arrays:
             return list(arrays)
@@ -137,7 +136,7 @@ class Links:
         return copies
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Return an aligned array, which may become a tensor: TensorFlow aborts a process on an unaligned array.
+        """Allocate an aligned array for a tensor, since TensorFlow aborts a process on an unaligned array.
 
         Its content is undefined.
         """

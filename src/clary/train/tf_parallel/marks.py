@@ -1,6 +1,6 @@
-"""`smp.partition`: operations placed by hand.
+"""`smp.partition`: manual placement of operations.
 
-Where: scripts use it in the `call` of their model; it has an effect only if the key `auto_partition` is off.
+Where: scripts use it in their model's `call`; it has an effect only if the key `auto_partition` is off.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_tensorflow.rst`, `smp.partition`.
 """
 
@@ -32,7 +32,7 @@ def partition(index: int) -> Iterator[None]:
             "operations in call"
         )
     if not trace.is_here:
-        yield  # a graph that is discarded, or a branch that runs on the rank of the operation around it
+        yield  # a discarded graph, or a branch, which runs on the rank of its enclosing operation
         return
     with trace.marking(index):
         yield

@@ -1,4 +1,4 @@
-"""`smp.DistributedModel`: a Keras model of which every rank of a pipeline holds a part.
+"""`smp.DistributedModel`: a Keras model cut into parts, one on each rank of a pipeline.
 
 Where: scripts derive their models from it, and call them inside of an `smp.step`.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_tensorflow.rst`.
@@ -21,14 +21,14 @@ from clary.train.tf_parallel.variables import give_up, variable_of, without_repe
 
 _UNSPECIFIED = (
     tf.__internal__.autograph.control_status_ctx()
-)  # status of code outside of any conversion: it converts called functions
+)  # AutoGraph status of code outside of a conversion, which converts called functions
 
 
 class DistributedModel(tf.keras.Model):
     """A model whose `call` is cut over the ranks of a pipeline at the first step.
 
-    Until then it is a plain Keras model. Afterwards `variables`, `trainable_variables` and the other lists have only
-    this rank's variables, and it can be called only inside of an `smp.step`.
+    Before, it is a plain Keras model. Afterwards, `variables`, `trainable_variables` and the other lists contain this
+    rank's variables alone, and calls are allowed only inside of an `smp.step`.
     """
 
     _clary_cut: Cut | None = None
@@ -52,7 +52,7 @@ class DistributedModel(tf.keras.Model):
 
     @property
     def all_variables(self) -> list[Any]:
-        """The variables of all parts, each once, in the same order on all ranks; only this rank's have values."""
+        """The variables of all parts, each once, in the same order on all ranks; others' variables have no values."""
         return self._all(lambda: self.variables)
 
     @property
@@ -72,7 +72,7 @@ class DistributedModel(tf.keras.Model):
 
     @property
     def non_trainable_variables(self) -> list[Any]:
-        """The variables that this rank holds and that are not trained."""
+        """The untrained variables that this rank holds."""
         return self._own(super().non_trainable_variables)
 
     @property
@@ -87,11 +87,11 @@ class DistributedModel(tf.keras.Model):
 
     @property
     def non_trainable_weights(self) -> list[Any]:
-        """The weights that this rank holds and that are not trained."""
+        """The untrained weights that this rank holds."""
         return self._own(super().non_trainable_weights)
 
     def profile(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the graph of the first step gives the costs of layers, without measurement."""
+        """Do nothing, since the costs of layers are read from the graph of the first step."""
 
     def save_model(self, save_path: str = "/opt/ml/model") -> None:
         """Write the whole model with its latest weights as a SavedModel. All ranks call it; rank 0 writes.
@@ -119,7 +119,7 @@ class DistributedModel(tf.keras.Model):
 
 
 def _refuse_in_parts(name: str, instead: str) -> Callable[..., Any]:
-    """Return a wrapper of a method of Keras that works only if the whole model lies on one rank."""
+    """Wrap a method of Keras so that it refuses models on several ranks."""
     original = getattr(tf.keras.Model, name)
 
     @functools.wraps(original)

@@ -1,8 +1,8 @@
-"""Norms of all gradients together, on pipelines whose ranks have only their own parts' gradients.
+"""Norms of all gradients of a model, on pipelines where each rank has the gradients of its own part.
 
 Where: `smp.init` replaces tf.clip_by_global_norm and tf.linalg.global_norm, which scripts call with the gradients that
-a step returned. A list with the shapes of this rank's trained variables counts as gradients, and its norm is that of
-all parts; all ranks of a pipeline call it. Other lists get TensorFlow's own norm.
+a step returned. A list with the shapes of this rank's trained variables counts as gradients: its norm is the norm over
+all parts, and all ranks of a pipeline must call the function. Other lists get TensorFlow's own norm.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def _functions(clip: Callable[..., Any], norm: Callable[..., Any]) -> tuple[Call
 
 
 def _are_gradients_of_a_part(tensors: Sequence[Any]) -> bool:
-    """Raises: GraphBuildError for gradients within a step, where each microbatch has its own."""
+    """Return whether tensors have the shapes of this rank's trained variables.
+
+    Raises: GraphBuildError for gradients within a step, where each microbatch has its own.
+    """
     if not session.is_initialized() or session.current().configuration.partitions == 1:
         return False
     shapes = [list(one.shape) for one in tensors if one is not None]

@@ -1,6 +1,6 @@
 """Results of a step over all its microbatches.
 
-Where: `step` returns them; scripts take means of losses and gradients, and join predictions.
+Where: `step` returns them; scripts compute means of losses and gradients, and concatenate predictions.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`, `StepOutput`.
 """
 
@@ -15,7 +15,7 @@ _METHODS = ("variable", "add_n", "accumulate_n")
 
 
 class StepOutput:
-    """A tensor that the step's function returned: one for each microbatch, in their order; inside graphs too."""
+    """A returned tensor of the step's function: one tensor per microbatch, in order, also inside graphs."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         self._outputs = list(outputs)
@@ -28,7 +28,7 @@ class StepOutput:
     def reduce_mean(self) -> Any:
         """Return the mean over the microbatches.
 
-        Raises: TypeError for a tensor of integers, whose mean may not be an integer.
+        Raises: TypeError for integers, whose mean may not be an integer.
         """
         total = self.reduce_sum()
         if not (total.dtype.is_floating or total.dtype.is_complex):
@@ -40,23 +40,23 @@ class StepOutput:
         return tf.add_n(self.outputs)
 
     def concat(self) -> Any:
-        """Return all, concatenated along axis 0."""
+        """Return the tensors concatenated along axis 0."""
         return tf.concat(self.outputs, 0)
 
     def merge(self) -> Any:
-        """Return all, concatenated along axis 0, as `concat`."""
+        """Return the tensors concatenated along axis 0, as `concat`."""
         return self.concat()
 
     def stack(self) -> Any:
-        """Return all, stacked along a new axis 0."""
+        """Return the tensors stacked along a new axis 0."""
         return tf.stack(self.outputs)
 
     def accumulate(self, method: str = "variable", var: Any = None) -> Any:
         """Return the mean over the microbatches, as `reduce_mean`.
 
         Args:
-            method: variable, add_n or accumulate_n, as in the original; all give the same value.
-            var: a variable that gets the mean; used only with the method `variable`.
+            method: variable, add_n or accumulate_n, as in the original; all return the same value.
+            var: variable to which the mean is assigned, with the method `variable` alone.
 
         Raises: ValueError for another method.
         """
@@ -73,11 +73,11 @@ class StepOutput:
 
 
 class GradientOutput(StepOutput):
-    """A gradient under the key `ddp`: every value of it is averaged over the replicas of the model.
+    """A gradient with the key `ddp`: all its values are averaged over the replicas of the model.
 
     Args:
         mean: the mean over microbatches and replicas.
-        averaged: averages tensors over the replicas; all replicas call it.
+        averaged: function that averages tensors over the replicas; all replicas call it.
     """
 
     def __init__(self, outputs: Sequence[Any], mean: Any, averaged: Callable[[list[Any]], list[Any]]) -> None:

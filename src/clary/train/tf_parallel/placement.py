@@ -1,15 +1,15 @@
-"""The part of every operation and of every variable of a traced graph.
+"""Assignment of a part to every operation and variable of a traced graph.
 
-Where: `cutting` places variables with it, `plan` decides each rank's operations with it.
+Where: `cutting` places variables with it, `plan` assigns operations to ranks with it.
 
-An operation's part is given by the first of these rules that applies:
+The first of these rules that applies determines an operation's part:
 
-    none            values from outside, and constants, which every rank has itself
-    the variable's  of an operation that uses a variable of the model
-    its mark        see `tracing`
-    its forward's   of an operation that is colocated with another, as gradients are with their forward operation
-    its inputs'     of any other operation inside of a model: the highest part of them, or else the latest part of the
-                    model; with placement by hand `default_partition`
+    none            values from outside, and constants, which exist on every rank
+    the variable's  for an operation that uses a variable of the model
+    its mark's      see `tracing`
+    its forward's   for an operation colocated with another, as gradients are with their forward operation
+    its inputs'     for any other operation inside of a model: their highest part, or else the latest part of the
+                    model; with manual placement `default_partition`
     none            outside of models: every rank that needs it runs it. Random numbers are drawn only on part 0, so
                     that all ranks have the same.
 """
@@ -36,7 +36,7 @@ class Placed:
     """A graph with its parts.
 
     Args:
-        used: by operation, the number of the model's variable that it uses.
+        used: number of the model's variable that each operation uses, by operation.
     """
 
     graph: Graph
@@ -51,13 +51,13 @@ def place(
     default: int | None = None,
     handles: Mapping[int, int],
 ) -> Placed:
-    """Return a graph of TensorFlow with the part of each operation.
+    """Convert a TensorFlow graph to nodes, with the part of each operation.
 
     Args:
-        trace: of this graph.
-        owners: by variable's number, its part; empty while parts are unknown.
-        default: part of a model's operations without a mark; None lets their inputs decide.
-        handles: by `id` of a variable's handle, the variable's number; of all variables of models.
+        trace: the trace of this graph.
+        owners: part of each variable, by number; empty while parts are unknown.
+        default: part of a model's operations without a mark; None derives it from their inputs.
+        handles: numbers of all variables of models, by `id` of a variable's handle.
 
     Raises: GraphBuildError for an operation that uses variables of several parts.
     """

@@ -1,10 +1,10 @@
-"""This rank's plan of a traced step: its functions, its messages, the order of its tasks.
+"""A rank's plan of a traced step: its functions, its messages, the order of its tasks.
 
-Where: `step` makes a plan for every kind of arguments, on all ranks of a pipeline together; `running` runs it.
+Where: `step` makes a plan for every kind of arguments, together with all ranks of a pipeline; `running` runs it.
 
-Ranks agree in two rounds. First each rank sends the results of the model that its operations outside of it need, and a
-digest of the parts that must be equal on all ranks: the model, its gradients, and the loss that these begin with. Then
-each sends its messages by level, and all compute the same order.
+Ranks agree in two rounds. First each rank sends the results of the model that its operations outside of the model need,
+and a digest of the operations that must be equal on all ranks: the model, its gradients, and the loss from which the
+gradients start. Then each rank sends its messages by level, and all ranks compute the same order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ from clary.train.tf_parallel.session import Session
 from clary.train.tf_parallel.tracing import Trace
 from clary.train.tf_parallel.variables import handle_of, name_of, variable_of
 
-_CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")  # prefixes of kinds of operations
+_CHANGES = (
+    "Assign",
+    "ResourceApply",
+    "ResourceSparseApply",
+    "ResourceScatter",
+)  # prefixes: writes to variables
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,12 @@ class Plan:
     """This rank's functions, messages and tasks in a step.
 
     Args:
-        segments: by level.
-        last_uses: by level, results that are not needed after it.
-        receives: by level, the messages that must have arrived.
-        sends: by level, the messages that it sends after it.
-        tasks: in their order.
-        arguments: the step's arguments, by the segments' names.
+        segments: function of each level.
+        last_uses: by level, results that are not needed after the level.
+        receives: by level, the messages that must arrive before the level.
+        sends: by level, the messages to send after the level.
+        tasks: tasks in order.
+        arguments: the step's arguments, by their names in the segments.
         captured: values from outside of the step, mostly variables.
         results: the step's results.
     """
@@ -61,10 +66,10 @@ def make_plan(function: Any, trace: Trace, now: Session) -> Plan:
     """Plan a traced step. All ranks of a pipeline call it.
 
     Args:
-        function: the traced function of TensorFlow, of the step's tensors.
-        trace: of it.
+        function: the traced TensorFlow function of the step's tensors.
+        trace: its trace.
 
-    Raises: GraphBuildError for a step that cannot be cut, or differs between ranks.
+    Raises: GraphBuildError if the step cannot be cut, or differs between ranks.
     """
     graph = function.graph
     placed = _placed(graph, trace, now)
@@ -166,7 +171,7 @@ def _segments(
     own_levels: Sequence[int],
     kept: Collection[Output],
 ) -> dict[int, Segment]:
-    """Return this rank's function of every level at which it computes."""
+    """Return this rank's function for every level at which it computes."""
     by_level: dict[int, list[str]] = {level: [] for level in own_levels}
     users: dict[Output, set[int]] = {}
     for name, node in nodes.nodes.items():
@@ -201,9 +206,9 @@ def _last_uses(
 
 
 def _spec(pieces: Pieces, message: Message, part: int) -> Any:
-    """Return shape and type of a tensor that moves between ranks.
+    """Return the spec of a tensor that ranks exchange.
 
-    Raises: GraphBuildError for a tensor whose type cannot move.
+    Raises: GraphBuildError for a type that cannot be sent.
     """
     tensor = pieces.tensor(message.output)
     if part in (message.source, message.target) and tensor.dtype in (tf.string, tf.variant, tf.resource):

@@ -1,4 +1,4 @@
-"""One call of a planned step: all microbatches through this rank's tasks, with messages to and from other ranks.
+"""One call of a planned step: runs this rank's tasks for all microbatches, and exchanges messages with other ranks.
 
 Where: `step` runs it, eagerly or within one operation of a graph.
 """
@@ -28,13 +28,13 @@ class Run:
     """One call of a step.
 
     Args:
-        pieces: by argument of the step, its tensor for each microbatch.
+        pieces: tensors of each argument of the step, one per microbatch.
     """
 
     def __init__(self, plan: Plan, links: Links, pieces: Sequence[Sequence[Any]], num_microbatches: int) -> None:
         self._plan = plan
         self._links = links
-        self._under_way: list[Any] = []  # sends, with the memory that they need
+        self._under_way: list[Any] = []  # sends in progress, with their buffers
         self._values: list[dict[Output, Any]] = [
             {**plan.captured, **{name: piece[number] for name, piece in zip(plan.arguments, pieces, strict=True)}}
             for number in range(num_microbatches)
@@ -44,7 +44,7 @@ class Run:
         """Run all tasks; return the step's results as eager tensors, by microbatch.
 
         Raises: RankLost if another rank has ended or does not answer; ParallelError if this rank fails, after which the
-        others fail too. Then no result of the call can be used.
+            other ranks fail too. No result of a failed call is usable.
         """
         task: Task | None = None
         try:

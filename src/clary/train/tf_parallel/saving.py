@@ -1,6 +1,6 @@
-"""Writes a cut model whole as a SavedModel.
+"""Writing of a cut model as one SavedModel.
 
-Where: `DistributedModel.save_model` calls it. Rank 0 has the values of other ranks' variables while it writes.
+Where: `DistributedModel.save_model` calls it. Rank 0 holds the values of all ranks' variables while it writes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from clary.train.tf_parallel.variables import fill, give_up, variable_of
 
 
 def save_whole(model: Any, call: Callable[..., Any], path: str, now: Session) -> None:
-    """Write a model; see `DistributedModel.save_model`.
+    """Write a whole model; see `DistributedModel.save_model`.
 
     Args:
         call: calls the model as Keras does, outside of a step.
     """
-    cut = model.cut  # raises if the model is not cut yet
+    cut = model.cut  # raises an error if the model is not cut yet
     others = gather_others(model, now)
     if now.links.rank == 0:
         for variable, value in others:
@@ -36,7 +36,7 @@ def save_whole(model: Any, call: Callable[..., Any], path: str, now: Session) ->
 
 
 def gather_others(model: Any, now: Session) -> list[tuple[Any, Any]]:
-    """Return other parts' variables with their values, on part 0; [] elsewhere. All ranks of a pipeline call it."""
+    """Gather (variable, value) of other parts on part 0; return [] elsewhere. All ranks of a pipeline call it."""
     variables = model.all_variables
     owners = [model.cut.part_of(one) for one in variables]
     if now.part:

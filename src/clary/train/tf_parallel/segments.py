@@ -1,7 +1,7 @@
-"""Functions of TensorFlow for pieces of a graph.
+"""TensorFlow functions for pieces of a graph.
 
-Where: `plan` makes a function for each level of a rank. A piece takes results of other pieces and returns results to
-them; each call runs its operations with effects once.
+Where: `plan` makes a function for each level of a rank. A piece takes results of other pieces and returns results for
+them; each call runs the piece's operations with effects once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Pieces:
     """A graph from which pieces are made.
 
     Args:
-        graph: a graph of TensorFlow; it is not changed.
+        graph: a TensorFlow graph, which is not changed.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -36,10 +36,10 @@ class Pieces:
     def piece(
         self, names: Sequence[str], inputs: Sequence[Output], outputs: Sequence[Output], effects: Sequence[str]
     ) -> Segment:
-        """Return the function of some operations.
+        """Make a function of some operations.
 
         Args:
-            names: the operations, each after its inputs among them.
+            names: the operations in topological order.
             inputs: results of other operations, in the order of the function's arguments.
             outputs: results of these operations, in the order of the function's results.
             effects: the operations that must run even if their results are not used.
@@ -72,7 +72,8 @@ class Pieces:
         results = [graph.get_tensor_by_name(str(one)) for one in outputs]
         kept_alive = [graph.get_operation_by_name(name) for name in effects]
         pruned = wrapped.prune(feeds, {"results": results, "effects": kept_alive})
-        # A pruned function that is called directly is not optimized: gradients of convolutions took twice as long.
+        # TensorFlow does not optimize a pruned function that is called directly: gradients of convolutions took twice
+        # as long.
         called = tf.function(lambda *values: pruned(*values)["results"], autograph=False)
         function = called.get_concrete_function(*(tf.TensorSpec(one.shape, one.dtype) for one in feeds))
         return Segment(function, tuple(inputs), tuple(outputs))
@@ -80,7 +81,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a graph that can be called.
+    """A callable piece of a graph.
 
     Args:
         inputs: the arguments of `__call__`.
@@ -92,12 +93,12 @@ class Segment:
     outputs: tuple[Output, ...]
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Return the outputs for some inputs, both eager tensors."""
+        """Compute outputs from inputs, both eager tensors."""
         return list(self.function(*values))
 
 
 def _renamed(text: str, fed: dict[str, str]) -> str:
-    """Return the piece's name of an operation's input."""
+    """Return the name that an operation's input has in the piece."""
     if text.startswith("^"):
         return text
     return fed.get(text if ":" in text else f"{text}:0", text)

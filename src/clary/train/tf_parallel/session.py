@@ -1,9 +1,9 @@
-"""One rank of a parallel TensorFlow program: its configuration, its place, its links. One for each process.
+"""One rank of a parallel TensorFlow program (one per process): its configuration, place and links.
 
 Where: every rank calls `initialize` first, once; other modules call `current()`.
 
-A rank reads its place from its launcher's variables: torchrun's or Open MPI's; without either it is the only rank. Rank
-0 serves the store of the group at MASTER_ADDR, port MASTER_PORT or the key `ddp_port`.
+A rank reads its place from the variables of torchrun or Open MPI; without them it is the only rank. Rank 0 serves the
+group's store at MASTER_ADDR, on the port in the key `ddp_port` or MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from clary.train.rank_variables import with_ranks_of_mpirun
 from clary.train.tf_parallel.links import Links
 
 _NEEDED_THREADS = 4
-"""TensorFlow's threads between operations: a step waits in one of them while others run its functions."""
-_TORCH_ALONE = {  # keys that change computations, and their only valid values here
+"""Least number of TensorFlow's inter-op threads: a step blocks one of them while others run its functions."""
+_TORCH_ALONE = {  # keys that change the computation, with the only value supported here
     "tensor_parallel_degree": 1,
     "sharded_data_parallel_degree": 1,
     "shard_optimizer_state": False,
@@ -52,7 +52,7 @@ class Session:
     Args:
         models: the cut models, in the order of their first steps.
         waiting: functions to call once a model is cut.
-        turn: a variable that every step takes inside of a graph, so that steps keep their order.
+        turn: variable that every step in a graph uses, so that steps keep their order.
     """
 
     configuration: Configuration
@@ -64,7 +64,7 @@ class Session:
 
     @property
     def mesh(self) -> Mesh:
-        """The places of ranks."""
+        """The mesh of ranks."""
         return self.links.mesh
 
     @property
@@ -77,7 +77,7 @@ _session: Session | None = None
 
 
 def is_initialized() -> bool:
-    """Whether `initialize` has been called."""
+    """Return whether `initialize` has been called."""
     return _session is not None
 
 
@@ -95,10 +95,11 @@ def initialize(configuration: Configuration) -> Session:
     """Make this process a rank of a parallel program. Every rank calls it; a second call with equal keys does nothing.
 
     Raises:
-        ValueError: the number of ranks does not fit the degrees, a key is only for torch, or a variable is invalid.
-        RuntimeError: the process is initialised with other keys already, or TensorFlow runs with one thread between
-            operations.
-        BootstrapError: ranks do not join; the text names them.
+        ValueError: the number of ranks does not fit the degrees, a key is supported on torch alone, or a variable is
+            invalid.
+        RuntimeError: the process is initialised with other keys already, or TensorFlow runs with a single inter-op
+            thread.
+        BootstrapError: ranks do not connect; the text names them.
     """
     global _session
     if _session is not None:
@@ -108,7 +109,7 @@ def initialize(configuration: Configuration) -> Session:
     _refuse_keys_of_torch(configuration)
     environ = with_ranks_of_mpirun(os.environ)
     place = find_place(environ)
-    mesh = configuration.mesh(place.size)  # before any rank waits for another
+    mesh = configuration.mesh(place.size)  # checked before any rank waits for another
     _have_threads()
     settings = dataclasses.replace(CollectiveSettings.from_environment(environ), timeout_s=find_timeout_s(environ))
     world = arrays.init(
@@ -143,7 +144,7 @@ def _refuse_keys_of_torch(configuration: Configuration) -> None:
 
 
 def _have_threads() -> None:
-    """Ensure that TensorFlow can run functions while our operation waits; on one CPU it has one thread for both.
+    """Ensure enough inter-op threads: on one CPU TensorFlow has one, which our waiting operation would block.
 
     Raises: RuntimeError if it is too late to add threads.
     """
@@ -162,7 +163,7 @@ def _have_threads() -> None:
 
 
 def _start_horovod(session: Session) -> None:
-    """Initialise Horovod among the ranks that hold the same part: its size is the number of replicas.
+    """Initialise Horovod among the ranks that hold the same part, so that its size is the number of replicas.
 
     Raises: ValueError if Horovod cannot be imported.
     """
@@ -172,16 +173,16 @@ def _start_horovod(session: Session) -> None:
         raise ValueError(f"horovod is true, and horovod.tensorflow cannot be imported: {error}") from error
     members = session.links.ranks(Along.DP)
     if session.links.size(Along.DP) > 1:
-        # Each group needs its own address to meet at, which its first rank offers.
+        # Each group needs its own rendezvous address, which its first rank provides.
         offers = session.links.allgather(_free_address(session.place), Along.DP)
         os.environ["CLARY_HOROVOD_ADDR"], os.environ["CLARY_HOROVOD_PORT"] = offers[0]
     hvd.init(comm=list(members))
 
 
 def _free_address(place: Place) -> tuple[str, str]:
-    """Return an address of this host that ranks can reach, and a free port of it."""
+    """Return an address of this host that other ranks can reach, with a free port."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends no packet: it only chooses the interface
+        probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends no packet; selects the interface
         address = str(probe.getsockname()[0])
     with socket.socket() as listener:
         listener.bind((address, 0))

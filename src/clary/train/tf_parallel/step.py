@@ -1,11 +1,11 @@
 """`smp.step`: the decorator of a training step, whose function runs once per microbatch.
 
 Where: scripts decorate their step function. A call reads the arguments (`arguments`), traces the function if this kind
-of arguments is new (`tracing`), plans with the other ranks (`plan`) and runs (`running`).
+of arguments is new (`tracing`), plans with the other ranks (`plan`) and runs the plan (`running`).
 
-Outside of a tf.function a call runs at once. Inside of a tf.function it becomes one operation of its graph. The
-operation takes this rank's variables as inputs, so that TensorFlow keeps the program's order of steps and of changes to
-variables.
+Outside of a tf.function, a call runs at once. Inside of a tf.function, a call becomes one operation of the graph. The
+operation takes this rank's variables as inputs, so that TensorFlow keeps the program's order of steps and of variable
+updates.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_common_api.rst`, `smp.step`.
 """
 
@@ -41,11 +41,11 @@ class Traced:
     """A function that was traced for one kind of arguments.
 
     Args:
-        structure: the structure of its result.
-        leaves: the leaves of its result, with None in place of tensors.
-        is_tensor: by leaf, whether it is a tensor.
-        gradients: by returned tensor, whether it is a gradient to average over replicas.
-        arguments: kept alive, since the key has the `id` of Python values.
+        structure: structure of the result.
+        leaves: leaves of the result, with None in place of tensors.
+        is_tensor: whether each leaf is a tensor.
+        gradients: whether each returned tensor is a gradient to average over replicas.
+        arguments: kept alive, since the key contains the `id` of Python values.
     """
 
     plan: Plan
@@ -65,18 +65,18 @@ def step(
     input_signature: Sequence[Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Decorate the function of a step, with or without arguments.
+    """Decorate the function of a step; usable with or without arguments.
 
     Args:
         non_split_inputs: names of arguments that every microbatch gets whole.
-        input_split_axes: axes other than 0, by name of an argument.
-        input_signature: specs of the whole batch, as tf.function takes them.
-        options: other arguments of tf.function; options that compile are refused, others have no effect.
+        input_split_axes: axes to cut other than 0, by name of argument.
+        input_signature: specs of the whole batch, as for tf.function.
+        options: other arguments of tf.function; options for compilation are refused, others have no effect.
 
-    Returns: a function of the same arguments; its tensors are returned as `StepOutput`, other leaves as lists, one item
-    per microbatch.
-    Raises: errors of `read_arguments`, `make_plan` and the function; when a tf.function runs the step, errors of ranks
-        become TensorFlow's, with the same text.
+    Returns: a function of the same arguments, which returns tensors as `StepOutput` and other leaves as lists with one
+        item per microbatch.
+    Raises: errors of `read_arguments`, `make_plan` and the function; if a tf.function runs the step, errors of ranks
+        become TensorFlow errors with the same text.
     """
     if function is None:
         return functools.partial(
@@ -91,7 +91,7 @@ def step(
 
 
 class _Step:
-    """A decorated function, and its graphs by kind of arguments."""
+    """A decorated function, with a graph for each kind of arguments."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _Step:
         self._session: Session | None = None
 
     def as_function(self) -> Callable[..., Any]:
-        """Return it as a function, which becomes a method if a class has it."""
+        """Return the step as a plain function, which becomes a method as a class attribute."""
 
         @functools.wraps(self._function)
         @tf.autograph.experimental.do_not_convert
@@ -120,7 +120,7 @@ class _Step:
 
     def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         now = session.current()
-        if self._session is not now:  # the program has initialised again
+        if self._session is not now:  # the program was initialised again
             self._session, self._traced = now, {}
         arguments = read_arguments(
             self._function, args, kwargs, whole=self._whole, axes=self._axes, signature=self._signature
@@ -183,7 +183,7 @@ def _merged(traced: Traced, arguments: Arguments, now: Session) -> Any:
 
 
 def _run(traced: Traced, arguments: Arguments, now: Session) -> list[Any]:
-    """Return all results of the first microbatch, of the second and so on, then the means of gradients."""
+    """Return all results of the first microbatch, of the second and so on, followed by the means of gradients."""
     total = now.configuration.microbatches
     num_arguments = len(arguments.tensors)
 
@@ -197,7 +197,7 @@ def _run(traced: Traced, arguments: Arguments, now: Session) -> list[Any]:
     specs = [*(traced.specs * total), *(spec for spec, one in zip(traced.specs, traced.gradients, strict=True) if one)]
     held = [now.turn, *(one for model in now.models for one in model.variables)]
     results = tf.py_function(run, [*arguments.tensors, *map(handle_of, held)], [spec.dtype for spec in specs])
-    results = results if isinstance(results, list | tuple) else []  # the operation, if there are no outputs
+    results = results if isinstance(results, list | tuple) else []  # without outputs, the result is the operation
     for result, spec in zip(results, specs, strict=True):
         result.set_shape(spec.shape)
     return list(results)
@@ -215,9 +215,9 @@ def _averaged(tensors: Sequence[Any], now: Session) -> list[Any]:
 
 
 def _gradients_among(results: Sequence[Any], trace: Trace, now: Session) -> tuple[bool, ...]:
-    """Return, by result, whether it is averaged over replicas.
+    """Return, for each result, whether it is averaged over replicas.
 
-    Raises: GraphBuildError for gradients that the step does not return unchanged.
+    Raises: GraphBuildError for gradients that the step changes before it returns them.
     """
     if not now.configuration.ddp or now.links.size(Along.DP) == 1:
         return (False,) * len(results)
@@ -238,7 +238,7 @@ def _part_of(layer: Any, now: Session) -> int | None:
 
 
 def _read(leaf: Any) -> Any:
-    """Return a leaf of a result in a form that the graph can return."""
+    """Convert a leaf of a result to a form that the graph can return."""
     if isinstance(leaf, tf.Variable | tf.IndexedSlices):
         return tf.convert_to_tensor(leaf)
     return leaf

@@ -1,11 +1,11 @@
-"""Trace of a step's function: its graph, with the layer of every operation and the gradients that were taken.
+"""Trace of a step's function: its graph, with the layer of every operation and the requested gradients.
 
-Where: `step` traces with it; `model` reports calls of the model to it; `placement` reads its findings.
+Where: `step` traces with it; `model` reports calls of the model to it; `placement` reads its records.
 
-[Note: marks] While a model is called, a wrapper around Keras's own `Layer.__call__` sees every call of its layers.
-Operations that are added to the graph during a call belong to that layer, or to the innermost layer whose call is
-running. `smp.partition` marks the operations that are added within it; the innermost mark wins. Operations of gradients
-are found by TensorFlow's record of the operation that they are colocated with.
+[Note: marks] During a model's call, a wrapper of Keras's `Layer.__call__` intercepts every call of its layers.
+Operations that are added to the graph belong to the innermost layer whose call is running. `smp.partition` marks the
+operations that are added within its block; the innermost mark wins. TensorFlow records the forward operation with which
+each operation of gradients is colocated.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from clary.train.tf_parallel.errors import GraphBuildError
 
 @dataclass
 class LayerCall:
-    """The calls of a layer.
+    """The calls of one layer.
 
     Args:
-        name: names of the layers around it and its own, with dots; no two are equal.
-        outer: the layer around its first call.
-        operations: of all its calls, including layers inside of it.
+        name: unique path: names of the enclosing layers and its own, with dots.
+        outer: the enclosing layer of its first call.
+        operations: operations of all its calls, including inner layers.
         has_layers: whether other layers were called inside of it.
     """
 
@@ -39,11 +39,11 @@ class LayerCall:
 
 
 class Trace:
-    """Findings of one graph while it is made.
+    """Records of one graph during its construction.
 
     Args:
-        part_of: returns the part of a layer, None for a layer without a part of its own.
-        gradients_of: computes gradients in this trace's graph; takes targets, sources, initial gradients, and the value
+        part_of: returns the part of a layer; None for a layer without a part of its own.
+        gradients_of: computes gradients in this trace's graph from targets, sources, initial gradients, and the value
             for unconnected sources.
     """
 
@@ -55,13 +55,13 @@ class Trace:
         self.begin(None)
 
     def begin(self, graph: Any) -> None:
-        """Begin a graph, and drop an earlier one, since TensorFlow may trace twice."""
+        """Start a graph, and drop an earlier graph, since TensorFlow may trace twice."""
         self.graph = graph
         self.marks: dict[str, int] = {}
         self.inside: set[str] = set()  # operations of models
         self.layers: dict[int, LayerCall] = {}
         self.results: list[Any] = []  # tensors that models returned
-        self.targets: list[Any] = []  # tensors of which gradients were requested
+        self.targets: list[Any] = []  # tensors whose gradients were requested
         self.gradients: list[Any] = []
         self._around: list[LayerCall] = []
         self._is_in_model = False
@@ -73,12 +73,12 @@ class Trace:
 
     @property
     def is_here(self) -> bool:
-        """Whether operations are added to this trace's graph, and not to a branch or a function inside of it."""
+        """Whether operations are added to this trace's graph itself, not to a branch or a function inside of it."""
         return tf.compat.v1.get_default_graph() is self.graph
 
     @contextlib.contextmanager
     def marking(self, part: int | None) -> Iterator[list[str]]:
-        """Mark operations added to the graph without a mark; yield a list, which gets their names at the end."""
+        """Mark the block's unmarked new operations; yield a list, which receives their names at the end."""
         begin = len(self.graph.get_operations())
         names: list[str] = []
         yield names
@@ -90,7 +90,7 @@ class Trace:
     def call_model(self, call: Callable[[], Any]) -> Any:
         """Call a model, and record its operations and results.
 
-        Raises: GraphBuildError if it is called inside of a branch, a loop or another function.
+        Raises: GraphBuildError for a call inside of a branch, a loop or another function.
         """
         if not self.is_here:
             raise GraphBuildError(
@@ -128,9 +128,9 @@ class Trace:
         return result
 
     def units(self, variable_users: Collection[str]) -> list[LayerCall]:
-        """Return the layers that must lie whole on one rank, in the order in which the model calls them.
+        """Return the layers that must lie whole on one rank, in the order of their calls.
 
-        Those are layers without layers inside, and layers that use variables themselves, as a loop over a cell does.
+        These are layers without inner layers, and layers that use variables themselves, such as a loop over a cell.
 
         Args:
             variable_users: operations that use variables.
@@ -147,13 +147,13 @@ _current: Trace | None = None
 
 
 def current() -> Trace | None:
-    """Return the running trace, None outside of steps."""
+    """Return the running trace; None outside of steps."""
     return _current
 
 
 @contextlib.contextmanager
 def tracing(trace: Trace) -> Iterator[Trace]:
-    """Have a trace record calls of layers and compute the gradients of tapes in this block; see [Note: marks]."""
+    """Let a trace record calls of layers and compute the gradients of tapes in this block; see [Note: marks]."""
     global _current
     before, _current = _current, trace
     layer_class, tape_class = tf.keras.layers.Layer, tf.GradientTape

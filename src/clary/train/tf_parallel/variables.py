@@ -1,9 +1,11 @@
-"""Variables of a cut model: those of this rank, and those of other ranks, whose memory is freed.
+"""Variables of a cut model: access to this rank's variables, and release of other ranks' variables.
 
-Where: `model` builds the whole model once, on every rank, so that it begins with the values of a model on one rank;
-after the cut each rank keeps the variables of its part. [Note: others' variables] The objects stay in the model, since
-its layers hold them, but their values are replaced by an empty tensor: a read gives an error of TensorFlow about its
-shape, and no old value. Checkpoints skip them.
+Where: `model` builds the whole model once, on every rank, so that it starts with the values of a model on one rank;
+after the cut, each rank keeps the variables of its part.
+
+[Note: others' variables] Other ranks' variable objects stay in the model, since its layers hold them, but their values
+are replaced by an empty tensor: a read raises TensorFlow's error on the shape instead of returning an old value.
+Checkpoints skip these variables.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-_PASSING_OVER = {  # the method of a variable that TensorFlow's checkpoints call
+_PASSING_OVER = {  # replacement of the method that TensorFlow's checkpoints call on a variable
     "_serialize_to_tensors": dict,
     "_gather_saveables_for_checkpoint": dict,
     "_restore_from_tensors": lambda _: tf.no_op(),
@@ -21,17 +23,17 @@ _PASSING_OVER = {  # the method of a variable that TensorFlow's checkpoints call
 
 
 def variable_of(variable: Any) -> Any:
-    """Return TensorFlow's variable of a Keras 3 variable; return a variable of TensorFlow itself unchanged."""
+    """Return the TensorFlow variable of a Keras 3 variable; return a TensorFlow variable unchanged."""
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def handle_of(variable: Any) -> Any:
-    """Return the handle of a variable of TensorFlow or of Keras."""
+    """Return the handle of a TensorFlow or Keras variable."""
     return variable_of(variable).handle
 
 
 def name_of(variable: Any) -> str:
-    """Return the name of a variable for messages: its path in Keras 3."""
+    """Return the name of a variable for error texts; with Keras 3, its path."""
     return str(getattr(variable, "path", None) or variable.name)
 
 
@@ -45,7 +47,7 @@ def give_up(variables: Iterable[Any]) -> None:
 
 
 def fill(variable: Any, value: Any) -> None:
-    """Give a variable of another rank a value, which `give_up` frees again.
+    """Set the value of another rank's variable, which `give_up` frees again.
 
     Args:
         value: a tensor or an array, of the variable's shape and type.
@@ -59,5 +61,5 @@ def fill(variable: Any, value: Any) -> None:
 
 
 def without_repeats(variables: Sequence[Any]) -> list[Any]:
-    """Return each variable once, in order; layers that share a variable each list it."""
+    """Return each variable once, in order, since layers that share a variable all list it."""
     return list({id(variable_of(one)): one for one in variables}.values())

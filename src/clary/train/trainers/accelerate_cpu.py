@@ -1,7 +1,7 @@
-"""accelerate in ranks on hosts without a GPU: newer versions treat each rank there as the only process.
+"""Patch of accelerate for ranks on hosts without a GPU, each of which newer versions treat as the only process.
 
-Where: `installing` has `accelerate.state` patched in ranks. Without the patch every rank silently trains on all samples
-by itself, or with DeepSpeed averages gradients of equal batches.
+Where: `installing` patches `accelerate.state` in ranks. Without the patch, every rank silently trains alone on all
+samples or, with DeepSpeed, averages gradients of equal batches.
 Source: accelerate 1.15 `state.PartialState._prepare_backend`, which finds no backend unless `cpu=True`, and 1.1, which
 found gloo.
 """
@@ -17,7 +17,7 @@ _BACKEND = "gloo"
 
 
 def mend_state(module: ModuleType) -> None:
-    """Make a rank without a GPU one of all ranks, over gloo unless the program has made another group before.
+    """Make a rank without a GPU join all ranks, over gloo unless the program has already made another group.
 
     Args:
         module: `accelerate.state`; not changed if it has no `_prepare_backend`.

@@ -1,4 +1,4 @@
-"""Replaces the method in which `transformers.TrainingArguments` chooses the process's device, in all of its versions.
+"""Replacement of the method in which `transformers.TrainingArguments` chooses the process's device, in all versions.
 
 Source: transformers 4.28, 4.37, 4.46 and 5.24 `TrainingArguments._setup_devices`, a cached property.
 """
@@ -16,7 +16,7 @@ Choose = Callable[[Any, Callable[[Any], Any]], Any]
 
 
 def choose_devices_by(module: ModuleType, choose: Choose) -> None:
-    """Have the function `choose` choose the device.
+    """Patch TrainingArguments so that the function `choose` returns the device.
 
     Args:
         module: `transformers.training_args`; not changed if it lacks the method.
@@ -24,7 +24,7 @@ def choose_devices_by(module: ModuleType, choose: Choose) -> None:
     """
     arguments = getattr(module, "TrainingArguments", None)
     found = vars(arguments).get(_PLACE) if arguments is not None else None
-    original = getattr(found, "func", None) or getattr(found, "fget", None)  # a cached property: Python's or its own
+    original = getattr(found, "func", None) or getattr(found, "fget", None)  # cached property: Python's or its own
     if original is None:
         return
 

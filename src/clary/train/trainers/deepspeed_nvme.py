@@ -1,14 +1,14 @@
-"""Raises errors with a remedy if a host lacks a requirement of DeepSpeed's offload to NVMe.
+"""Errors with a remedy if a host lacks a requirement of DeepSpeed's offload to NVMe.
 
-Where: `installing` has `deepspeed.ops.op_builder.builder` patched in ranks. DeepSpeed itself, without
+Where: `installing` patches `deepspeed.ops.op_builder.builder` in ranks. Behaviour of DeepSpeed itself if a host lacks
 
-    libaio            cannot compile its part, and the error ends with "hardware/software issue. None"
-    memory to lock    ends the process by an assertion
-    any address       reads past the page cache into the middle of a buffer; a disk that accepts only addresses of
-                      whole blocks refuses the read, but the read counts as done, and gradients stay zero
+    libaio            cannot compile its extension, and the error ends with "hardware/software issue. None"
+    lockable memory   ends the process by an assertion
+    unaligned reads   reads past the page cache into the middle of a buffer; a disk that accepts only block-aligned
+                      addresses refuses the read, but the read counts as done, and gradients stay zero
 
-Source: DeepSpeed 0.19.8: `OpBuilder.jit_load`; `AsyncIOBuilder.is_compatible`, which asks whether a small program links
-against libaio; `csrc/pin_memory`, which calls mlock(2); `swap_in_tensors`, called with parts of a group's buffer.
+Source: DeepSpeed 0.19.8: `OpBuilder.jit_load`; `AsyncIOBuilder.is_compatible`, which tests whether a small program
+links against libaio; `csrc/pin_memory`, which calls mlock(2); `swap_in_tensors`, called with parts of a group's buffer.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _LIBAIO = (
 )
 _COMPILER = "there is no C compiler: `apt-get install g++ libaio-dev` (Debian, Ubuntu) on each machine brings all of it"
 _STATUS = "/proc/self/status"
-_CAP_IPC_LOCK = 14  # linux/capability.h: memory is locked without a limit
+_CAP_IPC_LOCK = 14  # linux/capability.h: exempts from the limit of locked memory
 _KIB = 1024
 _BLOCK = 512  # bytes; no disk requires larger blocks
 _PAST_THE_CACHE = os.O_DIRECT
 
 
 def mend_builder(module: ModuleType) -> None:
-    """Raise an error that names a missing libaio, caused by DeepSpeed's own, and patch the part for NVMe when it loads.
+    """Patch DeepSpeed's builder: an error names a missing libaio, and the NVMe extension is patched when it loads.
 
     Args:
         module: `deepspeed.ops.op_builder.builder`; not changed if it has no `OpBuilder.jit_load`.
@@ -71,7 +71,7 @@ def _words_on_libaio() -> str:
 
 
 def _mend_handle(handle: Any) -> None:
-    """Have a class of handles refuse buffers and reads that would fail."""
+    """Patch a class of handles to refuse buffers and reads that would fail."""
     lock, read = getattr(handle, "new_cpu_locked_tensor", None), getattr(handle, "async_pread", None)
     if lock is None or read is None:
         return
@@ -88,7 +88,7 @@ def _mend_handle(handle: Any) -> None:
 
 
 def refuse_locking(num_bytes: int) -> None:
-    """Raise RuntimeError if this process may not lock that much more memory."""
+    """Raise RuntimeError if this process may not lock `num_bytes` more of memory."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     with open(_STATUS, encoding="ascii", errors="replace") as file:
         status = dict(line.split(":", 1) for line in file if ":" in line)
@@ -104,7 +104,7 @@ def refuse_locking(num_bytes: int) -> None:
 
 
 def refuse_address(address: int, path: str) -> None:
-    """Raise RuntimeError if the disk of a file cannot read to this address of memory."""
+    """Raise RuntimeError if the disk of a file cannot read to this memory address."""
     start = address % mmap.PAGESIZE
     if start % _BLOCK and not _takes(start, path):
         raise RuntimeError(
@@ -116,7 +116,7 @@ def refuse_address(address: int, path: str) -> None:
 
 @functools.cache
 def _takes(start: int, path: str) -> bool:
-    """Return whether a page of a file can be read to this offset in a page of memory, past the page cache."""
+    """Return whether a direct read of a file to this offset in a memory page works."""
     try:
         file = os.open(path, os.O_RDONLY | _PAST_THE_CACHE)
     except OSError:

@@ -1,6 +1,6 @@
-"""DistributedDataParallel on hosts without a GPU, for libraries that pass it the index of a GPU even there.
+"""Patch of DistributedDataParallel for libraries that pass a GPU index even on hosts without a GPU.
 
-Where: used under smdistributed.dataparallel, since libraries assume CUDA with it.
+Where: used with smdistributed.dataparallel, for which libraries assume CUDA.
 Source: transformers 4.28 to 5.24 `Trainer._wrap_model`; torch 2.13 `DistributedDataParallel.__init__`, which refuses
 `device_ids` for a module on the CPU.
 """
@@ -14,7 +14,7 @@ _MARK = "_clary_takes_cpu"
 
 
 def take_modules_of_cpus() -> None:
-    """Have DistributedDataParallel ignore the index of a GPU for a module on the CPU, if torch sees no GPU.
+    """Make DistributedDataParallel ignore a GPU index for a module on the CPU, if torch sees no GPU.
 
     A second call does nothing. If there is a GPU, torch still refuses a module that was left on the CPU.
     """

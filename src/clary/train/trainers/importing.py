@@ -1,7 +1,6 @@
-"""Patches ("mends") a module of a library when a program imports it, so that it need not be imported beforehand.
+"""Patching ("mending") of a library's module when a program imports it, so that it need not be imported beforehand.
 
-Where: `installing` names the modules. Python's own finder finds them; this module only adds a call after their code has
-run.
+Where: `installing` names the modules. Python's own finder finds them; this module adds a call after their code has run.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ Mend = Callable[[ModuleType], None]
 def mend_when_imported(mends: Mapping[str, Mend]) -> None:
     """Call a function for each of these modules: at once if it is imported, else after its import.
 
-    A module that is being imported is mended at the end of its import: `from transformers import Trainer` imports
-    torch, which calls this function, in the middle of the module to mend.
+    A module that is being imported is mended at the end of its import. Example: `from transformers import Trainer`
+    imports torch, which calls this function, in the middle of the import of the module to mend.
 
-    A further call replaces the functions of the earlier call, as in a rank that is forked from a waiting interpreter.
+    A further call replaces the functions of the earlier call, for example in a rank that is forked from a zygote.
 
     Args:
-        mends: by full name of a module, the function to call with it after its own code has run, in the importing
+        mends: function for each module, by full name; called with the module after its code has run, in the importing
             thread.
 
-    State after failure: the `import` that called a function, or this call, raises the function's error.
+    Raises: the error of a function; if the function runs at a later import, that `import` raises it.
     """
     for name, mend in mends.items():
         if name in sys.modules:
@@ -67,7 +66,7 @@ class _RunningSpec(ModuleSpec):
 
 
 class MendingFinder(MetaPathFinder):
-    """Finds some modules as Python does, and has them mended once they are loaded; ignores all other modules."""
+    """Meta path finder that finds the modules to mend as Python does and mends them once loaded; ignores others."""
 
     def __init__(self, mends: Mapping[str, Mend]) -> None:
         self._mends = dict(mends)
@@ -75,7 +74,7 @@ class MendingFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's own spec, with a loader that mends it; None for other modules.
+        """Return the spec of a module to mend, with a loader that mends it; None for other modules.
 
         Args: as `importlib.abc.MetaPathFinder.find_spec`.
         """

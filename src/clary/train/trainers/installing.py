@@ -1,6 +1,6 @@
-"""Chooses the libraries that are patched in a job, by its distribution.
+"""Choice of the libraries to patch in a job, by its distribution.
 
-Where: called at the end of `import torch`, in ranks and in jobs with a distribution of SageMaker's libraries.
+Where: called at the end of `import torch`, in ranks and in jobs whose distribution uses SageMaker's libraries.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import os
 
 from clary.train.trainers import accelerate_cpu, composer_nodes, deepspeed_nvme, importing
 
-_FRAMEWORK = "SM_FRAMEWORK_PARAMS"  # variable of jobs, which transformers itself reads
+_FRAMEWORK = "SM_FRAMEWORK_PARAMS"  # job variable that transformers reads too
 _DATA_PARALLEL = "sagemaker_distributed_dataparallel_enabled"
 _MPI = "sagemaker_mpi_enabled"
-_MODEL_PARALLEL = "SM_HP_MP_PARAMETERS"  # keys of SMP v1
+_MODEL_PARALLEL = "SM_HP_MP_PARAMETERS"  # variable with keys of SMP v1
 
 
 def install() -> None:
-    """Have the modules patched that a rank of this job may import; other programs import no such code."""
+    """Register patches of the modules that a rank of this job may import; import no patch code otherwise."""
     mends: dict[str, importing.Mend] = {}
     if "LOCAL_RANK" in os.environ:
         mends["accelerate.state"] = accelerate_cpu.mend_state
@@ -25,13 +25,13 @@ def install() -> None:
         mends["deepspeed.ops.op_builder.builder"] = deepspeed_nvme.mend_builder
     told = framework_parameters()
     if _is_on(told, _DATA_PARALLEL):
-        from clary.train.trainers import devices, transformers_data  # saves 3 ms of ranks with another distribution
+        from clary.train.trainers import devices, transformers_data  # saves 3 ms in ranks with another distribution
 
         devices.take_modules_of_cpus()
         mends["transformers.training_args"] = transformers_data.mend_training_arguments
         mends["transformers.trainer_pt_utils"] = transformers_data.mend_gathering
     elif _is_on(told, _MPI) and os.environ.get(_MODEL_PARALLEL, "{}") != "{}":
-        from clary.train.trainers import transformers_model  # saves 60 ms of ranks with another distribution
+        from clary.train.trainers import transformers_model  # saves 60 ms in ranks with another distribution
 
         mends["transformers.training_args"] = transformers_model.mend_training_arguments
         mends["transformers.trainer"] = transformers_model.mend_trainer
@@ -44,7 +44,7 @@ def _is_on(parameters: dict[str, object], name: str) -> bool:
 
 
 def framework_parameters() -> dict[str, object]:
-    """Return the job's parameters of its framework and distribution, empty without any."""
+    """Return the job's framework and distribution parameters; empty without any."""
     try:
         found = json.loads(os.environ.get(_FRAMEWORK, "{}"))
     except ValueError:

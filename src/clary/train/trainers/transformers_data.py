@@ -1,8 +1,8 @@
-"""transformers' Trainer under smdistributed.dataparallel: on the CPU if a host has no GPU, with losses of all ranks.
+"""Patches of transformers' Trainer under smdistributed.dataparallel: CPU on hosts without a GPU, losses of all ranks.
 
-Where: `installing` has two modules of transformers patched. Every version calls `_setup_devices` once for the process's
-device, which assumes CUDA with SMDDP. With the setting for the CPU it would make a group over gloo, so `join` makes the
-group over smddp first, which every version then finds and uses.
+Where: `installing` patches two modules of transformers. Every version calls `_setup_devices` once for the process's
+device; it assumes CUDA with SMDDP. Set to the CPU, it would make a group over gloo, so `join` first makes a group over
+smddp, which every version then finds and uses.
 Source: transformers 4.28, 4.37, 4.46 and 5.24 `TrainingArguments._setup_devices`, `utils.is_sagemaker_dp_enabled`; 5.24
 `trainer_pt_utils.nested_gather`, which supports only the mode DISTRIBUTED.
 """
@@ -26,7 +26,7 @@ _LOCAL_RANK = "SMDATAPARALLEL_LOCAL_RANK"  # `Trainer._wrap_model` reads it
 
 
 def mend_training_arguments(module: ModuleType) -> None:
-    """Have TrainingArguments join the smddp group and choose the CPU if SMDDP is enabled on a host without a GPU.
+    """Make TrainingArguments join the smddp group and choose the CPU if SMDDP is enabled on a host without a GPU.
 
     Args:
         module: `transformers.training_args`; not changed if it has no `_setup_devices`.
@@ -43,10 +43,10 @@ def mend_training_arguments(module: ModuleType) -> None:
 
 
 def mend_gathering(module: ModuleType) -> None:
-    """Have Trainer log the mean loss of all ranks under SMDDP too, as versions before 5 did.
+    """Make Trainer log the mean loss of all ranks under SMDDP too, as versions before 5 did.
 
     Args:
-        module: `transformers.trainer_pt_utils`; not changed if its `nested_gather` takes no mode.
+        module: `transformers.trainer_pt_utils`; not changed if its `nested_gather` has no parameter for the mode.
     """
     original = getattr(module, "nested_gather", None)
     if original is None or _MODE not in inspect.signature(original).parameters:
@@ -84,6 +84,6 @@ def join(arguments: Any) -> None:
 
 @functools.cache
 def _say(local_rank: str) -> None:
-    """Print once per host that it trains on the CPU."""
+    """Print once per host that the host trains on the CPU."""
     if local_rank == "0":
         print(f"clary: this host has no GPU: Trainer trains on the CPU, over {BACKEND}", file=sys.stderr, flush=True)

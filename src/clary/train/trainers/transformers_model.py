@@ -1,15 +1,15 @@
-"""transformers' Trainer under smdistributed.modelparallel (SMP v1), in versions that use accelerate.
+"""Patches of transformers' Trainer under smdistributed.modelparallel (SMP v1), in versions that use accelerate.
 
-Where: `installing` has two modules of transformers patched. Versions up to 4.28 counted replicas by SMP themselves and
-need no patch on a GPU. Later versions let accelerate count, which knows only ranks.
+Where: `installing` patches two modules of transformers. Versions up to 4.28 counted SMP's replicas themselves and need
+no patch on a GPU. In later versions accelerate counts, which counts ranks instead of replicas.
 
 [Note: what goes wrong otherwise]
 device      transformers assumes CUDA with SMP.
-batches     accelerate gives each rank its own batches, even ranks of one pipeline, of which only one rank's are used.
-metrics     accelerate gathers over all ranks, so a pipeline counts once for each of its ranks.
-model       versions 5 have SMP wrap the model a second time, for evaluation.
-optimizer   versions 5 make no optimizer for a model that SMP has wrapped, and wrap an existing one in a class without
-            the methods by which they save it.
+batches     accelerate gives each rank its own batches, even in a pipeline, which uses one rank's batches only.
+metrics     accelerate gathers over all ranks, so each pipeline counts several times, once per rank.
+model       versions 5 wrap the model by SMP a second time, for evaluation.
+optimizer   versions 5 make no optimizer for a model that SMP has wrapped, and wrap an existing optimizer in a
+            class that lacks the methods for saving it.
 Source: transformers 4.28, 4.46, 5.24 `TrainingArguments._setup_devices`, `Trainer._prepare_for_training`,
 `Trainer._save_optimizer_and_scheduler`; accelerate 1.1, 1.15 `Accelerator.prepare_optimizer`, `state.PartialState`.
 """
@@ -33,7 +33,7 @@ _SKIPPED = "step_was_skipped"  # accelerate reads this attribute of an optimizer
 
 
 def mend_training_arguments(module: ModuleType) -> None:
-    """Have TrainingArguments choose the CPU if there is no GPU, and have accelerate count replicas.
+    """Make TrainingArguments choose the CPU if there is no GPU, and accelerate count replicas.
 
     Args:
         module: `transformers.training_args`.
@@ -56,7 +56,7 @@ def mend_training_arguments(module: ModuleType) -> None:
 
 
 def mend_trainer(module: ModuleType) -> None:
-    """Have Trainer gather over replicas, and keep the optimizer that SMP has wrapped.
+    """Make Trainer gather over replicas, and keep the optimizer that SMP has wrapped.
 
     Args:
         module: `transformers.trainer`; methods that its version lacks are not patched.
@@ -80,7 +80,7 @@ def mend_trainer(module: ModuleType) -> None:
 
 
 def _wrap_once(trainer: Any) -> None:
-    """Have Trainer use a model that SMP has wrapped without wrapping it again, for evaluation too."""
+    """Make Trainer use a model that SMP has wrapped without wrapping it again, in evaluation too."""
     wrap = trainer._wrap_model
 
     @functools.wraps(wrap)
@@ -92,7 +92,7 @@ def _wrap_once(trainer: Any) -> None:
 
 
 def _mend_optimizer(trainer: Any) -> None:
-    """Have Trainer make the optimizer as soon as SMP has wrapped the model, and not wrap it afterwards."""
+    """Make Trainer create the optimizer as soon as SMP has wrapped the model, and not wrap the optimizer again."""
     make, wrap = trainer.create_optimizer, trainer._wrap_model
 
     @functools.wraps(make)
@@ -115,7 +115,7 @@ def _mend_optimizer(trainer: Any) -> None:
 
 
 def count_replicas(module: ModuleType, device: Any) -> None:
-    """Have accelerate count replicas of the model as its processes; does nothing in versions without accelerate.
+    """Make accelerate count replicas of the model as processes; a no-op in versions without accelerate.
 
     Args:
         module: `transformers.training_args`, which imports accelerate.
@@ -137,13 +137,13 @@ def count_replicas(module: ModuleType, device: Any) -> None:
 
 
 def gather(data: Any) -> Any:
-    """Return tensors of all replicas, one after the other along their first dimension. All ranks call it.
+    """Gather tensors of all replicas, concatenated along their first dimension. All ranks call it.
 
     Args:
         data: a tensor, or tensors in tuples, lists and dicts. A tensor without dimensions counts as a vector of one
             element.
 
-    Raises: TypeError for anything else.
+    Raises: TypeError for other data.
     """
     import torch
 
@@ -158,10 +158,10 @@ def gather(data: Any) -> Any:
 
 
 def pad(data: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-    """Return tensors as long as the longest of any replica along one dimension. All ranks call it.
+    """Pad tensors to the longest length of any replica along one dimension. All ranks call it.
 
     Args:
-        data: as `gather`; a tensor that lacks the dimension, and a value that is not a tensor, are returned unchanged.
+        data: as in `gather`; tensors that lack the dimension, and values other than tensors, are returned unchanged.
         pad_index: value of the added elements.
         pad_first: whether to add before the values; else after them.
     """
@@ -182,10 +182,10 @@ def pad(data: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) ->
 
 
 def _like(data: Any, values: Any) -> Any:
-    """Return the values as a sequence of the same type, including a named tuple."""
+    """Return the values as a sequence of the type of `data`, which may be a named tuple."""
     return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
 
 
 def _replicas() -> Along:
-    """Return the group along which batches differ."""
+    """Return the group of ranks whose batches differ."""
     return Along.RDP if runtime.current().configuration.prescaled_batch else Along.DP

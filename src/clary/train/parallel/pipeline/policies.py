@@ -1,13 +1,13 @@
-"""Choice of a rank's next action among several ready ones: pure decisions.
+"""Pure choice of a rank's next action among several ready actions.
 
-Where: `server` passes all ready actions, and runs the chosen one.
+Where: `server` passes all ready actions, and runs the chosen action.
 
     interleaved   backward passes first, since they free activations; then forward passes under way; then new
               microbatches
     simple        forward passes first, and new microbatches; backward passes once all forward passes are done
 
-Among equals the lowest microbatch is first, then the earliest request. `active_microbatches` bounds the microbatches
-that have begun and not ended.
+Among equals, the lowest microbatch comes first, then the earliest request. `active_microbatches` bounds the number of
+microbatches that have begun and not ended.
 Source: SageMaker developer guide, "pipeline execution".
 """
 
@@ -28,12 +28,12 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, order=True)
 class Ready:
-    """An action that this rank could run now; equal on ranks that run the same actions.
+    """An action that this rank can run now; equal on ranks that run the same actions.
 
     Args:
         caller: pipeline rank that requested it, -1 for the step's own function.
-        number: of the call, by its caller and microbatch.
-        is_resumed: whether it has begun, waited, and can continue.
+        number: index of the call among the calls of its caller and microbatch.
+        is_resumed: whether it was suspended and can continue.
     """
 
     phase: Phase
@@ -62,9 +62,9 @@ def choose(policy: str, ready: Sequence[Ready], *, num_active: int, max_active: 
     """Choose among the ready actions.
 
     Args:
-        policy: see above; the values of the configuration's key `pipeline`.
-        num_active: microbatches that have begun on this rank and not ended.
-        max_active: the key `active_microbatches`.
+        policy: value of the configuration key `pipeline`; see the module's docstring.
+        num_active: number of microbatches that have begun on this rank and not ended.
+        max_active: value of the configuration key `active_microbatches`.
     """
     for phase in _ORDER[policy]:
         if phase is Phase.START and num_active >= max_active:

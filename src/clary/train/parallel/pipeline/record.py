@@ -1,4 +1,4 @@
-"""The times at which the actions of a step began and ended, on one rank or on all.
+"""The times at which a step's actions began and ended, on one rank or on all ranks.
 
 Where: `executor` records real runs, `simulated_run` simulated ones; `picture` draws both.
 """
@@ -13,11 +13,11 @@ from clary.train.parallel.pipeline.schedule import Action, Schedule, Simulation
 
 @dataclass(frozen=True)
 class ActionRun:
-    """The run of one action, without the wait for its inputs and the sending of its results.
+    """The run of one action, excluding the wait for its inputs and the sending of its results.
 
     Args:
-        begin_s: since the step began.
-        end_s: likewise.
+        begin_s: begin, in seconds since the step began.
+        end_s: end, in seconds since the step began.
     """
 
     action: Action
@@ -30,8 +30,8 @@ class Run:
     """One step on all ranks.
 
     Args:
-        name: of the schedule.
-        ranks: by rank, its actions in order; times count from one moment for all ranks.
+        name: name of the schedule.
+        ranks: each rank's actions in order; times have the same origin on all ranks.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """By rank, its idle share of `length_s`; 1 if the length is 0."""
+        """Each rank's idle share of `length_s`; 1 if the length is 0."""
         length_s = self.length_s
         return tuple(
             1 - sum(one.end_s - one.begin_s for one in actions) / length_s if length_s else 1.0

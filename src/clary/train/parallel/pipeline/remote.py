@@ -1,12 +1,12 @@
 """Calls of modules on other ranks, and the service of this rank's modules to other ranks.
 
-Where: `placement` installs a door on every module that another rank may own; `server` carries the requests and runs
-`Host.serve`.
+Where: `placement` installs a redirection (door) on every module that another rank may own; `server` sends the requests
+and runs `Host.serve`.
 
-To the caller a remote module is one node of autograd's graph: its forward sends tensors and gets tensors, its backward
-sends gradients and gets gradients. Autograd's own bookkeeping then holds over ranks: a module may be called twice, its
-outputs may be used anywhere, or not at all. The owner keeps the outputs of a call, with their graph, until the
-gradients arrive or the step ends.
+For the caller, a remote module is one node of the autograd graph: its forward sends and receives tensors, its backward
+sends and receives gradients. So autograd works across ranks as usual: a module may be called twice, and its outputs may
+be used anywhere, or not at all. The owner keeps the outputs of a call, with their graph, until the gradients arrive or
+the step ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ORIGINAL = "_call_impl"  # the method that torch's nn.Module.__call__ calls; an
 
 @dataclass(frozen=True)
 class _Kept:
-    """The tensors that a backward request needs: leaves and outputs; None where no gradient flows."""
+    """The tensors that a backward request needs: leaves and outputs; None for a tensor without gradient."""
 
     inputs: Sequence[torch.Tensor]
     outputs: Sequence[torch.Tensor]
@@ -38,7 +38,7 @@ class Host:
 
     Args:
         find: maps a name to the function to call.
-        device: on which this rank computes.
+        device: device of this rank.
     """
 
     def __init__(self, find: Callable[[str], Callable[..., Any]], device: torch.device) -> None:
@@ -54,20 +54,20 @@ class Host:
         Args:
             owner: pipeline rank that holds the module.
             name: path of the module, or path[start:stop] for a run of children of a Sequential.
-            args: tensors may be nested in them, and in `kwargs`; all other values are pickled.
+            args: arguments, which may contain nested tensors, as may `kwargs`; all other values are pickled.
 
         Raises: RemoteFailure if the module failed; ParallelError outside of a step.
         """
         assert self.server is not None
         tensors: list[torch.Tensor] = []
-        body = (name, take_tensors((args, kwargs), tensors), replace(Modes.of_this_thread(), gpu=None))  # its own
+        body = (name, take_tensors((args, kwargs), tensors), replace(Modes.of_this_thread(), gpu=None))  # its own GPU
         call = _Call(self, owner, self.server.next_call(), body)
         records = torch.is_grad_enabled()
         outputs = _RemoteCall.apply(call, self._anchor, *tensors) if records else call.forward(tensors)
         return put_tensors(call.structure, outputs)
 
     def serve(self, message: Message) -> Message:
-        """Serve a request of another rank; return the answer."""
+        """Serve a request of another rank; return the response."""
         call = message.call
         assert call is not None
         if message.subject is Subject.BACKWARD:
@@ -79,7 +79,7 @@ class Host:
         inputs = [
             tensor.requires_grad_(flow) for tensor, flow in zip(self._to_device(message.tensors), flows, strict=True)
         ]
-        # Not the leaves themselves: modules may change their arguments.
+        # Clones of the leaves, since modules may change their arguments in place.
         given = [tensor.clone() if tensor.requires_grad else tensor for tensor in inputs]
         args, kwargs = put_tensors(structure, given)
         with modes.entered():
@@ -101,7 +101,7 @@ class Host:
         kept = self._kept.pop(call)
         given = iter(grads)
         pairs = [(output, next(given)) for output, is_there in zip(kept.outputs, places, strict=True) if is_there]
-        with torch.autograd.set_multithreading_enabled(False):  # on this thread: it may have to wait for other ranks
+        with torch.autograd.set_multithreading_enabled(False):  # on this thread, which may wait for other ranks
             torch.autograd.backward([output for output, _ in pairs], [grad for _, grad in pairs])
         return [one.grad if one.requires_grad else None for one in kept.inputs]
 
@@ -110,7 +110,7 @@ class Host:
 
 
 class _Call:
-    """One call, from its forward request to the answer of its backward request."""
+    """One call, from its forward request to the response to its backward request."""
 
     def __init__(self, host: Host, owner: int, call: CallId, body: tuple[str, Any, Modes]) -> None:
         self.structure: Any = None
@@ -131,7 +131,7 @@ class _Call:
         return tuple(arrived(tensor, device) for tensor in answer.tensors)
 
     def backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Request the backward pass; return the gradients of the tensors that were sent."""
+        """Request the backward pass; return the gradients of the tensors that `forward` sent."""
         server, device = self._host.server, self._host._device
         assert server is not None
         places = [grad is not None for grad in grads]
@@ -159,12 +159,12 @@ class _RemoteCall(torch.autograd.Function):
 
 
 def install_door(module: torch.nn.Module, enter: Callable[..., Any]) -> None:
-    """Have calls of a module go to `enter` instead; its hooks run on the rank that runs the module."""
+    """Redirect calls of a module to `enter`; the module's hooks run on the rank that runs the module."""
     module.__dict__[_ORIGINAL] = enter
 
 
 def inner_call(module: torch.nn.Module) -> Callable[..., Any]:
-    """Return a function that calls a module past its door."""
+    """Return a function that calls a module itself, without the redirection."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return type(module)._call_impl(module, *args, **kwargs)

@@ -1,10 +1,10 @@
 """A schedule as one list of actions for each rank, with checks and a simulation before it runs.
 
-Where: `schedules` writes lists, `executor` runs them; before that, `simulate` refuses schedules that would not end.
+Where: `schedules` writes lists, `executor` runs them; before that, `simulate` refuses schedules that would deadlock.
 
 [Note: actions] `2F0` is the forward pass of stage 2 on microbatch 0, `2B0` its whole backward pass; `2I0` and `2W0` are
-the two halves of it, the gradient of the stage's input, which the stage before waits for, and the gradients of its
-weights, which no stage waits for. A stage's activations of a microbatch live from F to B, or to W.
+its two halves: the gradient of the stage's input, for which the stage before waits, and the gradients of the stage's
+weights, for which no stage waits. A stage's activations of a microbatch stay in memory from F to B, or to W.
 Source: the notation follows torch.distributed.pipelining.
 """
 
@@ -48,7 +48,7 @@ class Action:
 
     @property
     def words(self) -> str:
-        """The action in words, for messages."""
+        """The action in words, for error texts."""
         return f"{self} ({_WORDS[self.kind]} of stage {self.stage}, microbatch {self.microbatch})"
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Action:
 
 
 def parse_action(text: str) -> Action:
-    """Read an action from the text of `str`.
+    """Parse an action from the result of `str`.
 
     Raises: ValueError if the text is not an action.
     """
@@ -71,7 +71,7 @@ class Schedule:
     """The actions of every rank, each in its order.
 
     Args:
-        name: for messages.
+        name: name for error texts.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Schedule:
     def rank_of(self) -> dict[int, int]:
         """Return the rank of every stage.
 
-        Raises: ScheduleError if two ranks act for one stage.
+        Raises: ScheduleError if two ranks have actions of one stage.
         """
         found: dict[int, int] = {}
         for rank, actions in enumerate(self.ranks):
@@ -94,12 +94,12 @@ class Schedule:
         return found
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Return the stages for which a rank acts, ascending."""
+        """Return the stages of which a rank has actions, ascending."""
         return tuple(sorted({action.stage for action in self.ranks[rank]}))
 
     @cached_property
     def split_stages(self) -> frozenset[int]:
-        """The stages whose backward passes are in halves."""
+        """The stages whose backward passes are split into halves."""
         return frozenset(action.stage for actions in self.ranks for action in actions if action.kind is Kind.INPUT)
 
     def __str__(self) -> str:
@@ -109,13 +109,13 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Simulation:
-    """The course of a schedule if every action took its expected time.
+    """The course of a schedule in which every action takes its expected time.
 
     Args:
-        begins: by rank, when each action begins, in seconds.
-        length_s: from the first begin to the last end.
-        idle: by rank, its idle share of `length_s`.
-        peak_activations: by rank, the most microbatches of its stages whose activations live at once.
+        begins: each rank's begins of actions, in seconds.
+        length_s: time from the first begin to the last end.
+        idle: each rank's idle share of `length_s`.
+        peak_activations: for each rank, the largest number of activations (per stage and microbatch) in memory at once.
     """
 
     begins: tuple[tuple[float, ...], ...]
@@ -134,8 +134,8 @@ def simulate(
         transfer_s: the duration of a transfer between ranks.
 
     Raises:
-        ScheduleError: an action is missing or duplicate, or the ranks would wait for each other for ever; it names the
-            waiting action of each rank and its missing input.
+        ScheduleError: an action is missing or duplicate, or the ranks would deadlock; the text names the waiting action
+            of each rank and its missing input.
     """
     _check_complete(schedule)
     rank_of = schedule.rank_of()

@@ -1,9 +1,9 @@
 """The schedules, as functions that write lists of actions. One stage per rank, except in `interleaved`.
 
-    gpipe       all forwards, then all backwards; activations of every microbatch live at once
-    one_f_one_b each backward as early as possible; a stage's activations of as many microbatches as stages follow
-    interleaved 1F1B with several stages per rank: less idle time, more messages
-    zb1p        1F1B with backwards in halves: gradients of weights fill idle time
+    gpipe       all forwards, then all backwards; activations of all microbatches in memory at once
+    one_f_one_b each backward as early as possible; at most p - s microbatches' activations on stage s of p interleaved
+    1F1B with several stages per rank: less idle time, more messages
+    zb1p        1F1B with backward passes in halves: gradients of weights fill idle time
 
 Source: GPipe, arXiv 1811.06965; PipeDream-flush, arXiv 2006.09503; interleaved, arXiv 2104.04473, section 2.2; zero
 bubble (ZB-H1), arXiv 2401.10241.
@@ -15,7 +15,7 @@ from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule
 
 
 def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
-    """Write GPipe; idle (p - 1) / (m + p - 1)."""
+    """Write GPipe, with the idle share (p - 1) / (m + p - 1) for p stages and m microbatches."""
     _check(num_stages, num_microbatches)
     order = range(num_microbatches)
     ranks = tuple(
@@ -26,7 +26,7 @@ def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
 
 
 def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
-    """Write 1F1B; idle as GPipe, activations of at most p - s microbatches on stage s."""
+    """Write 1F1B; idle time as GPipe, activations of at most p - s microbatches on stage s."""
     _check(num_stages, num_microbatches)
     ranks = []
     for stage in range(num_stages):
@@ -41,11 +41,11 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
 
 
 def interleaved(num_ranks: int, num_microbatches: int, *, stages_a_rank: int) -> Schedule:
-    """Write interleaved 1F1B: rank r has the stages r, r + p, r + 2p...; idle (p - 1) / (vm + p - 1).
+    """Write interleaved 1F1B: rank r has the stages r, r + p, r + 2p...; idle share (p - 1) / (vm + p - 1).
 
     Args:
-        num_microbatches: a multiple of the number of ranks p: p at a time pass from stage to stage.
-        stages_a_rank: v.
+        num_microbatches: m, a multiple of the number of ranks p: p microbatches at a time pass from stage to stage.
+        stages_a_rank: v, number of stages per rank.
 
     Raises: ValueError if ranks do not divide the microbatches, or for less than 1 stage per rank.
     """
@@ -77,9 +77,9 @@ def interleaved(num_ranks: int, num_microbatches: int, *, stages_a_rank: int) ->
 
 
 def zb1p(num_stages: int, num_microbatches: int) -> Schedule:
-    """Write ZB1P; a third of 1F1B's idle time if F, I and W take equal time, activations of at most p microbatches.
+    """Write ZB1P: a third of 1F1B's idle time if F, I and W take equal time; at most p microbatches' activations.
 
-    Stage s delays the gradients of weights of s microbatches, to fill its idle time at the end.
+    Stage s delays the weight gradients of s microbatches, to fill its idle time at the end.
     """
     _check(num_stages, num_microbatches)
     ranks = []

@@ -1,7 +1,7 @@
-"""The module server: a rank's work during a step of a model that is cut over ranks.
+"""The module server: runs a rank's work during a step of a model that is cut over ranks.
 
-Where: `step` calls `run` on every rank that holds a part of the model. The first of them runs the step's function, once
-per microbatch; the others serve requests until the first reports the end of the step.
+Where: `step` calls `run` on every rank that holds a part of the model. The first of these ranks runs the step's
+function, once per microbatch; the other ranks serve requests until the first rank reports the end of the step.
 
     function of microbatch 0                owner of a module
       module(x)   -- FORWARD, tensors -->     runs the module, keeps the graph
@@ -9,12 +9,12 @@ per microbatch; the others serve requests until the first reports the end of the
       backward    -- BACKWARD, grads  -->     backward pass of kept graph
                   <-- OUTPUT, grads   --
 
-A request suspends the microbatch that made it; the rank continues with the action that its policy chooses next
-(`policies`). A served module may itself call modules of other ranks. With tensor parallelism all ranks of a tensor
-group run the same actions in the same order, since their modules communicate: the group's first rank decides and sends
-its decisions to the others (TURN).
+A request suspends its microbatch; the rank continues with the next action that its policy chooses (`policies`). A
+served module may itself call modules of other ranks. With tensor parallelism all ranks of a tensor group run the same
+actions in the same order, since their modules communicate: the group's first rank decides and sends its decisions to
+the others (TURN).
 
-Source: the idea of a module server is from arXiv 2111.05972, section 4.
+Source: arXiv 2111.05972, section 4, for the idea of a module server.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from clary.train.parallel.pipeline.workers import Abandoned, Worker, WorkerPool,
 
 _LOG = logging.getLogger(__name__)
 
-_MAX_UNWINDS = 100  # times that an abandoned microbatch may catch `Abandoned`
+_MAX_UNWINDS = 100  # how often an abandoned microbatch may catch `Abandoned`
 
 Serve = Callable[[Message], Message]
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Peers of the links by their role for this rank.
+    """Peers of the links, by their role for this rank.
 
     Args:
-        pipeline: the peer of every pipeline rank, this rank's own included.
-        pipeline_rank: this rank's own.
+        pipeline: the peer of every pipeline rank, including this one.
+        pipeline_rank: this rank's pipeline rank.
         followers: the peers that follow this rank's decisions.
         leader: the peer whose decisions this rank follows; None if it decides itself.
-        names: for messages, by peer.
+        names: name of each peer, for error texts.
     """
 
     pipeline: tuple[int, ...]
@@ -62,7 +62,7 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class _Wait:
-    """A worker that waits for an answer."""
+    """A worker that waits for a response."""
 
     worker: Worker
     words: str
@@ -83,10 +83,10 @@ class Server:
     """Runs steps; one server per process.
 
     Args:
-        serve: runs a FORWARD or BACKWARD request, on a worker, and returns its answer.
-        policy: the key `pipeline`.
-        max_active: the key `active_microbatches`.
-        timeout_s: of a wait for another rank.
+        serve: runs a FORWARD or BACKWARD request on a worker, and returns its response.
+        policy: value of the configuration key `pipeline`.
+        max_active: value of the configuration key `active_microbatches`.
+        timeout_s: timeout of a wait for another rank.
     """
 
     def __init__(
@@ -117,13 +117,14 @@ class Server:
         self._bodies: Sequence[Callable[[], Any]] | None = None
 
     def run(self, bodies: Sequence[Callable[[], Any]] | None) -> list[Any]:
-        """Run one step; return the function's results by microbatch on every rank, with graphs on the first.
+        """Run one step; return the results of all microbatches on every rank, with graphs on the first rank.
 
         Args:
-            bodies: the step's function for every microbatch; None on ranks that only serve.
+            bodies: one function per microbatch; None on ranks that only serve.
 
         Raises:
-            ParallelError: another rank failed, ended or sent no message in time. Later steps raise the same error.
+            ParallelError: another rank failed, ended or sent no message within the timeout. Later steps raise the same
+                error.
             Exception: the function's own error, on the rank that runs it.
         """
         if self._failure is not None:
@@ -140,16 +141,16 @@ class Server:
             raise
 
     def ask(self, subject: Subject, peer_rank: int, call: CallId, body: Any, tensors: Sequence[Any]) -> Message:
-        """Send a request to a pipeline rank and return its answer; the worker is suspended meanwhile.
+        """Send a request to a pipeline rank and return the response; the worker is suspended meanwhile.
 
         Args:
             subject: FORWARD or BACKWARD.
             peer_rank: pipeline rank of the receiver.
-            call: the result of `next_call`; a BACKWARD has the call of its FORWARD.
-            body: pickled; its first item names the module in messages.
-            tensors: of any shape; they are not pickled.
+            call: result of `next_call`; a BACKWARD uses the call of its FORWARD.
+            body: value to pickle, whose first item names the module in error texts.
+            tensors: tensors of any shape, which are sent raw.
 
-        Raises: RemoteFailure with the error of that rank.
+        Raises: RemoteFailure with the error of the receiver.
         """
         worker = own_worker()
         assert worker is not None, "modules of other ranks are called on workers alone"
@@ -161,7 +162,7 @@ class Server:
         return answer
 
     def next_call(self) -> CallId:
-        """Return a new id for a call of this rank.
+        """Return a new id of a call by this rank.
 
         Raises: ParallelError outside a step.
         """
@@ -188,7 +189,7 @@ class Server:
         worker.wait()
 
     def close(self) -> None:
-        """End the streams, which other ranks notice, and the idle threads."""
+        """Close the streams, which other ranks notice, and end the idle threads."""
         self._links.close()
         self._pool.close()
 
@@ -209,7 +210,7 @@ class Server:
     def _end(self) -> list[Any]:
         if self._bodies is None:
             return self._ends.pop(0)
-        # Results are not kept: they hold graphs, whose nodes hold this server.
+        # Not stored further: results hold graphs, whose nodes hold this server.
         found, self._results = self._results, {}
         results = [found[microbatch] for microbatch in range(len(self._bodies))]
         tensors: list[torch.Tensor] = []
@@ -276,7 +277,7 @@ class Server:
             raise self._lost(lost) from lost
 
     def _take_messages(self) -> None:
-        """Take all received messages, but stop at the end of the step: after it a peer may leave without failure."""
+        """Process all received messages up to the end of the step, after which a peer may end without failure."""
         while not self._is_over():
             try:
                 peer, message = self._links.receive(0)
@@ -314,7 +315,7 @@ class Server:
             self._take_answer(message)
 
     def _take_answer(self, message: Message) -> None:
-        """Make the worker that waits for the answer ready."""
+        """Make the worker that waits for a response ready."""
         call = message.call
         assert call is not None
         asked, answer = (
@@ -335,7 +336,7 @@ class Server:
     # Failures.
 
     def _fail(self, error: BaseException) -> None:
-        """Record the failure, tell the other ranks, and end the running tasks."""
+        """Record the failure, notify the other ranks, and end the running tasks."""
         text = str(error) if isinstance(error, ParallelError) else f"{type(error).__name__}: {error}"
         self._failure = error if isinstance(error, ParallelError) else ParallelError(f"an earlier step failed: {text}")
         told = {*self._near.pipeline, *self._near.followers}
@@ -345,7 +346,7 @@ class Server:
             try:
                 self._links.send(peer, Message(Subject.ABORT, None, text))
             except PeerLost:
-                continue  # perhaps this peer has failed
+                continue  # this peer may be the failed one
         workers = {id(wait.worker): wait.worker for wait in self._waiting.values()}
         workers |= {id(task.worker): task.worker for task in self._ready.values() if task.worker is not None}
         self._waiting, self._ready, self._turns = {}, {}, []
@@ -360,7 +361,7 @@ class Server:
         return RankLost(f"{self._name(lost.peer)} is lost, {lost}; {self._own()} {self._waits_for()}")
 
     def _waits_for(self) -> str:
-        """Return in words the events for which this rank waits."""
+        """Describe the events for which this rank waits, for error texts."""
         waits = [wait.words for wait in self._waiting.values()]
         if waits:
             return f"waits for {'; '.join(waits)}"

@@ -1,8 +1,8 @@
-"""One stage of a model on its rank: the forward pass of a microbatch, and its backward pass, whole or in halves.
+"""One stage of a model: the forward pass of a microbatch, and its backward pass, whole or in halves.
 
-Where: `executor` calls these methods by its schedule, and carries their inputs and outputs between stages.
+Where: `executor` calls these methods by its schedule, and transfers their inputs and outputs between stages.
 
-A stage keeps the tensors for a microbatch's backward pass until that is done; microbatches are independent.
+A stage keeps the tensors for a microbatch's backward pass until this pass has ended; microbatches are independent.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class _Pass:
 class Stage:
     """A module that maps tensors to a tensor or a tuple of tensors, as one stage of a pipeline.
 
-    Gradients of its parameters add up in their `grad` over microbatches, by autograd's own accumulation, so hooks on it
-    see every microbatch.
+    Autograd accumulates the gradients of all microbatches in the parameters' `grad`, so accumulation hooks see every
+    microbatch.
 
     Args:
-        index: its place among the model's stages.
-        name: for messages; the module's class if not given.
+        index: index among the model's stages.
+        name: name for error texts; the module's class if not given.
     """
 
     def __init__(self, module: nn.Module, index: int, *, name: str = "") -> None:
@@ -51,7 +51,7 @@ class Stage:
 
     @property
     def num_alive(self) -> int:
-        """The number of microbatches whose activations live."""
+        """The number of microbatches whose activations are in memory."""
         return len(self._passes)
 
     def forward(
@@ -60,9 +60,9 @@ class Stage:
         """Run the forward pass.
 
         Args:
-            inputs: of the module; inputs that require a gradient get one in the backward pass.
+            inputs: inputs of the module; inputs that require a gradient get one in the backward pass.
             finish: maps the module's result to the stage's outputs: a loss, on the last stage.
-        Returns: the outputs, detached; each requires a gradient if the stage expects one for it.
+        Returns: the outputs, detached; an output requires a gradient if the stage needs that gradient.
         Raises: TypeError if the module returns values other than tensors.
         """
         leaves = tuple(one.detach().requires_grad_(one.requires_grad) for one in inputs)
@@ -83,17 +83,17 @@ class Stage:
         """Run the whole backward pass.
 
         Args:
-            gradients: of the outputs that require one, in their order.
-        Returns: gradients of the inputs that require one, in their order; zeros if an input was not used.
+            gradients: gradients of the outputs that require one, in order.
+            Returns: gradients of the inputs that require one, in order; zeros for an unused input.
         """
         done = self._passes.pop(microbatch)
         self._run_whole(done, gradients)
         return _take_gradients(done.inputs)
 
     def backward_input(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> Tensors:
-        """Run the half that the stage before waits for: `backward` without the gradients of weights.
+        """Run the half for which the stage before waits: `backward` without the gradients of weights.
 
-        If the stage's inputs need no gradient, as on the first stage, no half is computed.
+        If the stage's inputs need no gradient, as on the first stage, this half computes nothing.
         """
         kept = self._passes[microbatch]
         inputs, outputs = _differentiable(kept.inputs), _differentiable(kept.outputs)
@@ -111,7 +111,7 @@ class Stage:
         return found
 
     def backward_weight(self, microbatch: int) -> None:
-        """Run the other half, after `backward_input`; this frees the activations."""
+        """Run the second half, after `backward_input`, and free the activations."""
         half = self._passes.pop(microbatch).half
         if half is not None:
             half.run()

@@ -1,7 +1,7 @@
-"""Threads of which one at a time runs, so that a microbatch can be suspended and continued.
+"""Threads that run one at a time, so that a microbatch can be suspended and resumed.
 
-Where: `server` runs every microbatch, and every request, on a worker: when the worker must wait for another rank, it
-returns control to the server's loop. No two threads run in parallel, so user code needs no locks.
+Where: `server` runs every microbatch and every request on a worker; a worker that must wait for another rank returns
+control to the server's loop. No two threads run in parallel, so user code needs no locks.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _own = threading.local()
 
 
 class Abandoned(BaseException):
-    """Ends a worker whose step has failed. Not an Exception, so that user code does not catch it as its own."""
+    """Ends a worker whose step has failed. A BaseException, so that user code does not catch it by accident."""
 
 
 class Worker:
     """One thread; runs one task after another."""
 
     def __init__(self) -> None:
-        self.task: Any = None  # set by the owner, to identify the task
+        self.task: Any = None  # the owner's identification of the task
         self.result: Any = None
         self.error: BaseException | None = None
         self.is_done = True
-        self.answer: Any = None  # the value that it waits for
+        self.answer: Any = None  # the value for which the worker waits
         self._call: Callable[[], Any] | None = None
-        # Acquired by the waiting thread, released by the running one: threading's semaphores are several times slower.
+        # The waiting thread acquires, the running thread releases; threading's semaphores are several times slower.
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
@@ -50,12 +50,12 @@ class Worker:
         self.go_on()
 
     def go_on(self) -> None:
-        """Let the worker run, and return when it is done or waits again."""
+        """Resume the worker; return when its task has ended or waits again."""
         self._go.release()
         self._back.acquire()
 
     def wait(self) -> Any:
-        """Return control to the owner; return the answer once the owner has set it. The worker's own thread calls it.
+        """Return control to the owner; once resumed, return the answer. The worker's own thread calls it.
 
         Raises: the answer, if it is an exception.
         """
@@ -80,18 +80,18 @@ class Worker:
             self._back.release()
 
     def end(self) -> None:
-        """End the thread of a worker that is done."""
+        """End the thread of an idle worker."""
         self._go.release()
 
 
 def own_worker() -> Worker | None:
-    """Return the worker of the calling thread; None if the thread is no worker's."""
+    """Return the worker of the calling thread, or None."""
     found: Worker | None = getattr(_own, "worker", None)
     return found
 
 
 class WorkerPool:
-    """Keeps idle workers for reuse: a thread's first operations in torch are slow."""
+    """Keeps idle workers for reuse, since a thread's first operations in torch are slow."""
 
     def __init__(self) -> None:
         self._idle: list[Worker] = []
@@ -107,6 +107,6 @@ class WorkerPool:
         self._idle.clear()
 
     def give_back(self, worker: Worker) -> None:
-        """Put a worker that is done into the pool."""
+        """Return an idle worker to the pool."""
         worker.task = worker.result = worker.error = worker.answer = None
         self._idle.append(worker)

@@ -1,7 +1,7 @@
 """Buckets of gradients that are sent together: of one dtype and group, last parameters first.
 
-If a parameter has a gradient on some ranks only (control flow may differ), it counts as zero on the others; if it has
-none on any rank, it gets none.
+If a parameter has a gradient on some ranks only (control flow may differ), the gradient counts as zero on the other
+ranks. A parameter without a gradient on any rank gets none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Bucket:
     """Gradients that are sent together.
 
     Args:
-        index: its place among the buckets, which all ranks send in this order.
+        index: index among the buckets, which all ranks send in this order.
     """
 
     def __init__(self, index: int, members: Sequence[Replicated]) -> None:
@@ -38,11 +38,12 @@ class Bucket:
 
     @torch.no_grad()
     def flatten(self, *, is_empty: bool = False, divides: bool = True) -> torch.Tensor:
-        """Return copies of the gradients in one flat tensor, and for each parameter whether it has one (1 or 0).
+        """Return copies of the gradients in one flat tensor, and for each parameter 1 if it has a gradient, else 0.
 
         Args:
             is_empty: contribute zeros, even if there are gradients.
-            divides: divide by the number of ranks, so that the sum is the mean; before the sum, for half precision.
+            divides: divide by the number of ranks, so that the sum is the mean; before the sum, so that half precision
+                does not overflow.
 
         Raises: RuntimeError naming a sparse gradient.
         """
@@ -65,10 +66,10 @@ class Bucket:
 
     @torch.no_grad()
     def spread(self, means: torch.Tensor, present: Sequence[float]) -> None:
-        """Write means into the gradients of parameters that have a gradient on any rank.
+        """Write means into the gradients of parameters with a gradient on any rank.
 
         Args:
-            means: flat, as long as the gradients.
+            means: flat tensor, as long as the gradients.
             present: number of ranks with a gradient, by parameter.
         """
         begin = 0
@@ -84,7 +85,7 @@ class Bucket:
 
 
 def fill_buckets(parameters: Sequence[Replicated], bucket_bytes: int) -> list[Bucket]:
-    """Group parameters, last ones first, since their gradients arrive first."""
+    """Group parameters into buckets, last parameters first, since their gradients arrive first."""
     open_buckets: dict[tuple[torch.dtype, int], list[Replicated]] = {}
     sizes: dict[tuple[torch.dtype, int], int] = {}
     full: list[list[Replicated]] = []

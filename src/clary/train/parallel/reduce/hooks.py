@@ -1,7 +1,7 @@
 """Communication hooks as in torch's DDP, which replace the sum of a bucket.
 
-Source: torch's documentation, "DDP Communication Hooks"; the hooks of `torch.distributed.algorithms.ddp_comm_hooks`
-work.
+The hooks of `torch.distributed.algorithms.ddp_comm_hooks` work.
+Source: torch's documentation, "DDP Communication Hooks".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CommunicationHook:
     hook: Hook
 
     def start(self, bucket: Bucket, flat: torch.Tensor, num_buckets: int) -> Callable[[], torch.Tensor]:
-        """Call the hook with a bucket; the returned function waits for the means.
+        """Call the hook with a bucket; return a function that waits for the means.
 
         Args:
             flat: gradients, not divided by the number of ranks.
@@ -51,7 +51,7 @@ class CommunicationHook:
 
 
 class GradientBucket:
-    """A bucket as hooks see it; the methods are those of torch's `GradBucket`."""
+    """A bucket as passed to hooks, with the methods of torch's `GradBucket`."""
 
     def __init__(self, bucket: Bucket, flat: torch.Tensor, *, is_last: bool) -> None:
         self._bucket = bucket
@@ -59,11 +59,11 @@ class GradientBucket:
         self._is_last = is_last
 
     def index(self) -> int:
-        """Return its place among the buckets: 0 is sent first."""
+        """Return the index among the buckets: bucket 0 is sent first."""
         return self._bucket.index
 
     def buffer(self) -> torch.Tensor:
-        """Return the gradients of this rank, flat, not divided."""
+        """Return the flat gradients of this rank, not divided."""
         return self._flat
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
@@ -84,5 +84,5 @@ class GradientBucket:
         return [one.parameter for one in self._bucket.members]
 
     def is_last(self) -> bool:
-        """Whether it is the last bucket of a reduction."""
+        """Return whether it is the last bucket of a reduction."""
         return self._is_last

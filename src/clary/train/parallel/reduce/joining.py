@@ -1,4 +1,4 @@
-"""Replicas with different numbers of batches: an ended replica contributes zeros until all have ended.
+"""Training with different numbers of batches: a replica that has ended contributes zeros until all have ended.
 
 Source: torch's documentation, "Distributed Training with Uneven Inputs Using the Join Context Manager".
 """
@@ -15,13 +15,13 @@ from clary.train.parallel.reduce.reducer import GradientReducer
 def joining(
     reducer: GradientReducer, *, divides_by_active: bool, throws: bool, take_from: Callable[[int], None]
 ) -> Iterator[None]:
-    """Reduce without ranks that have left the block; at its end take part in the others' reductions.
+    """Reduce without ranks that have left the block; at its end, join the reductions of the remaining ranks.
 
     Args:
-        take_from: gives all ranks the parameters of one, by rank in the group; called if ranks ended at different
-            steps.
+        take_from: copies the parameters of one rank, given by group rank, to all ranks; called if ranks ended at
+            different steps.
 
-    Raises: as `GradientReducer.end_join`; errors of the block are passed on at once.
+    Raises: as `GradientReducer.end_join`; errors of the block propagate at once.
     """
     reducer.begin_join(divides_by_active=divides_by_active, throws=throws)
     try:

@@ -1,7 +1,8 @@
 """Agreement on a reduction: before the gradients, each rank sends its purpose in a small message.
 
-A replica may have had no backward pass in a step, or no more batches. The others do not know that, and would wait; so a
-rank that steps its optimizer without a reduction reports it, and takes part in the others' reduction.
+A replica may have had no backward pass in a step, or no more batches. The other replicas do not know this, and would
+wait. So a rank that steps its optimizer without a reduction announces it, and takes part in the reduction of the other
+ranks.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ import torch.distributed as dist
 
 from clary.train.parallel.errors import ParallelError
 
-_KINDS = 4  # above every `Doing`: a message packs steps and purpose into one number per rank
+_KINDS = 4  # larger than every `Doing`: a message packs steps and purpose into one number per rank
 
 
 class Doing(IntEnum):
     """The purpose of a rank at a meeting."""
 
     REDUCES = 1
-    STEPS = 2  # its optimizer steps next, and it has had no gradients
-    HAS_ENDED = 3  # it has no more batches, see `DistributedModel.join`
+    STEPS = 2  # its optimizer is about to step, and it had no gradients
+    HAS_ENDED = 3  # it has no more batches; see `DistributedModel.join`
 
 
 @dataclass(frozen=True)
 class Present:
     """The ranks of a group at one meeting, with the purpose of each."""
 
-    doing: dict[int, Doing]  # by rank in the world
+    doing: dict[int, Doing]  # by global rank
 
     def who(self, doing: Doing) -> list[int]:
         """Return the ranks with this purpose."""
@@ -41,7 +42,7 @@ class MeetingPoint:
     """Exchanges the purposes of the ranks of one group.
 
     Args:
-        device: of the group's messages.
+        device: device of the group's messages.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -51,7 +52,7 @@ class MeetingPoint:
         self._own = dist.get_rank(group)
 
     def begin(self, doing: Doing, num_steps: int) -> Callable[[], Present]:
-        """Send `doing` to the other ranks; the returned function waits for theirs. All ranks of the group call it.
+        """Send `doing` to the other ranks; return a function that waits for theirs. All ranks of the group call it.
 
         Args:
             num_steps: number of steps that the optimizer has taken.
@@ -72,7 +73,7 @@ class MeetingPoint:
         return wait
 
     def begin_sum(self, values: list[float]) -> Callable[[], list[float]]:
-        """Sum lists over the ranks, by element; the returned function waits for the sums. All ranks call it."""
+        """Sum lists over the ranks, by element; return a function that waits for the sums. All ranks call it."""
         told = torch.tensor(values, device=self._device)
         work = dist.all_reduce(told, group=self._group, async_op=True)
 
@@ -83,7 +84,7 @@ class MeetingPoint:
         return wait
 
     def all_of(self, value: int) -> list[int]:
-        """Return every rank's whole number, by rank in the group. All ranks of the group call it."""
+        """Gather one integer from every rank, by group rank. All ranks of the group call it."""
         own = [float(value) if place == self._own else 0.0 for place in range(len(self._ranks))]
         return [int(one) for one in self.begin_sum(own)()]
 

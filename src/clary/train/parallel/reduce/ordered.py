@@ -1,8 +1,8 @@
-"""Adds gradients up in a fixed order, whenever they arrive: the last bits of sums are the same in every run.
+"""Sums of gradients in a fixed order, regardless of their arrival, so that sums are bitwise equal in every run.
 
 Where: a pipeline serves microbatches as messages arrive. With `deterministic_server`, `OrderedSums` collects the
 gradients of every backward pass; at the end of the step it adds them in the order of microbatches, callers and calls.
-Until then it keeps the gradients of all microbatches of this rank in memory.
+Until then it keeps the gradients of all this rank's microbatches in memory.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextvars import ContextVar
 
 import torch
 
-Key = tuple[int, int, int]  # microbatch, calling rank (-1: the step's own function), number of its call
+Key = tuple[int, int, int]  # microbatch, calling rank (-1: the step's own function), number of the call
 
 _key: ContextVar[Key | None] = ContextVar("clary_gradient_key", default=None)
 
 
 @contextmanager
 def backward_of(key: Key) -> Iterator[None]:
-    """Name the pass that computes the gradients of this block."""
+    """Set the key of the backward pass that runs in this block."""
     token = _key.set(key)
     try:
         yield
@@ -32,7 +32,7 @@ class OrderedSums:
     """Sums of the gradients of one step.
 
     Args:
-        parameters: the trained parameters; their gradients are taken from them as they arrive.
+        parameters: the trained parameters, whose `grad` is moved away as soon as it is computed.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -51,7 +51,7 @@ class OrderedSums:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Collect the gradients of this block, and add them to the earlier ones unless the block fails."""
+        """Collect the gradients of this block, and add them to the earlier gradients unless the block fails."""
         self._before = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None

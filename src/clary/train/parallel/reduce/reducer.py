@@ -1,10 +1,10 @@
-"""Averages gradients over replicas, while the backward pass runs or after it.
+"""Averaging of gradients over replicas, during the backward pass or after it.
 
 [Note: when a gradient is final] The number of gradients that a parameter gets in a step depends on the model:
-microbatches, calls of its module, recomputation. The reducer counts them, and considers a gradient final once as many
-have arrived as in the step with the most. A bucket is sent when all of it is final and all earlier buckets are sent, so
-all ranks send the same buckets in the same order. At the end, a bucket that got gradients after it was sent is sent
-again: the count affects only the time of sending, never the result.
+microbatches, calls of its module, recomputation. The reducer counts the gradients of each parameter, and considers its
+gradient final once the count reaches the largest count of any earlier step. A bucket is sent when all its gradients are
+final and all earlier buckets are sent, so all ranks send the same buckets in the same order. At the end, a bucket that
+got gradients after it was sent is sent again: so the counts affect the time of sending, never the result.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from clary.train.parallel.reduce.meeting import Doing, MeetingPoint, Present
 
 _LOG = logging.getLogger(__name__)
 
-# Waits for a bucket; returns its means and each parameter's number of ranks with a gradient (None: sent at the end).
+# Function that waits for a bucket; returns its means, and for each parameter the number of ranks with a gradient (None:
+# sent at the end).
 _Sent = Callable[[], tuple[torch.Tensor, list[float] | None]]
 
 
 class GradientReducer:
-    """Averages the gradients of a list of parameters, which is the same on all ranks of their groups.
+    """Averages the gradients of parameters, whose list is equal on all ranks of their groups.
 
     Args:
-        bucket_bytes: bytes of gradients that are sent together.
-        overlaps: send buckets during a backward pass that `allow_sending` announced.
+        bucket_bytes: size of a bucket, in bytes.
+        overlaps: whether to send buckets between `allow_sending` and `forbid_sending`.
     """
 
     def __init__(self, parameters: Iterable[Replicated], *, bucket_bytes: int, overlaps: bool = False) -> None:
@@ -40,7 +41,7 @@ class GradientReducer:
         self._overlaps = overlaps
         self._hook: CommunicationHook | None = None
         self._may_send = False
-        self._sent: list[_Sent] = []  # sent buckets, from the first on
+        self._sent: list[_Sent] = []  # sent buckets, in order
         self._late: set[int] = set()  # buckets that got gradients after they were sent
         self._meeting: Callable[[], Present] | None = None
         self._failure: str | None = None
@@ -48,15 +49,15 @@ class GradientReducer:
         self._divides_by_active = False
         self._throws = False
         self._num_steps = 0  # number of the optimizer's steps
-        self._has_met = False  # since the optimizer's last step
+        self._has_met = False  # whether ranks have met since the optimizer's last step
         self._num_reductions = 0
-        self._seen: dict[int, int] = {}  # gradients that have arrived since the last reduction, by parameter
-        self._expected: dict[int, int] = {}  # the most that ever arrived
-        self._num_open = [len(bucket.members) for bucket in self._buckets]  # parameters that are not final, by bucket
+        self._seen: dict[int, int] = {}  # number of gradients since the last reduction, by parameter
+        self._expected: dict[int, int] = {}  # largest number so far, by parameter
+        self._num_open = [len(bucket.members) for bucket in self._buckets]  # parameters without final gradient
         self._point: MeetingPoint | None = None
         self._handles: list[Any] = []
         if self._buckets:
-            widest = max(self._buckets, key=lambda bucket: bucket.num_ranks)  # has the ranks of all other groups
+            widest = max(self._buckets, key=lambda bucket: bucket.num_ranks)  # contains the ranks of all other groups
             self._point = MeetingPoint(widest.group, widest.members[0].parameter.device)
         self._handles = self._watch()
 
@@ -70,15 +71,15 @@ class GradientReducer:
         self._hook = hook
 
     def allow_sending(self) -> None:
-        """Announce that gradients until `forbid_sending` are the last ones before `reduce`."""
+        """Announce that gradients until `forbid_sending` are the last before `reduce`."""
         self._may_send = self._overlaps and self._num_reductions > 0
 
     def forbid_sending(self, *, has_failed: bool) -> None:
         """Stop sending buckets as they become final.
 
         Args:
-            has_failed: whether the step failed. If buckets were sent already, other ranks wait for the rest, so
-                averaging is impossible from then on, and `reduce` raises.
+            has_failed: whether the step failed. If buckets were sent already, other ranks wait for the remaining
+                buckets, so averaging is impossible from then on, and `reduce` raises an error.
         """
         self._may_send = False
         if has_failed and self._sent:
@@ -98,7 +99,7 @@ class GradientReducer:
             self._finish(spreads=True)
 
     def settle(self) -> bool:
-        """Announce a step of the optimizer, and take part in a reduction if other ranks reduce.
+        """Announce a step of the optimizer, and join a reduction if other ranks reduce.
 
         All ranks of the groups call it before a step of the optimizer; a rank that has reduced since the last step
         sends no message.
@@ -122,7 +123,7 @@ class GradientReducer:
         self._has_met = False
 
     def forget(self) -> None:
-        """Reset the counts of gradients, after these were cleared."""
+        """Reset the counts of gradients, after gradients were cleared."""
         if not self._sent:
             self._restart_counts()
 
@@ -131,7 +132,7 @@ class GradientReducer:
 
         Args:
             divides_by_active: whether means are over ranks that still have batches.
-            throws: whether all ranks raise when the first ends.
+            throws: whether all ranks raise an error when the first rank ends.
         """
         self.is_joined, self._divides_by_active, self._throws = True, divides_by_active, throws
 
@@ -140,9 +141,9 @@ class GradientReducer:
         self.is_joined = self._divides_by_active = self._throws = False
 
     def end_join(self) -> list[int]:
-        """Contribute zeros to the reductions of the others until all ranks have called it.
+        """Contribute zeros to the reductions of other ranks until all ranks have called it.
 
-        Returns: number of reductions to which each rank contributed zeros, by rank in the group.
+        Returns: number of reductions to which each rank contributed zeros, by group rank.
         Raises: RuntimeError with `throws`; as `reduce`.
         """
         if self._point is None:
@@ -151,7 +152,7 @@ class GradientReducer:
         while True:
             present = self._point.begin(Doing.HAS_ENDED, self._num_steps)()
             if len(present.who(Doing.HAS_ENDED)) == len(present.doing):
-                self._num_steps, self._has_met = 0, False  # all ranks count from 0 again
+                self._num_steps, self._has_met = 0, False  # all ranks count from 0
                 return self._point.all_of(num_rounds)
             self._check_end(present)
             if present.who(Doing.REDUCES):
@@ -220,7 +221,7 @@ class GradientReducer:
         return finish
 
     def _finish(self, *, spreads: bool) -> None:
-        """Wait for all buckets; send buckets again that got gradients after they were sent."""
+        """Wait for all buckets; resend buckets that got gradients after they were sent."""
         assert self._meeting is not None
         sent, self._sent, late, self._late = self._sent, [], self._late, set()
         meeting, self._meeting = self._meeting, None
@@ -232,7 +233,7 @@ class GradientReducer:
             _LOG.warning("ranks %s had no backward pass in a step that others had one in: it counts as zero", absent)
         again, counts = closing()
         for index in again:
-            sent[index]()  # the early send is waited for too: its buffer is in use
+            sent[index]()  # wait for the early send too, since its buffer is in use
             sent[index] = self._started(self._buckets[index], is_empty=not spreads)
         num_active = len(present.doing) - len(present.who(Doing.HAS_ENDED))
         for bucket, wait in zip(self._buckets, sent, strict=True):
@@ -247,10 +248,10 @@ class GradientReducer:
         self._restart_counts()
 
     def _close(self, late: set[int], *, is_empty: bool) -> Callable[[], tuple[list[int], list[list[float]]]]:
-        """Send the facts that this rank knows only at the end; the returned function waits for those of all ranks.
+        """Send this rank's late buckets and gradient flags; return a function that waits for those of all ranks.
 
-        Returns: buckets that any rank must send again; with a hook, the number of ranks with a gradient of each
-        parameter.
+        Returns: the function; it returns the buckets that any rank must send again and, with a hook, the number of
+            ranks with a gradient of each parameter.
         """
         if self._hook is None and not (self._overlaps and self._num_reductions):
             return lambda: ([], [])

@@ -1,4 +1,4 @@
-"""Cuts a model into shards."""
+"""Cutting of a model into shards."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def shard_model(module: nn.Module, groups: ShardingGroups, settings: ShardingSettings | None = None) -> ShardedModel:
-    """Cut a model's parameters into shards, which are gathered when modules use them. All replicas call it.
+    """Cut a model's parameters into shards, which modules gather before use. All replicas call it.
 
-    The module is changed: its parameters keep identity and shape, and hold NaN while they are not gathered. It is
-    called as before. Pass optimizers made of its parameters to `ShardedOptimizer`.
+    The module is changed in place: its parameters keep identity and shape, and hold NaN while they are not gathered.
+    Wrap optimizers of these parameters in `ShardedOptimizer`.
 
     Args:
-        module: on the device on which it will run, with all its values.
+        module: a module with all its values, on the device on which it will run.
 
     Raises: ValueError if a parameter has no values (meta) or is complex, or the model has no parameter to shard.
     """
@@ -48,7 +48,7 @@ def shard_model(module: nn.Module, groups: ShardingGroups, settings: ShardingSet
     for plan in plans:
         parameters = [by_name[name] for name in plan.names]
         if settings.broadcasts_first:
-            for parameter in parameters:  # buffer by buffer: each is freed once it is cut
+            for parameter in parameters:  # frees each whole parameter as soon as it is cut
                 dist.broadcast(parameter.data, dist.get_global_rank(groups.replicas, 0), group=groups.replicas)
         layout = FlatLayout(
             plan.names, tuple(tuple(one.shape) for one in parameters), groups.degree if plan.is_sharded else 1

@@ -1,14 +1,14 @@
-"""Asynchronous gathers and reductions of flat buffers, in one stage or, over hosts, in two.
+"""Asynchronous gathers and reductions of flat buffers, in one stage, or in two stages across hosts.
 
-Shapes: N elements of a whole buffer, S of a segment, B of a block: the segments that ranks of one place on all hosts
-keep.
+Shapes: N elements of a whole buffer, S of a segment, B of a block: the segments of the ranks with the same local index
+on all hosts.
 
 Each function starts a collective and returns a function that waits for it. All members of a group start the same
 collectives in the same order.
 
-[Note: reductions over gloo] torch's gloo reduces and scatters by reducing the whole buffer on every rank: twice the
-bytes (each rank sends 2 (k-1)/k of the buffer, where (k-1)/k suffice; measured with torch 2.13). So with gloo every
-rank sends every other its segment and adds up the received ones, in the order of ranks.
+[Note: reductions over gloo] torch's gloo implements reduce-scatter by an all-reduce of the whole buffer: twice the
+bytes (each rank sends 2 (k-1)/k of the buffer, where (k-1)/k suffice; measured with torch 2.13). So with gloo, every
+rank sends every other rank the other's segment, and sums the received segments in the order of ranks.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from clary.train.parallel.sharded.groups import ShardingGroups
 
 
 def start_all_gather(flat_N: torch.Tensor, own_S: torch.Tensor, groups: ShardingGroups) -> Callable[[], None]:
-    """Fill a buffer with the segments of all ranks; `own_S` may have a wider type, and must not change until the end.
+    """Gather the segments of all ranks into a buffer; `own_S` may have a wider type, and must not change meanwhile.
 
     Args:
         flat_N: overwritten, in the order of segments.
         own_S: this rank's segment.
         groups: all ranks of its sharding group call it.
 
-    Returns: a function that waits for the end; all ranks call it too: over hosts it starts the second stage.
+    Returns: a function that waits for the end. All ranks must call it, since across hosts it starts the second stage.
     """
     if groups.grid is None or groups.across is None or groups.within is None:
         return _start_gather(flat_N, own_S.to(flat_N.dtype), groups.sharding)
@@ -49,9 +49,9 @@ def start_all_gather(flat_N: torch.Tensor, own_S: torch.Tensor, groups: Sharding
 
 
 def start_reduce_scatter(flat_N: torch.Tensor, groups: ShardingGroups) -> Callable[[], torch.Tensor]:
-    """Sum a buffer over the sharding group; the returned function waits for this rank's summed segment.
+    """Sum a buffer over the sharding group; return a function that waits for this rank's summed segment.
 
-    The buffer must not change until then.
+    The buffer must not change until that function returns.
     """
     if groups.across is None or groups.within is None:
         return _start_reduction(flat_N, groups.sharding)
@@ -61,7 +61,7 @@ def start_reduce_scatter(flat_N: torch.Tensor, groups: ShardingGroups) -> Callab
 
 
 def start_all_reduce(flat_N: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], None]:
-    """Add a buffer up over a group, in place."""
+    """Sum a buffer over a group, in place; return a function that waits for the end."""
     if group.size() == 1:
         return _do_nothing
     work = dist.all_reduce(flat_N, group=group, async_op=True)
@@ -105,7 +105,7 @@ def _add_in_order(parts: torch.Tensor) -> torch.Tensor:
     total_S = parts[0]
     for part_S in parts[1:]:
         total_S.add_(part_S)
-    return total_S.clone()  # a copy, so that the other parts are freed
+    return total_S.clone()  # a copy, so that the whole buffer is freed
 
 
 def _wait(work: Any) -> None:
@@ -114,7 +114,7 @@ def _wait(work: Any) -> None:
 
 
 def _keep(_: torch.Tensor) -> None:
-    """Keep a buffer alive until this call: a collective reads it."""
+    """Keep a buffer alive until this call, since a collective reads it."""
 
 
 def _do_nothing() -> None:

@@ -1,12 +1,12 @@
-"""Attributes of DeepSpeed that scripts read under sharded data parallelism: of parameters, and of the optimizer.
+"""DeepSpeed's attributes of parameters and optimizers, which scripts read with sharded data parallelism.
 
-    parameter.ds_shape, .ds_numel     of the whole parameter, which is one NaN while it is not gathered
-    parameter.ds_tensor, its .ds_numel  this rank's part of it, flat, as the optimizer steps on it
-    fp32_partitioned_groups_flat      these parts in order, one tensor per group of the optimizer
+    parameter.ds_shape, .ds_numel     shape and size of the whole parameter, which is one NaN while it is not gathered
+    parameter.ds_tensor, its .ds_numel  this rank's flat part of the parameter, which the optimizer updates
+    fp32_partitioned_groups_flat      the parts in order, one tensor per group of the optimizer
     fp16_groups                       parameters by group
-    ds_param_shard_group              the ranks whose parts together are the whole parameter
+    ds_param_shard_group              the ranks whose parts form the whole parameter
 
-Parameters that stay whole on every rank count as cut too, into equal parts.
+Parameters that stay whole on every rank are also reported as cut into equal parts.
 Source: amazon-sagemaker-examples, `gpt2/sdp_utils.py` and `gpt-j/sharded_data_parallel_checkpoint.py`, as callers.
 """
 
@@ -21,7 +21,7 @@ from clary.train.parallel.sharded.model import ShardedModel
 
 
 def name_parts(model: ShardedModel) -> None:
-    """Set the attributes on all parameters of a model; parts change as the optimizer steps."""
+    """Set the attributes on all parameters of a model; optimizer steps update the parts."""
     for flat in model.flats:
         for place, parameter in enumerate(flat.parameters):
             own = flat.slices[place].detach()
@@ -35,16 +35,16 @@ def name_parts(model: ShardedModel) -> None:
 
 
 class Behind:
-    """Parts at any addresses, as one flat tensor of which scripts take pieces: `narrow` returns the parts themselves.
+    """Parts in separate memory that act as one flat tensor; `narrow` returns views of the parts.
 
-    Other attributes are read from a copy of all parts in one tensor.
+    Other attributes come from a copy of all parts in one tensor.
     """
 
     def __init__(self, parts: Sequence[torch.Tensor]) -> None:
         self._parts = list(parts)
 
     def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
-        """Return elements from `start` on: a view of a part if they lie in one part; else a copy.
+        """Return elements from `start` on: a view if they lie in one part, else a copy.
 
         Args:
             dim: 0 or -1: the tensor is flat.
@@ -97,7 +97,7 @@ def optimizer_names(model: ShardedModel, groups: Sequence[Sequence[torch.nn.Para
     """Return the attributes that scripts read on an optimizer, by name.
 
     Args:
-        groups: parameters of the model, by group of the optimizer.
+        groups: the model's parameters, by group of the optimizer.
     """
     return {
         "ds_param_shard_group": model.groups.sharding,

@@ -1,14 +1,15 @@
-"""One flat buffer of parameters: its permanent shard; the whole, gathered and freed; gradients in reduction.
+"""One flat buffer of parameters: its permanent shard, the whole buffer (gathered and freed), gradients in reduction.
 
-Shapes: N elements of the whole buffer, its fill included, S of a segment.
+Shapes: N elements of the whole buffer including padding, S of a segment.
 
-[Note: whole and freed] A module's parameters keep their identity and their shape. While gathered they are views of the
-buffer `full`; freed, they are one NaN that is expanded to their shape, so that a read gives NaN and not a crash. `full`
-is always the same tensor, whose storage is freed and allocated again: tensors and views that autograd has saved of it
-are right again after the next gather. It is written through an alias without a history, which does not change versions.
+[Note: whole and freed] A module's parameters keep their identity and their shape. While gathered, they are views of the
+buffer `full`; while freed, they are one NaN expanded to their shape, so that a read gives NaN and does not crash.
+`full` is always the same tensor, whose storage is freed and allocated again: tensors and views of it that autograd has
+saved are valid again after the next gather. Gathers write through an alias without autograd history, which does not
+change version counters.
 
-[Note: masters] The optimizer steps on the shard, in float32 where parameters have 16 bits: `slices` are views of it,
-the part of every parameter that lies in this rank's segment, possibly empty.
+[Note: masters] The optimizer updates the shard, in float32 if parameters have 16 bits. `slices` are views of the shard:
+the part of every parameter in this rank's segment, possibly empty.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from clary.train.parallel.sharded.collectives import start_all_gather, start_red
 from clary.train.parallel.sharded.groups import ShardingGroups
 from clary.train.parallel.sharded.layout import FlatLayout
 
-_FEW_BYTES = 4  # narrower dtypes are stepped in float32
+_FEW_BYTES = 4  # bytes; the optimizer updates narrower dtypes in float32
 
 
 class Spares:
-    """Keeps the last buffer of gradients for the next unit, since new memory from the system is slow, page by page."""
+    """Keeps the last gradient buffer for the next unit, since new memory costs page faults."""
 
     def __init__(self) -> None:
         self._spare: torch.Tensor | None = None
@@ -35,9 +36,9 @@ class Spares:
         """Return a buffer with arbitrary contents.
 
         Args:
-            numel: length of the buffer, which is flat.
-            dtype: of its elements.
-            device: of the buffer.
+            numel: number of elements of the flat buffer.
+            dtype: dtype of its elements.
+            device: device of the buffer.
         """
         spare, self._spare = self._spare, None
         if spare is not None and (spare.numel(), spare.dtype, spare.device) == (numel, dtype, device):
@@ -45,10 +46,10 @@ class Spares:
         return torch.empty(numel, dtype=dtype, device=device)
 
     def give(self, buffer: torch.Tensor) -> None:
-        """Take back a buffer that is no longer read.
+        """Store a buffer that is no longer read.
 
         Args:
-            buffer: flat; it replaces the kept one.
+            buffer: flat buffer, which replaces the stored buffer.
         """
         self._spare = buffer
 
@@ -61,10 +62,10 @@ class Flat:
     """The parameters of one buffer on one rank.
 
     Args:
-        parameters: in the order of the layout; they become views here.
-        groups: None if all of it stays whole on this rank.
-        compute_dtype: of the parameters.
-        reduce_dtype: of gradients in reduction.
+        parameters: parameters in the order of the layout, which become views here.
+        groups: None if the buffer stays whole on this rank.
+        compute_dtype: dtype of the parameters.
+        reduce_dtype: dtype of gradients in reduction.
     """
 
     def __init__(
@@ -83,15 +84,15 @@ class Flat:
         self.reduce_dtype = reduce_dtype
         self.segment = groups.segment if groups is not None else 0
         self.pieces = layout.pieces(self.segment)
-        self.holders: set[object] = set()  # calls of modules for which it must stay whole
+        self.holders: set[object] = set()  # calls of modules that need the whole buffer
         self.is_whole = groups is None
-        self.arrived: set[int] = set()  # places of parameters with gradients from the running backward pass
-        self.used: set[int] = set()  # and of parameters with gradients since the last step
+        self.arrived: set[int] = set()  # indices of parameters with gradients from the running backward pass
+        self.used: set[int] = set()  # indices of parameters with gradients since the last step
         self.master_gradient_S: torch.Tensor | None = None
         self.finish_synchronisation: Callable[[], None] | None = None
         self._finish_gather: Callable[[], None] | None = None
         self._gradient_N: torch.Tensor | None = None
-        self._aside_S: torch.Tensor | None = None  # gradients already summed over all replicas, while more arrive
+        self._aside_S: torch.Tensor | None = None  # gradients already averaged over all replicas
         self.spares = Spares()  # shared by all flat buffers of a model
         ends = [0, *(self._extent(place)[1] for place in range(len(self.parameters)))]
         begins = [*layout.offsets, layout.padded_numel]
@@ -100,27 +101,27 @@ class Flat:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """Name of the buffer in error texts."""
         first, *others = self.layout.names
         return f"{first} and {len(others)} more" if others else first
 
     @property
     def numel(self) -> int:
-        """Elements of the whole buffer."""
+        """Number of elements of the whole buffer."""
         return self.layout.padded_numel
 
     @property
     def is_claimed(self) -> bool:
-        """Whether the whole buffer takes memory: it is gathered, or being gathered."""
+        """Whether the whole buffer occupies memory: it is gathered, or being gathered."""
         return self.groups is not None and (self.is_whole or self._finish_gather is not None)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the running backward pass has given the gradients of all parameters."""
+        """Whether the running backward pass has computed the gradients of all parameters."""
         return len(self.arrived) == len(self.parameters)
 
     def start_gather(self) -> bool:
-        """Begin to gather the buffer; return False if it is gathered or being gathered."""
+        """Start to gather the buffer; return False if it is gathered or being gathered."""
         if self.groups is None or self.is_whole or self._finish_gather is not None:
             return False
         self._full_N.untyped_storage().resize_(self.numel * self._full_N.itemsize)
@@ -151,7 +152,7 @@ class Flat:
             self._full_N.data.copy_(self.master_S.data)
 
     def accept(self, place: int) -> None:
-        """Take the gradient from the parameter at a place."""
+        """Move the gradient of parameter `place` to the buffer of gradients."""
         parameter = self.parameters[place]
         gradient = parameter.grad
         assert gradient is not None, "a hook of a gradient without one"
@@ -168,7 +169,7 @@ class Flat:
         if self._gradient_N is None:
             self._gradient_N = self.spares.take(self.numel, self.reduce_dtype, gradient.device)
         part = self._gradient_N[offset : offset + numel]
-        # The mean over the sharding group; divided before the sum, so that 16 bits can hold it.
+        # The mean over the sharding group; divided before the sum, so that 16 bits do not overflow.
         if is_again:
             part.add_(gradient.reshape(-1), alpha=1 / self.layout.degree)
         elif gradient.dtype == part.dtype:
@@ -177,7 +178,7 @@ class Flat:
             part.copy_(gradient.reshape(-1)).mul_(1 / self.layout.degree)
 
     def start_reduction(self) -> Callable[[], None]:
-        """Begin to reduce the arrived gradients; the returned function waits and adds them to the shard's gradient."""
+        """Start to reduce arrived gradients; return a function that waits and adds them to the shard's gradient."""
         missing = [place for place in range(len(self.parameters)) if place not in self.arrived]
         self.arrived.clear()
         gradient_N, self._gradient_N = self._gradient_N, None
@@ -192,12 +193,12 @@ class Flat:
                 self.master_gradient_S = finish().to(self.master_S.dtype)
             else:
                 self.master_gradient_S.add_(finish())
-            self.spares.give(gradient_N)  # not earlier: the collective reads it
+            self.spares.give(gradient_N)  # only now, since the collective read it
 
         return add
 
     def end_synchronisation(self) -> None:
-        """Wait for a running second hop; afterwards the shard's gradient is that of all replicas."""
+        """Wait for a running second hop; afterwards the shard's gradient is the mean over all replicas."""
         if self.finish_synchronisation is not None:
             self.finish_synchronisation()
             self.finish_synchronisation = None
@@ -206,13 +207,13 @@ class Flat:
             self._aside_S = None
 
     def show_gradients(self, used: Sequence[bool]) -> None:
-        """Give every slice its part of the shard's gradient, or None if its parameter was not used."""
+        """Set every slice's `grad` to its part of the shard's gradient, or to None if its parameter was not used."""
         for slice_, piece, is_used in zip(self.slices, self.pieces, used, strict=True):
             has_gradient = is_used and piece.length > 0
             slice_.grad = self._master_gradient()[piece.at : piece.at + piece.length] if has_gradient else None
 
     def gradient_square(self, weight: Callable[[str], float] | None) -> float:
-        """Return the square of the norm of the shard's gradient; `weight` gives a parameter's factor, by name."""
+        """Return the squared norm of the shard's gradient; `weight` returns a factor for a parameter's name."""
         if self.master_gradient_S is None:
             return 0.0
         if weight is None:
@@ -237,7 +238,7 @@ class Flat:
             slice_.grad = None
 
     def gathered(self, own_S: torch.Tensor) -> torch.Tensor:
-        """Gather a whole buffer from every rank's segment: of masters, or of states of the optimizer."""
+        """Gather a whole buffer of masters or optimizer states from all ranks' segments."""
         if self.groups is None:
             return own_S
         whole_N = own_S.new_empty(self.numel)
@@ -245,7 +246,7 @@ class Flat:
         return whole_N
 
     def parts(self, whole_N: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return views of a whole buffer by the names of the parameters."""
+        """Return views of a whole buffer, by parameter name."""
         layout = self.layout
         return {
             name: whole_N[offset : offset + numel].view(shape)
@@ -255,18 +256,18 @@ class Flat:
         }
 
     def write(self, place: int, value: torch.Tensor) -> None:
-        """Set the parameter at a place from its whole value; a gathered buffer is then out of date.
+        """Set parameter `place` from its whole value; a gathered buffer is out of date afterwards.
 
         Args:
-            place: of the parameter, in the order of the layout.
-            value: of the parameter's shape; each rank keeps its own part.
+            place: index of the parameter in the layout.
+            value: value in the parameter's shape; each rank keeps its own part.
         """
         piece = self.pieces[place]
         own = value.detach().reshape(-1)[piece.start : piece.start + piece.length]
         self.master_S.data[piece.at : piece.at + piece.length].copy_(own)
 
     def _adopt(self, compute_dtype: torch.dtype) -> None:
-        """Take over the parameters' values, and make the parameters parts of this buffer."""
+        """Copy the parameters' values, and make the parameters views of this buffer."""
         device = self.parameters[0].device
         master_dtype = torch.float32 if self.parameters[0].dtype.itemsize < _FEW_BYTES else self.parameters[0].dtype
         self.master_S = torch.zeros(self.layout.segment_numel, dtype=master_dtype, device=device)
@@ -294,7 +295,7 @@ class Flat:
             parameter.data = self._full_N.data[offset : offset + numel].view(shape)
 
     def _put_aside(self) -> None:
-        """Keep gradients that are summed over all replicas apart from later ones."""
+        """Keep gradients that are summed over all replicas apart from later gradients."""
         self.end_synchronisation()
         self._aside_S, self.master_gradient_S = self.master_gradient_S, None
 

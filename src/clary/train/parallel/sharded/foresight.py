@@ -1,4 +1,4 @@
-"""Choice of buffers to gather ahead: the successors of a buffer in the last pass, if memory allows."""
+"""Choice of buffers to prefetch: the successors of a buffer in the last pass, if memory allows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from clary.train.parallel.sharded.flat import Flat
 class Foresight:
     """Records the order in which buffers are needed, separately for forward and backward passes.
 
-    All ranks see the same order, so all gather the same buffers ahead.
+    All ranks see the same order, so all ranks prefetch the same buffers.
 
     Args:
-        max_live: most elements that may be gathered at once, including buffers ahead.
-        depth: most buffers ahead.
+        max_live: most elements that may be gathered at once, including prefetched buffers.
+        depth: most buffers to prefetch.
     """
 
     def __init__(self, max_live: int, depth: int) -> None:
@@ -22,14 +22,14 @@ class Foresight:
         self._last: Flat | None = None
 
     def begin_pass(self) -> None:
-        """Forget the last buffer, so that the next one does not count as its follower."""
+        """Forget the last buffer, so that the next buffer does not count as its successor."""
         self._last = None
 
     def after(self, flat: Flat, *, backward: bool, live: int) -> list[Flat]:
-        """Record that a buffer is needed now; return the buffers to gather ahead.
+        """Record that a buffer is needed now; return the buffers to prefetch.
 
         Args:
-            live: elements that are gathered or being gathered now.
+            live: number of elements that are gathered or being gathered.
         """
         if self._last is not None and self._last is not flat:
             self._next[backward, self._last] = flat

@@ -17,11 +17,11 @@ class ShardingGroups:
 
     Args:
         replicas: all ranks that hold the same parameters.
-        sharding: the ranks that together hold one replica in shards.
+        sharding: the ranks whose shards form one replica.
         replication: the ranks that keep the same segments.
         segment: number of the segment that this rank keeps of every buffer.
-        grid: hosts and ranks per host of the sharding group, if it gathers in two stages.
-        across: with a grid, the members of the sharding group in the same place on their hosts.
+        grid: (hosts, ranks per host) of the sharding group, if it gathers in two stages.
+        across: with a grid, the members of the sharding group with the same local index on their hosts.
         within: with a grid, the members of the sharding group on this host.
     """
 
@@ -53,12 +53,12 @@ def make_sharding_groups(
     host: str | None = None,
     timeout: timedelta | None = None,
 ) -> ShardingGroups:
-    """Cut replicas into groups of `degree` consecutive ranks. All replicas call it, in the same order as other groups.
+    """Cut replicas into groups of `degree` consecutive ranks. All replicas make all their groups in the same order.
 
     Args:
         hierarchical: whether groups on several hosts, with several ranks on each, gather in two stages.
-        host: of this rank; None is this machine's name.
-        timeout: of an operation; None is the backend's default.
+        host: name of this rank's host; None is this machine's name.
+        timeout: timeout of an operation; None is the backend's default.
 
     Raises: ValueError if the degree does not divide the replicas.
     """
@@ -77,7 +77,7 @@ def make_sharding_groups(
             [ranks[one] for one in members], backend=backend, timeout=timeout, use_local_synchronization=True
         )
 
-    # Every rank makes its groups in the same order of kinds, so that ranks cannot deadlock.
+    # Every rank makes its kinds of groups in the same order, so that ranks cannot deadlock.
     sharding = make(list(range(first, first + degree)))
     replication = make(list(range(member, len(ranks), degree)))
     hosts: list[str] = [""] * len(ranks)

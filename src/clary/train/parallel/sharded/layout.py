@@ -1,13 +1,13 @@
-"""Plans flat buffers: the order of parameters in each, and the part that each rank keeps. Pure.
+"""Pure planning of flat buffers: the order of parameters in each buffer, and the segment that each rank keeps.
 
 [Note: flat buffers] Parameters that are gathered together are concatenated, padded to a multiple of the degree, and cut
-into as many equal segments, one per rank, regardless of where parameters begin. So the parameters are views of a
+into `degree` equal segments, one per rank, regardless of parameter boundaries. So the parameters are views of a
 gathered buffer, without copies, and at most degree - 1 elements per buffer are wasted; cuts along the first dimension
-of every parameter would waste up to (degree - 1) rows each.
+of every parameter would waste up to (degree - 1) rows of each.
 
 [Note: order of segments] In a sharding group over H hosts of L ranks each, the rank l of host h keeps segment l*H + h.
-Ranks of equal l then gather neighbouring segments over the network, and the ranks of a host gather blocks of these
-within it: both stages write directly to the final place, and each segment reaches each other host once.
+Then ranks of equal l gather adjacent segments over the network, and the ranks of a host gather the resulting blocks
+within the host: both stages write directly to the final offsets, and each segment is sent to each other host once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-BUCKET_ELEMENTS = 6_553_600  # of one message: 25 MiB of float32, like DDP's buckets
+BUCKET_ELEMENTS = 6_553_600  # elements of one message: 25 MiB of float32, as DDP's buckets
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of one parameter that lies in a segment; its length is 0 if no part does.
+    """The part of one parameter in a segment; length 0 if the segment has no part of it.
 
     Args:
-        start: its first element within the flat parameter.
-        at: its first element within the segment.
+        start: offset of its first element in the flat parameter.
+        at: offset of its first element in the segment.
     """
 
     start: int
@@ -47,7 +47,7 @@ class FlatLayout:
 
     @property
     def numels(self) -> list[int]:
-        """Numbers of elements, by parameter."""
+        """Number of elements of each parameter."""
         return [math.prod(shape) for shape in self.shapes]
 
     @property
@@ -58,7 +58,7 @@ class FlatLayout:
 
     @property
     def segment_numel(self) -> int:
-        """Number of elements of a segment, including padding of the last one."""
+        """Number of elements of a segment, including the last segment's padding."""
         return -(-sum(self.numels) // self.degree)
 
     @property
@@ -80,10 +80,10 @@ class FlatLayout:
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """The facts about a parameter that planning uses.
+    """The properties of a parameter that planning uses.
 
     Args:
-        users: numbers of the units that need it.
+        users: numbers of the units that use the parameter.
         kind: parameters of different kinds (dtype, trained or not) never share a buffer.
     """
 
@@ -110,16 +110,16 @@ class FlatPlan:
 def plan_flats(
     specs: Sequence[ParameterSpec], *, degree: int, persistence_threshold: int, most_elements: int
 ) -> list[FlatPlan]:
-    """Group parameters into buffers: of the same users and kind, in order, up to `most_elements` each.
+    """Group parameters of equal users and kind into buffers, in order, up to `most_elements` each.
 
-    Parameters below the threshold, or all if the degree is 1, stay whole; they share buffers of BUCKET_ELEMENTS for any
-    users.
+    Parameters below the threshold, or all parameters if the degree is 1, stay whole; they share buffers of
+    BUCKET_ELEMENTS regardless of their users.
 
     Args:
-        specs: in the order of parameters in buffers.
-        degree: ranks that share a replica.
-        persistence_threshold: least elements of a sharded parameter.
-        most_elements: of a buffer; a larger parameter has a buffer of its own.
+        specs: parameters in their order in buffers.
+        degree: number of ranks that share a replica.
+        persistence_threshold: least number of elements of a sharded parameter.
+        most_elements: largest size of a buffer; a larger parameter has a buffer of its own.
     """
     open_plans: dict[tuple[bool, frozenset[int] | None, Hashable], list[list[ParameterSpec]]] = {}
     for spec in specs:
@@ -137,10 +137,10 @@ def plan_flats(
 
 
 def host_grid(hosts: Sequence[str], degree: int) -> tuple[int, int] | None:
-    """Return the grid of every sharding group, as (hosts, ranks per host), or None if they do not form one.
+    """Return the common grid of all sharding groups, (hosts, ranks per host), or None if they do not form one.
 
-    A grid has several hosts and equally many, several ranks on each, the same in all groups, with ranks of a host
-    adjacent.
+    A grid has several hosts with the same number of ranks, at least 2, on each; ranks of a host are adjacent; all
+    groups have equal grids.
 
     Args:
         hosts: the hosts of all replicas, in the order of their ranks.

@@ -1,16 +1,16 @@
-"""A model in shards: gathers parameters before a module runs, frees them after, reduces gradients as they arrive.
+"""A sharded model: gathers parameters before a module runs, frees them afterwards, reduces gradients as they arrive.
 
-Where: `shard_model` makes it once; `ShardedOptimizer` ends its accumulation. The module is called as before: hooks
-gather, free and reduce.
+Where: `shard_model` makes it once; `ShardedOptimizer` ends its accumulation. Hooks on the module gather, free and
+reduce.
 
-[Note: holders of a buffer] A buffer is whole while it is held. A call of a unit holds it during its forward pass, and
-again from the gradient of its first output until all gradients of the buffer have arrived; if its parameters are not
-trained, until the gradients of the call's inputs have arrived. The end of the backward pass frees the remaining
-buffers. A buffer may be reduced at any time: later gradients, as from a second part of a recomputed graph, are reduced
-again and added.
+[Note: holders of a buffer] A buffer is whole while it has a holder. A call of a unit holds the buffer during the
+forward pass, and again from the gradient of the call's first output until all gradients of the buffer have arrived; if
+the buffer's parameters are not trained, until the gradients of the call's inputs have arrived. The end of the backward
+pass frees the remaining buffers. A buffer may be reduced at any time: later gradients, such as from a second part of a
+recomputed graph, are reduced and added separately.
 
 [Note: same order everywhere] Ranks gather and reduce in the order in which their modules run, so all replicas must call
-the same units, and within a unit train the same parameters. Otherwise ranks wait until the group's timeout.
+the same units and train the same parameters in a unit. Otherwise ranks wait until the group's timeout.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ShardedModel:
 
     Args:
         module: the module of the parameters.
-        needs: by unit, the sharded buffers that it uses, without buffers that stay whole.
+        needs: the sharded buffers that each unit uses, without buffers that stay whole.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ShardedModel:
         self.flats = flats
         self.groups = groups
         self.settings = settings
-        self.gradient_square: float = 0.0  # over all gradients; set when an accumulation ends
+        self.gradient_square: float = 0.0  # squared norm of all gradients; set at the end of an accumulation
         self._needs = needs
         self._places = {parameter: (flat, place) for flat in flats for place, parameter in enumerate(flat.parameters)}
         self._spares = Spares()
@@ -77,11 +77,11 @@ class ShardedModel:
         return flat.slices[place]
 
     def owns(self, parameter: Any) -> bool:
-        """Whether `parameter` belongs to this model."""
+        """Return whether `parameter` belongs to this model."""
         return isinstance(parameter, nn.Parameter) and parameter in self._places
 
     def is_cut(self, parameter: nn.Parameter) -> bool:
-        """Whether a parameter lies in shards, and is whole only while its module runs."""
+        """Return whether a parameter is sharded, so that it is whole only while its module runs."""
         return self._places[parameter][0].groups is not None if parameter in self._places else False
 
     @property
@@ -90,19 +90,19 @@ class ShardedModel:
         return sum(flat.numel for flat in self.flats if flat.is_claimed)
 
     def expect_last_backward(self) -> None:
-        """Announce that the next backward pass is the last before the step, so that replicas synchronise during it.
+        """Announce the last backward pass before the step, so that replicas synchronise during it.
 
-        The call is optional: without it the second hop waits for `end_accumulation`. Gradients of further passes are
-        still right, but cost another second hop.
+        The call is optional: without it the second hop starts in `end_accumulation`. Gradients of further passes are
+        still correct, but cost another second hop.
         """
         self._is_last_backward = True
 
     def end_accumulation(self, norm_weight: Callable[[str], float] | None = None) -> None:
-        """Make gradients the mean over all replicas and show them to the optimizer's slices. All replicas call it.
+        """Average gradients over all replicas and set them on the optimizer's slices. All replicas call it.
 
         Args:
-            norm_weight: weight of the square of a parameter's gradient in `gradient_square`, by name; None is 1 for
-                all.
+            norm_weight: weight of the squared gradient norm of each parameter in `gradient_square`, by name; None is 1
+                for all.
 
         Raises: RuntimeError if a collective failed; gradients are lost then.
         """
@@ -172,11 +172,11 @@ class ShardedModel:
                 self._end_pass()
 
         yield unit.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-        # Also after a failed forward pass, whose parameters must be freed.
+        # Called even after a failed forward pass, whose parameters must be freed.
         yield unit.register_forward_hook(after, with_kwargs=True, always_call=True)
 
     def _watch_inputs(self, call: _Call, inputs: Any) -> None:
-        """Free untrained buffers, which have no gradients, once a call's inputs have theirs."""
+        """Free buffers of untrained parameters once a call's inputs have their gradients."""
         untrained = [flat for flat in call.flats if not flat.is_trained]
         watched = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
         if untrained and watched:
@@ -193,14 +193,14 @@ class ShardedModel:
             self._hold(flat, call, follows=True)
 
     def _join_backward(self) -> None:
-        """Record that a backward pass runs; autograd reports its end."""
+        """Record the running backward pass, and register a callback at its end."""
         if self._backward_task is None:
             self._backward_task = _graph_task()
             self._foresight.begin_pass()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _hold(self, flat: Flat, holder: object, *, follows: bool = False) -> None:
-        """Gather a buffer; if it `follows` another in a pass, begin to gather its followers of the last pass."""
+        """Gather a buffer; if `follows`, also prefetch its successors in the last pass."""
         flat.holders.add(holder)
         with told(flat, "all-gather of parameters"):
             flat.start_gather()
@@ -224,17 +224,17 @@ class ShardedModel:
             flat.accept(place)
             if not flat.is_complete:
                 return
-            # All uses of a parameter in a graph precede its gradient. Inner graphs, of reentrant recomputation, know
-            # only their own uses.
+            # All uses of a parameter in one graph precede its gradient. Inner graphs of reentrant recomputation cover
+            # their own uses alone.
             if len(flat.holders) <= 1 or _graph_task() == self._backward_task:
                 flat.holders.clear()
-                flat.free()  # before the reduction, which takes as much memory
+                flat.free()  # freed before the reduction, which needs as much memory
             self._reductions.start(flat)
 
         return take
 
     def _end_backward(self) -> None:
-        """Reduce the remaining buffers, which have an unused parameter."""
+        """Reduce the remaining buffers, which contain unused parameters."""
         for flat in self.flats:
             if flat.arrived:
                 self._reductions.start(flat)
@@ -246,7 +246,7 @@ class ShardedModel:
         self._end_pass()
 
     def _abandon_backward(self) -> None:
-        """Drop a backward pass that failed midway, with its gradients that were not reduced."""
+        """Abandon a failed backward pass and drop its unreduced gradients."""
         self._backward_task = None
         self._reductions.forget()
         for flat in self.flats:
@@ -254,7 +254,7 @@ class ShardedModel:
             flat.forget_arrived()
 
     def _end_pass(self) -> None:
-        """Free buffers that were gathered ahead and not used."""
+        """Free buffers that were prefetched but not used."""
         self._foresight.begin_pass()
         for flat in self.flats:
             if not flat.holders:
@@ -266,7 +266,7 @@ class ShardedModel:
             self._synchronise(flat)
 
     def _synchronise(self, flat: Flat) -> None:
-        """Begin the second hop: the mean over the ranks that keep the same shard."""
+        """Start the second hop: the mean over the ranks that keep the same shard."""
         if flat.finish_synchronisation is not None or flat.master_gradient_S is None:
             return
         group = self.groups.replication if flat.groups is not None else self.groups.replicas
@@ -275,7 +275,7 @@ class ShardedModel:
             flat.finish_synchronisation = start_all_reduce(flat.master_gradient_S, group)
 
     def _show_gradients(self, norm_weight: Callable[[str], float] | None) -> None:
-        """Agree on the parameters that any replica used, and on the norm, in one message."""
+        """Agree with all replicas on the used parameters and the norm, in one message."""
         trained = [flat for flat in self.flats if flat.is_trained]
         square = 0.0
         used: list[float] = []
@@ -292,13 +292,13 @@ class ShardedModel:
 
 
 class _Call:
-    """One call of a unit, as a holder of its buffers."""
+    """One call of a unit, which holds the unit's buffers."""
 
     def __init__(self, flats: list[Flat]) -> None:
         self.flats = flats
 
 
 def _graph_task() -> int | None:
-    """Return the id of the backward pass around the calling code, as in recomputation, or None."""
+    """Return the id of the backward pass that runs the calling code (recomputation), or None."""
     task: int = torch._C._current_graph_task_id()
     return task if task >= 0 else None

@@ -1,8 +1,7 @@
-"""Steps an optimizer of torch on shards: reduces, clips by the norm of all gradients, steps.
+"""Steps of a torch optimizer on shards: reduction, clipping by the norm of all gradients, update.
 
-[Note: elements] The optimizer gets the flat part of every parameter that this rank keeps. Its update must treat every
-element on its own, as SGD, Adam and AdamW do; known optimizers that use whole matrices or norms of parameters are
-refused by name.
+[Note: elements] The optimizer gets this rank's flat part of every parameter. Its update must be elementwise, as with
+SGD, Adam and AdamW; known optimizers that use whole matrices or norms of parameters are refused by name.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ class ShardedOptimizer:
     """An optimizer whose parameters are replaced by their shards.
 
     Args:
-        optimizer: made of parameters of the model, without state yet; its groups keep their options and order.
-        norm_group: ranks that hold other parts of the model (tp), over which the square of the norm is summed too.
-        norm_weight: weight of the square of a parameter's gradient, by name, for parameters that several ranks of
-            `norm_group` have.
+        optimizer: optimizer of the model's parameters, without state yet; its groups keep their options and order.
+        norm_group: ranks that hold other parts of the model (tp), over which the squared norm is summed too.
+        norm_weight: weight of the squared gradient norm of each parameter, by name, since several ranks of `norm_group`
+            may hold a parameter.
 
-    Raises: ValueError if it has state, has parameters that the model lacks, or does not update element by element.
+    Raises: ValueError if the optimizer has state, has parameters that the model lacks, or is not elementwise.
     """
 
     def __init__(
@@ -69,14 +68,14 @@ class ShardedOptimizer:
                     )
         self.optimizer = optimizer
         self.model = model
-        self.parameters = [list(group["params"]) for group in optimizer.param_groups]  # of the model, by group
+        self.parameters = [list(group["params"]) for group in optimizer.param_groups]  # the model's, by group
         for group in optimizer.param_groups:
             group["params"] = [model.slice_of(parameter) for parameter in group["params"]]
         self.gradient_norm: float | None = None  # norm of the last step, before clipping
-        self.has_overflowed = False  # in the last step
+        self.has_overflowed = False  # whether the last step overflowed
         self._norm_group, self._norm_weight = norm_group, norm_weight
-        self._is_measured = False  # whether the accumulation has ended, and `gradient_norm` is of the next step
-        self._limits = [model.settings.gradient_clipping]  # largest norm in the next step; 0 does not clip
+        self._is_measured = False  # whether `gradient_norm` is already computed for the next step
+        self._limits = [model.settings.gradient_clipping]  # largest norms in the next step; 0 does not clip
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -86,7 +85,7 @@ class ShardedOptimizer:
 
     @property
     def state(self) -> dict[Any, Any]:
-        """State of the optimizer by shard."""
+        """State of the optimizer, by shard."""
         state: dict[Any, Any] = self.optimizer.state
         return state
 
@@ -95,10 +94,10 @@ class ShardedOptimizer:
         """End the accumulation and step. All replicas call it.
 
         Args:
-            loss_scale: the factor of the losses; if it is not 1, or in float16, gradients that are not finite skip the
-                step.
+            loss_scale: factor of the losses. If it is not 1, or with float16, the step is skipped if gradients are not
+                finite.
 
-        Returns: whether it stepped; if not, gradients are kept until `zero_grad`.
+        Returns: whether the optimizer stepped; if not, gradients are kept until `zero_grad`.
         Raises: RuntimeError if a collective failed.
         """
         norm, limits = self._measure(loss_scale), self._limits
@@ -116,7 +115,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def clip(self, max_norm: float, *, loss_scale: float = 1.0) -> float:
-        """End the accumulation, and have the next step clip to this norm as well. All replicas call it.
+        """End the accumulation, and make the next step clip to `max_norm` as well. All replicas call it.
 
         Returns: the norm before clipping, over the whole model; -1 if it is not finite.
         Raises: RuntimeError if a collective failed.
@@ -140,10 +139,10 @@ class ShardedOptimizer:
         return self.gradient_norm
 
     def _expect_more(self) -> None:
-        """Begin another accumulation."""
+        """Start another accumulation."""
         self._is_measured, self._limits = False, [self.model.settings.gradient_clipping]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients; they are set to None for both values of `set_to_none`."""
+        """Drop all gradients: they become None for either value of `set_to_none`."""
         self._expect_more()
         self.model.clear_gradients()

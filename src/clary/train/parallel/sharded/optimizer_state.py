@@ -1,7 +1,7 @@
-"""Spreads optimizer state over replicas: parameters stay whole on all ranks, each one's state lies on one rank.
+"""Optimizer state spread over replicas: parameters are whole on all ranks, each parameter's state lies on one rank.
 
-Where: it replaces an optimizer whose parameters several ranks hold whole. A step sums every gradient at the parameter's
-owner, lets the owner step, and sends the stepped parameters to the others.
+Where: it wraps an optimizer whose parameters several ranks hold whole. A step sums every gradient on the parameter's
+owner, lets the owner update the parameter, and sends the updated parameters to the other ranks.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _WIDE_BYTES = 4
 
 
 class ShardedStateOptimizer:
-    """An optimizer of torch whose state is spread over the ranks that hold the same parameters.
+    """A torch optimizer whose state is spread over the ranks that hold the same parameters.
 
-    Any optimizer of torch works: an owner steps whole parameters, with the same result as an optimizer that is not
-    spread. (An optimizer that uses all parameters at once, such as LBFGS, sees only the owned ones.) Its `param_groups`
-    keep their options and order, and hold only the owned parameters; schedulers may use it.
+    Any torch optimizer works: an owner updates whole parameters, with the same result as without spreading. (An
+    optimizer that uses all parameters at once, such as LBFGS, sees the owned parameters alone.) `param_groups` keep
+    their options and order, and hold the owned parameters alone; schedulers may use this object.
 
     Args:
-        optimizer: made of all parameters, without state yet.
-        group_of: returns the ranks that hold a parameter. All of them make this object at the same time.
-        with_masters: whether owners step on float32 copies of parameters of 16 bits.
+        optimizer: optimizer of all parameters, without state yet.
+        group_of: returns the group of ranks that hold a parameter, which all make this object at the same time.
+        with_masters: whether owners update float32 copies of 16-bit parameters.
 
-    Raises: ValueError if it has state already.
+    Raises: ValueError if the optimizer already has state.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ShardedStateOptimizer:
             for number in sorted(self._owned)
             if with_masters and self._parameters[number].dtype.itemsize < _WIDE_BYTES
         }
-        self._versions: dict[int, int] = {}  # versions of parameters with masters, after their last write here
+        self._versions: dict[int, int] = {}  # version counters of parameters with masters, after the last write here
         self._note_versions()
         for group, numbers in zip(optimizer.param_groups, self._group_numbers, strict=True):
             group["params"] = [self._stepped(number) for number in numbers if number in self._owned]
@@ -91,9 +91,9 @@ class ShardedStateOptimizer:
 
     @torch.no_grad()
     def reduce_gradients(self) -> None:
-        """Replace a parameter's gradient by the mean over its ranks, on its owner; drop it on the other ranks.
+        """Average each gradient over the parameter's ranks on its owner; drop it on the other ranks.
 
-        A gradient that only some ranks have counts as 0 on the others. All ranks call it, once before a step.
+        A gradient that some ranks lack counts as 0 there. All ranks call it, once before a step.
 
         Raises: RuntimeError if a collective failed; gradients are lost then.
         """
@@ -113,7 +113,7 @@ class ShardedStateOptimizer:
 
     @property
     def are_reduced(self) -> bool:
-        """Whether gradients are reduced over all ranks, ready for a step."""
+        """Whether gradients are averaged over all ranks, ready for a step."""
         return self._are_reduced
 
     @property
@@ -126,19 +126,19 @@ class ShardedStateOptimizer:
         return [one for number in sorted(self._owned) if (one := self._parameters[number]).grad is not None]
 
     def take_parameters(self) -> None:
-        """Copy the parameters into the masters, after a load."""
+        """Copy the parameters into the masters after a load."""
         self._load_masters({})
 
     @torch.no_grad()
     def step(self, *, loss_scale: float = 1.0) -> None:
-        """Step the owned parameters and send them to the other ranks; reduces gradients first if needed.
+        """Update the owned parameters and send them to the other ranks, after reducing gradients if needed.
 
         Args:
             loss_scale: divisor of gradients, in float32.
 
-        All ranks call it. To clip or unscale, call `reduce_gradients` and work on `owned_gradients` before.
+        All ranks call it. To clip or unscale, first call `reduce_gradients` and change `owned_gradients`.
 
-        Raises: RuntimeError if a collective failed; ranks may differ then.
+        Raises: RuntimeError if a collective failed; parameters may then differ between ranks.
         """
         if not self._are_reduced:
             self.reduce_gradients()
@@ -161,7 +161,7 @@ class ShardedStateOptimizer:
         self._note_versions()
 
     def take_reduced_gradients(self) -> None:
-        """Accept gradients that are means over all ranks already, as DDP leaves them; drop other owners' gradients."""
+        """Accept gradients already averaged over all ranks, such as DDP's; drop gradients of parameters not owned."""
         for index, part in enumerate(self._parts):
             self._used[index] = {place for place, one in enumerate(part.parameters) if one.grad is not None}
         for number, parameter in enumerate(self._parameters):
@@ -183,9 +183,9 @@ class ShardedStateOptimizer:
         return {**self._header(), "optimizer": self.optimizer.state_dict(), "masters": self._master_values()}
 
     def load_local_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a `local_state_dict` of this rank, saved with the same number of ranks and the same parameters.
+        """Load this rank's `local_state_dict`, saved with the same number of ranks and the same parameters.
 
-        Raises: ValueError if the state was spread differently; then nothing is changed.
+        Raises: ValueError if the state was spread differently; the optimizer is unchanged then.
         """
         for key, own in self._header().items():
             if state.get(key) != own:
@@ -197,12 +197,12 @@ class ShardedStateOptimizer:
         self._load_masters(state["masters"])
 
     def full_state_dict(self, *, to_rank0: bool = False) -> dict[str, Any]:
-        """Return the state_dict of the optimizer as if it were not spread, in host memory; `masters` are by number.
+        """Return the optimizer's unspread state_dict, in host memory, with `masters` by parameter number.
 
         All ranks call it.
 
         Args:
-            to_rank0: whether only the first rank of every group of ranks gets it; the others get their owned part.
+            to_rank0: whether the first rank of every group alone gets the full state; other ranks get their owned part.
         """
         inner = self.optimizer.state_dict()
         numbers = [number for group in self._group_numbers for number in group if number in self._owned]
@@ -232,9 +232,9 @@ class ShardedStateOptimizer:
     def load_full_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the owned part of a `full_state_dict`, or of the state of an optimizer that is not spread.
 
-        Missing masters are made of the parameters, which must be loaded before.
+        Missing masters are copied from the parameters, which must be loaded before.
 
-        Raises: ValueError if groups of parameters differ, or from torch.
+        Raises: ValueError if groups of parameters differ; torch may raise it too.
         """
         numbers = [number for group in self._group_numbers for number in group if number in self._owned]
         places = {number: place for place, number in enumerate(numbers)}
@@ -272,7 +272,7 @@ class ShardedStateOptimizer:
         self._versions = {number: self._parameters[number]._version for number in self._masters}
 
     def _take_writes(self) -> None:
-        """Copy values that a script has written into parameters since the last step into the masters."""
+        """Copy values to the masters that a script has written into parameters since the last step."""
         for number, master in self._masters.items():
             if self._parameters[number]._version != self._versions[number]:
                 master.data.copy_(self._parameters[number].detach())

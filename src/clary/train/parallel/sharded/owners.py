@@ -1,4 +1,4 @@
-"""Assigns the optimizer's state of each parameter to a rank. Pure."""
+"""Pure assignment of each parameter's optimizer state to a rank."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Ownership:
     """The rank that owns each parameter, and the load of each rank.
 
     Args:
-        owners: rank by parameter.
-        loads: elements by rank.
+        owners: owning rank of each parameter.
+        loads: number of elements of each rank.
         reason: the reason for these loads.
     """
 
@@ -26,12 +26,12 @@ class Ownership:
 def assign_owners(numels: Sequence[int], num_ranks: int) -> Ownership:
     """Assign whole parameters to ranks: largest first, each to the rank with the least load.
 
-    The greatest load is at most 4/3 - 1/(3 ranks) times the least possible for whole parameters. Equal parameters go to
-    ranks in the order of the ranks, so all ranks compute the same assignment.
+    The greatest load is at most 4/3 - 1/(3 ranks) times the optimum for whole parameters. Ties go to the lowest rank,
+    so all ranks compute the same assignment.
     Source: R. L. Graham, Bounds on multiprocessing timing anomalies, 1969.
 
     Args:
-        numels: elements by parameter.
+        numels: number of elements of each parameter.
     """
     owners = [0] * len(numels)
     loads = [(0, rank) for rank in range(num_ranks)]

@@ -1,9 +1,9 @@
-"""Exchanges with owners of parameters: gradients to them before a step, stepped parameters from them after it.
+"""Exchanges with owners of parameters: gradients to the owners before a step, updated parameters from them afterwards.
 
-[Note: bytes] With n ranks and gradients of M bytes, each rank sends (n-1)/n M for the sums, an exchange in which every
-rank sends each owner its part, and all owners together send (n-1) M for the parameters: 2 (n-1)/n M per rank, as much
-as an all-reduce of gradients alone. An all-reduce of the gradients first would add half of that. gloo's own `reduce`
-takes 1.4 times as much as the exchange (4 ranks, torch 2.13).
+[Note: bytes] With n ranks and gradients of M bytes, each rank sends (n-1)/n M for the sums (an exchange in which every
+rank sends each owner its part), and all owners together send (n-1) M for the parameters: 2 (n-1)/n M per rank, as much
+as an all-reduce of gradients alone. An all-reduce of the gradients in place of the exchange would add half of that.
+gloo's own `reduce` takes 1.4 times as much as the exchange (4 ranks, torch 2.13).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Part:
 
     @property
     def rank(self) -> int:
-        """This rank in the group."""
+        """This rank's index in the group."""
         return int(self.group.rank())
 
     def buckets(self, numbers: Sequence[int]) -> Iterator[list[int]]:
-        """Cut places of parameters into buckets of one dtype, in each of which all owners have their share."""
+        """Group parameter numbers into buckets of one dtype, each with a share of every owner."""
         shares: dict[tuple[torch.dtype, int], list[int]] = {}
         for place in numbers:
             shares.setdefault((self.parameters[place].dtype, self.ownership.owners[place]), []).append(place)
-        # Ordered by the part of the owner's share before it, so that all owners' shares end together.
+        # Ordered by the fraction of the owner's share that precedes it, so that all owners' shares end together.
         order: list[tuple[str, float, int]] = []
         for (dtype, _), places in shares.items():
             total, before = sum(self.parameters[place].numel() for place in places) or 1, 0
@@ -59,7 +59,7 @@ class Part:
 
 
 def reduce_bucket(part: Part, bucket: list[int]) -> None:
-    """Sum the gradients of a bucket at their owners, in the order of ranks, and divide by their number."""
+    """Sum the gradients of a bucket on their owners, in the order of ranks, and divide by the number of ranks."""
     size = part.group.size()
     by_owner = [[place for place in bucket if part.ownership.owners[place] == rank] for rank in range(size)]
     pieces = [[_gradient(part.parameters[place]) for place in places] for places in by_owner]
@@ -71,7 +71,7 @@ def reduce_bucket(part: Part, bucket: list[int]) -> None:
     received = sent.new_empty(size * counts[part.rank])
     dist.all_to_all_single(received, sent, [counts[part.rank]] * size, counts, group=part.group)
     rows = received.view(size, counts[part.rank])
-    # In float32 if gradients have 16 bits, which a sum of many would exceed.
+    # Summed in float32 if gradients have 16 bits, which a long sum would overflow.
     total, *others = rows.float() if rows.dtype.itemsize < torch.float32.itemsize else rows
     for other in others:
         total.add_(other)
@@ -84,7 +84,7 @@ def reduce_bucket(part: Part, bucket: list[int]) -> None:
 
 
 def send_bucket(part: Part, bucket: list[int]) -> None:
-    """Send stepped parameters of a bucket from their owners to the others."""
+    """Send updated parameters of a bucket from their owners to the other ranks."""
     under_way = []
     for owner in range(part.group.size()):
         parameters = [part.parameters[place] for place in bucket if part.ownership.owners[place] == owner]

@@ -1,4 +1,4 @@
-"""Reductions of gradients that are under way."""
+"""Gradient reductions in progress."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 
 from clary.train.parallel.sharded.flat import Flat
 
-MOST_UNDER_WAY = 1  # it overlaps with the backward pass of the next unit; links carry one at a time anyway
+MOST_UNDER_WAY = 1  # overlaps with the next unit's backward pass; links carry one reduction at a time anyway
 
 
 class Reductions:
-    """Starts reductions, and first ends the oldest if too many elements would be in progress.
+    """Starts reductions, after waiting for the oldest if too many elements would be in progress.
 
     Args:
-        most_elements: of all reductions in progress, unless one alone has more.
+        most_elements: limit of elements of all reductions in progress, unless a single one has more.
         when_done: called with a buffer when its last reduction has ended.
     """
 
@@ -25,9 +25,9 @@ class Reductions:
         self._under_way: deque[tuple[Flat, Callable[[], None]]] = deque()
 
     def start(self, flat: Flat) -> None:
-        """Begin to reduce the arrived gradients of a buffer.
+        """Start to reduce the arrived gradients of a buffer.
 
-        Raises: RuntimeError if a collective failed, this or an older one.
+        Raises: RuntimeError if this or an older collective failed.
         """
         while self._under_way and (
             len(self._under_way) >= MOST_UNDER_WAY
@@ -59,7 +59,7 @@ class Reductions:
 
 @contextlib.contextmanager
 def told(flat: Flat, what: str) -> Iterator[None]:
-    """Name the buffer in errors of collectives in this block. Raises: RuntimeError in place of the original."""
+    """Name the buffer in errors of collectives in this block. Raises: RuntimeError in place of the original error."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Settings of sharded data parallelism: the `sdp_` keys of the configuration, and a caller's additions."""
+"""Settings of sharded data parallelism: the configuration's `sdp_` keys, and further settings of callers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from clary.train.parallel.configuration import Configuration
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingSettings:
-    """Sizes are numbers of elements.
+    """Settings of sharded data parallelism; sizes are numbers of elements.
 
     Args:
         reduce_bucket_size: most elements of one reduction, unless one parameter alone has more.
         param_persistence_threshold: parameters with fewer elements stay whole on every rank.
-        max_live_parameters: most gathered elements with which a buffer is still gathered ahead of its use.
-        gradient_clipping: the greatest norm of all gradients; 0 does not clip.
-        compute_dtype: of gathered parameters; None keeps every parameter's dtype. Shards of 16-bit parameters are kept
-            in float32.
-        reduce_dtype: of gradients in reductions within the sharding group; None is the compute dtype.
-        num_prefetched: number of flat buffers gathered ahead of their use.
-        unit_classes: classes whose modules are gathered as one; if empty, `units` finds them.
-        broadcasts_first: whether all replicas begin with the first replica's values.
+        max_live_parameters: limit of gathered elements up to which buffers are prefetched.
+        gradient_clipping: largest norm of all gradients; 0 does not clip.
+        compute_dtype: dtype of gathered parameters; None keeps every parameter's dtype. Shards of 16-bit parameters are
+            float32.
+        reduce_dtype: dtype of gradients in reductions within the sharding group; None is the compute dtype.
+        num_prefetched: number of flat buffers to prefetch.
+        unit_classes: classes whose modules are units; if empty, `units` finds the units.
+        broadcasts_first: whether all replicas start with the first replica's values.
     """
 
     reduce_bucket_size: int = 500_000_000
@@ -38,7 +38,7 @@ class ShardingSettings:
 
 
 def settings_of(configuration: Configuration) -> ShardingSettings:
-    """Return the settings of a configuration's keys."""
+    """Return the settings from a configuration's keys."""
     dtype = torch.float16 if configuration.fp16 else torch.bfloat16 if configuration.bf16 else None
     return ShardingSettings(
         reduce_bucket_size=configuration.sdp_reduce_bucket_size,

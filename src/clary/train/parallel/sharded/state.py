@@ -1,8 +1,8 @@
 """Saving and loading of sharded state: local states, for one rank and one degree, and full states, for any degree.
 
-[Note: local states] A local state is this rank's shards without conversion. It fits only the same cut: the same
-parameters in the same buffers, the same degree, the same segment. A full state has the names, shapes and order of the
-module or the optimizer without shards.
+[Note: local states] A local state holds this rank's shards without conversion. It loads only with the same layout: the
+same parameters in the same buffers, the same degree, the same segment. A full state has the names, shapes and order of
+the module or the optimizer without shards.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from clary.train.parallel.sharded.model import ShardedModel
 from clary.train.parallel.sharded.optimizer import ShardedOptimizer
 
 FORMAT = 1
-_NEVER_CUT = ("step",)  # a scalar, as a parameter may be, so shapes do not tell them apart
+_NEVER_CUT = ("step",)  # scalar states, which shapes cannot distinguish from states of scalar parameters
 
 
 def local_model_state(model: ShardedModel) -> dict[str, Any]:
-    """Return this rank's shards of the parameters, and its buffers. Tensors are the model's own, not copies."""
+    """Return this rank's shards of the parameters, and its buffers. Tensors share the model's memory."""
     return {
         **_header(model),
         "shards": [flat.master_S.detach() for flat in model.flats],
@@ -35,7 +35,7 @@ def local_model_state(model: ShardedModel) -> dict[str, Any]:
 def load_local_model_state(model: ShardedModel, state: Mapping[str, Any]) -> None:
     """Load the shards of a `local_model_state`.
 
-    Raises: ValueError if they were cut differently; then nothing is changed.
+    Raises: ValueError if they were cut differently; the target is unchanged then.
     """
     _check_header(model, state, "model")
     for flat, shard in zip(model.flats, state["shards"], strict=True):
@@ -50,7 +50,7 @@ def full_model_state(model: ShardedModel, *, to_rank0: bool = False) -> dict[str
     """Return the module's state_dict without shards, in the masters' dtypes, in host memory. All replicas call it.
 
     Args:
-        to_rank0: whether only the first replica gets it; the others get {}.
+        to_rank0: whether the first replica alone gets the state; the others get {}.
     """
     keeps = not to_rank0 or model.groups.replicas.rank() == 0
     by_name: dict[str, torch.Tensor] = {}
@@ -73,13 +73,14 @@ def full_model_state(model: ShardedModel, *, to_rank0: bool = False) -> dict[str
 
 
 def load_full_model_state(model: ShardedModel, state: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Load a full state, of the module without shards or with any degree; every rank passes the whole state.
+    """Load a full state, saved without shards or with any degree; every rank passes the whole state.
 
     Args:
         state: whole tensors by the names of the module without shards.
-        strict: whether names must be the same; if not, missing values are not changed.
+        strict: whether names must be the same; if False, values that the state lacks are unchanged.
 
-    Raises: RuntimeError naming missing or unexpected keys, if strict, and shapes that differ; then nothing is changed.
+    Raises: RuntimeError naming missing or unexpected keys, if strict, and shapes that differ; the model is unchanged
+        then.
     """
     own = state_of_parts(model.module, keep_vars=True)
     missing, unexpected = sorted(set(own) - set(state)), sorted(set(state) - set(own))
@@ -110,17 +111,17 @@ def local_optimizer_state(optimizer: ShardedOptimizer) -> dict[str, Any]:
 def load_local_optimizer_state(optimizer: ShardedOptimizer, state: Mapping[str, Any]) -> None:
     """Load a state of `local_optimizer_state`.
 
-    Raises: ValueError if it was cut differently; then nothing is changed.
+    Raises: ValueError if it was cut differently; the target is unchanged then.
     """
     _check_header(optimizer.model, state, "optimizer")
     optimizer.optimizer.load_state_dict(state["optimizer"])
 
 
 def full_optimizer_state(optimizer: ShardedOptimizer, *, to_rank0: bool = False) -> dict[str, Any]:
-    """Return the state_dict that the optimizer would have without shards, in host memory. All replicas call it.
+    """Return the state_dict of an optimizer without shards, in host memory. All replicas call it.
 
     Args:
-        to_rank0: whether only the first replica gets it; the others get {}.
+        to_rank0: whether the first replica alone gets the state; the others get {}.
     """
     model = optimizer.model
     keeps = not to_rank0 or model.groups.replicas.rank() == 0
@@ -148,9 +149,9 @@ def full_optimizer_state(optimizer: ShardedOptimizer, *, to_rank0: bool = False)
 
 
 def load_full_optimizer_state(optimizer: ShardedOptimizer, state: Mapping[str, Any]) -> None:
-    """Load a full state, of the optimizer without shards or with any degree; every rank passes the whole state.
+    """Load a full state, saved without shards or with any degree; every rank passes the whole state.
 
-    Raises: ValueError if groups or shapes differ; other errors are the optimizer's own.
+    Raises: ValueError if groups or shapes differ; further errors come from the optimizer.
     """
     model = optimizer.model
     places = {one: (flat, place) for flat in model.flats for place, one in enumerate(flat.parameters)}
@@ -176,7 +177,7 @@ def load_full_optimizer_state(optimizer: ShardedOptimizer, state: Mapping[str, A
 
 
 class _Cut:
-    """Replaces a state that lies in shards; has its dtype."""
+    """Placeholder of a sharded state, with its dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -207,7 +208,7 @@ def _in_order(optimizer: ShardedOptimizer) -> list[Any]:
 
 
 def _known_states(flat: Flat, optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
-    """Return the states of each parameter, from the first rank with states: scalars unchanged, shards as `_Cut`."""
+    """Return the states of each parameter, from the first rank that has any: scalars unchanged, shards as `_Cut`."""
     own: list[dict[str, Any]] = [
         {
             key: _Cut(value.dtype) if isinstance(value, torch.Tensor) and value.shape == slice_.shape else value
@@ -223,7 +224,7 @@ def _known_states(flat: Flat, optimizer: ShardedOptimizer) -> list[dict[str, Any
 
 
 def _cut_keys(flat: Flat, known: list[dict[str, Any]]) -> list[tuple[str, torch.dtype]]:
-    """Return the states that lie in shards, in the same order on all ranks."""
+    """Return the keys of sharded states, in the same order on all ranks."""
     return sorted(
         {(key, value.dtype) for one in known for key, value in one.items() if isinstance(value, _Cut)}, key=str
     )

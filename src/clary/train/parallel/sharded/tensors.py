@@ -23,7 +23,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         for field in dataclasses.fields(value):
             yield from tensors_in(getattr(value, field.name))
     elif hasattr(value, "__dict__") and not isinstance(value, type | torch.nn.Module):
-        for one in vars(value).values():  # and no deeper: objects may refer to each other
+        for one in vars(value).values():  # one level alone, since objects may refer to each other
             yield from (item for item in (one if isinstance(one, list | tuple) else [one]) if _is_tensor(item))
 
 

@@ -1,9 +1,8 @@
-"""Finds the units of a model: modules that are gathered as one, with the parameters that each needs.
+"""Search for the units of a model: modules that are gathered as a whole, with the parameters that each needs.
 
 A unit's parameters are gathered before its forward pass and before its backward pass, and freed after each. Without
-`classes` units are found from the root down: containers, and modules that hold a list of modules, are opened, since
-lists hold the layers that models repeat; every other module is a unit. An opened module's own parameters belong only to
-it.
+`classes`, the search descends from the root: it opens containers and modules that hold a list of modules, since lists
+hold a model's repeated layers; every other module is a unit. An opened module is a unit of its own parameters alone.
 
 A parameter in several units (shared weights, a module with two parents, a parameter that `register_parameter` names) is
 gathered for each of them.
@@ -18,7 +17,7 @@ from torch import nn
 
 _REGISTERED = "_clary_registered_parameters"
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)  # not called; other modules use the parameters that they hold
+_NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)  # never called; other modules use their parameters
 
 
 @dataclass
@@ -27,7 +26,7 @@ class Units:
 
     Args:
         modules: the units; the first is the root.
-        users: numbers of the units that need a parameter.
+        users: for each parameter, the numbers of the units that need it.
         names: the first name of every parameter.
     """
 
@@ -39,7 +38,7 @@ class Units:
 def register_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
     """Register a parameter of another module that the forward pass of `module` uses. Call it before sharding.
 
-    Raises: TypeError if it is not a Parameter.
+    Raises: TypeError if `parameter` is not a Parameter.
     """
     if not isinstance(parameter, nn.Parameter):
         raise TypeError(f"register_parameter of {type(module).__name__} got a {type(parameter).__name__}, no Parameter")
@@ -51,7 +50,7 @@ def find_units(root: nn.Module, classes: Sequence[type] = ()) -> Units:
     """Find the units of a model.
 
     Args:
-        classes: modules of these classes are units, and modules within them are not; the root is a unit too.
+        classes: modules of these classes are units, but not the modules within them; the root is a unit too.
 
     Raises: ValueError if `register_parameter` named a parameter that is not in the model.
     """
@@ -76,7 +75,7 @@ def find_units(root: nn.Module, classes: Sequence[type] = ()) -> Units:
 
 
 def _walk(module: nn.Module, classes: tuple[type, ...], path: str) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """Yield all modules with their units; a module with several parents once for each."""
+    """Yield all modules with their units; a module with several parents is yielded for each."""
     yield path, module, module
     is_opened = not path or _is_opened(module, classes)
     for name, child in module.named_children():

@@ -1,8 +1,8 @@
 """Tensor parallelism: layers whose weights are cut over the ranks of a tensor group, for SMP v1 and v2.
 
-`collectives` has the steps between ranks with their gradients; `layout` is the layout of hidden states over the group;
-`parts` compute with slices, in our modules and in models that `fsdp.layers` cuts in place (ADR 85); `flash_layers` has
-attention layers of both versions. The rest is v1: `linear`, `embedding`, `attention`, `output`, `transformer` and
-`lm_head` are the layers; `registry` and `replacement` replace a model's own layers by them. `huggingface` describes
-transformers' models, for both.
+`collectives` holds communication steps with gradients; `layout` is the layout of hidden states over the group; `parts`
+computes with slices, in our modules and in models that `fsdp.layers` cuts in place (ADR 85); `flash_layers` holds the
+attention layers of both versions; `huggingface` describes transformers' models, for both. The other modules are v1:
+`linear`, `embedding`, `attention`, `output`, `transformer` and `lm_head` are the layers; `registry` and `replacement`
+replace a model's own layers by them.
 """

@@ -1,8 +1,8 @@
-"""The attention block of a transformer, its heads cut over a tensor group.
+"""The attention block of a transformer, with heads cut over a tensor group.
 
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch_tensor_parallel.rst` for
-arguments and shapes. Where its reference and its argument list disagree, this module follows the list: head sizes are
-`attention_head_size`, and the residual is added whether layer normalisation comes before or after.
+arguments and shapes. Where the document's reference and its argument list disagree, this module follows the list: head
+sizes are `attention_head_size`, and the residual is added with layer normalisation before or after.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from clary.train.parallel.tensor.settings import ABOUT_POSITIONS, LayerSettings,
 class DistributedAttentionLayer(DistributedModule):
     """Self- or cross-attention, a projection, dropout, the residual, and layer normalisation before or after.
 
-    Sizes are those of the whole; every rank holds `num_attention_heads / T` heads, and 1 / T of the heads of keys and
-    values if those are fewer. `more` are fields of `LayerSettings`.
+    Sizes are those of the whole layer; each of the T ranks holds `num_attention_heads / T` heads, and 1 / T of the
+    heads of keys and values, which may be fewer. `more` are fields of `LayerSettings`.
 
     Raises:
         NotDivisibleError: the tensor group does not divide the heads, or with optimize=memory `hidden_size`.
-        ValueError: both layer normalisations are off, cross-attention has settings of positions, or heads cannot share
-            those of keys and values evenly.
+        ValueError: both layer normalisations are off, cross-attention has position settings, or query heads cannot
+            share key and value heads evenly.
         TypeError: an unknown argument.
     """
 
@@ -94,9 +94,9 @@ class DistributedAttentionLayer(DistributedModule):
 
         Args:
             inputs: (hidden_states, attention_mask), or with cross-attention (hidden_states, cross_states,
-                attention_mask); positions [N, S] may follow for rotary embeddings, and have no effect without them. The
-                mask is added to the scores, or boolean, True where a key counts; it broadcasts to [N, heads, S, P], or
-                is None.
+                attention_mask); positions [N, S] for rotary embeddings may follow, and have no effect otherwise. The
+                mask is None, a tensor that is added to the scores, or a boolean tensor that is True for visible keys;
+                it broadcasts to [N, heads, S, P].
         """
         hidden, cross, mask, positions = _unpack(inputs, is_cross=self.is_cross)
         layout = self.layout
@@ -120,7 +120,7 @@ class DistributedAttentionLayer(DistributedModule):
         mask: torch.Tensor | None,
         positions: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return this rank's heads, concatenated, [M, S, H/T]."""
+        """Return the concatenated outputs of this rank's heads, [M, S, H/T]."""
         if cross is None:
             query, key, value = apply_columns(hidden, [self.query, self.key, self.value], self.layout)
         else:

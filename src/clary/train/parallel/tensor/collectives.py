@@ -1,9 +1,10 @@
-"""Steps between the ranks of a tensor group, each with its gradient.
+"""Communication steps between the ranks of a tensor group, each with its gradient.
 
 [Note: pairs] A tensor on a tensor group is replicated (all ranks hold equal values), split along a dimension (each rank
-holds its slice, in the order of the ranks) or partial (the value is the sum over the ranks). The gradient of a
-replicated tensor is replicated, that of a split tensor split likewise, and that of a partial tensor replicated; a
-replicated tensor that every rank uses differently has a partial gradient. So each step's gradient is another step:
+holds its slice, in the order of ranks) or partial (the value is the sum over the ranks). The gradient of a replicated
+tensor is replicated, the gradient of a split tensor is split along the same dimension, and the gradient of a partial
+tensor is replicated. A replicated tensor that every rank uses differently ("used apart") has a partial gradient. So
+each step's gradient is another step:
 
     step            from        to          forward                 gradient
     copy            replicated  used apart  nothing                 all-reduce
@@ -16,9 +17,9 @@ replicated tensor that every rank uses differently has a partial gradient. So ea
 
 Source: arXiv 1909.08053 section 3 (copy, reduce); arXiv 2205.05198 section 4 (all_gather, reduce_scatter).
 
-Every rank of the group must take the same steps in the same order; shapes must be equal on all ranks. The process
+Every rank of the group must run the same steps in the same order; shapes must be equal on all ranks. The process
 group's own timeout bounds every wait. Second derivatives are not defined.
-Shapes: T ranks of the group, L whole length of the dimension that is cut.
+Shapes: T ranks of the group, L whole length of the cut dimension.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class TensorGroup:
 
     Args:
         process_group: None for a single rank, which never communicates.
-        rank: the place of this process in it.
+        rank: rank of this process in the group.
     """
 
     process_group: Any
@@ -50,7 +51,7 @@ class TensorGroup:
     size: int
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorGroup:
-        """Return itself: copies of a module use the same ranks."""
+        """Return the group itself, since copies of a module use the same ranks."""
         return self
 
     def divide(self, number: int, what: str) -> int:
@@ -71,7 +72,7 @@ class NotDivisibleError(ValueError):
 
 
 def copy(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return `tensor`, replicated, for a different use on every rank; see [Note: pairs]."""
+    """Return a replicated `tensor` for a different use on every rank; see [Note: pairs]."""
     return _step(tensor, group, _same, lambda gradient: _all_reduce(gradient, group))
 
 
@@ -85,9 +86,9 @@ def scatter(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torch.T
 
     Args:
         tensor: [..., L, ...], equal on all ranks; the result is [..., L/T, ...].
-        dimension: of length L; negative ones count from the end.
+        dimension: dimension of length L; negative values count from the end.
 
-    Raises: NotDivisibleError if the group does not divide that length.
+    Raises: NotDivisibleError if the group's size does not divide L.
     """
     return _step(
         tensor, group, lambda value: _own_slice(value, group, dimension), lambda grad: _gather(grad, group, dimension)
@@ -99,7 +100,7 @@ def gather(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torch.Te
 
     Args:
         tensor: [..., L/T, ...], this rank's slice; the result is [..., L, ...], equal on all ranks.
-        dimension: of the slices; negative ones count from the end.
+        dimension: dimension of the slices; negative values count from the end.
     """
     return _step(
         tensor, group, lambda value: _gather(value, group, dimension), lambda grad: _own_slice(grad, group, dimension)
@@ -124,9 +125,9 @@ def reduce_scatter(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> 
 
     Args:
         tensor: [..., L, ...], this rank's addend; the result is [..., L/T, ...].
-        dimension: of length L; negative ones count from the end.
+        dimension: dimension of length L; negative values count from the end.
 
-    Raises: NotDivisibleError if the group does not divide that length.
+    Raises: NotDivisibleError if the group's size does not divide L.
     """
     return _step(
         tensor,
@@ -140,8 +141,8 @@ def exchange(tensor: torch.Tensor, group: TensorGroup, *, cut: int, join: int) -
     """Re-split a tensor from dimension `join` to dimension `cut`; see [Note: pairs].
 
     Args:
-        cut: the dimension that becomes shorter; the size of the group divides it.
-        join: the dimension that becomes longer, with the ranks' parts in rank order.
+        cut: the dimension that becomes shorter; its length is a multiple of the group's size.
+        join: the dimension that becomes longer, by concatenation in rank order.
     """
     return _step(
         tensor,
@@ -165,11 +166,11 @@ def gather_whole(tensor: torch.Tensor, group: TensorGroup, dimension: int = 0) -
 
     Args:
         tensor: [..., L/T, ...], this rank's slice; the result is [..., L, ...].
-        dimension: of the slices.
+        dimension: dimension of the slices.
     """
     if group.size == 1:
         return tensor
-    is_boolean = tensor.dtype == torch.bool  # some backends cannot send this type
+    is_boolean = tensor.dtype == torch.bool  # some backends cannot send this dtype
     whole = _gather(tensor.detach().to(torch.uint8) if is_boolean else tensor.detach(), group, dimension)
     return whole.bool() if is_boolean else whole
 
@@ -186,10 +187,10 @@ def broadcast_first(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
 
 
 def first_values(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return the first rank's tensor, in memory of this rank and without a gradient; collective.
+    """Return a copy of the first rank's tensor, without a gradient. All ranks call it.
 
-    If this rank's tensor is on the meta device, the result is on the device of its computation. A single rank gets its
-    own tensor, detached.
+    If this rank's tensor is on the meta device, the result is on the rank's compute device. A single rank gets its own
+    tensor, detached.
 
     Args:
         tensor: of the same shape and dtype on all ranks.
@@ -204,7 +205,7 @@ def first_values(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
 
 
 def reachable(group: TensorGroup, home: torch.device) -> torch.device:
-    """Return a device whose memory the group's backend can send: `home`, or the GPU for NCCL."""
+    """Return a device from which the group's backend can send: `home`, or the GPU with NCCL."""
     is_nccl = group.size > 1 and "nccl" in str(dist.get_backend(group.process_group))
     return torch.device("cuda", torch.cuda.current_device()) if is_nccl else home
 
@@ -214,13 +215,13 @@ def gather_into(whole: torch.Tensor, tensor: torch.Tensor, group: TensorGroup) -
 
     Args:
         whole: [T n, ...], overwritten.
-        tensor: [n, ...], of this rank.
+        tensor: [n, ...], this rank's tensor.
     """
     gather_parts(whole, tensor, group.process_group)
 
 
 class _Pair(torch.autograd.Function):
-    """A step and the step of its gradient."""
+    """A step, and the step that computes its gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, step: Step, gradient_step: Step) -> torch.Tensor:
@@ -274,7 +275,7 @@ def _all_to_all(tensor: torch.Tensor, group: TensorGroup, cut: int, join: int) -
 
 
 def _parts(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torch.Tensor:
-    """Return the slices along `dimension`, stacked along a new first dimension."""
+    """Return the slices along `dimension`, stacked along a new first dimension, as a contiguous tensor."""
     group.divide(tensor.shape[dimension], f"dimension {dimension} of a tensor of shape {tuple(tensor.shape)}")
     if dimension == 0:
         return tensor.contiguous().unflatten(0, (group.size, -1))
@@ -282,5 +283,5 @@ def _parts(tensor: torch.Tensor, group: TensorGroup, dimension: int) -> torch.Te
 
 
 def _behind_each_other(parts: torch.Tensor, dimension: int) -> torch.Tensor:
-    """Return slices that are stacked along the first dimension, concatenated along `dimension`."""
+    """Concatenate slices, stacked along the first dimension, along `dimension`."""
     return parts.flatten(0, 1) if dimension == 0 else torch.cat(list(parts.unbind()), dimension)

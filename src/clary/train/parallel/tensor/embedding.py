@@ -15,16 +15,16 @@ DEFAULT_STD = 0.02
 
 
 class DistributedEmbedding(DistributedModule):
-    """An embedding whose channels are cut over the tensor group; `embedding_dim` is that of the whole.
+    """An embedding whose channels are cut over the tensor group; `embedding_dim` is the whole size.
 
     `forward` takes ids [N, ...] and returns [N, ..., embedding_dim]. The weight is a slice along dimension 1. Arguments
-    are those of torch.nn.Embedding and
+    are those of torch.nn.Embedding, and the following.
 
     Args:
         _weight: the whole initial weight.
-        initializer_range: standard deviation of the normal distribution of a weight that is drawn.
-        _skip_allgather: whether ids have all rows already: [M, ...], see [Note: layouts] in `layout`.
-        _skip_scatter_and_merge: whether to return [M, ..., embedding_dim/T], as larger distributed modules take it.
+        initializer_range: standard deviation of the normal distribution from which a weight is drawn.
+        _skip_allgather: whether ids already contain the rows of all ranks, [M, ...]; see [Note: layouts] in `layout`.
+        _skip_scatter_and_merge: whether to return [M, ..., embedding_dim/T], the input of larger distributed modules.
 
     Raises:
         NotDivisibleError: the tensor group does not divide `embedding_dim`.
@@ -69,7 +69,7 @@ class DistributedEmbedding(DistributedModule):
         """Return the embeddings of ids.
 
         Args:
-            input: ids [N, ...], or a scalar; the result is [N, ..., embedding_dim]. See the class.
+            input: ids [N, ...], or a scalar; the result is [N, ..., embedding_dim], subject to the class's options.
         """
         rows = input.unsqueeze(0) if input.dim() == 0 else input
         ids = rows if self._takes_all_rows else self.layout.enter_rows(rows, rows.shape[0])
@@ -88,7 +88,7 @@ class DistributedEmbedding(DistributedModule):
 
     @torch.no_grad()
     def _limit_norms(self, ids: torch.Tensor) -> None:
-        """Scale the looked-up rows down to `max_norm`; norms are of whole rows."""
+        """Scale the looked-up rows down to `max_norm`, by the norms of whole rows."""
         used = ids.unique()
         rows = self.weight[used].float()
         group, is_largest = self.layout.group, self.norm_type == float("inf")
@@ -101,11 +101,11 @@ class DistributedEmbedding(DistributedModule):
         self.weight[used] = (rows * factors.unsqueeze(1)).to(self.weight.dtype)
 
     def extra_repr(self) -> str:
-        """Return the sizes of the whole as text."""
+        """Return the whole sizes as text."""
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
-_SHORTEST = 1e-7  # added to norms before dividing, as torch does
+_SHORTEST = 1e-7  # added to norms before the division, as torch does
 
 
 def _draw(weight: torch.Tensor, *, std: float, padding_row: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, by torch's own kernels, with the masks and biases of the layers.
+"""Scaled dot-product attention by torch's kernels, with the layers' masks and biases.
 
 Shapes: B rows, H heads, S positions of queries, P positions of keys, D channels of a head.
 Source: arXiv 2108.12409 section 3 (ALiBi).
@@ -30,9 +30,10 @@ def attend(
 
     Args:
         query: [B, H, S, D]; `key` and `value` are [B, G, P, D], where G divides H: neighbouring heads share one.
-        mask: added to the scores, or boolean, True where a key counts; it broadcasts to [B, H, S, P].
-        bias: added to the scores, [H, S, P].
-        window: number of positions that a query sees, its own and earlier ones; None for all.
+        mask: tensor that is added to the scores, or boolean tensor that is True for visible keys; broadcasts to [B, H,
+            S, P].
+        bias: tensor that is added to the scores, [H, S, P].
+        window: number of positions that a query sees, its own and earlier positions; None for all.
     """
     if key.shape[1] != query.shape[1]:
         num_sharing = query.shape[1] // key.shape[1]
@@ -52,8 +53,8 @@ def attend(
 def alibi_slopes(num_heads: int, bias_max: float) -> torch.Tensor:
     """Return every head's slope of scores over distance, [H]: a geometric sequence down to 2^-bias_max.
 
-    If the number of heads is not a power of two, the first heads have the slopes of the power below, the others every
-    second slope of the power above, as in the authors' own program.
+    If the number of heads is not a power of two, the first heads have the slopes of the next lower power, the other
+    heads every second slope of the next higher power, as in the authors' program.
     """
     below = 2 ** math.floor(math.log2(num_heads))
     slopes = _geometric(below, bias_max)
@@ -63,12 +64,12 @@ def alibi_slopes(num_heads: int, bias_max: float) -> torch.Tensor:
 
 
 def alibi_bias(slopes: torch.Tensor, num_queries: int, num_keys: int) -> torch.Tensor:
-    """Return the bias of scores, [H, S, P]: minus slope times distance.
+    """Return the bias of scores, [H, S, P]: -slope * distance.
 
     Args:
         slopes: [H], see `alibi_slopes`.
-        num_queries: S; queries are at the positions from 0 on.
-        num_keys: P; keys are at the positions from 0 on.
+        num_queries: S; number of queries, at the positions from 0 on.
+        num_keys: P; number of keys, at the positions from 0 on.
     """
     queries = torch.arange(num_queries, device=slopes.device).unsqueeze(1)
     keys = torch.arange(num_keys, device=slopes.device)
@@ -88,10 +89,10 @@ def _merge_masks(
     is_causal: bool,
     window: int | None,
 ) -> torch.Tensor | None:
-    """Return one mask to add; None if torch's own causal mask suffices.
+    """Combine masks and bias to one mask to add; None if torch's own causal mask suffices.
 
-    Masked scores are the least number of the dtype, not minus infinity, which would make a row with all keys masked,
-    such as padding, NaN.
+    Masked scores are the least number of the dtype instead of minus infinity, which would turn a row with all keys
+    masked, such as padding, into NaN.
     """
     if mask is None and bias is None and window is None:
         return None

@@ -1,8 +1,8 @@
-"""Layers of attention over queries, keys and values in any order of their dimensions, for `smp.nn` and `tsm.nn`.
+"""Attention layers over queries, keys and values with any order of dimensions, for `smp.nn` and `tsm.nn`.
 
 [Note: layouts] A layout names the dimensions of each tensor, as "b h s d" does: b rows, h heads, s positions, d
-channels. One tensor that packs several has one dimension more, which the layout may name by their number, as in "b s 3
-h d"; otherwise it is the only dimension of that length.
+channels. A tensor that packs several tensors has one more dimension, which the layout may name by their number, as in
+"b s 3 h d"; otherwise it is the only dimension of that length.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference", `torch.sagemaker.nn.attn`.
 """
 
@@ -21,13 +21,13 @@ Heads: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...] | list[torch.Tensor]
 
 
 class FlashLayer(nn.Module):
-    """Attention with the settings that all these layers share.
+    """Base class: attention with the settings that all these layers share.
 
     Args:
-        attention_dropout_prob: of attention probabilities, in training.
-        scale: of the scores; None is 1 / sqrt(channels).
+        attention_dropout_prob: dropout of attention probabilities, in training.
+        scale: factor of the scores; None is 1 / sqrt(channels).
         triton_flash_attention: without effect on results: torch chooses the kernel.
-        use_alibi: whether scores fall with the distance, more steeply in earlier heads.
+        use_alibi: whether scores decrease with the distance (ALiBi), more steeply in earlier heads.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class FlashLayer(nn.Module):
         """Return [b, h, s, d] for queries, keys and values with dimensions in that order.
 
         Args:
-            mask: as `flash.attend` takes it.
-            scale: of the scores, in place of the layer's own.
+            mask: as in `flash.attend`.
+            scale: factor of the scores, in place of the layer's own.
             has_bias: whether the mask includes the bias of ALiBi.
         """
         query, key, value = heads
@@ -90,11 +90,11 @@ class FlashSelfAttention(FlashLayer):
 
         Args:
             qkv: three tensors, or one that packs them; see [Note: layouts].
-            attn_mask: added to the scores; it broadcasts to [b, h, s, s]. Only with `triton_flash_attention` and
-                `use_alibi`; then it must include the bias of ALiBi.
-            cast_dtype: dtype of the computation and the result; None is that of the tensors.
+            attn_mask: tensor that is added to the scores; broadcasts to [b, h, s, s]. Accepted only with
+                `triton_flash_attention` and `use_alibi`, and must include the bias of ALiBi.
+            cast_dtype: dtype of the computation and the result; None is the dtype of the tensors.
 
-        Raises: ValueError for an invalid layout, or for a mask where masks are not accepted.
+        Raises: ValueError for an invalid layout, or for a mask without these settings.
         """
         if attn_mask is not None and not (self.triton_flash_attention and self.use_alibi):
             raise ValueError(
@@ -106,11 +106,11 @@ class FlashSelfAttention(FlashLayer):
 
 
 class FlashGroupedQueryAttention(FlashLayer):
-    """Attention in which several heads of queries share one of keys and values.
+    """Attention in which several query heads share one head of keys and values.
 
     Args:
-        attention_dropout_prob: of attention probabilities, in training.
-        scale: of the scores; None is 1 / sqrt(channels).
+        attention_dropout_prob: dropout of attention probabilities, in training.
+        scale: factor of the scores; None is 1 / sqrt(channels).
     """
 
     def __init__(self, attention_dropout_prob: float = 0.0, scale: float | None = None) -> None:
@@ -128,10 +128,10 @@ class FlashGroupedQueryAttention(FlashLayer):
 
         Args:
             kv: two tensors, or one that packs them; see [Note: layouts].
-            cast_dtype: as of `FlashSelfAttention`.
+            cast_dtype: as in `FlashSelfAttention.forward`.
 
-        Raises: ValueError for an invalid layout, or if the number of query heads is not a multiple of that of key
-        heads.
+        Raises: ValueError for an invalid layout, or if the number of query heads is not a multiple of the number of key
+            heads.
         """
         plain = " ".join(name for name in layout.split() if not name.isdigit())
         (query,) = heads_of((q,), 1, plain, cast_dtype)
@@ -147,13 +147,13 @@ class FlashAttentionLayer(FlashLayer):
     """Attention over packed queries, keys and values.
 
     Args:
-        attention_dropout_prob: of attention probabilities, in training.
-        attention_head_size: D; None takes it from the input.
+        attention_dropout_prob: dropout of attention probabilities, in training.
+        attention_head_size: D; None reads it from the input.
         scale_attention_scores: whether scores are divided by sqrt(D).
-        scale_attn_by_layer_idx: whether they are divided by `layer_idx + 1` as well.
-        scale: the factor of the scores, in place of both.
+        scale_attn_by_layer_idx: whether scores are also divided by `layer_idx + 1`.
+        scale: factor of the scores, in place of both divisors.
         triton_flash_attention: without effect: torch chooses the kernel.
-        use_alibi: whether scores fall with the distance, more steeply in earlier heads.
+        use_alibi: whether scores decrease with the distance (ALiBi), more steeply in earlier heads.
 
     Raises: ValueError for `scale_attn_by_layer_idx` without `layer_idx`.
     """
@@ -180,7 +180,8 @@ class FlashAttentionLayer(FlashLayer):
 
         Args:
             qkv: [B, S, 3, H, D].
-            attn_mask: added to the scores, or boolean, True where a key counts; it broadcasts to [B, H, S, S].
+            attn_mask: tensor that is added to the scores, or boolean tensor that is True for visible keys; broadcasts
+                to [B, H, S, S].
             causal: whether later positions are masked.
         """
         heads = [part.transpose(1, 2) for part in qkv.unbind(2)]
@@ -197,9 +198,9 @@ def heads_of(given: Heads, number: int, layout: str, dtype: torch.dtype | None) 
     Args:
         given: a sequence of tensors, each in the layout, or the tensor that packs them.
         layout: names of dimensions with spaces between, such as "b s h d".
-        dtype: of the results; None keeps that of each tensor.
+        dtype: dtype of the results; None keeps each tensor's dtype.
 
-    Raises: ValueError if layout and tensors do not fit.
+        Raises: ValueError if the tensors do not fit the layout.
     """
     names = layout.split()
     tensors = [given] if isinstance(given, torch.Tensor) else list(given)

@@ -1,4 +1,4 @@
-"""Normalisation of hidden states that may be split along the normalised dimension.
+"""Layer normalisation of hidden states that may be split along the normalised dimension.
 
 Source: arXiv 1910.07467 equation 4, for the root of the mean square.
 """
@@ -21,9 +21,9 @@ DEFAULT_EPSILON = 1e-5
 
 
 class FusedLayerNorm(nn.LayerNorm):
-    """Replaces apex's layer of this name; torch's own is fused.
+    """Replacement of apex's class of this name by torch's layer norm, which is fused too.
 
-    Programs test modules for this class, to exclude their weights from weight decay.
+    Programs use this class in isinstance checks, to exclude weights from weight decay.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class FusedLayerNorm(nn.LayerNorm):
 class HiddenLayerNorm(DistributedModule, FusedLayerNorm):
     """Normalises hidden states in the inside layout; weight and bias are slices if the hidden states are split.
 
-    `normalized_shape` and `eps` exist for programs that read them from layer norms.
+    `normalized_shape` and `eps` exist for programs that read these attributes of layer norms.
 
     Raises: NotDivisibleError if hidden states are split and the tensor group does not divide `hidden_size`.
     """
 
     def __init__(self, hidden_size: int, epsilon: float) -> None:
-        super().__init__()  # DistributedModule's, which skips the constructors that make whole parameters
+        super().__init__()  # DistributedModule's constructor, which skips those that make whole parameters
         self.normalized_shape, self.eps, self.elementwise_affine = (hidden_size,), epsilon, True
         self.add_parameter("weight", (hidden_size,), self.layout.split_dimension, nn.init.ones_)
         self.add_parameter("bias", (hidden_size,), self.layout.split_dimension, nn.init.zeros_)
@@ -65,7 +65,7 @@ class HiddenLayerNorm(DistributedModule, FusedLayerNorm):
 
 
 class HiddenRmsNorm(DistributedModule):
-    """Divides hidden states in the inside layout by their root mean square; the weight is a slice if they are split.
+    """Divides hidden states (inside layout) by their root mean square; the weight is a slice if they are split.
 
     Raises: NotDivisibleError if hidden states are split and the tensor group does not divide `hidden_size`.
     """
@@ -97,7 +97,7 @@ def hidden_norm(hidden_size: int, epsilon: float, *, is_rms: bool) -> HiddenLaye
 
     Args:
         hidden_size: number of channels of the whole hidden states.
-        epsilon: added before the root is taken.
+        epsilon: added to the variance or mean square before the root.
 
     Raises: NotDivisibleError if hidden states are split and the tensor group does not divide `hidden_size`.
     """
@@ -105,10 +105,10 @@ def hidden_norm(hidden_size: int, epsilon: float, *, is_rms: bool) -> HiddenLaye
 
 
 class _SplitLayerNorm(torch.autograd.Function):
-    """Layer normalisation over a dimension split over ranks: one small exchange in forward, one in backward.
+    """Layer normalisation over a split dimension: one small exchange in forward, one in backward.
 
-    Ranks exchange mean and variance of their slices, since sums of squares would lose precision. Statistics are in at
-    least float32.
+    Ranks exchange mean and variance of their slices, since sums of squares would lose precision. Statistics are float32
+    or wider.
     """
 
     @staticmethod

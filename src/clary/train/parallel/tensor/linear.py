@@ -1,6 +1,6 @@
-"""Linear layers cut over a tensor group: by input features if alone, by columns or rows inside other layers.
+"""Linear layers cut over a tensor group: single ones by input features, those in other layers by columns or rows.
 
-Source: arXiv 1909.08053 section 3 (columns, then rows); arXiv 2205.05198 section 4.2.2 (gathering a split input again
+Source: arXiv 1909.08053 section 3 (columns, then rows); arXiv 2205.05198 section 4.2.2 (second gather of a split input
 for the backward pass).
 """
 
@@ -24,7 +24,7 @@ from clary.train.parallel.tensor.parts import RowProduct
 
 
 class DistributedLinear(DistributedModule):
-    """A linear layer whose input features are cut over the tensor group; sizes are those of the whole.
+    """A linear layer whose input features are cut over the tensor group; arguments are the whole sizes.
 
     `forward` takes [N, ..., in_features] and returns [N, ..., out_features]. The weight is a slice along dimension 1;
     the bias is whole on every rank.
@@ -54,12 +54,12 @@ class DistributedLinear(DistributedModule):
         return output.squeeze(0) if input.dim() == 1 else output
 
     def extra_repr(self) -> str:
-        """Return the sizes of the whole as text."""
+        """Return the whole sizes as text."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 class ColumnLinear(DistributedModule):
-    """A linear layer whose output features are cut: from hidden states inside to this rank's columns."""
+    """A linear layer whose output features are cut: from inside hidden states to this rank's columns."""
 
     def __init__(self, in_features: int, out_features: int, *, normal_std: float | None, bias: bool = True) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class ColumnLinear(DistributedModule):
 
 
 class RowLinear(RowProduct, DistributedModule):
-    """A linear layer whose input features are cut: from this rank's columns to hidden states inside."""
+    """A linear layer whose input features are cut: from this rank's columns to inside hidden states."""
 
     def __init__(self, in_features: int, out_features: int, *, normal_std: float | None, bias: bool = True) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class RowLinear(RowProduct, DistributedModule):
 
 
 def apply_columns(hidden: torch.Tensor, layers: Sequence[ColumnLinear], layout: Layout) -> list[torch.Tensor]:
-    """Return the columns of several layers for one input, which is gathered once.
+    """Apply several layers to one input, which is gathered once; return each layer's columns.
 
     Args:
         hidden: hidden states in the inside layout: [M, S, H/T] or [M, S, H], see `layout`.
@@ -105,7 +105,7 @@ def apply_columns(hidden: torch.Tensor, layers: Sequence[ColumnLinear], layout: 
 
 
 class _GatheredProducts(torch.autograd.Function):
-    """Products of a split input with several weights; it keeps only the slice and gathers it again in backward."""
+    """Products of a split input with several weights; saves the slice alone and gathers again in backward."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, group: TensorGroup, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -129,7 +129,7 @@ class _GatheredProducts(torch.autograd.Function):
 
 
 def _autocast(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors in autocast's dtype, since autocast does not apply inside an autograd function."""
+    """Cast tensors to autocast's dtype, since autocast does not apply inside an autograd function."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return tensors

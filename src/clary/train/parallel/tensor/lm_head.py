@@ -21,20 +21,20 @@ from clary.train.parallel.tensor.transformer import DistributedTransformer
 if TYPE_CHECKING:
     from typing_extensions import Self  # `typing` has it since Python 3.11
 
-IGNORED_LABEL = -100  # as torch.nn.functional.cross_entropy
+IGNORED_LABEL = -100  # default of torch.nn.functional.cross_entropy
 
 
 class DistributedTransformerLMHead(DistributedModule):
-    """Embeddings of words, positions and perhaps token types, transformer layers, and logits over the vocabulary.
+    """Embeddings of words, positions and optional token types, transformer layers, logits over the vocabulary.
 
-    Sizes are those of the whole. `more` are fields of `LayerSettings` and
+    Arguments are the whole sizes. `more` are fields of `LayerSettings` and
 
-        embedding_dropout_prob: of the sum of the embeddings; `hidden_dropout_prob` by default.
+        embedding_dropout_prob: dropout of the sum of the embeddings; `hidden_dropout_prob` by default.
         tie_input_output_embedding: whether logits use the word embedding's weight, True by default.
         use_lm_head_bias: whether logits have a bias, False by default.
-        use_positional_embedding: True by default; if False, positions affect only rotary embeddings.
+        use_positional_embedding: True by default; if False, positions affect rotary embeddings alone.
 
-    Raises: as `DistributedTransformerLayer`; NotDivisibleError also if the tensor group does not divide `hidden_size`.
+    Raises: as `DistributedTransformerLayer`, and NotDivisibleError if the tensor group does not divide `hidden_size`.
     """
 
     def __init__(
@@ -109,16 +109,16 @@ class DistributedTransformerLMHead(DistributedModule):
             )
 
     def forward(self, inputs: tuple[torch.Tensor | None, ...], *, num_items: torch.Tensor | int | None = None) -> Any:
-        """Return logits [N, S, vocab_size]; with labels (loss, logits); without a head hidden states [N, S, H].
+        """Return logits [N, S, vocab_size], with labels (loss, logits), without a head hidden states [N, S, H].
 
         Args:
             inputs: (input_ids [N, S], attention_mask [N, S], token_type_ids, position_ids, labels [N, S]); with
-                cross-attention cross_states [N, P, H] and cross_mask [N, P] come before the labels. All but the ids may
-                be None. In masks 1 marks a masked position. With a causal mask labels are the tokens of the same
-                positions, each to be predicted from the position before; without one, the tokens to predict at their
-                positions. Labels of -100 are ignored.
-            num_items: number of items of the batch that this is a part of: the loss is the sum over the labels divided
-                by it, instead of their mean.
+                cross-attention, cross_states [N, P, H] and cross_mask [N, P] precede the labels. All except the ids may
+                be None. In masks, 1 marks a masked position. With a causal mask, labels are the tokens at the same
+                positions, each predicted from the position before; without one, labels are the tokens to predict at
+                their positions. Labels of -100 are ignored.
+            num_items: number of items in the whole batch of which this is a part. If given, the loss is the sum over
+                labels divided by it, instead of the mean.
         """
         input_ids, attention_mask, token_type_ids, position_ids, cross_states, cross_mask, labels = self._unpack(inputs)
         num_rows, layout = input_ids.shape[0], self.layout
@@ -140,14 +140,14 @@ class DistributedTransformerLMHead(DistributedModule):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        if self.is_tied and self.lm_head is not None:  # leaving the meta device makes two parameters of a tied one
+        if self.is_tied and self.lm_head is not None:  # leaving the meta device splits a tied parameter in two
             self.lm_head.share_parameter("weight", self.word_embedding, "weight")
         return self
 
     def _embed(
         self, input_ids: torch.Tensor, token_type_ids: torch.Tensor | None, position_ids: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return hidden states in the inside layout; operations on single channels run on this rank's slice."""
+        """Embed inputs as hidden states in the inside layout; channelwise operations run on this rank's slice."""
         hidden = self.word_embedding(input_ids)
         if self.position_embedding is not None:
             if position_ids is None:
@@ -170,7 +170,7 @@ class DistributedTransformerLMHead(DistributedModule):
         return loss if num_items is None else loss / num_items
 
     def _unpack(self, inputs: tuple[torch.Tensor | None, ...]) -> tuple[Any, ...]:
-        """Return ids, mask, token types, positions, cross states, cross mask, labels; labels may be left out."""
+        """Return ids, mask, token types, positions, cross states, cross mask, labels; labels may be missing."""
         names = ["input_ids", "attention_mask", "token_type_ids", "position_ids", "labels"]
         if self.has_cross_attention:
             names[4:4] = ["cross_states", "cross_mask"]
@@ -195,7 +195,7 @@ class LogitsHead(DistributedModule):
     """Logits over a vocabulary; the weight is cut by channels, the bias is whole on every rank.
 
     Args:
-        tied_to: the embedding whose weight it shares; None for a weight of its own.
+        tied_to: the embedding whose weight the head shares; None for a weight of its own.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class LogitsHead(DistributedModule):
 
 
 def _to_scores(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the addend of scores, [M, 1, 1, S], for a mask [M, S] in which 1 means masked."""
+    """Convert a mask [M, S], in which 1 means masked, to an addend of scores, [M, 1, 1, S]."""
     if mask is None:
         return None
     return (mask.to(dtype) * torch.finfo(dtype).min)[:, None, None, :]

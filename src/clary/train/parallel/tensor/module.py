@@ -1,10 +1,10 @@
-"""The base class of distributed modules: a layout, parameters that are slices or whole, and their initial values.
+"""The base class of distributed modules: a layout, parameters (slices or whole), and their initial values.
 
 [Note: a program's own parts] A program derives its own distributed modules (`smp.tp_register`) from this class and
-builds them from modules of `smp.nn`. Other modules in them, such as a norm of its model's library, do not know the
-group: they use hidden states in the outside layout, so their gradients are those of this rank's batch. Without
-`prescaled_batch` such a parameter is averaged over dp. With it every rank has the same gradient, and the parameter is
-averaged over rdp, so that a program may cut it by itself.
+builds them from modules of `smp.nn`. Other modules in them, such as a norm from the model's library, ignore the group:
+they use hidden states in the outside layout, so their gradients are those of this rank's batch. Without
+`prescaled_batch`, the gradient of such a parameter is averaged over dp. With it, every rank has the same gradient,
+which is averaged over rdp, so that a program may cut the parameter itself.
 """
 
 from __future__ import annotations
@@ -32,37 +32,36 @@ CONSTANT_FILLS: tuple[Fill, ...] = (nn.init.zeros_, nn.init.ones_)
 
 
 class DistributedModule(nn.Module):
-    """A module that the ranks of a tensor group hold together. All of them make it, after `runtime.initialize`.
+    """A module cut over a tensor group. All ranks of the group construct it, after `runtime.initialize`.
 
-    Gradients of parameters that `add_parameter` makes are those of [Note: mean] in `layout`, so they are averaged over
-    rdp. A parameter that is a slice has an attribute `tensor_slice`. For other parameters see [Note: a program's own
-    parts].
+    Gradients of parameters made by `add_parameter` follow [Note: mean] in `layout`, so they are averaged over rdp. A
+    slice has the attribute `tensor_slice`. For other parameters see [Note: a program's own parts].
 
     Raises: RuntimeError if model parallelism is not initialised.
     """
 
     is_distributed = True
-    is_indivisible = False  # whether it reads its children's weights itself, so that all must lie on one pipeline rank
+    is_indivisible = False  # whether it reads its children's weights, so that all must lie on one pipeline rank
 
     def __init__(self) -> None:
-        nn.Module.__init__(self)  # by name, not super(): another base of a subclass must not make whole parameters
+        nn.Module.__init__(self)  # not super(): another base class must not make whole parameters
         self.layout = current_layout()
-        self.is_inner = False  # whether inputs and outputs have the inside layout, within a larger distributed module
+        self.is_inner = False  # whether it is part of a distributed module and uses the inside layout
         self._slices: dict[str, TensorSlice] = {}
         self._fills: dict[str, tuple[Fill, tuple[int, ...]]] = {}
         self._shared: set[str] = set()
 
     def be_inner(self) -> Self:
-        """Take and return hidden states in the inside layout from now on; the module that holds this one calls it."""
+        """Switch inputs and outputs to the inside layout; the enclosing distributed module calls it."""
         self.is_inner = True
         return self
 
     def add_parameter(self, name: str, shape: tuple[int, ...], dimension: int | None, fill: Fill) -> None:
-        """Make this rank's slice of a parameter, and draw it; replicas start equal on all ranks. Collective.
+        """Make and initialise this rank's slice of a parameter; replicas start equal on all ranks. Collective.
 
         Args:
-            shape: of the whole.
-            dimension: the dimension that is cut; None for a replica on every rank.
+            shape: shape of the whole parameter.
+            dimension: the dimension to cut; None for a replica on every rank.
             fill: writes the whole tensor in place.
 
         Raises: NotDivisibleError if the tensor group does not divide the dimension.
@@ -80,9 +79,9 @@ class DistributedModule(nn.Module):
         """Use another distributed module's parameter under this module's own name.
 
         Args:
-            name: of the parameter in this module.
-            owner: the module that draws the parameter's values.
-            owners_name: of the parameter in the owner.
+            name: name of the parameter in this module.
+            owner: the module that initialises the parameter.
+            owners_name: name of the parameter in the owner.
         """
         self.register_parameter(name, getattr(owner, owners_name))
         self._shared.add(name)
@@ -90,13 +89,13 @@ class DistributedModule(nn.Module):
             self._slices[name] = owner._slices[owners_name]
 
     def parameters_of_group(self) -> Iterator[nn.Parameter]:
-        """Yield this module's own parameters that `add_parameter` has made, here or in the module that shares them."""
+        """Yield this module's own parameters that `add_parameter` made, in this module or in their owner."""
         for name, parameter in self._parameters.items():
             if parameter is not None and (name in self._fills or name in self._shared):
                 yield parameter
 
     def reset_parameters(self) -> None:
-        """Draw this module's own parameters again, such as after they were delayed on the meta device; collective."""
+        """Initialise this module's own parameters again, for example after the meta device. Collective."""
         for name, (fill, shape) in self._fills.items():
             self._draw(getattr(self, name), fill, shape)
 
@@ -117,7 +116,7 @@ class DistributedModule(nn.Module):
         self._mark_again()
 
     def _mark_again(self) -> None:
-        """Mark the parameters again: a move to a device or a copy may have replaced them by ones without marks."""
+        """Mark the parameters again, since a move to a device or a copy may have replaced them without marks."""
         for name, piece in self._slices.items():
             parameter = self._parameters.get(name)
             if parameter is not None:
@@ -125,7 +124,7 @@ class DistributedModule(nn.Module):
 
 
 def current_layout() -> Layout:
-    """Return the layout that this process's configuration requires.
+    """Return the layout for this process's configuration.
 
     Raises: RuntimeError if model parallelism is not initialised.
     """
@@ -135,7 +134,7 @@ def current_layout() -> Layout:
 
 
 def weight_fill(fan_in: int, normal_std: float | None) -> Fill:
-    """Return the initialiser of a linear weight: normal with a standard deviation, else as torch.nn.Linear."""
+    """Return the initialiser of a linear weight: normal if `normal_std` is given, else as in torch.nn.Linear."""
     if normal_std is not None:
         normal: Fill = partial(nn.init.normal_, std=normal_std)
         return normal
@@ -143,7 +142,7 @@ def weight_fill(fan_in: int, normal_std: float | None) -> Fill:
 
 
 def bias_fill(fan_in: int, normal_std: float | None) -> Fill:
-    """Return the initialiser of a linear bias: zeros with normal weights, else as torch.nn.Linear."""
+    """Return the initialiser of a linear bias: zeros if `normal_std` is given, else as in torch.nn.Linear."""
     if normal_std is not None:
         zeros: Fill = nn.init.zeros_
         return zeros

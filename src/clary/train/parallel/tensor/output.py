@@ -1,4 +1,4 @@
-"""The output block of a transformer, its intermediate channels cut over a tensor group."""
+"""The output block of a transformer, with intermediate channels cut over a tensor group."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from clary.train.parallel.tensor.settings import check_layernorms, find_activati
 class DistributedTransformerOutputLayer(DistributedModule):
     """Two linear layers around an activation, dropout, the residual, and layer normalisation before or after.
 
-    With `use_gate` the activation follows a third linear layer, `gate`, and its result is multiplied by that of the
-    first.
+    With `use_gate`, the activation is applied to a third linear layer, `gate`, and multiplied by the result of the
+    first layer.
 
-    Sizes are those of the whole. `more` are fields of `LayerSettings`.
+    Arguments are the whole sizes. `more` are fields of `LayerSettings`.
 
     Raises:
         NotDivisibleError: the tensor group does not divide `intermediate_size`, or with optimize=memory `hidden_size`.

@@ -1,11 +1,12 @@
-"""Parts of layers that compute with slices, in new modules (SMP v1) and in modules of a model that is cut (SMP v2).
+"""Parts of layers that compute with slices, in new modules (SMP v1) and in modules cut in place (SMP v2).
 
-Where: layers of `smp.nn` contain them; `fsdp.layers.cutting` makes parts of a model instances of them.
+Where: layers of `smp.nn` contain them; `fsdp.layers.cutting` changes the classes of a model's modules to subclasses of
+them.
 
-[Note: one copy] In a model that is cut in place, matrices that are cut by columns stay `nn.Linear` with fewer rows of
-weights. `copy` marks their input once as used differently on every rank, where it enters attention or MLP, so backward
-sums its gradient once and not for each matrix.
-Shapes: any leading dimensions, H channels of the whole, T ranks of the group; hidden states are in the layout's form.
+[Note: one copy] In a model that is cut in place, matrices that are cut by columns stay `nn.Linear`, with fewer rows of
+weights. Where their common input enters attention or MLP, one `copy` marks it as used differently on every rank, so
+backward sums its gradient once instead of once per matrix.
+Shapes: any leading dimensions, H whole channels, T ranks of the group; hidden states have the inside layout.
 Source: arXiv 1909.08053 section 3.
 """
 
@@ -23,7 +24,7 @@ from clary.train.parallel.tensor.randomness import dropout_replicated, dropout_s
 
 
 class Part(nn.Module):
-    """A module that knows the layout of hidden states over its tensor group."""
+    """A module with the layout of hidden states over its tensor group."""
 
     layout: Layout
 
@@ -32,7 +33,7 @@ class CutMlp(Part):
     """An MLP whose inner channels are cut: the last matrix sums the ranks' products."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the class's own forward on a hidden state that every rank uses for different channels."""
+        """Run the class's own forward on a hidden state that every rank uses differently."""
         args = _entered(args, kwargs, self.layout)
         return super().forward(*args, **kwargs)
 
@@ -50,7 +51,7 @@ class CutAttention(Part):
 
 
 class RowProduct(Part):
-    """A matrix whose input channels are cut; the bias is added to the sum of the ranks' products."""
+    """A linear layer whose input channels are cut; the bias is added to the sum of the ranks' products."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -74,7 +75,7 @@ class VocabularyHead(Part, nn.Linear):
 
 
 class VocabularyEmbedding(Part, nn.Embedding):
-    """An embedding whose vocabulary is cut. `padding_idx` is an index in the whole."""
+    """An embedding whose vocabulary is cut. `padding_idx` is an index in the whole vocabulary."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the embeddings [..., H] of all tokens on every rank."""
@@ -99,17 +100,17 @@ class HiddenDropout(Part, nn.Dropout):
 
 
 def drop(hidden: torch.Tensor, probability: float, layout: Layout) -> torch.Tensor:
-    """Return hidden states inside after dropout, with one mask for all ranks or one per rank, by their layout.
+    """Apply dropout to inside hidden states: one mask for all ranks if replicated, one per rank if split.
 
     Args:
         hidden: [..., H/T] if the layout is split, else [..., H].
-        probability: of dropping an element; 0 outside of training.
+        probability: probability of dropping an element; 0 outside of training.
     """
     return (dropout_split if layout.is_split else dropout_replicated)(hidden, probability, layout.group)
 
 
 def _entered(args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout) -> tuple[Any, ...]:
-    """Return the positional arguments with the hidden state passed through `copy`; change a keyword in place."""
+    """Return positional arguments with the hidden state passed through `copy`; a keyword is changed in place."""
     if args:
         return (layout.whole(args[0]), *args[1:])
     name = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))

@@ -1,9 +1,9 @@
 """Dropout over a tensor group: one mask for all ranks on replicated tensors, a different mask per rank on slices.
 
-[Note: generators] Programs seed their ranks with equal seeds, or by rank; both must work. A replicated tensor gets the
-mask that the first rank of the group has drawn. The seed of a slice's mask is one draw from the CPU's default
-generator, mixed with the rank, so that ranks with equal generators draw different masks. All randomness depends on the
-default generators, so activation checkpointing, which restores them, draws the same masks again.
+[Note: generators] Programs seed their ranks equally, or by rank; both must work. A replicated tensor gets the mask that
+the first rank of the group draws. The seed of a slice's mask is drawn from the CPU's default generator and mixed with
+the rank, so that ranks with equal generators draw different masks. All randomness depends on the default generators, so
+activation checkpointing, which restores them, draws the same masks again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from clary.train.parallel.tensor.collectives import TensorGroup, broadcast_first
 
-_NUM_SEEDS = 2**48  # small enough that a seed mixed with a rank fits into 63 bits
+_NUM_SEEDS = 2**48  # so that a seed mixed with a rank fits into 63 bits
 
 
 def dropout_replicated(tensor: torch.Tensor, probability: float, group: TensorGroup) -> torch.Tensor:
@@ -24,7 +24,7 @@ def dropout_replicated(tensor: torch.Tensor, probability: float, group: TensorGr
 
     Args:
         tensor: of any shape, equal on all ranks.
-        probability: of dropping an element; the others are scaled up. 0 outside of training.
+        probability: probability of dropping an element, which scales up the other elements; 0 outside of training.
     """
     if probability == 0 or group.size == 1:
         return functional.dropout(tensor, probability)
@@ -38,7 +38,7 @@ def dropout_split(tensor: torch.Tensor, probability: float, group: TensorGroup) 
 
     Args:
         tensor: of any shape, this rank's slice.
-        probability: as `dropout_replicated` takes it.
+        probability: as in `dropout_replicated`.
     """
     if probability == 0:
         return tensor
@@ -68,7 +68,7 @@ def same_randomness(group: TensorGroup, device: torch.device, reachable: torch.d
 
     Args:
         device: the device whose default generator draws.
-        reachable: a device whose memory the group's backend can send.
+        reachable: a device from which the group's backend can send.
     """
     if group.size == 1:
         yield
@@ -87,5 +87,5 @@ def same_randomness(group: TensorGroup, device: torch.device, reachable: torch.d
     try:
         yield
     finally:
-        if not torch.equal(own, first):  # if equal, the generators have advanced together
+        if not torch.equal(own, first):  # equal generators have advanced together
             restore(own)

@@ -1,10 +1,10 @@
-"""The distributed versions of module classes, and the marks of modules that a program wants distributed.
+"""Registry of module classes' distributed versions, and marks of the modules to distribute.
 
-Where: programs mark modules and register classes, before or while they build a model; `replacement` reads both.
+Where: programs mark modules and register classes before or while they build a model; `replacement` reads both.
 
-[Note: marks] `tensor_parallelism` marks every module that is made in its block, `set_tensor_parallelism` a module and
-all below it. The last mark counts. A mark is a request; whether a module is replaced also depends on its class, its
-sizes and its weights.
+[Note: marks] `tensor_parallelism` marks every module that is made in its block, `set_tensor_parallelism` marks a module
+and its descendants. The last mark wins. A mark is a request; whether a module is replaced also depends on its class,
+its sizes and its weights.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch import nn
 
 from clary.train.parallel.tensor.module import DistributedModule
 
-Arguments = tuple[Any, Mapping[str, Any]]  # an iterable of positional arguments, and keywords
+Arguments = tuple[Any, Mapping[str, Any]]  # positional arguments, keywords
 StateDict = dict[str, torch.Tensor]
 Translations = tuple[Callable[..., StateDict], Callable[..., StateDict]]
 
-MARK = "_tensor_parallelism"  # key of a module's dict: its Mark
-_RECORDS = "records_arguments_of"  # attribute of a constructor that records its arguments: its class
-ARGUMENTS = "_tensor_parallel_arguments"  # key of a module's dict: the arguments of its constructor
+MARK = "_tensor_parallelism"  # key in a module's `__dict__` of its Mark
+_RECORDS = "records_arguments_of"  # attribute of a recording constructor: its class
+ARGUMENTS = "_tensor_parallel_arguments"  # key in a module's `__dict__` of its constructor's arguments
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Mark:
     """A program's request to distribute a module or not; see [Note: marks].
 
     Args:
-        keywords: override arguments from `init_hook`.
+        keywords: arguments that override the results of `init_hook`.
     """
 
     is_enabled: bool
@@ -45,17 +45,17 @@ class Mark:
 
 @dataclass(frozen=True)
 class Registration:
-    """How modules of one class become distributed.
+    """The distributed version of one module class, and the conversions of arguments, results and states.
 
     Args:
-        init_hook: converts the arguments of the class to those of the distributed one; None passes them unchanged.
-        forward_hook: does the same for arguments of `forward`.
-        return_hook: converts the distributed module's result to the class's.
-        arguments_of: reads the constructor's arguments off a module, if they were not recorded.
+        init_hook: converts constructor arguments to those of the distributed class; None passes them unchanged.
+        forward_hook: converts arguments of `forward` in the same way.
+        return_hook: converts the distributed module's result to the replaced class's.
+        arguments_of: derives the constructor's arguments from a module, if they were not recorded.
         to_distributed: converts the whole state of a module to that of its replacement; its second argument is the
-            first one of `init_hook`.
-        translations: takes the first argument of `init_hook`; returns two functions for checkpoints, from the
-            distributed state to the class's, and back.
+            first argument of `init_hook`.
+        translations: function of the first argument of `init_hook`, which returns two functions for checkpoints: from
+            the distributed state to the replaced class's, and back.
     """
 
     module_class: type[nn.Module]
@@ -81,7 +81,7 @@ def tp_register(
     forward_hook: Callable[..., Arguments] | None = None,
     return_hook: Callable[[Any], Any] | None = None,
 ) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Return a class decorator that names the distributed version of the class.
+    """Return a class decorator that registers the distributed version of the class.
 
     Args: as `Registration`; `dist_module` is its `distributed_class`.
 
@@ -102,7 +102,7 @@ def tp_register_with_module(
     forward_hook: Callable[..., Arguments] | None = None,
     return_hook: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Name the distributed version of a class; modules that are made from now on can be replaced.
+    """Register the distributed version of a class; modules that are made from now on can be replaced.
 
     Args: as `Registration`; `module_cls` is its `module_class`, `dist_module` its `distributed_class`.
 
@@ -133,8 +133,8 @@ def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
     """Mark all modules that are made in the block; see [Note: marks].
 
     Args:
-        kwargs: override arguments of the distributed modules; a module ignores keywords that it does not take, and the
-            summary lists keywords that no module takes.
+        kwargs: arguments that override those of the distributed modules; a module ignores keywords that it does not
+            take, and the summary lists keywords that no module takes.
     """
     token = _wanted.set(Mark(bool(enabled), kwargs))
     _count_contexts(1)
@@ -146,7 +146,7 @@ def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: Any) -> None:
-    """Mark a module and all below it; arguments as `tensor_parallelism`."""
+    """Mark a module and its descendants; arguments as in `tensor_parallelism`."""
     for each in module.modules():
         each.__dict__[MARK] = Mark(bool(enabled), kwargs)
 
@@ -158,7 +158,7 @@ def mark_of(module: nn.Module) -> Mark | None:
 
 
 def _count_contexts(change: int) -> None:
-    """Count open contexts: while there is one, a constructor of ours marks modules; afterwards torch's is restored."""
+    """Count open contexts; while any is open, torch's module constructor is patched to mark modules."""
     global _num_contexts, _own_init
     with _lock:
         was_open = _num_contexts > 0
@@ -173,12 +173,12 @@ def _count_contexts(change: int) -> None:
 def _marking_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
     _own_init(self, *args, **kwargs)
     mark = _wanted.get()
-    if mark is not None:  # None: a thread without a context of its own
+    if mark is not None:  # None in a thread without a context
         self.__dict__[MARK] = mark
 
 
 def _record_arguments(module_class: type[nn.Module]) -> None:
-    """Record the arguments of a class's constructor on each module, for its later replacement."""
+    """Patch a class's constructor to record its arguments on each module, for a later replacement."""
     own = module_class.__init__
     if getattr(own, "__dict__", {}).get(_RECORDS) is module_class:
         return

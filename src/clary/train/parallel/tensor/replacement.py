@@ -1,4 +1,4 @@
-"""Replaces a model's modules by distributed ones, where a program has marked them and it is possible.
+"""Replacement of a model's marked modules by distributed modules, if possible.
 
 Where: DistributedModel calls `replace_modules` on every rank, before optimizers are made.
 Source: as `attention`, "Enabling Tensor Parallelism".
@@ -39,11 +39,11 @@ from clary.train.parallel.tensor.slices import cut_state_dict
 
 @dataclass(frozen=True)
 class Change:
-    """The outcome for one module that a program wants distributed.
+    """The outcome for one marked module.
 
     Args:
-        name: of the module in the model; empty for the model itself.
-        reason: the reason why it was kept; None if it was replaced.
+        name: path of the module in the model; empty for the model itself.
+        reason: reason why the module was kept; None if it was replaced.
     """
 
     name: str
@@ -63,11 +63,11 @@ class Replacements:
     """The outcome of `replace_modules`.
 
     Args:
-        root: the model; another object than before if the model itself was replaced.
-        changes: in the order of the model's modules; modules inside of a replaced module are left out.
-        translations: pairs of functions (from the distributed state, to it) of the replaced classes that have them.
-        without_effect: keywords of marks that change nothing here.
-        unknown: keywords of marks that none of the distributed classes takes.
+        root: the model; a new object if the model itself was replaced.
+        changes: outcomes in the order of the model's modules, without modules inside of replaced modules.
+        translations: pairs of functions (from the distributed state, to it) of replaced classes.
+        without_effect: keywords of marks that have no effect here.
+        unknown: keywords of marks that no distributed class takes.
     """
 
     root: nn.Module
@@ -78,7 +78,7 @@ class Replacements:
     _originals: list[weakref.ref[nn.Module]] = field(default_factory=list)
 
     def originals(self) -> list[nn.Module]:
-        """Return the replaced modules that a program still holds."""
+        """Return the replaced original modules that are still alive."""
         return [module for one in self._originals if (module := one()) is not None]
 
     def __str__(self) -> str:
@@ -93,23 +93,23 @@ class Replacements:
 
 
 def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replacements:
-    """Replace the outermost supported modules that are marked, in place; every rank calls it on the same model.
+    """Replace the outermost supported and marked modules, in place. Every rank calls it on the same model.
 
-    A tensor group of one rank replaces too: scripts look for the layers of `smp.nn` whatever the degree.
-    A module is kept, with a reason, if it shares weights with a module outside of it, if its sizes do not divide, or if
-    it was made before its class was registered and its arguments cannot be read off it, as they can for modules of
-    torch and transformers. If an outer module is kept, the modules inside of it are tried.
+    With a tensor group of one rank, modules are replaced too, since scripts look for layers of `smp.nn` with any
+    degree. A module is kept, with a reason, if it shares weights with an outside module, if the degree does not divide
+    its sizes, or if it was made before its class was registered and its arguments cannot be derived from it (for
+    modules of torch and transformers they can). If a module is kept, the modules inside of it are tried.
 
     Args:
         carries_weights: whether replacements start with the weights of the replaced modules, if a conversion is known;
-            else with new weights.
+            otherwise they start with new weights.
 
     Raises: errors of the program's own hooks.
     """
     done = Replacements(root)
     known = {**_of_torch(), **_of_transformers()}
     names = _names_of_parameters(root)
-    given: dict[str, bool] = {}  # keywords of marks: whether a class takes them
+    given: dict[str, bool] = {}  # keyword of a mark -> whether a class takes it
 
     def visit(name: str, module: nn.Module, parent: nn.Module | None, config: Any) -> None:
         config = getattr(module, "config", config)
@@ -183,11 +183,11 @@ def _try_replace(
 
 
 def _arguments_of(name: str, module: nn.Module, registration: Registration, config: Any) -> Arguments | None:
-    """Return the arguments of a module's constructor, None if they are not known.
+    """Return the arguments of a module's constructor; None if unknown.
 
     Args:
-        config: of the nearest module around it that has one. Blocks of transformers before 4.40 store no configuration;
-            their constructor took it and their number, which is in their name.
+        config: configuration of the nearest enclosing module that has one. Blocks of transformers before 4.40 do not
+            store the configuration and number that their constructor takes; the number is in their name.
     """
     if ARGUMENTS in module.__dict__:
         recorded: Arguments = module.__dict__[ARGUMENTS]
@@ -207,12 +207,12 @@ def _make(
     """Return a distributed module on the device and in the dtype of the module that it replaces."""
     args, kwargs = tuple(wanted[0]), dict(wanted[1])
     parameters = inspect.signature(distributed_class).parameters
-    taken = _taken_by(distributed_class) - (WITHOUT_EFFECT - set(parameters))  # the summary prints the others
+    taken = _taken_by(distributed_class) - (WITHOUT_EFFECT - set(parameters))  # the summary prints the other keywords
     overrides = {key: value for key, value in keywords.items() if key in taken}
     named = dict(zip(parameters, args, strict=False))  # by name, so that a keyword may override a positional argument
     first = next(module.parameters(), torch.empty(0))
     keeps_dtype = first.is_floating_point() and not runtime.current().configuration.fp16_params
-    # A parameter without memory is replaced by another one without memory, which is initialised when it gets memory.
+    # A parameter without memory is replaced by a delayed parameter, which is initialised when it gets memory.
     with delay_param_initialization() if first.is_meta else torch.device(first.device):
         made = distributed_class(*args[len(parameters) :], **{**named, **kwargs, **overrides})
         if keeps_dtype and any(parameter.dtype != first.dtype for parameter in made.parameters()):
@@ -228,7 +228,7 @@ def _taken_by(distributed_class: type[DistributedModule]) -> set[str]:
 
 
 def _adapt_calls(made: DistributedModule, registration: Registration) -> None:
-    """Hook a replacement so that it takes the calls of the module that it replaces and returns its results."""
+    """Hook a replacement so that it accepts the replaced module's calls and returns the replaced module's results."""
     forward_hook, return_hook = registration.forward_hook, registration.return_hook
     if forward_hook is not None:
 
@@ -254,7 +254,7 @@ def _names_of_parameters(root: nn.Module) -> dict[int, list[str]]:
 
 
 def _sharing(name: str, module: nn.Module, names: dict[int, list[str]]) -> str | None:
-    """Return the reason why a module cannot be replaced alone: a weight shared with an outside module; else None."""
+    """Return a text on a weight shared with an outside module, which prevents a replacement; else None."""
     for parameter in module.parameters():
         for other in names[id(parameter)]:
             if name and not other.startswith(f"{name}."):
@@ -295,7 +295,7 @@ def _as_it_is(state: StateDict, first_argument: Any) -> StateDict:
 
 
 def _of_transformers() -> dict[type[nn.Module], Registration]:
-    """Return registrations of the models whose modules the program has imported."""
+    """Return registrations of the transformers models whose modules the program has imported."""
     found: dict[type[nn.Module], Registration] = {}
     for model, module_name in MODELS.items():
         if module_name in sys.modules:

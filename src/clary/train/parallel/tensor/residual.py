@@ -1,4 +1,4 @@
-"""The residual behind both blocks of a layer, and the layer normalisation after it."""
+"""The residual after each block of a layer, and the subsequent layer normalisation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from clary.train.parallel.tensor.settings import LayerSettings
 def add_residual(
     output: torch.Tensor, residual: torch.Tensor, layernorm: HiddenLayerNorm | None, settings: LayerSettings
 ) -> torch.Tensor:
-    """Return a block's output with its input added, and normalised if there is a `layernorm`.
+    """Add a block's input to its output, and normalise the sum if there is a `layernorm`.
 
     With `fp32_residual_addition` the sum stays in float32 until a layer normalises it or the module returns it.
 
     Args:
-        output: of the block, in the inside layout: [M, S, H/T] or [M, S, H], see `layout`.
-        residual: input of the block, of the same shape; added unless `settings.adds_residual` is off.
+        output: output of the block in the inside layout: [M, S, H/T] or [M, S, H], see `layout`.
+        residual: input of the block, of the same shape; added if `settings.adds_residual`.
         layernorm: None does not normalise the sum.
     """
     if settings.adds_residual:

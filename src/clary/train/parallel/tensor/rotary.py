@@ -1,7 +1,7 @@
 """Rotary position embeddings: queries and keys rotated by their positions.
 
-Source: arXiv 2104.09864 section 3.4. Two orders of channels are in use: pairs of neighbours (GPT-J) and the first half
-with the second (GPT-NeoX).
+Source: arXiv 2104.09864 section 3.4. Models use two pairings of channels: neighbours (GPT-J), or the first half with
+the second half (GPT-NeoX).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Rotary:
     """The rotation of heads.
 
     Args:
-        num_channels: number of rotated channels of every head, from the first; the others are not changed.
-        base: of the wavelengths.
-        is_interleaved: whether pairs are neighbours; else each pair is from two halves.
+        num_channels: number of rotated channels of every head, from the first on; other channels are unchanged.
+        base: base of the wavelengths.
+        is_interleaved: whether pairs are neighbours; else a pair has one channel from each half.
     """
 
     num_channels: int
@@ -26,7 +26,7 @@ class Rotary:
     is_interleaved: bool = False
 
     def turn(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return heads [M, H, S, D] rotated by positions [M, S], [1, S] or [S]."""
+        """Rotate heads [M, H, S, D] by positions [M, S], [1, S] or [S]."""
         rates = 1.0 / self.base ** (
             torch.arange(0, self.num_channels, 2, device=heads.device, dtype=torch.float32) / self.num_channels
         )

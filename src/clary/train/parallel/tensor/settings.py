@@ -1,4 +1,4 @@
-"""Settings that layers of transformers share, read from the arguments of their constructors."""
+"""Common settings of transformer layers, read from the arguments of constructors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_fast": partial(functional.gelu, approximate="tanh"),
     "silu": functional.silu,
 }
-# Arguments of scripts that have no effect here: torch chooses kernels, which compute scores in at least float32;
-# embeddings are always cut.
+# Script arguments without effect here: torch chooses kernels, which compute scores in float32 or wider; embeddings are
+# always cut.
 WITHOUT_EFFECT = frozenset(
     {
         "attention_in_fp32",
@@ -39,7 +39,7 @@ WITHOUT_EFFECT = frozenset(
 )
 _LOG = logging.getLogger("clary.smp")
 _told: set[str] = set()
-# Settings for distances within one sequence; they do not apply to cross-attention.
+# Settings on distances within one sequence, which do not apply to cross-attention.
 ABOUT_POSITIONS = ("attention_window", "rotary", "use_alibi")
 
 
@@ -49,26 +49,27 @@ class NotSupportedError(ValueError):
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """Keyword arguments of layers beyond the documented ones; a layer ignores a setting that does not concern it.
+    """Further keyword arguments of layers; a layer ignores settings that do not apply to it.
 
     Args:
-        use_alibi: whether scores fall with the distance.
-        alibi_bias_max: steepness of that: the last head's slope is 2^-alibi_bias_max.
+        use_alibi: whether scores decrease with the distance (ALiBi).
+        alibi_bias_max: the last head's slope is 2^-alibi_bias_max.
         fp32_residual_addition: whether residuals are added in float32.
         use_qkv_bias: whether queries, keys and values have biases.
         use_attention_dense_bias: whether the projection after attention has a bias.
         use_output_bias: whether the linear layers of the output layer have biases.
-        use_rms_norm: whether layers normalise only by the root of the mean square, without a mean or a bias.
+        use_rms_norm: whether layers normalise by the root mean square, without mean and bias.
         use_gate: whether the output layer multiplies by the activation of a second projection of its input.
-        num_key_value_heads: number of heads of keys and values, each shared by neighbouring heads of queries; None for
-            as many as heads of queries.
+        num_key_value_heads: number of heads of keys and values, each shared by neighbouring query heads; None for as
+            many as query heads.
         scale_attention_scores: whether scores are divided by the square root of the head size.
-        scale_attn_by_layer_idx: whether scores are divided by `layer_idx + 1` as well.
+        scale_attn_by_layer_idx: whether scores are also divided by `layer_idx + 1`.
         layer_idx: number of the layer, from 0.
-        attention_window: number of positions that a query sees, its own and earlier ones; None for all.
+        attention_window: number of positions that a query sees, its own and earlier positions; None for all.
         rotary: the rotary embedding of queries and keys; None for none.
-        parallel_residual: whether attention and output layer both read the layer's input, and are added to it.
-        shared_layernorm: whether both then share one pre-layernorm.
+        parallel_residual: whether attention and output layer both read the layer's input, and both results are added to
+            it.
+        shared_layernorm: whether, with parallel_residual, both share one pre-layernorm.
         final_layernorm: whether a transformer normalises its output even without `post_layernorm`.
     """
 
@@ -97,9 +98,9 @@ class LayerSettings:
 
 
 def read_settings(more: dict[str, Any], who: str) -> LayerSettings:
-    """Return the settings among keywords; a warning names keywords without effect, once per program.
+    """Parse keywords into settings; log keywords without effect, once per program.
 
-    Keywords that begin with an underscore tune the original, as such keys of the configuration do.
+    Keywords that begin with an underscore tune the original and are ignored, as are such keys of the configuration.
 
     Raises: TypeError naming an unknown keyword.
     """
@@ -118,7 +119,7 @@ def read_settings(more: dict[str, Any], who: str) -> LayerSettings:
 
 
 def find_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the function of an activation.
+    """Return the activation function of a name.
 
     Raises: ValueError for an unknown name.
     """
@@ -128,9 +129,9 @@ def find_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def check_layernorms(*, pre_layernorm: bool, post_layernorm: bool) -> None:
-    """Refuse a layer without any normalisation.
+    """Check that a layer has a normalisation.
 
-    Raises: ValueError.
+    Raises: ValueError if it has none.
     """
     if not (pre_layernorm or post_layernorm):
         raise ValueError("pre_layernorm and post_layernorm are both false; at least one must be true")

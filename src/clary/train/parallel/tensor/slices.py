@@ -1,7 +1,7 @@
 """The slices of parameters that the ranks of a tensor group hold: marking, cutting and drawing.
 
 Where: layers mark their slices; checkpoints gather and cut by the marks; `draw` makes initial weights, so that a cut
-layer starts with the values of a whole one.
+layer starts with the values of a whole layer.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import nn
 
 from clary.train.parallel.tensor.collectives import TensorGroup
 
-MARK = "tensor_slice"  # the attribute of a parameter that is a slice
+MARK = "tensor_slice"  # attribute of slices with their mark
 
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """The mark of a parameter that is slice `rank` of `size` equal slices along `dimension` of the whole."""
+    """Mark of a parameter that is slice `rank` of `size` equal slices along `dimension` of the whole parameter."""
 
     dimension: int
     rank: int
@@ -31,7 +31,7 @@ class TensorSlice:
         Args:
             whole: of any shape; the result is shorter by the factor `size` along `dimension`.
 
-        Raises: ValueError if its length is not a multiple of `size`.
+        Raises: ValueError if the length along `dimension` is not a multiple of `size`.
         """
         length, rest = divmod(whole.shape[self.dimension], self.size)
         if rest:
@@ -43,7 +43,7 @@ class TensorSlice:
 
 
 def slice_of(parameter: torch.Tensor) -> TensorSlice | None:
-    """Return the slice mark of a parameter, None if it is whole.
+    """Return the slice mark of a parameter; None if it is whole.
 
     Args:
         parameter: of any shape.
@@ -52,7 +52,7 @@ def slice_of(parameter: torch.Tensor) -> TensorSlice | None:
 
 
 def dimension_of(parameter: torch.Tensor) -> int | None:
-    """Return the dimension along which a parameter is a slice, None if it is whole.
+    """Return the dimension along which a parameter is cut; None if it is whole.
 
     Args:
         parameter: of any shape.
@@ -64,11 +64,11 @@ def dimension_of(parameter: torch.Tensor) -> int | None:
 def new_parameter(
     shape: tuple[int, ...], group: TensorGroup, dimension: int | None, dtype: torch.dtype | None = None
 ) -> nn.Parameter:
-    """Return a parameter without values for this rank's slice of a weight, marked as such.
+    """Return an uninitialised parameter for this rank's slice of a weight, with the slice's mark.
 
     Args:
-        shape: of the whole weight.
-        dimension: the dimension that is cut; None keeps it whole and without a mark.
+        shape: shape of the whole weight.
+        dimension: the dimension to cut; None keeps the weight whole and without a mark.
         dtype: None is torch's default.
 
     Raises: NotDivisibleError if the group does not divide the dimension.
@@ -86,17 +86,17 @@ def mark(parameter: torch.Tensor, piece: TensorSlice) -> None:
     """Mark a parameter as a slice.
 
     Args:
-        parameter: of any shape, that of the slice.
-        piece: the mark; it replaces an earlier one.
+        parameter: of any shape, the slice's.
+        piece: the mark, which replaces an earlier mark.
     """
     setattr(parameter, MARK, piece)
 
 
 def draw(parameter: nn.Parameter, fill: Callable[[torch.Tensor], object], shape: tuple[int, ...]) -> None:
-    """Fill a parameter with its slice of a whole tensor of `shape` that `fill` has written.
+    """Fill a parameter with its slice of a whole tensor of `shape`, which `fill` writes.
 
-    The whole tensor is drawn on every rank: with generators in equal states the ranks hold slices of one matrix, which
-    a model on a single rank would have drawn. A parameter on the meta device is not drawn.
+    The whole tensor is drawn on every rank: with generators in equal states, ranks hold slices of the same tensor that
+    a model on a single rank would draw. A parameter on the meta device is not drawn.
     """
     if parameter.is_meta:
         return
@@ -108,7 +108,7 @@ def draw(parameter: nn.Parameter, fill: Callable[[torch.Tensor], object], shape:
 
 
 def cut_state_dict(module: nn.Module, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a state that `module` can load: this rank's slices of a whole state; keys that it lacks are not changed.
+    """Cut a whole state to this rank's slices, for `module` to load; other keys are unchanged.
 
     Raises: ValueError if a tensor cannot be cut into equal slices.
     """
@@ -117,7 +117,7 @@ def cut_state_dict(module: nn.Module, whole: Mapping[str, torch.Tensor]) -> dict
 
 
 def slices_of(module: nn.Module) -> dict[str, TensorSlice]:
-    """Return the slices among a module's parameters by the names of its state; tied ones under each name."""
+    """Return the slice marks of a module's parameters, by state name; a tied parameter has one entry per name."""
     found = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         piece = slice_of(parameter)

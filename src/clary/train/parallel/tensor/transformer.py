@@ -19,16 +19,16 @@ from clary.train.parallel.tensor.output import DistributedTransformerOutputLayer
 from clary.train.parallel.tensor.residual import add
 from clary.train.parallel.tensor.settings import ABOUT_POSITIONS, check_layernorms, read_settings
 
-Entry: TypeAlias = torch.Tensor | None  # entries of the tuples that layers take; a mask may be missing
+Entry: TypeAlias = torch.Tensor | None  # item of a layer's input tuple; a mask may be None
 
 
 class DistributedTransformerLayer(DistributedModule):
-    """One transformer layer: attention, perhaps cross-attention, output. Sizes are those of the whole.
+    """One transformer layer: attention, optional cross-attention, output. Arguments are the whole sizes.
 
     `more` are fields of `LayerSettings`.
 
     Raises:
-        NotDivisibleError: the tensor group does not divide heads or intermediate channels, or with optimize=memory
+        NotDivisibleError: the tensor group does not divide heads or intermediate channels or, with optimize=memory,
             `hidden_size`.
         ValueError: arguments that exclude each other; the text names them.
         TypeError: an unknown argument.
@@ -92,7 +92,7 @@ class DistributedTransformerLayer(DistributedModule):
         Args:
             inputs: (hidden_states [N, S, H], attention_mask [N, 1, 1, S]), or with cross-attention (hidden_states,
                 cross_states [N, P, H], attention_mask, cross_mask [N, 1, 1, P]); positions [N, S] may follow for rotary
-                embeddings. Masks are as `DistributedAttentionLayer` takes them.
+                embeddings. Masks as in `DistributedAttentionLayer`.
         """
         entries = inputs if self.is_inner else enter_entries(self.layout, inputs, is_cross=self.has_cross_attention)
         hidden = self._transform(entries)
@@ -116,7 +116,7 @@ class DistributedTransformerLayer(DistributedModule):
 class DistributedTransformer(DistributedModule):
     """A sequence of transformer layers, in `seq_layers`.
 
-    With both layer normalisations on, its own input and output are normalised as well. `more` are fields of
+    With both layer normalisations on, the sequence's input and output are normalised as well. `more` are fields of
     `LayerSettings`; `attention_window` may be a list, one per layer.
 
     Raises: as `DistributedTransformerLayer`.
@@ -172,7 +172,7 @@ class DistributedTransformer(DistributedModule):
         self.layernorm = hidden_norm(hidden_size, layernorm_epsilon, is_rms=is_rms) if has_output_layernorm else None
 
     def forward(self, inputs: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        """Return `inputs` with the hidden states replaced; arguments are those of a layer."""
+        """Return `inputs` with the hidden states replaced; arguments as in `DistributedTransformerLayer.forward`."""
         entries = inputs if self.is_inner else enter_entries(self.layout, inputs, is_cross=self.has_cross_attention)
         hidden = entries[0]
         if self.input_layernorm is not None:
@@ -186,11 +186,11 @@ class DistributedTransformer(DistributedModule):
 
 
 def enter_entries(layout: Layout, inputs: Sequence[Entry], *, is_cross: bool) -> tuple[Entry, ...]:
-    """Return the inputs of a layer in the inside layout.
+    """Convert the inputs of a layer to the inside layout.
 
     Args:
-        inputs: as `DistributedTransformerLayer.forward` takes them; a mask may be None.
-        is_cross: whether the layer has cross-attention, so that `inputs` includes its states and mask.
+        inputs: as in `DistributedTransformerLayer.forward`; a mask may be None.
+        is_cross: whether the layer has cross-attention, so that `inputs` includes cross states and their mask.
 
     Raises: ValueError if there are too few or too many inputs.
     """
@@ -210,11 +210,11 @@ def enter_entries(layout: Layout, inputs: Sequence[Entry], *, is_cross: bool) ->
 
 
 def leave_hidden(layout: Layout, hidden: torch.Tensor, inputs: Sequence[Entry]) -> torch.Tensor:
-    """Return hidden states in the outside layout, in the dtype of the input.
+    """Convert hidden states to the outside layout and the dtype of the input.
 
     Args:
         hidden: [M, S, H/T] or [M, S, H], see `layout`; the result is [N, S, H].
-        inputs: the layer's original inputs; the first one determines the dtype.
+        inputs: the layer's original inputs, whose first item determines the dtype.
     """
     assert inputs[0] is not None
     return layout.leave(hidden).to(inputs[0].dtype)

@@ -1,1 +1,1 @@
-"""Plans of a step's graph, computed without TensorFlow: operations, levels, messages and orders of each rank."""
+"""Planning of a step's graph without TensorFlow: operations, levels, messages and order of each rank."""

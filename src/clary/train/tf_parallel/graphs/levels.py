@@ -1,18 +1,19 @@
-"""Levels of operations: each counts the exchanges between ranks that come before the operation.
+"""Levels of operations: a level counts the exchanges between ranks that precede the operation.
 
 Where: `plan` calls it once for every traced step; a rank's operations of one level become one function.
 
-[Note: levels] An operation has the highest level of its inputs, where an input from another rank counts one more. An
-operation outside of the model runs on every rank that needs it; all its inputs from the model count as from another
-rank, even on the rank that made them, so that all ranks have the same levels. With two partitions in a row:
+[Note: levels] The level of an operation is the highest level of its inputs, where an input from another rank counts one
+more. An operation outside of the model runs on every rank that needs it; all its inputs from the model count as from
+another rank, even on the rank that computed them, so that all ranks compute the same levels. With two partitions in a
+row:
 
     level 0  forward pass of part 0                    rank 0
     level 1  forward pass of part 1                    rank 1
-    level 2  loss, on both; backward pass of part 1    ranks 0 and 1
+    level 2  loss, on both ranks; backward pass of part 1    ranks 0 and 1
     level 3  backward pass of part 0                   rank 0
 
-An operation that could run early but is needed late runs late: a variable is read at the level of its use, not at level
-0, where a later microbatch would read it before an earlier one has changed it.
+An operation runs at the level at which its result is needed: a variable is read at the level of its use, not at level
+0, where a later microbatch could read it before an earlier microbatch has changed it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def find_levels(graph: Graph) -> dict[str, int]:
     levels: dict[str, int] = {}
     for node in graph.nodes.values():
         before = [levels[one.node] + _is_far(graph[one.node], node) for one in node.inputs]
-        # The order of effects matters only within a rank, since ranks share no effects.
+        # Control dependencies matter within a rank alone, since effects are not shared between ranks.
         before += [levels[name] for name in node.controls if graph[name].part == node.part]
         levels[node.name] = max(before, default=0)
     users: dict[str, list[tuple[Node, bool]]] = defaultdict(list)
@@ -48,17 +49,17 @@ def find_levels(graph: Graph) -> dict[str, int]:
 
 
 def _is_far(maker: Node, user: Node) -> bool:
-    """Whether a result counts as from another rank."""
+    """Return whether a result counts as from another rank."""
     return maker.part is not None and maker.part != user.part
 
 
 def held_back(graph: Graph, levels: dict[str, int], changed: Mapping[str, int]) -> list[tuple[int, int, int]]:
-    """Return the levels of a microbatch that must wait for the one before, since it changes a variable that they read.
+    """Return the levels that must wait for the previous microbatch, since it changes a variable that they read.
 
     Args:
-        changed: by operation that uses a variable, the variable's number; readers and writers.
+        changed: number of the changed variable that each operation reads or writes, by operation.
 
-    Returns: (part, level that reads, level that writes), if the write is later than the read.
+    Returns: (part, reading level, writing level) for each write later than a read.
     """
     reads: dict[int, int] = {}
     writes: dict[int, tuple[int, int]] = {}

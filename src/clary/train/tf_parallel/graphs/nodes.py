@@ -1,4 +1,4 @@
-"""Nodes of a graph without TensorFlow, for decisions on it.
+"""A graph's nodes without TensorFlow, for planning.
 
 Where: `placement` makes the graph of a traced step; `levels`, `work` and the digest of `plan` read it. Pure.
 """
@@ -17,8 +17,8 @@ class Output:
     """One result of an operation.
 
     Args:
-        node: its operation's name.
-        index: number of the result among the operation's results.
+        node: name of the operation.
+        index: index among the operation's results.
     """
 
     node: str
@@ -33,13 +33,13 @@ class Node:
     """An operation.
 
     Args:
-        kind: TensorFlow's name of its type.
-        inputs: the results that it takes, in order.
-        controls: names of operations that must have run before.
-        part: the partition that runs it; None for an operation outside of the model; every rank that needs its results
-            runs it.
+        kind: TensorFlow's name of the operation's type.
+        inputs: results that are its inputs, in order.
+        controls: names of operations that must run before it.
+        part: the partition that runs it; None for an operation outside of the model, which every rank that needs its
+            results runs.
         has_effect: whether it has effects beyond its results, so that it must run exactly once.
-        is_fed: whether its value is from outside: an argument of the step, or a variable.
+        is_fed: whether its value comes from outside: an argument of the step, or a variable.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Node:
 
 
 class Graph:
-    """Operations in an order in which each comes after its inputs and its controls.
+    """Operations in topological order: each after its inputs and controls.
 
     Args:
         nodes: in any order.
 
-    Raises: ValueError for operations that wait for each other, or for a missing operation.
+    Raises: ValueError for a cycle, or for a missing operation.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -65,7 +65,7 @@ class Graph:
         joined: dict[str, tuple[str, ...]] = {}
         for node in _in_order(nodes):
             controls = tuple(name for control in node.controls for name in joined.get(control, (control,)))
-            if node.kind == NO_OPERATION:  # it only joins the operations that it waits for
+            if node.kind == NO_OPERATION:  # it only groups its control inputs
                 joined[node.name] = controls
             self.nodes[node.name] = replace(node, controls=controls)
 
@@ -73,7 +73,7 @@ class Graph:
         return self.nodes[name]
 
     def ancestors(self, names: Iterable[str]) -> set[str]:
-        """Return these operations, and all operations that their inputs depend on."""
+        """Return these operations, and all operations on which they depend."""
         found: set[str] = set()
         waiting = list(names)
         while waiting:
@@ -84,10 +84,10 @@ class Graph:
         return found
 
     def digest(self, names: Iterable[str]) -> str:
-        """Return a text that is equal on ranks where these operations, by name, kind, part and inputs, are equal.
+        """Return a digest of these operations' names, kinds, parts and inputs, for comparison between ranks.
 
-        Values from outside are numbered, not named: names of captured variables may have numbers that differ by
-        process.
+        Values from outside are numbered instead of named, since names of captured variables may contain
+        process-specific numbers.
         """
         wanted = set(names)
         fed = [name for name, node in self.nodes.items() if name in wanted and node.is_fed]
@@ -102,7 +102,7 @@ class Graph:
 
 
 def _in_order(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes, each after its inputs and controls; otherwise in their order."""
+    """Sort the nodes topologically; the sort is stable."""
     by_name = {node.name: node for node in nodes}
     found: dict[str, Node] = {}
     for first in nodes:

@@ -1,11 +1,11 @@
-"""The order in which each rank takes the microbatches of a step through its levels.
+"""The order in which each rank runs the microbatches of a step through its levels.
 
-Where: `plan` calls it on every rank; all compute the same orders, since all know all ranks' shares. Each rank then runs
-its own list, and waits for messages if needed.
+Where: `plan` calls it on every rank; all ranks compute the same orders, since all know all ranks' shares. Each rank
+then runs its own list, and waits for messages if needed.
 
-All ranks are simulated in ticks, in each of which a rank may do one level of one microbatch.
-`parallel.pipeline.policies` chooses a rank's next task: with `interleaved` backward passes first, with `simple` forward
-passes first. The lists are the orders of a simulated run that ended, so ranks that follow them cannot deadlock.
+All ranks are simulated in ticks; in each tick, a rank may run one level of one microbatch. `parallel.pipeline.policies`
+chooses a rank's next task: with `interleaved`, backward passes first, with `simple`, forward passes first. The lists
+are the orders of a complete simulated run, so ranks that follow them cannot deadlock.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def plan_order(
     """Return the tasks of every rank, in order.
 
     Args:
-        shares: of the ranks of one pipeline, by rank.
-        policy: the key `pipeline`.
-        last_forward: levels up to it are forward passes, those above are backward passes.
-        max_active: the key `active_microbatches`: most microbatches that have begun and not ended on a rank.
+        shares: shares of one pipeline's ranks, by rank.
+        policy: value of the configuration key `pipeline`.
+        last_forward: levels up to it are forward passes, higher levels are backward passes.
+        max_active: value of the key `active_microbatches`: most microbatches that have begun and not ended on a rank.
 
-    Raises: ValueError if the ranks would wait for each other for ever.
+    Raises: ValueError if the ranks would deadlock.
     """
     orders: list[list[Task]] = [[] for _ in shares]
-    done: list[dict[int, int]] = [dict.fromkeys(share.levels, 0) for share in shares]  # by level, microbatches done
-    sent: set[tuple[int, int]] = set()  # message and microbatch
+    done: list[dict[int, int]] = [dict.fromkeys(share.levels, 0) for share in shares]  # level -> microbatches done
+    sent: set[tuple[int, int]] = set()  # (message, microbatch)
     total = sum(len(share.levels) for share in shares) * num_microbatches
     while sum(map(len, orders)) < total:
         chosen = []
@@ -62,7 +62,7 @@ def plan_order(
 def _ready(
     share: Share, done: dict[int, int], sent: set[tuple[int, int]], num_microbatches: int, last_forward: int
 ) -> list[tuple[Ready, Task]]:
-    """Return the tasks that a rank could run: the next microbatch of every level whose earlier tasks are done."""
+    """Return a rank's runnable tasks: the next microbatch of every level whose earlier tasks have ended."""
     found = []
     for place, level in enumerate(share.levels):
         microbatch = done[level]

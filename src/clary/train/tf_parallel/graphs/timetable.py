@@ -1,6 +1,6 @@
-"""Timetable of a rank: the levels at which it computes, and the messages before and after each. Pure.
+"""A rank's timetable: the levels at which it computes, and the messages before and after each level. Pure.
 
-Where: `plan` makes one for its rank; ranks exchange its numbers for `order`.
+Where: `plan` makes a timetable for its rank; ranks exchange the numbers in it for `order`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Timetable:
 
     Args:
         levels: the levels at which it computes or receives a message, ascending.
-        receives: by level, the messages that must have arrived before it.
-        sends: by level, the messages that it sends after it.
+        receives: by level, the messages that must arrive before the level.
+        sends: by level, the messages to send after the level.
     """
 
     levels: tuple[int, ...]
@@ -42,10 +42,10 @@ class Timetable:
 def make_timetable(
     nodes: Graph, work: Work, levels: Mapping[str, int], results: Collection[Output], part: int
 ) -> Timetable:
-    """Return the timetable of the rank that holds a part.
+    """Return the timetable of the rank that holds `part`.
 
     Args:
-        levels: of all operations.
+        levels: levels of all operations.
         results: the results of the step that the rank needs.
     """
     uses = _first_uses(nodes, work, levels, results)
@@ -53,7 +53,7 @@ def make_timetable(
     sends: dict[int, tuple[Message, ...]] = {}
     for one in work.messages:
         if one.target == part:
-            # Never before it can have arrived, even if only the step's results need it.
+            # Not before the message can arrive, even if only the step's results need it.
             level = max(uses.get(one.output, 0), levels[one.output.node] + 1)
             receives[level] = (*receives.get(level, ()), one)
         if one.source == part:
@@ -64,7 +64,7 @@ def make_timetable(
 
 
 def _first_uses(nodes: Graph, work: Work, levels: Mapping[str, int], results: Collection[Output]) -> dict[Output, int]:
-    """Return the first level at which this rank needs each result."""
+    """Return, for each result, the first level at which this rank needs it."""
     last = max((levels[name] for name in work.runs), default=0)
     uses = dict.fromkeys(results, last)
     for name in work.runs:

@@ -1,7 +1,7 @@
 """Work of one rank in a step: its operations, and the messages that it sends and receives.
 
 Where: `plan` calls it on every rank, after all ranks have exchanged the results of the model that their own operations
-need. Pure; facts about several ranks are equal on all ranks.
+need. Pure; all ranks compute equal values for data about several ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Message:
     """A result of the model that one rank sends to another, once per microbatch.
 
     Args:
-        number: its place among all messages of the step, equal on all ranks.
+        number: index among all messages of the step, equal on all ranks.
     """
 
     number: int
@@ -35,7 +35,7 @@ class Work:
 
 
 def own_demands(graph: Graph, wanted: Iterable[Output]) -> tuple[Output, ...]:
-    """Return the results of the model that a rank's own operations need, in order of their names.
+    """Return the results of the model that a rank's own operations need, ordered by name.
 
     Args:
         wanted: the rank's needs: the step's results, and outputs of operations that have effects outside of the model.
@@ -93,12 +93,12 @@ def _part(graph: Graph, output: Output) -> int:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's levels and messages in a step; `order` needs those of all ranks.
+    """One rank's levels and messages in a step; `order` needs the shares of all ranks.
 
     Args:
-        receives: by level, the numbers of the messages that must have arrived before it.
-        sends: by level, the numbers of the messages that it sends after it.
-        waits: (level, level that the microbatch before must have ended first).
+        receives: by level, the numbers of the messages that must arrive before the level.
+        sends: by level, the numbers of the messages to send after the level.
+        waits: (level, level that the previous microbatch must have ended before).
     """
 
     receives: Mapping[int, tuple[int, ...]]

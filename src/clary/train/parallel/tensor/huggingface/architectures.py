@@ -1,7 +1,7 @@
-"""transformers' models as data: classes, configuration keys, names of projections and norms, one table per model.
+"""Tables of transformers' models: classes, configuration keys, names of projections and norms.
 
-Where: `reader` replaces modules by the tables that name classes (SMP v1); `fsdp.layers.structure` finds the matrices to
-cut in place by the tables with `is_cut_in_place` (SMP v2).
+Where: `reader` replaces modules by the tables that name classes (SMP v1); `fsdp.layers.structure` finds matrices to cut
+in place by the tables with `is_cut_in_place` (SMP v2).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from clary.train.parallel.tensor.huggingface.translation import Rule, Translatio
 from clary.train.parallel.tensor.rotary import Rotary
 from clary.train.parallel.tensor.settings import NotSupportedError
 
-WORDS = "word_embedding"  # embedding of tokens, in our layers
-HEAD = "lm_head"  # head of the vocabulary, in transformers 5 and in our layers
+WORDS = "word_embedding"  # name of the token embedding in our layers
+HEAD = "lm_head"  # name of the vocabulary head, in transformers 5 and in our layers
 _QUERY_KEY_VALUE = ("attention.query", "attention.key", "attention.value")
 
 
@@ -41,24 +41,26 @@ class Architecture:
     """One model of transformers.
 
     Args:
-        name: of its package and module: transformers.models.<name>.modeling_<name>.
-        translation: the places of its layers, and the map between its tensors and ours.
-        model: the class that is replaced as a whole, a causal model or an encoder; empty if none is (SMP v1).
+        name: name in its module's path, transformers.models.<name>.modeling_<name>.
+        translation: the paths of its layers, and the mapping between its tensors and ours.
+        model: the class that is replaced as a whole, a causal model or an encoder; empty if no whole class is replaced
+            (SMP v1).
         result: the class of that model's results.
-        block: the class of its layers, replaced one by one if the model is not; empty if they are not replaced.
-        config_of_block: the path, in a block, of the configuration of its constructor, and
-        number_of_block: of the layer number of its constructor.
-        takes_positions: whether blocks are called with positions.
+        block: the class of its layers, which are replaced one by one if the model is not; empty if they are not
+            replaced.
+        config_of_block: path, in a block, of the configuration that the constructor received.
+        number_of_block: path, in a block, of the layer number that the constructor received.
+        takes_positions: whether calls of blocks pass positions.
         returns_tuple: whether blocks without a return annotation return a tuple in every version.
         layer_keywords: arguments of our layers: a `Key`, a function of the configuration, or the value itself.
-        model_keywords: more arguments of our model, likewise.
-        has_no_cross_attention: whether configurations with cross-attention are refused.
-        embedding: the name of the embedding of tokens, if the translation has no rule for it: SMP v1 cuts it in place,
-            under its own name.
+        model_keywords: further arguments of our model, in the same form.
+        has_no_cross_attention: whether to refuse configurations with cross-attention.
+        embedding: name of the token embedding, if the translation has no rule for it: SMP v1 cuts it in place, under
+            its own name.
         older_head: the name of the head before transformers 5, if it differs.
         is_cut_in_place: whether layers of this structure are cut in place (SMP v2).
-        is_newer_only: whether layers are replaced only with transformers 5 or newer, since older versions have other
-            names in a layer.
+        is_newer_only: whether layers are replaced with transformers 5 or newer alone, since names in a layer differ in
+            older versions.
     """
 
     name: str
@@ -80,7 +82,7 @@ class Architecture:
 
     @property
     def is_by_head(self) -> bool:
-        """Whether reading their state requires the number of heads."""
+        """Whether reading a state requires the number of heads."""
         return any(rule.is_by_head for rule in self.translation.layer)
 
     def modules_of(self, *ours: str) -> tuple[str, ...]:
@@ -98,7 +100,7 @@ def _rotary_of_gptj(config: Any) -> Rotary:
 
 
 def _rotary_of_gpt_neox(config: Any) -> Rotary:
-    """Return the rotary embedding: from two separate keys in older versions, from `rope_parameters` since."""
+    """Return the rotary embedding: from two separate keys in older versions, from `rope_parameters` in newer ones."""
     rope = getattr(config, "rope_parameters", None) or {}
     scaling = getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
@@ -123,7 +125,7 @@ def _rotary_of_llama(config: Any) -> Rotary:
 
 
 def _shared_heads_of_llama(config: Any) -> int | None:
-    """Return the number of heads of keys and values; versions before 4.31, which lack `repeat_kv`, ignore the key."""
+    """Return the number of heads of keys and values; transformers before 4.31, without `repeat_kv`, ignores the key."""
     modeling = sys.modules.get("transformers.models.llama.modeling_llama")
     if modeling is not None and not hasattr(modeling, "repeat_kv"):
         return None
@@ -131,7 +133,7 @@ def _shared_heads_of_llama(config: Any) -> int | None:
 
 
 def _inner_of_opt(config: Any) -> int:
-    """Return the inner channels; the table covers models that normalise before the blocks, all except OPT-350M."""
+    """Return the number of inner channels; refuse models that normalise after the blocks (OPT-350M)."""
     if not (config.enable_bias and config.layer_norm_elementwise_affine and config.do_layer_norm_before):
         raise NotSupportedError(
             "its do_layer_norm_before, enable_bias or layer_norm_elementwise_affine is False; distributed layers "
@@ -341,11 +343,11 @@ _TABLES = (
         layer_keywords={
             **_DECODER_LAYER,
             "intermediate_size": Key("intermediate_size"),
-            "attention_dropout_prob": Key("attention_dropout", 0.0),  # versions before 4.31 have no such dropout
+            "attention_dropout_prob": Key("attention_dropout", 0.0),  # transformers before 4.31 lacks this dropout
             "hidden_dropout_prob": Key("hidden_dropout", 0.0),
             "activation": Key("hidden_act"),
             "layernorm_epsilon": Key("layer_norm_eps"),
-            "use_qkv_bias": Key("attention_bias", True),  # versions before 4.36 have no such choice
+            "use_qkv_bias": Key("attention_bias", True),  # transformers before 4.36 lacks this key
             "use_attention_dense_bias": Key("attention_bias", True),
             "rotary": _rotary_of_gpt_neox,
             "parallel_residual": Key("use_parallel_residual"),
@@ -360,7 +362,7 @@ _TABLES = (
         config_of_block="self_attn.config",
         number_of_block="self_attn.layer_idx",
         translation=Translation(
-            ours="layers",  # in place: the modules around them keep their names
+            ours="layers",  # layers are replaced in place, so the modules around them keep their names
             theirs="layers",
             layer=(
                 *linear("attention.pre_layernorm", "self_attn_layer_norm"),
@@ -444,7 +446,7 @@ _TABLES = (
         ),
         layer_keywords={
             **_LAYER,
-            "attention_head_size": Key("head_dim", 0),  # versions before 4.49 have no such choice
+            "attention_head_size": Key("head_dim", 0),  # transformers before 4.49 lacks this key
             "num_key_value_heads": _shared_heads_of_llama,
             "intermediate_size": Key("intermediate_size"),
             "attention_dropout_prob": Key("attention_dropout", 0.0),
@@ -472,5 +474,5 @@ def replaced_architectures() -> Iterator[Architecture]:
 
 
 def architectures_cut_in_place() -> Iterator[Architecture]:
-    """Yield the models whose own layers are cut."""
+    """Yield the models whose own layers are cut in place."""
     return (table for table in _TABLES if table.is_cut_in_place)

@@ -1,4 +1,4 @@
-"""Converts calls of transformers' modules into calls of distributed ones, and their results back."""
+"""Conversion of calls of transformers' modules into calls of distributed modules, and of results back."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from clary.train.parallel.tensor.collectives import gather_whole
 from clary.train.parallel.tensor.module import current_layout
 from clary.train.parallel.tensor.registry import Arguments
 
-_NO_MASK, _BOOLEAN, _ADDED = range(3)  # kinds of masks, as ranks send them to each other
-_NEWER = 5  # the first major version of transformers in which blocks return a tensor, and heads are called lm_head
+_NO_MASK, _BOOLEAN, _ADDED = range(3)  # kinds of masks, as numbers that ranks exchange
+_NEWER = 5  # first major version of transformers whose blocks return a tensor and whose heads are called lm_head
 
 
 def model_forward_hook(model_class: Any) -> Callable[..., Arguments]:
-    """Return a function that turns a call of a causal language model into one of `DistributedTransformerLMHead`."""
+    """Return a function that converts a causal language model's call into one of `DistributedTransformerLMHead`."""
     signature = inspect.signature(model_class.forward)
 
     def hook(*args: Any, **kwargs: Any) -> Arguments:
@@ -43,7 +43,7 @@ def model_forward_hook(model_class: Any) -> Callable[..., Arguments]:
         if mask is not None:
             if mask.dim() != 2:
                 raise ValueError(f"{who} takes an attention_mask [N, S] here; got one of shape {tuple(mask.shape)}")
-            mask = 1 - mask.long()  # in our masks 1 means masked
+            mask = 1 - mask.long()  # in our masks, 1 means masked
         inputs = (given.get("input_ids"), mask, None, given.get("position_ids"), given.get("labels"))
         return (inputs,), {"num_items": given.get("num_items_in_batch")}
 
@@ -51,7 +51,7 @@ def model_forward_hook(model_class: Any) -> Callable[..., Arguments]:
 
 
 def model_return_hook(result: Any) -> Callable[[Any], Any]:
-    """Return a function that turns logits, or loss and logits, into a model's result, of class `result`."""
+    """Return a function that converts logits, or loss and logits, to a model's result of class `result`."""
 
     def hook(output: Any) -> Any:
         loss, logits = output if isinstance(output, tuple) else (None, output)
@@ -61,7 +61,7 @@ def model_return_hook(result: Any) -> Callable[[Any], Any]:
 
 
 def block_forward_hook(block_class: Any, *, takes_positions: bool = False) -> Callable[..., Arguments]:
-    """Return a function that turns a call of a model's block into one of `DistributedTransformerLayer`."""
+    """Return a function that converts a block's call into a call of `DistributedTransformerLayer`."""
     signature = inspect.signature(block_class.forward)
 
     def hook(*args: Any, **kwargs: Any) -> Arguments:
@@ -76,13 +76,13 @@ def block_forward_hook(block_class: Any, *, takes_positions: bool = False) -> Ca
 
 
 def block_return_hook(block_class: Any, *, is_tuple_unless_said: bool = False) -> Callable[[Any], Any]:
-    """Return a function that converts a layer's result to a block's: hidden states, or a tuple without attentions.
+    """Return a function that converts a layer's result to a block's: hidden states, or a tuple of them.
 
-    A block whose `forward` is annotated to return a tensor returns one; for other blocks the version of transformers
-    decides.
+    A block whose `forward` is annotated to return a tensor returns a tensor; for other blocks the version of
+    transformers decides.
 
     Args:
-        block_class: the class of transformers that is replaced.
+        block_class: the replaced class of transformers.
         is_tuple_unless_said: whether a block without that annotation returns a tuple in every version.
     """
     said = inspect.signature(block_class.forward).return_annotation
@@ -95,7 +95,7 @@ def block_return_hook(block_class: Any, *, is_tuple_unless_said: bool = False) -
 
 
 def encoder_forward_hook(encoder_class: Any) -> Callable[..., Arguments]:
-    """Return a function that turns a call of an encoder into one of `DistributedTransformer`."""
+    """Return a function that converts an encoder's call into a call of `DistributedTransformer`."""
     signature = inspect.signature(encoder_class.forward)
     who = encoder_class.__name__
 
@@ -109,36 +109,36 @@ def encoder_forward_hook(encoder_class: Any) -> Callable[..., Arguments]:
 
 
 def encoder_return_hook(result: Any) -> Callable[[Any], Any]:
-    """Return a function that turns hidden states into an encoder's result, of class `result`."""
+    """Return a function that converts hidden states to an encoder's result of class `result`."""
     return lambda output: result(last_hidden_state=output[0])
 
 
 def is_newer() -> bool:
-    """Whether the program's transformers is 5 or newer; True if it is not imported."""
+    """Return whether the program's transformers is 5 or newer; True if it is not imported."""
     transformers = sys.modules.get("transformers")
     return transformers is None or int(transformers.__version__.partition(".")[0]) >= _NEWER
 
 
 def layer_mask(mask: Any, hidden: torch.Tensor, who: str) -> Any:
-    """Return a mask for a layer: transformers' mask of four dimensions, or one made for its lack. Collective.
+    """Return a layer's mask: transformers' 4-dimensional mask, or a new one if it is missing. Collective.
 
     Args:
-        mask: None if transformers has left it out, as it does if no row of this rank's batch is padded.
-        hidden: [N, S, H], the hidden states that the mask is for.
+        mask: None if transformers omits it, as it does if no row of this rank's batch is padded.
+        hidden: [N, S, H], the hidden states to which the mask applies.
 
-    Raises: ValueError for a mask of another kind, such as that of flash attention.
+    Raises: ValueError for another kind of mask, such as flash attention's.
     """
     if mask is not None and getattr(mask, "ndim", None) != 4:
         raise ValueError(
             f"{who} got an attention mask that is no tensor of four dimensions: load the model with "
             "attn_implementation='sdpa' or 'eager'"
         )
-    if not runtime.is_initialized():  # if a program calls the hook itself
+    if not runtime.is_initialized():  # the program calls the hook directly
         return mask
     layout = current_layout()
     if layout.is_prescaled or layout.group.size == 1:
         return mask
-    # The group's batches are gathered with their masks, so either all ranks must have a mask or none.
+    # The group's batches are gathered with their masks, so all ranks must have a mask if any rank has one.
     kind = _NO_MASK if mask is None else _BOOLEAN if mask.dtype == torch.bool else _ADDED
     own = torch.tensor([[kind, 0 if mask is None else mask.shape[2]]], device=hidden.device)
     kind, num_queries = gather_whole(own, layout.group).amax(0).tolist()
@@ -165,12 +165,12 @@ def refuse(who: str, given: Mapping[str, Any], *names: str) -> None:
 
 
 def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of a method by their names.
+    """Return the arguments of a method's call, by name.
 
     Args:
-        signature: of the method, `self` included.
-        args: without `self`.
-        kwargs: those that the method takes as ** are returned under their own names.
+        signature: the method's signature, including `self`.
+        args: positional arguments without `self`.
+        kwargs: keyword arguments; arguments of a ** parameter keep their own names.
 
     Raises: TypeError for arguments that the method does not take.
     """

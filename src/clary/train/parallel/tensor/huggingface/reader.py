@@ -1,6 +1,6 @@
-"""Makes replacements of transformers' modules, and translators of their states, from the tables of `architectures`.
+"""Replacements of transformers' modules, and translators of their states, from the tables of `architectures`.
 
-Where: `replacement` calls `registrations`; `smp.nn.huggingface` has the translators under the names that scripts
+Where: `replacement` calls `registrations`; `smp.nn.huggingface` exports the translators under the names that scripts
 import.
 """
 
@@ -36,11 +36,11 @@ from clary.train.parallel.tensor.transformer import DistributedTransformer, Dist
 
 MODELS = {table.name: f"transformers.models.{table.name}.modeling_{table.name}" for table in replaced_architectures()}
 _INNER_FACTOR = 4  # inner channels per hidden channel, if a configuration does not set them
-_num_heads: dict[str, int] = {}  # of the last model made distributed, by architecture; states lack it
+_num_heads: dict[str, int] = {}  # by architecture, from the last replaced model; states lack this number
 
 
 def registrations(name: str, modeling: Any) -> list[Registration]:
-    """Return the replacements of the classes in transformers' module of a model that `MODELS` names."""
+    """Return the replacements of classes in the transformers module `modeling`, of a model in `MODELS`."""
     table = ARCHITECTURES[name]
     if table.is_newer_only and not is_newer():
         return []
@@ -65,7 +65,7 @@ def registrations(name: str, modeling: Any) -> list[Registration]:
 
 
 def block_hooks(name: str) -> tuple[Any, Any, Any]:
-    """Return the hooks of constructor, call and result that register a model's blocks."""
+    """Return the hooks of constructor, call and result for a registration of a model's blocks."""
     return _block_hooks(ARCHITECTURES[name], importlib.import_module(MODELS[name]))
 
 
@@ -73,10 +73,10 @@ def block_hooks(name: str) -> tuple[Any, Any, Any]:
 def translators(name: str, *, of_blocks: bool = False) -> Translations:
     """Return two functions that convert a distributed model's state to transformers', and back.
 
-    Both take the state, `max_seq_len` and, by keyword only, `num_attention_heads`, whose default is that of the last
-    model made distributed. The number of heads matters if one of their tensors has the parts of each head together;
-    then they raise ValueError if it is unknown. `max_seq_len` adds the masks that older versions of transformers keep,
-    and has no effect on the conversion back.
+    Both take the state, `max_seq_len` and, by keyword only, `num_attention_heads`, which defaults to that of the last
+    replaced model. The number of heads matters if a transformers tensor is ordered by head; then an unknown number
+    raises ValueError. `max_seq_len` adds the masks that states of older transformers contain, and has no effect on the
+    conversion back.
 
     Args:
         of_blocks: whether the state is of a block, or of a transformers model in which only blocks are distributed.
@@ -86,7 +86,7 @@ def translators(name: str, *, of_blocks: bool = False) -> Translations:
     def to_theirs(
         state_dict: StateDict, max_seq_len: int | None = None, *, num_attention_heads: int | None = None
     ) -> StateDict:
-        """Return transformers' state for that of the distributed model."""
+        """Convert the distributed model's state to transformers'."""
         translate = table.translation.layer_to_theirs if of_blocks else table.translation.to_theirs
         num_heads = num_attention_heads or _num_heads.get(name)
         theirs = translate(state_dict, num_heads=num_heads, max_seq_len=max_seq_len)
@@ -97,7 +97,7 @@ def translators(name: str, *, of_blocks: bool = False) -> Translations:
     def to_ours(
         state_dict: StateDict, max_seq_len: int | None = None, *, num_attention_heads: int | None = None
     ) -> StateDict:
-        """Return the state of the distributed model for transformers'."""
+        """Convert transformers' state to the distributed model's."""
         num_heads = num_attention_heads or _num_heads.get(name)
         if of_blocks:
             return table.translation.layer_to_ours(state_dict, num_heads=num_heads)
@@ -107,17 +107,17 @@ def translators(name: str, *, of_blocks: bool = False) -> Translations:
 
 
 def _translations(table: Architecture, config: Any, *, has_blocks_alone: bool = False) -> Translations:
-    """Return the translators of one model; equal ones for equal models."""
+    """Return the translators of one model; the same objects for equal models."""
     num_heads = config.num_attention_heads if table.is_by_head else None
     return _translators_of(table.name, num_heads, keeps_head=has_blocks_alone and table.older_head is not None)
 
 
 @cache
 def _translators_of(name: str, num_heads: int | None, *, keeps_head: bool) -> Translations:
-    """Return the translators of models with a number of heads.
+    """Return the translators of models with `num_heads` heads.
 
     Args:
-        keeps_head: whether the head is transformers' own, with the name of its version.
+        keeps_head: whether the head stays transformers' own, under the name in the installed version.
     """
     to_theirs, to_ours = translators(name)
     if keeps_head:
@@ -143,7 +143,7 @@ def _of_encoder(table: Architecture, modeling: Any) -> Registration:
     encoder = getattr(modeling, table.model)
 
     def to_distributed(state: StateDict, _: Any) -> StateDict:
-        prefix = "encoder."  # a prefix of names in tables, which names in the encoder's own state lack
+        prefix = "encoder."  # prefix of names in tables; names in the encoder's own state lack it
         ours = table.translation.to_ours({f"{prefix}{key}": value for key, value in state.items()})
         return {key.removeprefix(prefix): value for key, value in ours.items()}
 
@@ -194,7 +194,7 @@ def _model_arguments(table: Architecture, config: Any) -> Arguments:
 
 
 def _block_arguments(table: Architecture, config: Any, layer_idx: int | None = None) -> Arguments:
-    config.use_cache = False  # a model passes its blocks a cache even in training; our layers ignore it
+    config.use_cache = False  # a model passes a cache to its blocks even in training; our layers ignore it
     keywords = {**_layer_keywords(table, config), "layer_idx": layer_idx or 0}
     if "attention_window" in keywords:
         keywords["attention_window"] = keywords["attention_window"][layer_idx or 0]
@@ -207,14 +207,14 @@ def _encoder_arguments(table: Architecture, config: Any) -> Arguments:
         raise NotSupportedError(f"its position_embedding_type is {kind!r}")
     keywords = _model_arguments(table, config)
     if config.is_decoder:
-        config.use_cache = False  # a decoder passes its layers a cache even in training; our layers ignore it
+        config.use_cache = False  # a decoder passes a cache to its layers even in training; our layers ignore it
     return keywords
 
 
 def _layer_keywords(table: Architecture, config: Any) -> dict[str, Any]:
     """Return the arguments of our layers.
 
-    Raises: NotSupportedError if they lack a feature of the configuration.
+    Raises: NotSupportedError if our layers lack a feature of the configuration.
     """
     if table.has_no_cross_attention and config.add_cross_attention:
         raise NotSupportedError("its cross-attention is not distributed: add_cross_attention is set")
@@ -232,7 +232,7 @@ def _layer_keywords(table: Architecture, config: Any) -> dict[str, Any]:
 
 
 def _read(keywords: Mapping[str, Any], config: Any) -> dict[str, Any]:
-    """Return keywords with their values; probabilities are floats, even if a configuration has an integer."""
+    """Evaluate keywords; probabilities become floats, even if a configuration has an integer."""
     found: dict[str, Any] = {}
     for keyword, value in keywords.items():
         read: Callable[[Any], Any] = value.read if isinstance(value, Key) else value

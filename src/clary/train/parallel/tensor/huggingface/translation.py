@@ -1,7 +1,8 @@
-"""Converts states between the names and shapes of a transformers checkpoint and those of distributed modules.
+"""Conversion of states between transformers checkpoints and distributed modules: names and shapes.
 
-"Ours" are names and tensors of distributed modules, "theirs" those of transformers. States are whole here, not slices.
-A state may have any prefix, such as that of a module around the model; keys without a rule are not changed.
+"Ours" are names and tensors of distributed modules, "theirs" are names and tensors of transformers. States here hold
+whole tensors, not slices. Names may have any prefix, such as the path of a module around the model; keys without a rule
+are unchanged.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ StateDict = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of theirs, which equals one of ours, or several of ours concatenated.
+    """One tensor of theirs, which equals one tensor of ours, or the concatenation of several.
 
     Args:
-        is_transposed: whether theirs is [in, out].
-        is_by_head: whether theirs has the parts of each head together, not all heads of each part.
+        is_transposed: whether their weight is [in, out].
+        is_by_head: whether their tensor is ordered by head, then by part (query, key, value), instead of by part first.
     """
 
     ours: tuple[str, ...]
@@ -33,7 +34,7 @@ class Rule:
         """Split a tensor of theirs into ours.
 
         Args:
-            tensor: theirs: a weight [out, in], [in, out] if `is_transposed`, or a bias [out].
+            tensor: their weight [out, in], or [in, out] if `is_transposed`; or their bias [out].
             num_heads: required if `is_by_head`.
 
         Raises: ValueError if `num_heads` is required and None.
@@ -56,13 +57,13 @@ class Rule:
 
 
 def linear(ours: str | Sequence[str], theirs: str, *, transposed: bool = False, by_head: bool = False) -> list[Rule]:
-    """Return the rules of a linear layer, or of several that are one layer of theirs; biases may be missing.
+    """Return the rules for a linear layer of theirs, which is one of ours or several; biases may be missing.
 
     Args:
-        ours: path of our layer, or of several whose outputs are concatenated in theirs.
+        ours: path of our layer, or paths of several layers whose outputs are concatenated in theirs.
         theirs: path of their layer.
-        transposed: whether the weight of theirs is [in, out].
-        by_head: whether theirs has the parts of each head together, not all heads of each part.
+        transposed: whether their weight is [in, out].
+        by_head: whether their tensor is ordered by head, then by part.
     """
     names = (ours,) if isinstance(ours, str) else tuple(ours)
     return [
@@ -76,12 +77,12 @@ class Translation:
     """The rules for the states of one kind of model.
 
     Args:
-        ours: the prefix of our layers, such as "transformer.seq_layers".
-        theirs: the prefix of their layers, such as "transformer.h".
-        layer: the rules for names within a layer.
-        model: the rules for names outside of layers.
-        mask: their module, in a layer, with a buffer for the causal mask in older versions.
-        computed: other buffers, in a layer, that older versions keep in a state; our layers compute them.
+        ours: prefix of our layers, such as "transformer.seq_layers".
+        theirs: prefix of their layers, such as "transformer.h".
+        layer: rules for names within a layer.
+        model: rules for names outside of layers.
+        mask: path, in their layer, of the module with a causal mask buffer in older versions.
+        computed: further buffers of their layer in states of older versions; our layers compute them.
     """
 
     ours: str
@@ -92,11 +93,11 @@ class Translation:
     computed: tuple[str, ...] = ()
 
     def to_theirs(self, state: StateDict, *, num_heads: int | None = None, max_seq_len: int | None = None) -> StateDict:
-        """Convert our state to theirs, even if only single layers of theirs were replaced by ours.
+        """Convert our state to theirs, even if only layers of their model were replaced by ours.
 
         Args:
-            num_heads: required if theirs has the parts of each head together.
-            max_seq_len: adds the causal masks that older versions of transformers keep in a state.
+            num_heads: required if a tensor of theirs is ordered by head.
+            max_seq_len: if given, adds the causal masks that states of older transformers contain.
 
         Raises: ValueError if a part of one of their tensors, or a required `num_heads`, is missing.
         """
@@ -115,9 +116,9 @@ class Translation:
         return self._translate(state, patterns, num_heads, is_ours=False, max_seq_len=None)
 
     def layer_to_ours(self, state: StateDict, *, num_heads: int | None = None) -> StateDict:
-        """Convert the state of one of their layers to ours, or of their model to that of one with our layers.
+        """Convert the state of one of their layers to ours, or the state of their model to one with our layers.
 
-        In a model layers keep their places, and keys outside of layers are not changed.
+        In a model's state, layers keep their paths, and keys outside of layers are unchanged.
         """
         return self._translate_layers(state, num_heads, is_ours=False, max_seq_len=None)
 
@@ -133,7 +134,7 @@ class Translation:
     def _translate_layers(
         self, state: StateDict, num_heads: int | None, *, is_ours: bool, max_seq_len: int | None
     ) -> StateDict:
-        """Translate every layer under its own prefix; the text before a layer's names distinguishes layers."""
+        """Translate every layer under its own prefix, which distinguishes layers."""
         known = self._known_names(is_ours=is_ours)
         layers: dict[str, StateDict] = {}
         found: StateDict = {}
@@ -170,7 +171,7 @@ class Translation:
     def _translate_each(
         self, layers: dict[str, StateDict], num_heads: int | None, *, is_ours: bool, max_seq_len: int | None
     ) -> StateDict:
-        """Return one state of all layers, with the text before each layer's names as prefix."""
+        """Translate each layer and join the results, with each layer's prefix."""
         found: StateDict = {}
         for prefix, tensors in layers.items():
             layer = self._translate_layer(tensors, num_heads, is_ours=is_ours)
@@ -212,7 +213,7 @@ class Translation:
         return masks | set(self.computed)
 
     def _causal_mask(self, length: int) -> StateDict:
-        """Return a layer's buffers in older versions of transformers; in these masks 1 marks a key that counts."""
+        """Return a layer's buffers in older versions of transformers; in these masks, 1 marks a visible key."""
         if self.mask is None:
             return {}
         mask = torch.ones(length, length, dtype=torch.uint8).tril()[None, None]
@@ -223,7 +224,7 @@ _OLD_MASKED_SCORE = -1e4  # a masked score in older versions of transformers
 
 
 def _pattern(prefix: str) -> re.Pattern[str]:
-    """Return a pattern for keys of layers: the text before the prefix, the layer's number, the name in the layer."""
+    """Return a regex for keys of layers, with groups: text before `prefix`, layer number, name in the layer."""
     return re.compile(rf"^(|.*?\.){re.escape(prefix)}\.(\d+)\.(.+)$")
 
 
