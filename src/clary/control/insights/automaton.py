@@ -35,7 +35,7 @@ class Automaton:
     """One regular expression.
 
     Args:
-        expression: in the syntax of Python's `re`, without lookaround and references back.
+        expression: text in the syntax of Python's `re`, without lookaround and back references.
 
     Raises: BadExpression, a ValueError that names the problem.
     """

@@ -157,7 +157,7 @@ def _is_replaced_when_sick(job: TrainingJob) -> bool:
 
 
 def _is_sum(finding: HealthFinding) -> bool:
-    """Whether a host has finished the checks of its links without a fault."""
+    """Whether a finding states that a host has finished the checks of its links without a fault."""
     return finding.check is Check.COLLECTIVE and finding.state is FindingState.OK
 
 

@@ -22,7 +22,7 @@ def reclaimed(host: str, why: str, grace_left_s: float | None, stop_grace_s: flo
 
     Args:
         host: the host that loses its capacity.
-        why: reason in words, such as "Slurm job 4711 was preempted".
+        why: reason, such as "Slurm job 4711 was preempted".
         grace_left_s: seconds from now to the end of the capacity; None if unknown.
         stop_grace_s: longest grace of programs.
     """

@@ -2,7 +2,7 @@
 
 Where: the reconciler, the agent gateway and StopTrainingJob apply events through the store, each in one transaction.
 A job goes Starting -> [Pending ->] Downloading -> Training -> Uploading -> Completed | Failed | Stopped. Before its end
-it can go through Interrupted or Restarting back to Starting, with the hosts of another attempt (`attempts`).
+it can return through Interrupted or Restarting to Starting, with the hosts of another attempt (`attempts`).
 In any order of events and facts, a terminal status absorbs every later event, a host's phase never goes back, the first
 cause of an end stays the cause unless the job is retried, and a job is Completed only when its results are in the
 object store.

@@ -1,4 +1,4 @@
-"""The caller of an S3 request: Signature Version 4 in headers or query, and Version 2 in the query.
+"""Authentication of an S3 request's caller: Signature Version 4 in headers or query, and Version 2 in the query.
 
 Where: `front` calls `authenticate` before it reads a byte of the body. Pure; the time and the keys are passed in.
 Version 2 is accepted in presigned URLs alone, because boto3 makes those by default.
@@ -335,7 +335,7 @@ def _verify(
     payload_hash: str,
     secret: str,
 ) -> bytes:
-    """Check coverage and signature; return the signing key."""
+    """Check the signature, and that it covers the needed headers; return the signing key."""
     if authorization.service != "s3":
         raise WireError(
             "AuthorizationHeaderMalformed",

@@ -233,7 +233,7 @@ def _steps_before(twin: Attempt, scale: Scale) -> dict[Step, int]:
 
 
 def _offset(attempt: Attempt, scale: Scale, steps_before: Mapping[Step, int]) -> tuple[int, float] | None:
-    """Return the number of the twin's optimizer steps before the attempt's first, and the share of agreeing lines."""
+    """Return how many of the twin's optimizer steps precede the attempt's first, and the share of agreeing lines."""
     offsets = Counter(
         steps_before[scale.step_of(reading)] - done
         for reading, done in _printed(attempt)

@@ -65,7 +65,7 @@ def lasting(past_s: Sequence[float], *, max_runtime_s: float, elapsed_s: float =
     Args:
         past_s: seconds that similar completed jobs ran.
         max_runtime_s: seconds after which the job is stopped.
-        elapsed_s: seconds that it has run; beyond the median of similar jobs, its limit is the estimate.
+        elapsed_s: seconds that the job has run; beyond the median of similar jobs, `max_runtime_s` is the estimate.
     """
     typical_s = median(past_s) if past_s else 0.0
     if past_s and typical_s > elapsed_s:

@@ -96,7 +96,7 @@ def _require_own_account(call: Call, queries: Sequence[Mapping[str, Any]]) -> No
 
 
 def _metric_stat(query: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the query's MetricStat. Raises: WireError for a missing or unsupported one."""
+    """Return the query's MetricStat. Raises: WireError for a missing or unsupported MetricStat."""
     name = query["Id"]
     if query.get("Expression"):
         raise WireError(

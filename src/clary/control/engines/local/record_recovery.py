@@ -1,4 +1,4 @@
-"""Damaged or deleted records of attempts, rebuilt from running processes.
+"""Recovery of damaged or deleted records of attempts from running processes.
 
 Where: `LocalEngine`, before it works on an attempt. An agent's output goes to `agent.log` of its host's folder, and the
 kernel shows the path behind a process's descriptor, even if the file has been deleted since: the path of `agent.log`

@@ -1,6 +1,7 @@
 """Writes the batch script of an allocation: one srun a host, so that one host can be ended alone. Pure.
 
-Where: `submission` hands it to sbatch on standard input. It holds no secret: a host proves itself with munge.
+Where: `submission` hands it to sbatch on standard input. The script contains no secret: a host authenticates with
+munge.
 
 Behaviour of Slurm that the script has to handle:
 - It signals every process of a cancelled job, this shell included; the shell must not exit before its steps.

@@ -69,7 +69,7 @@ class QueueWatch:
         self._changed_s = float("-inf")  # time of the last change
         self._nodes: Nodes | None = None
         self._nodes_asked_s = float("-inf")
-        self._places: frozenset[object] = frozenset()  # states and nodes of jobs when nodes were asked for last
+        self._places: frozenset[object] = frozenset()  # states and nodes of jobs at the last query of nodes
 
     async def look(self, *, is_new: bool = False) -> Snapshot:
         """Return the jobs, steps and nodes; with `is_new`, from a query that began after this call.

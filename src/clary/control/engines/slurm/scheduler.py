@@ -74,8 +74,8 @@ class SlurmScheduler:
         folder: the scheduler's own folder in the state folder.
         clock: measures waits and dates notices.
         node_python: interpreter of the nodes, 3.10 or newer.
-        node_scratch: folder of the nodes; empty for the nodes' default.
-        environment: variables of the service; PATH, SLURM_CONF, HOME, USER and LOGNAME of them are used.
+        node_scratch: scratch folder on the nodes; empty for the nodes' default.
+        environment: variables of the service; only PATH, SLURM_CONF, HOME, USER and LOGNAME are used.
     """
 
     name = "slurm"

@@ -1,4 +1,4 @@
-"""Puts the boot of a host on its node and becomes it: the program of each step.
+"""Program of each step: writes the boot of a host to its node and executes it in place of itself.
 
 Where: `batch_script` carries this file's text, and Slurm runs it as `python3 -I -c TEXT PAYLOAD INDEX` on the node. It
 needs only Python 3.10 and its standard library, and no other file of Clary. PAYLOAD is JSON, compressed, in base64. Any

@@ -1,7 +1,7 @@
 """Makes the arguments of sbatch and the components of a job out of an order. Pure.
 
-Where: `scheduler.ask` runs sbatch with them. A component is hosts on nodes of one kind; several of them are one
-heterogeneous job, which Slurm grants as a whole.
+Where: `scheduler.ask` runs sbatch with them. A component contains hosts on nodes of one kind; several components are
+one heterogeneous job, which Slurm grants as a whole.
 """
 
 from __future__ import annotations

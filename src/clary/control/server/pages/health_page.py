@@ -1,4 +1,4 @@
-"""Page `health` of a job: its hosts' findings, and the sick hosts and links."""
+"""Page `health` of a job: the findings of its hosts, and the diagnosis of sick hosts and links."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ async def search(call: Call) -> Mapping[str, Any]:
 
 
 def named(expression: Mapping[str, Any] | None, path: str) -> str | None:
-    """Return the value that an expression requires of a property; None if it does not require one."""
+    """Return the value that an expression requires of a property; None if it requires no value."""
     if not expression or expression.get("Operator", "And") != "And":
         return None
     for item in expression.get("Filters") or ():

@@ -109,7 +109,7 @@ class _SwitchChild:
         self._start()
 
     def _start(self) -> None:
-        # saves 2 ms of the start of networks without taps
+        # imported late: saves 2 ms when a network without TAP devices starts
         from clary.control.engines.local.network.tap_switch import TapSwitch
 
         # The pipe closes whenever the anchor ends, even by SIGKILL; the child then exits and releases the devices.
@@ -170,7 +170,7 @@ async def _serve(
 ) -> None:
     import asyncio
 
-    from clary.control.engines.local.network import relay as relays  # saves 14 ms of networks without relays
+    from clary.control.engines.local.network import relay as relays  # late: saves 14 ms without relays
 
     tasks = [
         asyncio.create_task(
@@ -217,7 +217,7 @@ def keep_files(kept: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _link_watch(spec: NetworkSpec, network: Network) -> Any:
-    # saves 14 ms of the start of networks that watch no links
+    # imported late: saves 14 ms when a network without a link watch starts
     from clary.control.engines.local.network.link_watch import CUT_OFF_FILE, LinkWatch
 
     return LinkWatch(

@@ -1,9 +1,9 @@
 """Notice that a host of a job has been cut off the job's network, though its agent still reports.
 
 Where: a task of the anchor (`fabric`); agents do not reach the service over these links, so their heartbeats prove
-nothing about links. Each host sends a small frame to the next one in the job, the last to the first. A host is cut off
-when neither frames from it nor frames to it arrive. In a job of two hosts the cut link belongs to both, so the second
-host counts as cut off. The engine reads the file that `LinkWatch` writes and reports to the reconciler.
+nothing about links. Each host sends a small frame to the next host in the job, the last host to the first. A host is
+cut off when neither frames from it nor frames to it arrive. In a job of two hosts the cut link belongs to both, so the
+second host counts as cut off. The engine reads the file that `LinkWatch` writes and reports to the reconciler.
 
 Silence is counted in frames sent, not in time: an anchor that the kernel did not schedule for a while sends no frames
 meanwhile, so a loaded or suspended machine loses no host. Such an anchor notices a cut late. So each frame contains its
