@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "clary/collectives.h"
+#include "tensor_door.hpp"
 
 namespace {
 
@@ -245,6 +246,11 @@ PyMethodDef* methods() {
       fast("sum_memory", sumMemory),
       fast("gather_memory", gatherMemory),
       fast("sum_scatter_memory", sumScatterMemory),
+      fast("know_tensors", clary::knowTensors),
+      fast("reduce_tensor", clary::reduceTensor),
+      fast("broadcast_tensor", clary::broadcastTensor),
+      fast("gather_tensor", clary::gatherTensor),
+      fast("scatter_tensor", clary::scatterTensor),
       {"address_of", addressOfMemory, METH_O, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };

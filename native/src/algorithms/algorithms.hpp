@@ -9,6 +9,9 @@
 namespace clary {
 
 void allReduce(Run& run);
+// Whether allReduce would end without a long wait, because the ranks share a host and all have come. What this rank has
+// offered meanwhile, if anything, is in `offered`; allReduce continues from there, in this thread or in another.
+bool tryAllReduce(Run& run, std::optional<Offered>& offered);
 void reduceScatter(Run& run);
 void reduceToRoot(Run& run);
 void allGather(Run& run);

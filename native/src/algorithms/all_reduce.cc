@@ -170,12 +170,27 @@ void BetweenHostsReduction::go() {
 
 int finalDivisor(const Run& run) { return run.operation().op == ReduceOp::kAvg ? run.layout().size : 1; }
 
+namespace {
+
+Choice choiceOf(Run& run) {
+  const Layout& layout = run.layout();
+  const Shape shape{layout.mostRanksOnAHost(), layout.hosts(), layout.rails, run.team().slotBytes()};
+  return chooseAllReduce(run.operation().bytes(layout.size), shape, run.machinery().link,
+                         run.machinery().forcedAlgorithm);
+}
+
+}  // namespace
+
+bool tryAllReduce(Run& run, std::optional<Offered>& offered) {
+  const Layout& layout = run.layout();
+  if (layout.size == 1) return true;
+  return layout.hosts() == 1 && choiceOf(run).within == WithinHost::kOneShot && tryAllReduceOneShot(run, offered);
+}
+
 void allReduce(Run& run) {
   const Layout& layout = run.layout();
   const Operation& operation = run.operation();
-  const Shape shape{layout.mostRanksOnAHost(), layout.hosts(), layout.rails, run.team().slotBytes()};
-  const Choice choice =
-      chooseAllReduce(operation.bytes(layout.size), shape, run.machinery().link, run.machinery().forcedAlgorithm);
+  const Choice choice = choiceOf(run);
   if (layout.size == 1) {
     run.meet();
     const void* source = operation.input;

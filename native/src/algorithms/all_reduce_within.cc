@@ -19,13 +19,29 @@
 
 namespace clary {
 
+namespace {
+
+Offered post(Run& run) {
+  const Operation& operation = run.operation();
+  HostTeam& team = run.team();
+  const HostTeam::Buffer slot = run.takeSlot();
+  run.offer(team.buffer(team.index(), slot), operation.input, operation.count * operation.elementSize());
+  return Offered{slot, run.announce()};
+}
+
+}  // namespace
+
+bool tryAllReduceOneShot(Run& run, std::optional<Offered>& offered) {
+  if (!run.team().isNextSlotFree()) return false;
+  offered = post(run);
+  return run.hasMet(offered->step);
+}
+
 void allReduceOneShot(Run& run) {
   const Operation& operation = run.operation();
   HostTeam& team = run.team();
-  const size_t bytes = operation.count * operation.elementSize();
-  const HostTeam::Buffer slot = run.takeSlot();
-  run.offer(team.buffer(team.index(), slot), operation.input, bytes);
-  run.meet();
+  const auto [slot, step] = operation.offered ? *operation.offered : post(run);
+  run.comeTogether(step);
   std::vector<const void*> sources(team.members());
   for (int member = 0; member < team.members(); ++member) {
     sources[member] = member == team.index() ? operation.input : team.buffer(member, slot);

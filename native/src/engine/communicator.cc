@@ -19,6 +19,10 @@ using std::chrono::milliseconds;
 // A caller that waits has nothing better to do; the executor runs beside the computation that it must not slow down.
 constexpr Duration kPatienceOfCaller = microseconds(1000);
 constexpr Duration kPatienceOfExecutor = microseconds(50);
+// To wake the executor, and its caller again, takes some 20 us. In that time ranks that compute alike have come.
+constexpr Duration kPatienceOfTry = microseconds(20);
+// What is larger is worth running beside the caller's computation.
+constexpr uint64_t kMostTriedBytes = 64u << 10;
 constexpr Duration kGoodbyeLimit = milliseconds(1000);
 constexpr double kLongestTimeoutSeconds = 1e8;
 
@@ -189,6 +193,7 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
   check(operation);
   operation.limit = limitOf(timeoutSeconds);
   int64_t ticket = 0;
+  bool isTried = false;
   {
     std::unique_lock lock(queueMutex_);
     if (isStopping_ || hasBadNews_.load(std::memory_order_acquire)) {
@@ -200,8 +205,10 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
                             " was not begun, the group is broken: " + cause.what()));
       }
     }
-    const bool isQueued = isAsynchronous || isBusy_ || !queue_.empty();
-    if (isQueued) startExecutor();  // first, because it may fail: a job that is queued is run
+    const bool isFirst = !isBusy_ && queue_.empty();
+    isTried = isAsynchronous && isFirst && mayBeTried(operation);
+    const bool isQueued = (isAsynchronous || !isFirst) && !isTried;
+    if (isQueued || isTried) startExecutor();  // first, because it may fail: a job that is queued is run
     operation.sequence = ++sequence_;
     const TimePoint now = Clock::now();
     operation.deadline = now + operation.limit;
@@ -216,6 +223,7 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
       isBusy_ = true;
     }
   }
+  if (isTried) return tryInCaller(operation);
   if (ticket == 0) {
     inCaller_.fetch_add(1, std::memory_order_relaxed);
     const auto release = [&](bool isGood) {
@@ -244,6 +252,39 @@ int64_t Communicator::run(Operation& operation, bool isAsynchronous, double time
   }
   if (end == Tickets::End::kFailed) throw *failure;
   return 0;
+}
+
+bool Communicator::mayBeTried(const Operation& operation) const {
+  return operation.kind == Collective::kAllReduce && layout_.hosts() == 1 &&
+         operation.bytes(layout_.size) <= kMostTriedBytes;
+}
+
+// Called with `isBusy_` set, which is given back. A failure is what a wait for the ticket reports, as for operations
+// that the executor runs.
+int64_t Communicator::tryInCaller(Operation& operation) {
+  std::optional<Failure> failure;
+  bool hasEnded = false;
+  try {
+    Run run(operation, machinery_, kPatienceOfTry);
+    if (tryAllReduce(run, operation.offered)) {
+      execute(operation, kPatienceOfTry);
+      hasEnded = true;
+      inCaller_.fetch_add(1, std::memory_order_relaxed);
+    }
+  } catch (const Failure& caught) {
+    failure.emplace(caught);
+  }
+  int64_t ticket = 0;
+  {
+    const std::lock_guard lock(queueMutex_);
+    isBusy_ = false;
+    if (hasEnded || failure) record_.end(operation.sequence, hasEnded);
+    if (!hasEnded) ticket = tickets_.open();
+    if (!hasEnded && !failure) queue_.push_front(std::make_unique<Job>(operation, layout_.size, ticket));
+    if (isStopping_ || !queue_.empty()) queueChanged_.notify_all();
+  }
+  if (failure) tickets_.finish(ticket, 0, &*failure);
+  return ticket;
 }
 
 void Communicator::execute(const Operation& operation, Duration patience) {

@@ -1,8 +1,9 @@
 // One group as one of its ranks sees it: a queue of operations, a thread that runs them, and what became of them.
 //
-// A synchronous operation with nothing before it runs in its caller's thread: no hand-over, no wake-up. All others are
-// queued and run by the executor, which is started with the first of them. The first thing that goes wrong poisons the
-// group: it is told to all ranks, ends what is under way, and answers every later call.
+// A synchronous operation with nothing before it runs in its caller's thread: no hand-over, no wake-up. A small
+// asynchronous all_reduce is tried there for as long as a hand-over would take (docs/adr/0104). All others are queued
+// and run by the executor, which is started with the first of them. The first thing that goes wrong poisons the group:
+// it is told to all ranks, ends what is under way, and answers every later call.
 #pragma once
 
 #include <atomic>
@@ -63,6 +64,9 @@ class Communicator {
   };
   void check(const Operation& operation) const;
   void execute(const Operation& operation, Duration patience);
+  // Whether an asynchronous operation that nothing precedes may be tried in its caller's thread.
+  bool mayBeTried(const Operation& operation) const;
+  int64_t tryInCaller(Operation& operation);
   void runQueue();
   void startExecutor();
   Duration limitOf(double timeoutSeconds) const;

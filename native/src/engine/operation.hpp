@@ -1,12 +1,20 @@
 // One collective as its caller asked for it.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "common/types.hpp"
 #include "transport/host_team.hpp"
 
 namespace clary {
+
+// What a rank has published of an operation that it tried and did not finish: its input lies in this slot, for all that
+// have reached this step.
+struct Offered {
+  HostTeam::Buffer slot;
+  Step step;
+};
 
 struct Operation {
   Collective kind = Collective::kBarrier;
@@ -23,6 +31,7 @@ struct Operation {
   Duration limit{};
   uint64_t sequence = 0;
   TimePoint deadline{};
+  std::optional<Offered> offered;
 
   size_t elementSize() const { return elementBytes(dtype); }
   // Bytes of the whole operation as messages and the cost model count them.

@@ -71,7 +71,7 @@ Run::Run(const Operation& operation, Machinery& machinery, Duration patience)
       isLarge_(operation.bytes(machinery.layout->size) >= kLargeBytes),
       began_(Clock::now()) {}
 
-void Run::meet() {
+Step Run::announce() {
   HostTeam& shared = team();
   if (machinery_.headers != nullptr) {
     try {
@@ -80,18 +80,35 @@ void Run::meet() {
       failLane(broken);
     }
   }
-  if (shared.members() == 1) {
-    shared.publish();
-    checkNews();
-    return;
-  }
+  if (shared.members() == 1) return shared.publish();
   const uint64_t extent = shared.announcement(shared.index(), operation_.sequence).extent;
   Announcement own = operation_.announcement();
   own.extent = extent;
   shared.announcement(shared.index(), operation_.sequence) = own;
-  const Step step = shared.publish();
+  return shared.publish();
+}
+
+void Run::comeTogether(Step step) {
+  if (team().members() == 1) {
+    checkNews();
+    return;
+  }
   awaitHost(step);
   compareAnnouncements();
+}
+
+bool Run::hasMet(Step step) {
+  const HostTeam& shared = team();
+  for (int look = 0; look < kLooks; ++look) {
+    if (shared.allReached(step)) return true;
+    relax();
+  }
+  const TimePoint patient = Clock::now() + patience_;
+  while (!shared.allReached(step)) {
+    if (Clock::now() >= patient) return false;
+    sched_yield();
+  }
+  return true;
 }
 
 void Run::compareAnnouncements() {

@@ -58,7 +58,12 @@ class Run {
 
   // First phase of every operation: says what this rank is doing, publishes, waits for the others of this host and
   // compares. What a rank offers in the first phase must lie in its slot before.
-  void meet();
+  void meet() { comeTogether(announce()); }
+  // The two halves of `meet`: say and publish; wait and compare.
+  Step announce();
+  void comeTogether(Step step);
+  // Whether all members of this host have reached a step; waits at most as long as this run stays awake.
+  bool hasMet(Step step);
 
   Step publish() { return team().publish(); }
   void awaitHost(Step step);

@@ -85,6 +85,7 @@ class HostTeam {
   void setFreeAt(Buffer which, Step step) { freeAt_[which] = step; }
   // Slots and outbox halves are used in turn.
   Buffer nextSlot() { return static_cast<Buffer>(slotUses_++ & 1); }
+  bool isNextSlotFree() const { return members_ == 1 || allReached(freeAt_[slotUses_ & 1]); }
   Buffer nextOutbox() { return static_cast<Buffer>(kOutbox0 + (outboxUses_++ & 1)); }
 
   uint64_t sleeps() const { return sleeps_.load(std::memory_order_relaxed); }

@@ -1,6 +1,8 @@
 """Every collective of torch.distributed over backend smddp, in the forms that programs use."""
 
+import time
 from datetime import timedelta
+from random import Random
 
 import torch
 import torch.distributed as dist
@@ -417,6 +419,35 @@ def test_a_shorter_timeout_takes_effect(rank, size):
     if rank == 0:
         message = raised(RuntimeError, dist.all_reduce, torch.ones(1))
         assert "rank 1" in message or "rank 2" in message
+
+
+def test_a_timeout_in_options_takes_effect(rank, size):
+    if size == 1:
+        return
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=1)
+    if rank == 0:
+        began = time.monotonic()
+        error = raised(RuntimeError, lambda: dist.group.WORLD.allreduce([torch.ones(2)], options).wait())
+        assert "timeout after 1.0 s" in error, error
+        assert time.monotonic() - began < 20
+    else:
+        time.sleep(3)
+
+
+def test_ranks_that_come_late_and_early_agree(rank, size):
+    random = Random(rank)
+    for turn in range(60):
+        tensors = [torch.full((10 + each,), rank + 1.0) for each in range(4)]
+        works = []
+        for tensor in tensors:
+            time.sleep(random.random() * 3e-4)
+            works.append(dist.all_reduce(tensor, async_op=True))
+        for work in works[: turn % 5]:
+            work.get_future().wait()
+        for tensor, work in zip(tensors, works, strict=True):
+            work.wait()
+            assert torch.equal(tensor, torch.full_like(tensor, size * (size + 1) / 2))
 
 
 def test_the_short_methods_of_a_group_work(rank, size):

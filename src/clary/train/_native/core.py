@@ -236,6 +236,7 @@ class NativeCore:
         self._reduce_scatter = calls.reduce_scatter
         self._wait = calls.wait
         self._short_ways = door()  # None without `_door`
+        self._tensor_ways: Any = None
         self._calls = calls
         self._closing = threading.Lock()
         self._addresses = c_void_p * connections.size
@@ -243,6 +244,22 @@ class NativeCore:
         self._handle: int | None = library.clary_create(ctypes.byref(_group_of(connections)), _failures.address)
         if self._handle is None:
             self._fail(0)
+
+    def know_tensors(self, types: Any, strided: Any, dtypes: dict[Any, int], reductions: dict[int, int]) -> bool:
+        """Have the four calls below read torch's tensors; False without `_door`, where each of them returns None.
+
+        Args:
+            types: torch.Tensor and torch.nn.Parameter; objects of other types are not read.
+            strided: torch's layout of plain memory.
+            dtypes: the core's number of each of torch's types.
+            reductions: the core's number by that of torch's reduction.
+        """
+        ways = self._short_ways
+        if not hasattr(ways, "know_tensors"):  # also a `_door` that was built before this function existed
+            return False
+        ways.know_tensors(*types, strided, dtypes, reductions)
+        self._tensor_ways = ways
+        return True
 
     def record(self, address: int, num_rows: int) -> None:
         """Have operations written to rows as in `contract.collective_records`; the memory must outlive the core."""
@@ -324,6 +341,59 @@ class NativeCore:
         return self._has_served(
             self._short_ways.sum_scatter_memory(handle, source, target, self.size, timeout_s, failure)
         )
+
+    def reduce_tensor(self, tensors: Any, options: Any, default_s: float) -> int | None:
+        """Begin an all_reduce of torch's tensor, in place. Return its ticket, 0 when it is done.
+
+        Return None, with nothing sent, for a tensor that is no plain host memory of a type that the core knows.
+
+        Args:
+            tensors: a list of one tensor.
+            options: torch's AllreduceOptions.
+            default_s: the limit where the options set none.
+        """
+        if self._tensor_ways is None:
+            return None
+        handle, failure = self._handle or self._gone(), _failures.address
+        ticket: int | None = self._tensor_ways.reduce_tensor(handle, tensors, options, default_s, failure)
+        return ticket if ticket is None or ticket >= 0 else self._fail(ticket)
+
+    def broadcast_tensor(self, tensors: Any, options: Any, default_s: float) -> int | None:
+        """Begin a broadcast of torch's tensor, in place.
+
+        Args and result: as `reduce_tensor`, with torch's BroadcastOptions.
+        """
+        if self._tensor_ways is None:
+            return None
+        handle, failure = self._handle or self._gone(), _failures.address
+        ticket: int | None = self._tensor_ways.broadcast_tensor(handle, tensors, options, default_s, failure)
+        return ticket if ticket is None or ticket >= 0 else self._fail(ticket)
+
+    def gather_tensor(self, output: Any, source: Any, options: Any, default_s: float) -> int | None:
+        """Begin an all_gather of torch's tensor into one that has room for the tensors of all ranks.
+
+        Args and result: as `reduce_tensor`, with torch's AllgatherOptions.
+        """
+        if self._tensor_ways is None:
+            return None
+        handle, failure = self._handle or self._gone(), _failures.address
+        ticket: int | None = self._tensor_ways.gather_tensor(
+            handle, output, source, options, self.size, default_s, failure
+        )
+        return ticket if ticket is None or ticket >= 0 else self._fail(ticket)
+
+    def scatter_tensor(self, output: Any, source: Any, options: Any, default_s: float) -> int | None:
+        """Begin a reduce_scatter of torch's tensor, which holds a chunk for each rank.
+
+        Args and result: as `reduce_tensor`, with torch's ReduceScatterOptions.
+        """
+        if self._tensor_ways is None:
+            return None
+        handle, failure = self._handle or self._gone(), _failures.address
+        ticket: int | None = self._tensor_ways.scatter_tensor(
+            handle, output, source, options, self.size, default_s, failure
+        )
+        return ticket if ticket is None or ticket >= 0 else self._fail(ticket)
 
     def _has_served(self, ticket: int | None) -> bool:
         """Return whether `_door` carried the operation out; raise the operation's error."""

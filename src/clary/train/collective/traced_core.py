@@ -28,7 +28,7 @@ class TracedCore(ShortCalls):
     between.
     """
 
-    sum_memory = None  # this call of a core would bypass the trace
+    sum_memory = know_tensors = None  # calls of a core that would bypass the trace
 
     def __init__(self, core: Core, writer: trace.TraceWriter, group: str) -> None:
         self._core = core

@@ -16,6 +16,11 @@ def test_every_function_of_the_door_is_one_that_ctypes_declares():
         "sum_memory",
         "gather_memory",
         "sum_scatter_memory",
+        "know_tensors",
+        "reduce_tensor",
+        "broadcast_tensor",
+        "gather_tensor",
+        "scatter_tensor",
     }
     assert functions <= set(core._SIGNATURES)
     assert {"all_reduce", "wait", "broadcast"} <= functions

@@ -38,7 +38,15 @@ from clary.train.collective.adapters.torch.calls import (
     options_of,
 )
 from clary.train.collective.adapters.torch.completion import CompletionThread
-from clary.train.collective.adapters.torch.tensors import check_equal, core_op, dense, moved, reduced, single
+from clary.train.collective.adapters.torch.tensors import (
+    check_equal,
+    core_op,
+    dense,
+    moved,
+    reduced,
+    single,
+    tensors_are_read_by,
+)
 from clary.train.collective.adapters.torch.work import ENDED, EndedWork, JointWork, PendingWork
 
 Tensors = Sequence[torch.Tensor]
@@ -61,6 +69,8 @@ class Collectives:
         self._timeout_s = 0.0  # the core's own
         self._num_issued = 0
         self._coalesced: list[Work] | None = None
+        # The core if it reads torch's tensors itself, else None.
+        self._reader: Any = core if tensors_are_read_by(core) else None
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Reduce a tensor of any shape in place, on all ranks.
@@ -72,6 +82,10 @@ class Collectives:
         """
         if type(opts) is not AllreduceOptions:
             tensors, opts = as_list(tensors), options_of(AllreduceOptions, opts, timeout, op=_op_in(opts))
+        if self._reader is not None:
+            ticket = self._reader.reduce_tensor(tensors, opts, self._timeout_s)
+            if ticket is not None:
+                return self._read(ticket, opts, tensors, tensors)
         tensor = single(tensors, "all_reduce")
         if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
             return other.allreduce(tensors, opts)
@@ -97,6 +111,10 @@ class Collectives:
         """
         if type(opts) is not BroadcastOptions:
             tensors, opts = as_list(tensors), options_of(BroadcastOptions, opts, timeout, root=opts)
+        if self._reader is not None:
+            ticket = self._reader.broadcast_tensor(tensors, opts, self._timeout_s)
+            if ticket is not None:
+                return self._read(ticket, opts, tensors, tensors)
         tensor = single(tensors, "broadcast")
         if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
             return other.broadcast(tensors, opts)
@@ -173,6 +191,10 @@ class Collectives:
             opts: AllgatherOptions, or None in the short spelling.
         """
         opts = opts if type(opts) is AllgatherOptions else options_of(AllgatherOptions, opts)
+        if self._reader is not None:
+            ticket = self._reader.gather_tensor(output, input, opts, self._timeout_s)
+            if ticket is not None:
+                return self._read(ticket, opts, [output], (output, input))
         if not input.is_cpu and (other := self._elsewhere(input)) is not None:
             return other._allgather_base(output, input, opts)
         _check_share(output, input, self._num_ranks, "all_gather_into_tensor", "output", "input")
@@ -247,6 +269,10 @@ class Collectives:
             opts: ReduceScatterOptions; None for a sum.
         """
         opts = opts if type(opts) is ReduceScatterOptions else options_of(ReduceScatterOptions, opts)
+        if self._reader is not None:
+            ticket = self._reader.scatter_tensor(output, input, opts, self._timeout_s)
+            if ticket is not None:
+                return self._read(ticket, opts, [output], (output, input))
         if not input.is_cpu and (other := self._elsewhere(input)) is not None:
             return other._reduce_scatter_base(output, input, opts)
         _check_share(input, output, self._num_ranks, "reduce_scatter_tensor", "input", "output")
@@ -516,6 +542,16 @@ class Collectives:
         asked.asynchronous = asynchronous = is_asynchronous(opts)
         asked.timeout_s = limit_s_of(opts, self._timeout_s)
         return self._work(self._core.run(asked), asynchronous, results, held, finish)
+
+    def _read(self, ticket: int, opts: Any, results: Tensors, held: Any) -> Work:
+        """Return the work of a collective that the core has started on tensors that it read itself.
+
+        Args: as `_work`.
+        """
+        self._num_issued += 1
+        if ticket:
+            return self._pending(ticket, results, held)
+        return EndedWork(results) if opts.asyncOp else ENDED
 
     def _work(
         self,

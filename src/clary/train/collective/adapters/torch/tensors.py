@@ -7,9 +7,10 @@ copied into such memory, and copied back if it is written; contiguous tensors ar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch.distributed import ReduceOp
+from torch.distributed import AllreduceOptions, ReduceOp
 
 from clary.train._native.interface import Dtype
 from clary.train._native.interface import ReduceOp as CoreOp
@@ -41,6 +42,17 @@ _OPS: tuple[tuple[object, CoreOp], ...] = (
     (ReduceOp.BXOR, CoreOp.BXOR),
 )
 CORE_OPS: dict[int, int] = {int(op): int(core_op) for op, core_op in _OPS}  # type: ignore[call-overload]
+
+
+def tensors_are_read_by(core: Any) -> bool:
+    """Return whether a core reads plain tensors itself; tell it what it needs for that.
+
+    Not before torch 2.7, whose options do not say whether the caller waits.
+    """
+    know = getattr(core, "know_tensors", None)
+    if know is None or not hasattr(AllreduceOptions, "asyncOp"):
+        return False
+    return bool(know((torch.Tensor, torch.nn.Parameter), torch.strided, DTYPES, CORE_OPS))
 
 
 def core_op(op: ReduceOp) -> int:
