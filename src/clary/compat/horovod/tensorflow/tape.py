@@ -102,7 +102,8 @@ def PartialDistributedGradientTape(gradtape: Any, *args: Any, local_layers: Any 
 
     Args:
         gradtape, args, kwargs: as `DistributedGradientTape`.
-        local_layers: a layer of Keras or a list of layers; ValueError for other objects.
+        local_layers: a layer of Keras or a list of layers.
+    Raises: ValueError for other `local_layers`.
     """
     tape = DistributedGradientTape(gradtape, *args, **kwargs)
     for variable in variables_of(local_layers):
