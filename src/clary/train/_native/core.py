@@ -361,7 +361,10 @@ class NativeCore:
     def broadcast_tensor(self, tensors: Any, options: Any, default_s: float) -> int | None:
         """Begin a broadcast of torch's tensor, in place.
 
-        Args and result: as `reduce_tensor`, with torch's BroadcastOptions.
+        Args:
+            tensors: a list of one tensor.
+            options: torch's BroadcastOptions.
+            default_s: as for `reduce_tensor`, as is the result.
         """
         if self._tensor_ways is None:
             return None
@@ -372,7 +375,11 @@ class NativeCore:
     def gather_tensor(self, output: Any, source: Any, options: Any, default_s: float) -> int | None:
         """Begin an all_gather of torch's tensor into one that has room for the tensors of all ranks.
 
-        Args and result: as `reduce_tensor`, with torch's AllgatherOptions.
+        Args:
+            output: the larger tensor.
+            source: this rank's.
+            options: torch's AllgatherOptions.
+            default_s: as for `reduce_tensor`, as is the result.
         """
         if self._tensor_ways is None:
             return None
@@ -385,7 +392,11 @@ class NativeCore:
     def scatter_tensor(self, output: Any, source: Any, options: Any, default_s: float) -> int | None:
         """Begin a reduce_scatter of torch's tensor, which holds a chunk for each rank.
 
-        Args and result: as `reduce_tensor`, with torch's ReduceScatterOptions.
+        Args:
+            output: this rank's chunk of the result.
+            source: the larger tensor.
+            options: torch's ReduceScatterOptions.
+            default_s: as for `reduce_tensor`, as is the result.
         """
         if self._tensor_ways is None:
             return None
