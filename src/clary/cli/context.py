@@ -117,7 +117,7 @@ def run_add(options: argparse.Namespace) -> int:
 
 
 def run_remove(options: argparse.Namespace) -> int:
-    """Forget a context."""
+    """Delete a context."""
     settings = load_settings()
     contexts = read_contexts(settings)
     contexts.of(options.name)

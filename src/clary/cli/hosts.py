@@ -104,7 +104,7 @@ def run_drain(options: argparse.Namespace) -> int:
 
 
 def run_resume(options: argparse.Namespace) -> int:
-    """Take boxes into use again."""
+    """Allow new hosts on drained boxes again."""
     return _each(options, "resume", lambda name: f"{name} is in use again")
 
 

@@ -53,7 +53,7 @@ def training_text(page: Mapping[str, Any]) -> str:
 
 
 def _pictures_text(pictures: Sequence[Mapping[str, Any]]) -> str:
-    """Return the tags of histograms and images, and where they are shown."""
+    """Return lines on the tags of histograms and images, and on the page that shows them."""
     rows = [
         (
             one["tag"],

@@ -149,7 +149,7 @@ class OrderWatch(Worker):
         self._back_off = BackOff(cap_s=1.0)
 
     def expect(self, number: int) -> None:
-        """Note that order `number` exists; if a second note precedes the order, ask for the order again.
+        """Record that order `number` exists; if a second call precedes the order's arrival, request the order again.
 
         Otherwise a long poll over a dead connection would hide an order until it times out.
         """

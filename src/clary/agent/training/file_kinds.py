@@ -24,7 +24,7 @@ WATCHED = (
     "model/runs",
     "checkpoints/runs",
 )
-WANDB_BEGIN, WANDB_END = "run-", ".wandb"  # the name of a log, before and behind the ID of its run
+WANDB_BEGIN, WANDB_END = "run-", ".wandb"  # the name of a log, before and after the ID of its run
 STATE_FILE = "trainer_state.json"
 STATE_FOLDERS = ("model", "checkpoints", "output")  # may hold transformers' checkpoints; upper levels are read
 _RUN_ID_CHARACTERS = 8

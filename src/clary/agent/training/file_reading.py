@@ -31,7 +31,7 @@ class _Tail:
 
     place: Place
     inode: int
-    offset: int = 0  # may lie behind the file's end while a skipped record is still being written
+    offset: int = 0  # may exceed the file's size while a skipped record is still being written
     seen_bytes: int = 0  # size of the file at the last poll
     piece_bytes: int = field(default_factory=lambda: PIECE_BYTES)
     is_lost: bool = False

@@ -116,7 +116,7 @@ class LearningRateScheduleCallback(_Callback):
                 raise ValueError(f"pass steps_per_epoch to {type(self).__name__}: Keras does not know it")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Keep the number of the epoch."""
+        """Store the number of the epoch."""
         self.current_epoch = epoch
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:

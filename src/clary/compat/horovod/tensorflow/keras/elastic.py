@@ -56,7 +56,7 @@ class UpdateBatchStateCallback(_Callback):
         self.steps_per_epoch: int | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Forget the length of an epoch."""
+        """Reset the stored length of an epoch."""
         self.steps_per_epoch = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
