@@ -110,7 +110,7 @@ class Service:
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
 
     def address(self) -> str:
-        """Return this machine's address towards the service; retry while the service is unreachable. Raises: Failed."""
+        """Return this machine's address on the route to the service; retry while unreachable. Raises: Failed."""
         patience = Patience(self)
         while True:
             try:
@@ -433,7 +433,7 @@ def _bundle(service: Service, digest: str, folder: str) -> str:
     if status != 200 or hashlib.sha256(data).hexdigest() != digest:
         raise Failed(f"the bundle {digest} did not come: status {status}, {len(data)} bytes")
     draft = f"{target}.{os.getpid()}"
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:  # of the digest that the service named over TLS
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:  # verified by the digest above
         archive.extractall(draft)
     for name in archive.namelist():
         if name.endswith((".so", ".sh")) or "/bin/" in name:

@@ -1,8 +1,7 @@
-"""Reads the facts of this node, and puts them into the plan that all hosts share.
+"""The facts of this node, and the launch plan adapted to them.
 
-Where: `python -m clary.agent --node FILE` on machines that the service does not run on; `agent.boot` writes the file. A
-plan is made for all hosts together. Address of the service, folders, GPUs, interface and isolation differ from node to
-node.
+Where: `python -m clary.agent --node FILE` on machines without the service; `agent.boot` writes the file. All hosts
+share one plan, but the service's address, folders, GPUs, interface and isolation differ between nodes.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from clary.contract.launch_plan import Endpoint, HostPlan, Isolation, LaunchPlan
 
 @dataclass(frozen=True, kw_only=True)
 class NodeView:
-    """One host's node."""
+    """The node of one host."""
 
     report: NodeReport
-    service_url: str  # of the carrier on 127.0.0.1
+    service_url: str  # URL of the carrier on 127.0.0.1
 
     def seen(self, plan: LaunchPlan, host: str) -> LaunchPlan:
-        """Return the plan as this host has to see it.
+        """Return the plan with this host's values.
 
-        Raises: KeyError if the plan has no such host.
+        Raises: KeyError if the plan lacks this host.
         """
         scratch = Path(self.report.scratch)
         own = plan.host(host)
@@ -59,9 +58,9 @@ class NodeView:
 
 
 def read_node_view(path: str) -> NodeView:
-    """Read the file that the boot has written.
+    """Read the file written by the boot program.
 
-    Raises: AgentError if it cannot be read or does not hold a report.
+    Raises: AgentError if the file cannot be read or contains no report.
     """
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))

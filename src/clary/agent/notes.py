@@ -1,23 +1,23 @@
-"""Notes of a host: remarks gathered by subject, so that a thousand skipped files make one line.
+"""Notes of a host, grouped by subject, so that a thousand skipped files make one line.
 
-Where: channels and artifacts remark on what users should know; `HostFacts.notes` carries the lines to `describe`.
+Where: channels and artifacts add notes for users; `HostFacts.notes` passes the lines to `describe`.
 """
 
 from __future__ import annotations
 
-_MAX_NAMES = 8  # names listed for each subject; further names are counted
+_MAX_NAMES = 8  # names listed per subject; further names are counted
 _MAX_NAME_CHARACTERS = 200
 
 
 class NoteBook:
-    """Remarks in the order of their first appearance."""
+    """Notes in the order of their first appearance."""
 
     def __init__(self) -> None:
         self._names: dict[str, list[str]] = {}
         self._counts: dict[str, int] = {}
 
     def add(self, subject: str, name: str = "") -> None:
-        """Remark on `subject`, for the thing called `name` if there is one."""
+        """Add a note on `subject`, with the name of the affected item, if any."""
         names = self._names.setdefault(subject, [])
         self._counts[subject] = self._counts.get(subject, 0) + 1
         if name and len(names) < _MAX_NAMES:
@@ -31,6 +31,6 @@ class NoteBook:
         if not names:
             return subject
         num_more = self._counts[subject] - len(names)
-        # Names come from file systems and may not be text; notes travel as JSON and logs.
+        # Names come from file systems and may be invalid text, but notes are sent as JSON and logged.
         listed = ", ".join(name.encode("utf-8", "backslashreplace").decode() for name in names)
         return f"{subject}: {listed}{f' and {num_more} more' if num_more else ''}"

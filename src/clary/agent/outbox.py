@@ -1,8 +1,8 @@
-"""Items that the service has not acknowledged yet: numbered from 0, bounded, the oldest given up first and counted.
+"""Bounded queue of items that the service has not yet acknowledged, numbered from 0; drops the oldest first.
 
-Where: `metrics.row_store` and `training.finding_store` are outboxes; a `sender` takes stretches of one and acknowledges
-them or gives them up, as the service says. It has no thread and no clock: the age of items is judged by comparing
-items.
+Where: `metrics.row_store` and `training.finding_store` are outboxes; a `sender` sends stretches of items and, by the
+service's answer, acknowledges or drops them. An outbox has no thread and no clock: it determines the age of items by a
+comparison of items.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Stretch(Generic[T]):
-    """A run of adjacent items of an outbox.
+    """A sequence of adjacent items of an outbox.
 
     Attributes:
-        first: number of the first.
-        num_dropped: items that had been given up when these were taken; all of them were numbered below `first`, or
-            never had a number.
+        first: number of the first item.
+        num_dropped: number of items dropped before this stretch was read; their numbers, if any, are below `first`.
     """
 
     first: int
@@ -32,14 +31,14 @@ class Stretch(Generic[T]):
 
 
 class Outbox(Generic[T]):
-    """Items in the order of their numbers, each of which is given once; safe for many threads.
+    """Items in the order of their unique numbers; thread-safe.
 
-    Each item stays until it is acknowledged, or given up: by a caller, or because newer ones need its place.
+    Each item stays until it is acknowledged, or dropped by a caller or to make room for newer items.
 
     Args:
-        size_of: returns the bytes of memory that an item takes.
-        max_bytes: of all items.
-        is_stale: whether the first of two items is too old to be kept beside the second, the newest.
+        size_of: returns the bytes of memory used by an item.
+        max_bytes: memory limit of all items.
+        is_stale: whether the first of two items, the oldest, is too old compared with the second, the newest.
     """
 
     def __init__(
@@ -56,22 +55,22 @@ class Outbox(Generic[T]):
         self._items: deque[T] = deque()
         self._first = 0
         self._size_bytes = 0
-        self.num_dropped = 0  # items that were given up
+        self.num_dropped = 0  # number of dropped items
 
     @property
     def first(self) -> int:
-        """Number of the oldest item; `end` of an empty outbox."""
+        """Number of the oldest item; equals `end` if the outbox is empty."""
         with self._lock:
             return self._first
 
     @property
     def end(self) -> int:
-        """Number that the next item gets."""
+        """Number of the next item to be added."""
         with self._lock:
             return self._first + len(self._items)
 
     def append(self, item: T) -> None:
-        """Add an item, and give up the oldest items that are stale or no longer fit."""
+        """Add an item, and drop the oldest items that are stale or exceed the limit."""
         with self._lock:
             self._items.append(item)
             self._size_bytes += self._size_of(item)
@@ -79,12 +78,12 @@ class Outbox(Generic[T]):
                 self._drop()
 
     def oldest(self, *, max_items: int, weight_of: Callable[[T], int], max_weight: int) -> Stretch[T]:
-        """Return the oldest items: one, however heavy it is, and as many more as fit into both bounds.
+        """Return the oldest items, up to both limits, but at least one.
 
         Args:
             max_items: above 0.
-            weight_of: returns the weight of an item, in a unit of the caller's.
-            max_weight: of all items together.
+            weight_of: returns the weight of an item in the unit of `max_weight`.
+            max_weight: limit of the items' total weight.
         """
         chosen: list[T] = []
         weight = 0
@@ -97,14 +96,14 @@ class Outbox(Generic[T]):
             return Stretch(self._first, tuple(chosen), self.num_dropped)
 
     def acknowledge(self, end: int) -> None:
-        """Forget the items below `end`, which the service has; an `end` beyond all items becomes the next number."""
+        """Remove the items below `end`, which the service has; an `end` beyond all items becomes the next number."""
         with self._lock:
             while self._items and self._first < end:
                 self._forget()
             self._first = max(self._first, end)
 
     def give_up(self, end: int) -> None:
-        """Drop the items below a number, and count them as given up."""
+        """Drop the items below a number, and count them as dropped."""
         with self._lock:
             while self._items and self._first < end:
                 self._drop()

@@ -1,14 +1,13 @@
-"""Delivery of numbered items to the service: a batch is sent until the service names the item that it wants next.
+"""Delivery of numbered items to the service, with retries; each answer has the number of the next wanted item.
 
-Where: `metrics.shipper`, `training.training_watch` and `log.log_shipper` are senders, each with the policy of its
-items; dumps and profiles, one message each, go by `send_until_taken`.
+Where: `metrics.shipper`, `training.training_watch` and `log.log_shipper` are senders, each with a policy for its items;
+dumps and profiles, one message each, are sent by `send_until_taken`.
 
-[Note: what is promised of numbered items]
-Items arrive in order, each once: the service skips numbers that it has, and names the number that it wants next, so
-that a batch whose answer was lost may be sent again. A service that is unreachable, hangs or was restarted costs only
-room in the outbox. Where later items matter more, items that the service refuses or never takes are given up and
-counted; elsewhere they are sent until it takes them. Items that a killed agent had not sent are lost, except log
-lines, which lie on disk.
+[Note: guarantees for numbered items] Items are stored in order, each once: the service skips numbers that it has, and
+returns the number that it wants next, so that a batch may be sent again after a lost answer. While the service is
+unreachable, hangs or restarts, items wait in the outbox. If later items matter more, items that the service refuses or
+never accepts are dropped and counted; otherwise they are sent until the service accepts them. Items that a killed agent
+had not sent are lost, except log lines, which are on disk.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from clary.agent.service_client import BackOff, ServiceRefused, ServiceUnreachab
 from clary.agent.worker import Worker
 from clary.base.errors import AgentError
 
-MOST_VAIN = 3  # answers without progress, after which a batch is given up
+MOST_VAIN = 3  # answers without progress after which a batch is dropped
 _VAIN_LOOK_S = 0.2
 
 logger = logging.getLogger(__name__)
 
 
 class NotWanted(AgentError):
-    """Raised when the service is of an older release and has no such request."""
+    """The service is an older release without this request."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Parcel:
 
     Attributes:
         first: number of its first item.
-        end: number behind its last; `first` if none of its items has a number.
+        end: number after its last item; equals `first` if the batch has no numbered item.
         send: sends the batch; returns the number of the item that the service wants next. Raises: ServiceUnreachable,
             ServiceRefused, AttemptOver.
     """
@@ -52,26 +51,26 @@ class Parcel:
 
 
 class Source(Protocol):
-    """The store that batches come from: an `Outbox`, or the log's spool."""
+    """The source of batches: an `Outbox`, or the log's spool."""
 
     @property
     def first(self) -> int:
         """Number of the first item that the service has not acknowledged."""
 
     def acknowledge(self, end: int) -> None:
-        """Take note that the service has the items below a number."""
+        """Record that the service has the items below a number."""
 
 
 class Sender(Worker):
-    """Sends one parcel after the other from a thread of its own; base class.
+    """Base class: sends one parcel after the other from a thread of its own.
 
     Args:
         name: of the thread.
         failure: as for `Worker`.
-        what: the items, in words.
-        source: holds them.
-        give_up: drops items below a number that the service refuses or never takes; None: they are sent for ever.
-        back_off: gives the pauses between tries.
+        what: a noun for the items in messages.
+        source: has the items.
+        give_up: drops items below a number, if the service refuses or never accepts them; None: they are sent for ever.
+        back_off: returns the pauses between tries.
         first_pause_s: as for `Worker`.
     """
 
@@ -95,7 +94,7 @@ class Sender(Worker):
         self._is_away = False  # whether the last try did not reach the service
         self._has_refused = False
         self._num_vain = 0
-        self._moved_at_s = 0.0  # last time that the service accepted new items
+        self._moved_at_s = 0.0  # time of the last progress
 
     def wait_sent(
         self,
@@ -105,14 +104,14 @@ class Sender(Worker):
         outlasts_outages: bool = False,
         is_vain: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Wait until items below a number are acknowledged or given up; return whether they are.
+        """Wait until items below a number are acknowledged or dropped; return whether they are.
 
         Args:
             end: the number.
             timeout_s: longest wait.
-            outlasts_outages: whether `timeout_s` counts only time without progress while the service answers: time in
-                which it cannot be reached does not count.
-            is_vain: asked several times a second whether to stop waiting.
+            outlasts_outages: whether `timeout_s` counts only time without progress, and not while the service is
+                unreachable.
+            is_vain: called several times per second; True ends the wait.
         """
         self._moved_at_s = began_s = time.monotonic()
         with self._changed:
@@ -127,7 +126,7 @@ class Sender(Worker):
             return self._source.first >= end
 
     def _parcel(self) -> Parcel | None:
-        """Return the next batch, None if nothing waits."""
+        """Return the next batch; None if no item waits."""
         raise NotImplementedError
 
     def _send_all(self) -> float:
@@ -146,7 +145,7 @@ class Sender(Worker):
                 return self._try_again(error)
             if error.details.get("status") == HTTPStatus.NOT_FOUND:
                 raise NotWanted(error.message) from error
-            # It would be refused again: losing these items is better than losing all later ones.
+            # It would be refused again: the loss of these items is better than the loss of all later items.
             if not self._has_refused:  # logged once: later items would be refused for the same reason
                 logger.warning("%s %d to %d are given up: %s", self._what, parcel.first, parcel.end - 1, error)
             self._has_refused = True
@@ -192,8 +191,8 @@ def send_until_taken(
     """Send one message, with retries while the service is unreachable; return whether the service has it.
 
     Args:
-        send: sends the message. Raises: ServiceUnreachable, ServiceRefused, AttemptOver; the last two pass.
-        limit_s: after which no further try begins.
+        send: sends the message. Raises: ServiceUnreachable, ServiceRefused, AttemptOver; the last two propagate.
+        limit_s: time after which no further try begins.
         ending: event that ends the sending.
         lock: held while `send` runs.
     """

@@ -1,9 +1,9 @@
 """The agent's side of `contract.agent_protocol`: JSON over HTTP, with a connection for each kind of request.
 
 Where: `supervisor` reports facts, waits for orders and ships log lines through one `ServiceClient`. Each kind of
-request has its own connection and is used by one thread, so that a long poll never delays a heartbeat. Every request
-can be repeated without harm (reports and lines are numbered), therefore a connection that breaks is opened again and
-the request is sent again; the caller limits the retries, with `BackOff` for the pauses.
+request has its own connection and is used by one thread, so that a long poll never delays a heartbeat. Every request is
+idempotent (reports and lines are numbered), so after a broken connection a new connection is opened and the request is
+sent again; the caller limits the retries, with `BackOff` for the pauses.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from clary.contract.metric_samples import SampleBatch, SampleReceipt
 from clary.contract.stack_dumps import HostDump
 from clary.contract.training_values import TrainingBatch, TrainingReceipt
 
-REQUEST_TIMEOUT_S = 5.0  # for connecting, and for each silence of the service within an answer
-EXCERPT_CHARACTERS = 200  # characters of a refusing answer in the error's message
+REQUEST_TIMEOUT_S = 5.0  # timeout of a connect, and of each read of an answer
+EXCERPT_CHARACTERS = 200  # characters of a refusal in the error's message
 
 T = TypeVar("T")
 
 
 class ServiceUnreachable(AgentError):
-    """No answer, or an answer that asks to retry later: the same request can succeed later."""
+    """There was no answer, or an answer that asks for a later retry: the same request can succeed later."""
 
 
 class ServiceRefused(AgentError):
-    """The service answered and does not want this request: `details["status"]` holds the HTTP status."""
+    """The service has refused this request; `details["status"]` has the HTTP status."""
 
 
 class AttemptOver(AgentError):
@@ -108,16 +108,16 @@ class BackOff:
 
 
 class ServiceClient:
-    """Talks to the service for one host.
+    """Client of the service for one host.
 
-    Threads: `report`, `next_order`, `send_logs`, `send_samples`, `send_dump`, `send_training` are called from one
-    thread each at a time, `send_profile` and `send_trace` from one thread together, `fetch_assignment` before the
-    thread of `next_order` starts, `encode_logs`, `wake_orders` and `break_off` from any.
+    Threads: `report`, `next_order`, `send_logs`, `send_samples`, `send_dump`, `send_training` are each called by one
+    thread at a time, `send_profile` and `send_trace` together by one thread, `fetch_assignment` before the thread of
+    `next_order` starts, `encode_logs`, `wake_orders` and `break_off` by any thread.
 
     Args:
-        address: of this host at the service.
+        address: URL of the service, job, attempt and host.
         token: bearer token of the attempt's agents.
-        seen: turns the plan of all hosts into one host's view of it (`node_view`); None leaves the plan unchanged.
+        seen: adapts the plan of all hosts to this host's node (`node_view`); None: the plan is unchanged.
     """
 
     def __init__(
@@ -160,9 +160,9 @@ class ServiceClient:
         return _read(ReportReceipt, self._reports.call("POST", "reports", body=body, timeout_s=timeout_s))
 
     def next_order(self, after: int, *, wait_s: float) -> Order | None:
-        """Wait up to `wait_s` for an order newer than number `after`; return it, or None on timeout.
+        """Wait up to `wait_s` for an order with a number above `after`; return it, or None on timeout.
 
-        Raises: ServiceUnreachable (also when `wake_orders` broke the wait off), ServiceRefused, AttemptOver.
+        Raises: ServiceUnreachable (also if `wake_orders` aborted the wait), ServiceRefused, AttemptOver.
         """
         answer = self._orders.call(
             "GET", f"orders?after={after}&wait_s={wait_s:g}", timeout_s=wait_s + REQUEST_TIMEOUT_S
@@ -173,15 +173,15 @@ class ServiceClient:
         return order if order.number > after else None
 
     def encode_logs(self, batch: LogBatch) -> bytes:
-        """Return a batch as `send_logs` takes it."""
+        """Encode a batch for `send_logs`."""
         return _encode(to_plain(batch))
 
     def send_logs(self, body: bytes) -> LogReceipt:
-        """Hand over an encoded batch of log lines. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        """Send an encoded batch of log lines. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
         return _read(LogReceipt, self._logs.call("POST", "logs", body=body))
 
     def send_samples(self, batch: SampleBatch) -> SampleReceipt:
-        """Hand over rows that were measured. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        """Send measured rows. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
         return _read(SampleReceipt, self._samples.call("POST", "samples", body=_encode(to_plain(batch))))
 
     def send_training(self, batch: TrainingBatch) -> TrainingReceipt:
@@ -189,7 +189,7 @@ class ServiceClient:
         return _read(TrainingReceipt, self._training.call("POST", "training", body=_encode(to_plain(batch))))
 
     def send_dump(self, dump: HostDump) -> None:
-        """Hand over a dump of the host's processes. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        """Send a dump of the host's processes. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
         self._dumps.call("POST", "dumps", body=_encode(to_plain(dump)))
 
     def send_profile(self, profile: HostProfile) -> None:
@@ -197,35 +197,35 @@ class ServiceClient:
         self._profiles.call("POST", "profiles", body=_encode(to_plain(profile)))
 
     def send_trace(self, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool) -> None:
-        """Hand over a part of a rank's trace. Raises: ServiceUnreachable, ServiceRefused, AttemptOver.
+        """Send a part of a rank's trace. Raises: ServiceUnreachable, ServiceRefused, AttemptOver.
 
         Args:
             piece: bytes of the trace.
             number: of the profile.
-            rank: that the trace is of.
+            rank: rank of the trace.
             offset: of the piece in the trace, in bytes.
-            is_last: whether the trace ends with it.
+            is_last: whether the trace ends with this piece.
         """
         query = f"number={number}&rank={rank}&offset={offset}&last={int(is_last)}"
         self._profiles.call("POST", f"traces?{query}", body=piece)
 
     def wake_orders(self) -> None:
-        """Break off the long poll that another thread waits in."""
+        """Abort the long poll in which another thread waits."""
         self._orders.abort()
 
     def break_off(self) -> None:
-        """Break off every call, so that the threads in them can be joined; later calls raise ServiceUnreachable."""
+        """Abort every call, so that its thread can be joined; later calls raise ServiceUnreachable."""
         for connection in self._connections:
             connection.break_off()
 
     def close(self) -> None:
-        """Close every connection; call it when no thread is in a call any more."""
+        """Close every connection; no thread may be in a call."""
         for connection in self._connections:
             connection.close()
 
 
 class PoolClient:
-    """Asks the service for the attempts of one host of a pool; one thread asks, any thread may break the call off."""
+    """Polls the service for the attempts of one host of a pool; one thread polls, any thread may abort the call."""
 
     def __init__(self, address: PoolAddress, *, token: str) -> None:
         self.address = address
@@ -241,7 +241,7 @@ class PoolClient:
         return None if answer is None else _read(PoolAssignment, answer)
 
     def break_off(self) -> None:
-        """Break off the call that another thread waits in; later calls raise ServiceUnreachable."""
+        """Abort the call in which another thread waits; later calls raise ServiceUnreachable."""
         self._connection.break_off()
 
     def close(self) -> None:
@@ -256,7 +256,7 @@ class _Connection:
         self._address = address
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._http: http.client.HTTPConnection | None = None
-        # Guards `_http` against abort and close from other threads and from a signal handler in the holding thread.
+        # Guards `_http` against abort and close by other threads and by a signal handler in the thread that holds it.
         self._lock = threading.RLock()
         self._is_closed = False
 
@@ -286,16 +286,16 @@ class _Connection:
             ) from error
 
     def abort(self) -> None:
-        """Break off the call that another thread waits in, if any; the next call opens a new connection."""
+        """Abort the call in which another thread waits, if any; the next call opens a new connection."""
         with self._lock:
             sock = self._http.sock if self._http is not None else None
             if sock is not None:
-                # Not close: the descriptor belongs to the thread that reads from it.
+                # No close here, because the descriptor belongs to the thread that reads from it.
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
 
     def break_off(self) -> None:
-        """Break off the current call and refuse later ones."""
+        """Abort the current call and refuse later calls."""
         self._is_closed = True
         self.abort()
 
@@ -309,7 +309,7 @@ class _Connection:
         try:
             return self._exchange_once(method, path, payload, timeout_s)
         except (http.client.HTTPException, ConnectionError):
-            # A kept connection may have been closed by the service since; that says nothing about the service now.
+            # The service may have closed a kept connection meanwhile, which does not mean that it is unreachable now.
             if not is_reused or self._is_closed:
                 raise
             return self._exchange_once(method, path, payload, timeout_s)
@@ -371,7 +371,7 @@ def _encode(document: Any) -> bytes:
 
 
 def _read(cls: type[T], answer: Any) -> T:
-    """Read a small answer; an answer of another form may come from another service on the port: try later."""
+    """Parse a small answer; an invalid answer, perhaps of another service on the port, counts as unreachable."""
     try:
         return from_plain(cls, answer)
     except ContractError as error:

@@ -1,4 +1,4 @@
-"""Files in a program's tree, read and written without following links that the program may have put there.
+"""Reads and writes of files in a program's tree, without following links that the program may have created.
 
 The program owns the tree: a link could lead to files of the machine, and reading a pipe would block.
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from clary.base.beneath import Folder
 
-MAX_NAMES = 4096  # read from one folder, however many files the program has put there
+MAX_NAMES = 4096  # limit of names read from one folder, because the program may create any number of files
 
 
 def names_in(root: Path, parts: Sequence[str]) -> list[str]:
-    """Return at most `MAX_NAMES` names in the folder `parts` below `root`; empty if a step is a link or no folder."""
+    """Return up to `MAX_NAMES` names in the folder `parts` below `root`; empty if a part is a link or no folder."""
     try:
         with Folder.at(root) as folder:
             return folder.names("/".join(parts), limit=MAX_NAMES)
@@ -33,7 +33,7 @@ def read_start(root: Path, parts: Sequence[str], *, max_bytes: int) -> bytes | N
 
 
 def open_regular(root: Path, parts: Sequence[str]) -> int | None:
-    """Open the regular file `parts` below `root`; return a descriptor to be closed, or None without such a file."""
+    """Open the regular file `parts` below `root`; return a descriptor to close, or None without such a file."""
     try:
         with Folder.at(root) as folder:
             return folder.open_file("/".join(parts))
@@ -48,12 +48,12 @@ def remove(root: Path, parts: Sequence[str]) -> None:
 
 
 def write_whole(root: Path, parts: Sequence[str], data: bytes) -> None:
-    """Put a file into an existing folder, whole or not at all, replacing an earlier one. Raises: OSError.
+    """Write a file into an existing folder atomically, replacing an earlier file. Raises: OSError.
 
     Args:
         root: a folder that the program cannot replace.
-        parts: names of the folders below `root`, none of which may be a link, and of the file.
-        data: the whole content.
+        parts: names of the folders below `root`, which must not be links, and of the file.
+        data: the complete content.
     """
     with Folder.at(root) as folder:
         folder.write("/".join(parts), data)

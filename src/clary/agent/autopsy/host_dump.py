@@ -171,7 +171,7 @@ class _Used(NamedTuple):
 
 
 def _at_once(look: Callable[[int], ProcessDump], pids: Sequence[int]) -> list[ProcessDump]:
-    """Call `look` for each process on some threads; daemons, so that a process in trouble does not hold the agent."""
+    """Call `look` for each process on several threads; daemons, so that a hung process does not hold the agent."""
     waiting, found = iter(pids), dict[int, ProcessDump]()
     taking = threading.Lock()
 

@@ -56,7 +56,7 @@ class HeldFiles:
             try:
                 status = os.fstat(descriptor)
             except OSError:
-                _close(descriptor)  # a network file system has lost it
+                _close(descriptor)  # the file vanished from a network file system
                 continue
             self._held[path] = _Held(descriptor=descriptor, facts=facts_of(status))
 
@@ -70,7 +70,7 @@ class HeldFiles:
             try:
                 status = os.fstat(held.descriptor)
             except OSError:
-                continue  # a network file system has lost it
+                continue  # the file vanished from a network file system
             facts = facts_of(status)
             rest_ns = facts.changed_ns - max(held.facts.modified_ns, held.facts.changed_ns)
             if status.st_nlink == 0 and is_same_content(facts, held.facts) and rest_ns >= self._min_rest_ns:

@@ -162,7 +162,7 @@ class Mirror(Worker):
         before = self._writer.last
         try:
             act()
-        except Exception as error:  # boundary: agent supervisor; a program must not die of its mirror
+        except Exception as error:  # error boundary: an error of the mirror must not end the program
             if not isinstance(error, ClaryError | OSError):
                 logger.error("unexpected error in the mirror of checkpoints", exc_info=error)
             if self.is_aborted:
@@ -264,7 +264,7 @@ class Mirror(Worker):
             is_done = self._publisher.publish(
                 self._writer.last, is_behind=self._is_behind, is_given_up=lambda: self.is_aborted
             )
-        except Exception:  # boundary: agent supervisor; a program must not die of its mirror
+        except Exception:  # error boundary: an error of the mirror must not end the program
             logger.exception("unexpected error in the copies of checkpoints")
             is_done = False
         self._is_behind = not is_done

@@ -128,7 +128,7 @@ class Publisher:
         bucket, source_key, key = self._prefix.bucket, self._prefix.key(file.key), self._prefix.key(file.path)
         source = self._store.head(bucket, source_key)
         if source is None or source.size_bytes != file.size_bytes:
-            return  # the other host has a newer set meanwhile
+            return  # the other host has written a newer set meanwhile
         target = self._store.head(bucket, key)
         if target is None or (target.size_bytes, target.etag) != (source.size_bytes, source.etag):
             self._copied.pop(file.path, None)
@@ -137,7 +137,7 @@ class Publisher:
                 self._store.copy(bucket, source_key, key)
             except ObjectStoreError:
                 if self._store.head(bucket, source_key) is None:
-                    return  # the other host has a newer set meanwhile
+                    return  # the other host has written a newer set meanwhile
                 raise
             target = listed(self._store, bucket, key)
         else:

@@ -105,7 +105,7 @@ def program_variables(
     It includes SM_* unless the request has a ContainerEntrypoint: such programs set their own, as on SageMaker.
 
     Args:
-        inside: the tree as the program sees it.
+        inside: `/opt/ml` in the program's view.
         python: interpreter of the prepared environment.
         shims_folder: folder put before the environment's own programs in PATH.
         machine: the agent's environment, from which the names in `INHERITED`, `PIP_*` and `UV_*` are copied.
@@ -231,7 +231,7 @@ def pool_cache(plan: LaunchPlan, host: str, inside: MlTree) -> PurePosixPath:
     Args:
         plan: of an attempt in the pool.
         host: name of the host.
-        inside: the tree as the program sees it.
+        inside: `/opt/ml` in the program's view.
     Source: SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY, "Persistent cache" in the developer guide.
     """
     if plan.isolation is Isolation.PROCESSES:

@@ -60,7 +60,7 @@ def memory_finding(host: str, available_bytes: int | None, limit_bytes: int | No
     """Judge whether the machine's available memory suffices for a host.
 
     Args:
-        host: its name.
+        host: name of the host.
         available_bytes: memory available to programs now; None if unknown.
         limit_bytes: memory limit of the host; None: no limit.
     """
@@ -83,7 +83,7 @@ def clock_finding(host: str, offset_s: float | None, why_not: str = "") -> Healt
     """Judge the offset of this host's clock from the service's clock.
 
     Args:
-        host: its name.
+        host: name of the host.
         offset_s: seconds ahead, negative if behind; None if it was not measured.
         why_not: reason why the offset was not measured.
     """

@@ -93,7 +93,7 @@ class Program:
         reason, as in a shell.
 
         Args:
-            processes: at least one.
+            processes: at least one process.
             sandbox: the host; `host_folder` and `ml_folder` exist.
             on_output: called with index and bytes as they are read, from one thread, also before `start` returns.
                 Standard output and standard error of a process arrive in the order of the writes. During the call no
@@ -130,7 +130,7 @@ class Program:
 
         Args:
             first_process: of that host; owned by the program from now on, even if this call raises.
-            processes: at least one.
+            processes: at least one process.
             sandbox: the sandbox that the host was made with.
             forks: for each process, whether it can be forked from the standby interpreter.
             binds: the host's late binds.

@@ -36,7 +36,7 @@ class ProgramRecord:
         self._answers: dict[int, int] = {}  # id of a signal order -> number of signalled processes
         self._notes: list[str] = []
         self._is_killed = False
-        self._is_gone = False  # no more reports will come
+        self._is_gone = False  # no further report will arrive
         self.is_ready = False  # every process was started
         self.was_signalled = False  # every process of the host received SIGTERM from outside
         self.lost_why = ""  # a sentence, if the first process ended before the program did

@@ -16,7 +16,7 @@ from clary.base.errors import AgentError
 from clary.contract.agent_protocol import LogBatch
 
 BATCH_LINES = 16_384
-BATCH_BYTES = 1024 * 1024  # of text; as JSON at most six times as much, which is below the service's bound on bodies
+BATCH_BYTES = 1024 * 1024  # text per batch; its JSON, at most six times as large, is below the service's limit
 FLOOD_BYTES = BATCH_BYTES // 2  # a batch of this size is probably followed by another
 
 

@@ -56,7 +56,7 @@ class OutputTaker(Protocol):
     """The receiver of the buffer's output (`log_intake`); may wait for a disk."""
 
     def on_output(self, key: Hashable, data: bytes) -> None:
-        """Take bytes of one stream, in order; empty bytes end it."""
+        """Receive bytes of one stream, in order; empty bytes end it."""
 
     def on_gap(self, key: Hashable, sentence: str) -> None:
         """Record a gap in the output of one stream."""

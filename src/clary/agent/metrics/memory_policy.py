@@ -40,8 +40,8 @@ def pause_s(used_bytes: int, limit_bytes: int, *, cost_s: float) -> float:
     """Return the seconds until the next look.
 
     Args:
-        used_bytes: of the last look.
-        limit_bytes: of the host.
+        used_bytes: memory at the last look.
+        limit_bytes: memory limit of the host.
         cost_s: duration of the last look.
     """
     by_room = max(limit_bytes - used_bytes, 0) / FASTEST_BYTES_PER_S
@@ -54,8 +54,8 @@ def excess_in_words(host: str, used_bytes: int, limit_bytes: int, uses: Sequence
 
     Args:
         host: name of the host.
-        used_bytes: of the last look.
-        limit_bytes: of the host.
+        used_bytes: memory at the last look.
+        limit_bytes: memory limit of the host.
         uses: in any order; the `MAX_NAMED` largest are named, the others are summed.
         advice: for the user; empty for general advice.
     """

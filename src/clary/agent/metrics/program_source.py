@@ -21,7 +21,7 @@ from clary.agent.metrics.proc_texts import parse_network
 from clary.agent.metrics.process_table import ProcessReading, ProcessTable
 from clary.agent.metrics.sources import PERCENT, Slowly, Values
 
-MAX_RANKS = 64  # ranks of a host with series of their own: fourteen each, and a batch has room for 1,024
+MAX_RANKS = 64  # limit of ranks with their own series: fourteen series each, and a batch has room for 1,024
 
 _LOOK_LOAD = 0.01  # share of one processor for the search for processes, which runs at least once per second
 _MAX_LOOK_INTERVAL_S = 1.0

@@ -51,7 +51,7 @@ class Sampling(Worker):
         self._marks = marks
         self._changes: list[Callable[[], None]] = []
         self._lock = threading.Lock()  # guards `_changes`
-        self._next_s = math.inf  # when the next row is due
+        self._next_s = math.inf  # time at which the next row is due
         self._began_s = clock.monotonic()
         self._began_ms = _milliseconds(clock)
 

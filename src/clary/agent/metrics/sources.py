@@ -91,7 +91,7 @@ class MachineSource:
         return self._values
 
     def close(self) -> None:
-        """Do nothing: the source holds no files."""
+        """Do nothing, because the source has no open files."""
 
     def _measured(self, now_s: float) -> Values:
         values: Values = {}
@@ -134,7 +134,7 @@ class DiskSource:
         return self._values
 
     def close(self) -> None:
-        """Do nothing: the source holds no files."""
+        """Do nothing, because the source has no open files."""
 
     def _measured(self) -> Values:
         found = next(filter(None, map(_disk_of, self._folders)), None)

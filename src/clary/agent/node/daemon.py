@@ -48,7 +48,7 @@ def run_daemon(root: Path, archive: Path) -> int:
 
     Args:
         root: path of the folder.
-        archive: file with this code.
+        archive: zip file with this code.
     """
     folder = BoxFolder(root)
     lock = _lock(folder)
@@ -84,7 +84,7 @@ class Daemon:
 
     Args:
         folder: of the box.
-        archive: file with this code.
+        archive: zip file with this code.
     Raises: OSError, ValueError, ContractError if the folder lacks valid files of the daemon.
     """
 

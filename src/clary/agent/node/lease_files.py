@@ -3,7 +3,7 @@
 Where: `lease_table` writes the record before any process is started, `keeper` writes the other files. Each file is
 written once, in this order, so that the progress of the lease is known after any crash:
 
-    record.json   lease, tag and index, and the boot of the machine; beside it `proof`, the token that its boot shows
+    record.json   lease, tag, index, the machine's boot id; beside it `proof`, the token for the boot program
     keeper.json   the keeper's process: the lease is not started a second time
     boot.json     the boot program's process, which becomes the agent
     ended.json    no process of the lease is left; the reason

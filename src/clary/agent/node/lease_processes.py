@@ -35,7 +35,7 @@ def marked(lease: str, known: Iterable[ProcessId] = (), children: Container[int]
     """Return the live processes of a lease, except this process.
 
     Args:
-        lease: its id.
+        lease: id of the lease.
         known: recorded processes (keeper, boot).
         children: this process's own children; any other child was adopted at a keeper's death and belongs to a lease.
             None if this process adopts no orphans.
@@ -79,7 +79,7 @@ def end_marked(
     """Kill all processes of a lease; return the number of processes left at the time limit.
 
     Args:
-        lease: its id.
+        lease: id of the lease.
         known: as for `marked`.
         children: as for `marked`.
         limit_s: longest wait.

@@ -243,7 +243,7 @@ class LeaseTable:
             descriptor = os.pidfd_open(boot.pid)
             try:
                 if boot.identity.is_alive():
-                    files.notice.touch(mode=0o600)  # before the signal: a second signal would order the agent to leave
+                    files.notice.touch(mode=0o600)  # recorded first: a second signal would make the agent leave
                     signal.pidfd_send_signal(descriptor, signal.SIGTERM)
             finally:
                 os.close(descriptor)

@@ -1,7 +1,6 @@
 """The daemon's outgoing TLS connection to the service; only the pinned authority is trusted.
 
-Where: `daemon` asks with it. A waiting request is broken off when an event happens on the box: the next request reports
-it.
+Where: `daemon` polls with it. An event on the box aborts a waiting request, so that the next request reports the event.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
-REQUEST_TIMEOUT_S = 10.0  # in addition to the time for which the service may hold an answer back
+REQUEST_TIMEOUT_S = 10.0  # in addition to the time for which the service may delay an answer
 
 
 class Refused(Exception):
-    """An answer other than 200; `status` holds its code."""
+    """An answer other than 200; `status` is its code."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(f"{status}: {words}")
@@ -36,9 +35,9 @@ class ServiceLine:
 
     Args:
         url: https://HOST:PORT.
-        authority: file of the certificate that has signed the service's.
+        authority: file of the certificate that signed the service's certificate.
         token: of the box.
-    Raises: ValueError for another URL; OSError for a file that holds no certificate.
+    Raises: ValueError for any other form of URL; OSError for a file without a certificate.
     """
 
     def __init__(self, url: str, authority: Path, token: str) -> None:
@@ -53,7 +52,7 @@ class ServiceLine:
 
     @property
     def is_open(self) -> bool:
-        """Whether the next request uses a connection that is already open."""
+        """Whether the next request can use an open connection."""
         return self._kept is not None and self._kept.sock is not None and not _is_readable(self._kept.sock)
 
     def ask(
@@ -64,10 +63,10 @@ class ServiceLine:
         Args:
             method: GET or POST.
             path: below the service's URL.
-            document: goes as JSON; None sends no body.
-            wait_s: how long the service may hold the answer back.
-            watched: descriptors that end the wait when one can be read.
-        Raises: Refused; Interrupted; OSError and http.client.HTTPException without a whole answer.
+            document: sent as JSON; None: no body.
+            wait_s: time for which the service may delay the answer.
+            watched: descriptors; the wait ends when one becomes readable.
+        Raises: Refused; Interrupted; OSError and http.client.HTTPException for a missing or incomplete answer.
         """
         body = None if document is None else json.dumps(document).encode()
         headers = {"Authorization": f"Bearer {self._token}"}
@@ -81,7 +80,7 @@ class ServiceLine:
             data = answer.read(MAX_ANSWER_BYTES + 1)
             if len(data) > MAX_ANSWER_BYTES:
                 raise OSError(f"the answer to {method} {path} has more than {MAX_ANSWER_BYTES} bytes")
-            if answer.length:  # http.client raises for a short body only in a read without a limit
+            if answer.length:  # http.client detects a short body only in a read() without a size
                 raise OSError(f"the answer to {method} {path} ended {answer.length} bytes early")
         except BaseException:
             self.close()
@@ -98,14 +97,14 @@ class ServiceLine:
 
     def _connection(self) -> http.client.HTTPSConnection:
         if self._kept is None or self._kept.sock is None or _is_readable(self._kept.sock):
-            self.close()  # readable before a request: the service has closed the connection
+            self.close()  # a socket that is readable before a request was closed by the service
             self._kept = http.client.HTTPSConnection(
                 self._host, self._port, timeout=REQUEST_TIMEOUT_S, context=self._context
             )
         return self._kept
 
     def _wait(self, connection: http.client.HTTPSConnection, limit_s: float, watched: Sequence[int]) -> None:
-        """Wait for the answer's first byte; raise Interrupted for an event on the box."""
+        """Wait for the answer's first byte. Raises: Interrupted for an event on the box."""
         found, _, _ = select.select([connection.sock, *watched], [], [], limit_s)
         if connection.sock in found:
             return

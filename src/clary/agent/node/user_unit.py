@@ -1,4 +1,4 @@
-"""Starts the daemon under the user's systemd, or without systemd where the user has no systemd.
+"""Start of the daemon under the user's systemd, or without systemd if that is missing.
 
 Where: `installation` starts the daemon; the daemon of a removed box removes its unit.
 """
@@ -40,12 +40,12 @@ def unit_name(box: str) -> str:
 
 
 def start_daemon(folder: BoxFolder, archive: Path, box: str) -> None:
-    """Start the daemon in the background: by systemd where that works, else in a session of its own. Raises: OSError.
+    """Start the daemon in the background: by systemd if possible, else in a new session. Raises: OSError.
 
     Args:
         folder: of the box.
         archive: the daemon's file.
-        box: its name.
+        box: name of the box.
     """
     if has_user_systemd() and _start_unit(folder, archive, box):
         return
@@ -61,7 +61,7 @@ def start_daemon(folder: BoxFolder, archive: Path, box: str) -> None:
 
 
 def who_restarts() -> str:
-    """Name the program that starts the daemon after a reboot, in words."""
+    """Return a phrase about the mechanism that starts the daemon after a reboot."""
     if not has_user_systemd():
         return BY_HAND
     if _run("loginctl", "show-user", "--property=Linger", "--value", user_name()) == "yes":
@@ -70,7 +70,7 @@ def who_restarts() -> str:
 
 
 def has_user_systemd() -> bool:
-    """Whether the user's own systemd answers."""
+    """Whether the user's systemd instance answers."""
     if shutil.which("systemctl") is None:
         return False
     return _run("systemctl", "--user", "show", "--property=Version", "--value") not in ("", None)

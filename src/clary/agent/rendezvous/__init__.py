@@ -1,1 +1,1 @@
-"""Detects, by their connections, when the processes of a job's hosts have found each other."""
+"""Detection of the moment when the processes of a job's hosts have connected to each other."""

@@ -1,7 +1,7 @@
-"""TCP connections of a process' network namespace, and which processes hold them, out of /proc.
+"""TCP connections of a process's network namespace, and the processes that hold them, read from /proc.
 
-Where: `rendezvous_watch`. Reading the table costs milliseconds, however few connections there are, because the kernel
-walks all of the machine's; `change_mark` shows cheaply whether the table can have new entries.
+Where: `rendezvous_watch` reads it. A read of the table costs milliseconds even with few connections, because the kernel
+walks all connections of the machine; `change_mark` shows cheaply whether the table may have new entries.
 Source: proc(5): /proc/PID/net/{tcp,tcp6,snmp}, /proc/PID/fd; states in include/net/tcp_states.h.
 """
 
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from clary.base.processes import live_descendants
 
-_LOCAL, _REMOTE, _STATE, _INODE = 1, 2, 3, 9  # fields of a line
+_LOCAL, _REMOTE, _STATE, _INODE = 1, 2, 3, 9  # indexes of fields in a line
 _ESTABLISHED = "01"
-# Ends of connections that were established: FIN_WAIT1 and 2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING.
+# States of connections that were established and are ending: FIN_WAIT1 and 2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING.
 _ENDED = frozenset({"04", "05", "06", "08", "09", "0B"})
-_MAPPED = "::ffff:"  # before an IPv4 address in IPv6's table
+_MAPPED = "::ffff:"  # prefix of an IPv4 address in IPv6's table
 _IPV4_DIGITS = 8
 _WORD_BYTES = 4
 _SOCKET_LINK = "socket:["
@@ -26,22 +26,22 @@ _SOCKET_LINK = "socket:["
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """One end of a connection, as seen from the namespace that was read."""
+    """One end of a connection in the namespace that was read."""
 
     local: tuple[str, int]  # address and port; IPv4 addresses are in IPv4 form, also for sockets of IPv6
     remote: tuple[str, int]
-    is_established: bool  # if not established: the connection is being closed, or is closed
-    inode: int  # of its socket; 0 for a socket that no process holds
+    is_established: bool  # False: the connection is being closed, or is closed
+    inode: int  # inode of the socket; 0 if no process holds the socket
 
 
 def read_connections(pid: int, ports: Collection[int]) -> list[Connection]:
-    """Return the connections of a process' namespace with one of `ports` at either end, established or ended since.
+    """Return a namespace's established or ended connections with one of `ports` at either end.
 
-    Raises: OSError if the process is gone or its namespace may not be read.
+    Raises: OSError if the process has ended or its namespace may not be read.
     """
     endings = tuple(f"{port:04X}" for port in ports)
     found = list(_connections(f"/proc/{pid}/net/tcp", endings))
-    if os.path.exists(f"/proc/{pid}/net/tcp6"):  # missing if the kernel has no IPv6
+    if os.path.exists(f"/proc/{pid}/net/tcp6"):  # missing if the kernel lacks IPv6
         found += _connections(f"/proc/{pid}/net/tcp6", endings)
     return found
 
@@ -49,7 +49,7 @@ def read_connections(pid: int, ports: Collection[int]) -> list[Connection]:
 def change_mark(pid: int) -> tuple[int, ...]:
     """Return counters that change whenever a connection of the namespace is established.
 
-    Attempts that are refused change nothing: programs try every second until a process listens.
+    Refused attempts do not change them: programs retry every second until a process listens.
 
     Raises: OSError as `read_connections`.
     """
@@ -60,10 +60,10 @@ def change_mark(pid: int) -> tuple[int, ...]:
 
 
 def socket_holders(first_pid: int) -> dict[int, int]:
-    """Return inode of a socket -> pid that holds it, for a process and all its descendants.
+    """Return inode of a socket -> pid of its holder, for a process and all its descendants.
 
     If several processes share a socket, the lowest pid is returned, which usually opened it. Unreadable processes are
-    left out.
+    skipped.
     """
     holders: dict[int, int] = {}
     for pid in sorted((first_pid, *live_descendants(first_pid))):
@@ -88,7 +88,7 @@ def _connections(path: str, endings: tuple[str, ...]) -> Iterator[Connection]:
 
 
 def _end_point(text: str) -> tuple[str, int]:
-    """Read `0100007F:1E61`: words in the machine's byte order, which is little endian wherever Clary runs."""
+    """Parse `0100007F:1E61`: words in the machine's byte order, which is little endian wherever Clary runs."""
     digits, _, port = text.partition(":")
     data = bytes.fromhex(digits)
     words = (data[start : start + _WORD_BYTES][::-1] for start in range(0, len(data), _WORD_BYTES))

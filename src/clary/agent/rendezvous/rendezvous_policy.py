@@ -1,14 +1,14 @@
-"""Decides when the processes of a host have found the processes of the other hosts. Pure.
+"""Decision when the processes of a host have connected to the processes of other hosts. Pure.
 
-Where: `rendezvous_watch` shows it the connections of the host's network. Stores and coordinators of every launcher sit
-behind MASTER_PORT of one host, jax's coordinator behind the port after it, so a process has arrived once it is
-connected to one of the two ports:
+Where: `rendezvous_watch` passes it the connections of the host's network. Stores and coordinators of all launchers
+listen at MASTER_PORT of one host, jax's coordinator at the next port. A process has arrived once it is connected to one
+of the two ports:
 
-- a host whose one process is connected there on any host, its own included, has arrived: torch's rank 0 connects to its
-  own store; torchrun, mpirun and users' commands are one process for Clary, whatever they start;
-- of a host with several processes each has to hold a connection of its own;
-- a process that only listens there, as a coordinator without a client does, has arrived once every other host has
-  connected to it.
+- a host with one process has arrived once the process is connected to such a port on any host, also its own: torch's
+  rank 0 connects to its own store; torchrun, mpirun and users' commands count as one process, whatever they start;
+- on a host with several processes each process must hold a connection of its own;
+- a process that only listens at such a port, such as a coordinator without a client, has arrived once every other host
+  has connected to it.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from clary.contract.launch_plan import HostPlan, Isolation, LaunchPlan
 from clary.contract.settings.distribution import read_distribution
 
 _LOOPBACK = ("127.", "::1")
-_STORE_PORT_VARIABLE = "CLARY_COLLECTIVE_PORT"  # of `train.collective.settings`
+_STORE_PORT_VARIABLE = "CLARY_COLLECTIVE_PORT"  # as in `train.collective.settings`
 _STORE_PORT_PARAMETER = "ddp_port"  # of smdistributed.modelparallel
 _LAST_PORT = 65535
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeetingPlace:
-    """Where a host's processes are expected to connect."""
+    """Ports and addresses to which a host's processes are expected to connect."""
 
     ports: frozenset[int]
-    addresses: frozenset[str]  # of all hosts; loopback addresses count, too
+    addresses: frozenset[str]  # of all hosts; loopback addresses count too
     others: frozenset[str]  # addresses of the other hosts that take part
-    num_processes: int  # that Clary starts on this host
+    num_processes: int  # processes that Clary starts on this host
     may_have_old: bool = True  # whether another program may have left connections in the host's network
 
 
 def meeting_place(plan: LaunchPlan, host: HostPlan, *, num_processes: int) -> MeetingPlace | None:
-    """Return where to look; None for a host without peers, or without a network namespace of its own.
+    """Return the place; None for a host without peers or without a network namespace of its own.
 
     Args:
         plan: of the attempt.
-        host: one of the plan's.
-        num_processes: that Clary starts on this host.
+        host: a host of the plan.
+        num_processes: processes that Clary starts on this host.
     """
     if plan.isolation is not Isolation.NAMESPACES or host.name not in plan.network.namespace_paths:
         return None
@@ -53,7 +53,7 @@ def meeting_place(plan: LaunchPlan, host: HostPlan, *, num_processes: int) -> Me
         plan.network.jax_port,
         _port(plan.user_environment.get(_STORE_PORT_VARIABLE)),
     }
-    if plan.command is None:  # with a command, hyperparameters launch nothing
+    if plan.command is None:  # with a command, hyperparameters start no distribution
         distribution = read_distribution(plan.hyperparameters)
         if not distribution.includes(host.instance_group):
             return None
@@ -73,17 +73,17 @@ def meeting_place(plan: LaunchPlan, host: HostPlan, *, num_processes: int) -> Me
 
 
 class Meeting:
-    """Connections of one program, as seen so far."""
+    """Connections of one program observed so far."""
 
     def __init__(self, place: MeetingPlace) -> None:
         self._place = place
-        # Connections left by an earlier program of the host; empty for a host that had no earlier program.
+        # Connections left by an earlier program of the host; empty if there was no earlier program.
         self._old: frozenset[tuple[object, object]] | None = None if place.may_have_old else frozenset()
         self._heard: set[str] = set()  # addresses that have connected to this host
-        self._holders: dict[int, int] = {}  # inode -> process, of connections to the master port
+        self._holders: dict[int, int] = {}  # inode of a connection to the master port -> process
 
     def needs_holders(self, connections: Sequence[Connection]) -> bool:
-        """Whether `is_complete` needs the owners of the sockets, because processes must be distinguished."""
+        """Whether `is_complete` needs the holders of the sockets, because processes must be distinguished."""
         return self._place.num_processes > 1 and any(
             item.is_established and item.inode not in self._holders for item in self._to_master(connections)
         )
@@ -92,9 +92,9 @@ class Meeting:
         """Add the connections of one look; return whether all processes of this host have arrived.
 
         Args:
-            connections: of the host's network, at the ports of the meeting place; the first look is taken before any
-                connection of the program can have ended.
-            holders: inode -> process.
+            connections: of the host's network, at the ports of the meeting place; the first look must precede the end
+                of the program's first connection.
+            holders: inode -> process that holds the socket.
         """
         if self._old is None:
             self._old = frozenset((item.local, item.remote) for item in connections if not item.is_established)
@@ -120,7 +120,7 @@ class Meeting:
 
 
 def _port(value: object) -> int:
-    """Return the port that a text names, or 0 if it is not a port."""
+    """Parse a port; return 0 if the text is no valid port."""
     text = str(value)
     number = int(text) if text.isascii() and text.isdecimal() else 0
     return number if number <= _LAST_PORT else 0

@@ -1,7 +1,8 @@
-"""Watches when the processes of a host connect to the master port, and reports it in the host's facts.
+"""Watch that reports in the host's facts when the host's processes have connected to the master port.
 
-Where: `program_companions` starts it with the program and closes it with it; a thread of its own reads /proc of the
-host's first process. `rendezvous_policy` decides; the ledger derives its part `rendezvous` from it.
+Where: `program_companions` starts it with the program and closes it at the program's end; the watch's thread reads
+/proc of the host's first process. `rendezvous_policy` decides; the ledger derives its part `rendezvous` from the
+reported time.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from clary.agent.rendezvous.connection_table import change_mark, read_connection
 from clary.agent.rendezvous.rendezvous_policy import Meeting, MeetingPlace
 from clary.agent.worker import Worker
 
-SOON_S, LATER_S = 0.1, 0.5  # from one look to the next
+SOON_S, LATER_S = 0.1, 0.5  # interval between looks
 _SOON_FOR_S = 10.0
-_REST = 20  # times the processor time of a look: no more than a twentieth of a processor goes into it
+_REST = 20  # pause as a multiple of a look's processor time: looks use at most a twentieth of a processor
 GIVE_UP_S = 1800.0  # torch's own limit for a group to form
-_ANYHOW_S = 1.0  # the table is read this often even with the same mark: counters may return to old values
+_ANYHOW_S = 1.0  # the table is read this often even with an unchanged mark, because counters may return to old values
 
 _GONE = (errno.ESRCH, errno.ENOENT)
 
@@ -31,12 +32,12 @@ logger = logging.getLogger(__name__)
 
 
 class RendezvousWatch(Companion):
-    """Looks at the network of one program.
+    """Watches the network of one program.
 
     Args:
-        place_of: returns where that number of processes meets others; None where ranks do not meet: no watch is needed.
+        place_of: returns the meeting place for a number of processes; None if ranks do not meet and no watch is needed.
         board: receives `awaits_rendezvous` at once and `rendezvous_at` once all processes have arrived.
-        give_up_s: after how long the watch assumes that the program meets no peers.
+        give_up_s: time after which the watch assumes that the program meets no peers.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class RendezvousWatch(Companion):
         self._worker: Worker | None = None
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Begin to look at the first process's network, if its pid is known and the host has peers."""
+        """Start to watch the first process's network, if its pid is known and the host has peers."""
         place = self._place_of(program.num_processes)
         if place is None or program.init_pid is None:
             return
@@ -57,11 +58,11 @@ class RendezvousWatch(Companion):
         self._worker.start()
 
     def ended(self) -> None:
-        """End the watch; no fact is reported after it. Harmless when repeated."""
+        """End the watch; no fact is reported afterwards. A second call does nothing."""
         self.abort()
 
     def abort(self) -> None:
-        """End the watch; no fact is reported after it. Harmless when repeated."""
+        """End the watch; no fact is reported afterwards. A second call does nothing."""
         if self._worker is not None:
             self._worker.close()
 
@@ -71,7 +72,7 @@ class RendezvousWatch(Companion):
 
 
 class _Looks(Worker):
-    """Reads the connections of one process until all have arrived; reports the time, or None if it gives up."""
+    """Reads the connections of one program until all processes have arrived; reports the time, or None at the limit."""
 
     def __init__(
         self, first_pid: int, place: MeetingPlace, *, tell: Callable[[datetime | None], None], give_up_s: float
@@ -93,10 +94,10 @@ class _Looks(Worker):
         if looked_at_s - self._began_s >= self._give_up_s:
             self._tell(None)
             return None
-        busy_from_s = time.thread_time()  # time that a look spends waiting does not count
+        busy_from_s = time.thread_time()  # waits within a look do not count
         before = self._mark
         try:
-            # The mark is read first: a connection established in between changes the mark for the next look.
+            # The mark is read first: a connection established between both reads changes the mark for the next look.
             self._mark = change_mark(self._first_pid)
             if self._mark != before or looked_at_s - self._read_at_s >= _ANYHOW_S:
                 self._read_at_s = looked_at_s
@@ -104,8 +105,8 @@ class _Looks(Worker):
                     self._tell(datetime.now(timezone.utc))
                     return None
         except OSError as error:
-            # An error in the first look means that nothing can be read; later only the program's end ends the watch.
-            if self._mark is not None and error.errno in _GONE:  # `abort` will come
+            # After an error in the first look the watch ends; later only the program's end ends it.
+            if self._mark is not None and error.errno in _GONE:  # the program has ended, and `abort` will follow
                 return None
             if before is None:
                 logger.warning("connections to the master port are not watched: %s", error)
@@ -120,7 +121,7 @@ class _Looks(Worker):
 
     def _has_met(self) -> bool:
         connections = read_connections(self._first_pid, self._ports)
-        # Read after the table: the holder of a listed socket was alive at that time.
+        # Read after the table, when the holder of a listed socket has already opened it.
         holders = socket_holders(self._first_pid) if self._meeting.needs_holders(connections) else {}
         return self._meeting.is_complete(connections, holders)
 

@@ -1,1 +1,1 @@
-"""Rules over saved tensors, run beside the program; see `rule_processes`."""
+"""Rules that evaluate saved tensors while the program runs; see `rule_processes`."""

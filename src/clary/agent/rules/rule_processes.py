@@ -1,13 +1,13 @@
-"""The rules of a job as processes beside its program.
+"""The rules of a job, as processes that run concurrently with its program.
 
-Where: the supervisor of the first host starts them with the program, on a host of their own that sees the same
-`/opt/ml`, the same environment and the same network; they may outlive the program, and cannot end it.
-Each rule is `python -m clary.train.debugger.evaluation` with an order file, and leaves its status in a file:
+Where: the supervisor of the first host starts them with the program, in a separate host with the same `/opt/ml`,
+environment and network. The rules may outlive the program, and cannot end it. Each rule is `python -m
+clary.train.debugger.evaluation` with an order file, and writes its status to a file:
 
     RULES_FOLDER/0/order.json, source/rule.py, other_0/..., status.json
 
-The program does not see that folder: otherwise it could put links there, and the agent writes with more rights than it
-has.
+The program does not see that folder; otherwise it could create links in it, and the agent writes with more rights than
+the program has.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from clary.contract.object_store import ObjectStore, parse_s3_uri
 from clary.contract.statuses import RuleStatus
 
 MODULE = "clary.train.debugger.evaluation"
-RULES_FOLDER = "/opt/clary/rules"  # as the processes see it; plain processes see the folder of this machine
+RULES_FOLDER = "/opt/clary/rules"  # path in the rules' view; plain processes use the folder of this machine
 POLL_S = 0.25
 MAX_SOURCE_BYTES = 4 * 1024 * 1024
-MAX_OTHER_FILES = 100_000  # of another trial, which is fetched whole
+MAX_OTHER_FILES = 100_000  # limit for another trial, which is fetched completely
 MAX_OTHER_BYTES = 8 * 1024**3
 _MAX_STATUS_BYTES = 16 * 1024
 _KEPT_LINES = 20
-_KEPT_BYTES = 8 * 1024  # of a line without a line break
+_KEPT_BYTES = 8 * 1024  # limit of a line without a line break
 
 logger = logging.getLogger(__name__)
 
 
 class RuleHost(Protocol):
-    """Host that runs the processes; `rules.rule_world.RulesHost` is one."""
+    """A host that runs the processes, such as `rules.rule_world.RulesHost`."""
 
     def exits(self) -> tuple[ProcessExit, ...]:
         """Return the exits so far; `local_rank` is the index of the process."""
 
     def out_of_memory(self) -> str:
-        """Return a sentence on the memory limit if it has ended processes, else an empty text."""
+        """Return a sentence if the memory limit has ended processes, else ""."""
 
     def close(self) -> None:
         """End the remaining processes and clean up."""
@@ -57,17 +57,18 @@ class RuleHost(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleWorld:
-    """Where rules run.
+    """The environment in which rules run.
 
     Attributes:
-        folder: of rules, on this machine, and `inside` as the processes see it.
-        read: returns the first bytes of a file below `folder` without following links; None if there is none.
-        environment: complete, of each process.
-        tensors_uri: where the hosts of a job with several hosts store their tensors; empty if rules can not read it.
-        is_marked: whether the agent marks the end of the program there.
-        own_end: file in `tensors_folder` that marks the end of this host's program; empty for a job of one host.
-        since: seconds since 1970; objects stored at `tensors_uri` before it are of an earlier attempt.
-        start: starts processes; raises AgentError.
+        folder: folder of the rules on this machine; `inside` is its path in the rules' view.
+        read: returns the first bytes of a file below `folder` without following links; None if it does not exist.
+        environment: complete environment of each process.
+        tensors_uri: prefix at which several hosts store their tensors; empty for a single host, or if rules cannot read
+            it.
+        is_marked: whether the agent marks the end of the program at `tensors_uri`.
+        own_end: file in `tensors_folder` that marks the end of this host's program; empty for a job with one host.
+        since: seconds since 1970; objects stored at `tensors_uri` before this time are of an earlier attempt.
+        start: starts processes. Raises: AgentError.
     """
 
     folder: Path
@@ -86,12 +87,12 @@ class RuleWorld:
 
 
 class RuleProcesses(Worker):
-    """Runs the rules of a job; `finish` waits until each has read all saved tensors.
+    """Runs the rules of a job; `finish` waits until each rule has read all saved tensors.
 
     Args:
-        rules: at least one.
-        world: where.
-        tell: called with all facts whenever they change.
+        rules: at least one rule.
+        world: the environment of the rules.
+        tell: called with all facts whenever a fact changes.
         say: writes lines to the job's log.
     """
 
@@ -111,14 +112,14 @@ class RuleProcesses(Worker):
         self._facts = [RuleFacts(name=rule.name, status=RuleStatus.IN_PROGRESS) for rule in self._rules]
         self._told: tuple[RuleFacts, ...] = ()
         self._last_lines: list[deque[bytes]] = [deque(maxlen=_KEPT_LINES) for _ in self._rules]
-        self._started: tuple[int, ...] = ()  # index of the rule of each process
+        self._started: tuple[int, ...] = ()  # index of a process -> index of its rule
         self._running: dict[int, int] = {}  # index of the process -> index of the rule
         self._host: RuleHost | None = None
         self._has_launched = False
 
     @property
     def facts(self) -> tuple[RuleFacts, ...]:
-        """State of each rule, in the order of the rules."""
+        """Facts of each rule, in the order of the rules."""
         return tuple(self._facts)
 
     def finish(self, limit_s: float) -> bool:
@@ -155,7 +156,7 @@ class RuleProcesses(Worker):
             self._publish()
 
     def _orders(self) -> dict[int, PurePosixPath]:
-        """Write the order of each rule; return the orders as the processes see them, by rule."""
+        """Write the order of each rule; return rule -> path of its order in the rules' view."""
         orders = {}
         store: ObjectStore | None = None
         try:
@@ -224,7 +225,7 @@ class RuleProcesses(Worker):
             return
         exits = {item.local_rank: item for item in self._host.exits()}
         for process, index in list(self._running.items()):
-            ended = exits.get(process)  # read before the status, which is final when the process has ended
+            ended = exits.get(process)  # read before the status, which is final once the process has ended
             status, details = self._status(index)
             if status in (RuleStatus.ISSUES_FOUND, RuleStatus.NO_ISSUES_FOUND, RuleStatus.ERROR):
                 del self._running[process]
@@ -235,7 +236,7 @@ class RuleProcesses(Worker):
         self._publish()
 
     def _why_ended(self, index: int, ended: ProcessExit) -> str:
-        """Return why a rule's process ended before it had a status."""
+        """Return the reason why a rule's process ended without a status."""
         assert self._host is not None
         starved = self._host.out_of_memory() if ended.signal == signal.SIGKILL else ""
         if starved:
@@ -275,7 +276,7 @@ def fetch_source(uri: str, place: Path, *, store: ObjectStore) -> str:
     Args:
         uri: of a file in S3 that ends in .py and has at most `MAX_SOURCE_BYTES`.
         place: an existing folder.
-        store: holds the file.
+        store: has the file.
     """
     source = parse_s3_uri(uri)
     name = PurePosixPath(source.key).name
@@ -292,8 +293,8 @@ def fetch_trial(uri: str, place: Path, *, store: ObjectStore) -> None:
 
     Args:
         uri: prefix in S3 with at most `MAX_OTHER_FILES` files and `MAX_OTHER_BYTES`.
-        place: folder to be made or filled; after an error it holds a part.
-        store: holds the tensors.
+        place: folder to create or fill; after an error it is incomplete.
+        store: has the tensors.
     """
     source = parse_s3_uri(uri)
     prefix = f"{source.key.rstrip('/')}/" if source.key else ""
@@ -310,4 +311,4 @@ def fetch_trial(uri: str, place: Path, *, store: ObjectStore) -> None:
         store.download(source.bucket, info.key, path, size_bytes=info.size_bytes, etag=info.etag)
     if not num_files:
         raise AgentError(f"there are no tensors at {uri}")
-    (place / "END_OF_JOB.ts").touch()  # tells the rule that the program has ended
+    (place / "END_OF_JOB.ts").touch()  # mark by which the rule sees that the program has ended

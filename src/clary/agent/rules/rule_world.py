@@ -1,4 +1,4 @@
-"""The host in which the rules of a job run, beside the program's, with the same files and the same network."""
+"""The host of a job's rules, in addition to the program's host, with the same files and network."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from clary.contract.ml_tree import MlTree
 from clary.contract.object_store import ObjectStore
 
 _DEFAULT_TENSORS = "output/tensors"
-_MEMORY_SHARE = 4  # rules get this part of the host's memory
+_MEMORY_SHARE = 4  # divisor: rules get a quarter of the host's memory
 _LEAST_MEMORY_BYTES = 1024**3
 _MIB = 1024**2
 _ADVICE = "rules have a quarter of their host's memory, at least 1 GiB: let them keep less of what they read"
-_MAX_CPUS = 1.0  # beside a program that wants every CPU
+_MAX_CPUS = 1.0  # low, because the program wants every CPU
 _STORE_ATTEMPTS = 4
-_CLOCKS_APART_S = 2.0  # longest lag of another host's clock, beyond the time that preparing takes
-# One thread for each rule, no GPU, and no hook from a rule's imports.
+_CLOCKS_APART_S = 2.0  # longest lag of another host's clock, in addition to the time of the preparation
+# One thread per rule, no GPU, and no debugger hook from a rule's imports.
 _VARIABLES = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -50,14 +50,15 @@ logger = logging.getLogger(__name__)
 def make_rule_world(
     plan: LaunchPlan, context: LaunchContext, sandbox: Sandbox, *, folder: Path, tree: MlTree, began_at: datetime
 ) -> RuleWorld:
-    """Return the world of a plan's rules.
+    """Return the environment for a plan's rules.
 
     Args:
         context: of the program.
         sandbox: of the program's host.
-        folder: of this machine that the program does not see.
-        tree: `/opt/ml` as the agent sees it.
-        began_at: when this host began with the attempt: after all programs of the previous attempt, before its own.
+        folder: folder on this machine that the program does not see.
+        tree: `/opt/ml` in the agent's view.
+        began_at: when this host began with the attempt: after all programs of the previous attempt, before this
+            attempt's program.
     """
     remove_tree(str(folder))  # left by the previous job on this host
     is_isolated = plan.isolation is Isolation.NAMESPACES
@@ -93,7 +94,7 @@ def make_rule_world(
 
 
 def tensors_folder(plan: LaunchPlan, tree: MlTree) -> str:
-    """Return where the hook of the job saves, as the program sees it."""
+    """Return the folder, in the program's view, where the job's debugger hook saves tensors."""
     inside = inside_tree(plan, tree)
     document = config_documents(plan, inside).get("debughookconfig") or {}
     return str(document.get("LocalPath") or inside.root / _DEFAULT_TENSORS)
@@ -114,7 +115,7 @@ def _start(
 
 
 class RulesHost:
-    """The host of the rules, ended if it exceeds its memory limit; see `rule_processes.RuleHost`."""
+    """The host of the rules, which is ended if it exceeds its memory limit; see `rule_processes.RuleHost`."""
 
     def __init__(self, program: Program, sandbox: Sandbox) -> None:
         self._program = program
@@ -127,7 +128,7 @@ class RulesHost:
         return self._program.exits()
 
     def out_of_memory(self) -> str:
-        """Return a sentence if the memory limit has ended processes, else an empty text."""
+        """Return a sentence if the memory limit has ended processes, else ""."""
         if self._excess:
             return self._excess
         result = self._program.wait(0.0)
@@ -142,7 +143,7 @@ class RulesHost:
         self._program.close()
 
     def _end_for_excess(self, words: str) -> None:
-        """End all rules; called in the watch's thread."""
+        """End all rules after an excess of memory; called in the watch's thread."""
         self._excess = f"{OUT_OF_MEMORY}: rules on {words}"
         try:
             self._program.kill()

@@ -10,7 +10,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s"
 
 
 def open_agent_log(host_folder: Path) -> logging.Handler:
-    """Write the agent's log records to `agent.log` in `host_folder` until `close_agent_log`; the folder is made."""
+    """Write the agent's log records to `agent.log` in `host_folder` until `close_agent_log`; create the folder."""
     host_folder.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(host_folder / AGENT_LOG, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter(_FORMAT))

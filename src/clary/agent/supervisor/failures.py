@@ -1,4 +1,4 @@
-"""Converts errors into failures as they are reported to the service."""
+"""Conversion of errors into failures for the report to the service."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from datetime import datetime, timezone
 from clary.base.errors import ClaryError, Fault
 from clary.contract.agent_protocol import Failure
 
-_FAILURE_CHARACTERS = 1024  # FailureReason of DescribeTrainingJob holds no more
+_FAILURE_CHARACTERS = 1024  # limit of FailureReason in DescribeTrainingJob
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether an error is expected on hosts; any other error is a defect of the agent, worth a traceback."""
+    """Whether an error is expected on hosts; any other error is a defect of the agent, logged with a traceback."""
     return isinstance(error, ClaryError | OSError)
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return an error as it is reported to the service; an unexpected error is reported as a defect of the agent."""
+    """Convert an error into a failure; an unexpected error becomes a defect of the agent."""
     if isinstance(error, ClaryError):
         message, fault, retryable = error.message, error.fault, error.retryable
     elif isinstance(error, OSError):  # errors of the machine, for example a full disk

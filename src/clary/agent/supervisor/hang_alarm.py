@@ -1,6 +1,6 @@
-"""Alarms of programs without progress: evidence for people, and the program's end where that is wanted.
+"""Alarm about a program without progress: evidence for people, and the program's end if the plan demands it.
 
-Where: `program_companions` starts it with the program. The alarm stands in the host's facts and in the log; it is
+Where: `program_companions` starts it with the program. The alarm appears in the host's facts and in the log; it is
 cleared when the program continues.
 """
 
@@ -20,8 +20,8 @@ from clary.base.errors import Fault
 from clary.contract.agent_protocol import Failure
 from clary.contract.launch_plan import LaunchPlan
 
-_DUMP_S = 60.0  # longest wait for this host's dump to reach the service
-_OTHERS_S = 5.0  # then for the dumps of the other hosts: report, dump and delivery
+_DUMP_S = 60.0  # longest wait until the service has this host's dump
+_OTHERS_S = 5.0  # wait after that for other hosts' dumps: report, dump and delivery
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +30,11 @@ class HangAlarm(Companion):
     """Watches the progress of one program.
 
     Args:
-        plan: says how long the program may stand still, and whether it is ended after that.
-        take_dump: starts a dump of the host's processes, for a reason; returns an event, set when the service has it.
-        on_hung: called with the reason to end the program; from another thread.
-        has_gpus: whether the program's waits may look like computing; a quiet program is then dumped without an alarm.
+        plan: of the attempt: how long the program may stand still, and whether it is then ended.
+        take_dump: starts a dump of the host's processes with a reason; returns an event that is set when the dump is
+            sent or has failed.
+        on_hung: called from another thread, with the reason, to end the program.
+        has_gpus: whether waits may look like computing, as with GPUs; then a quiet program is dumped without an alarm.
     """
 
     def __init__(
@@ -53,11 +54,11 @@ class HangAlarm(Companion):
         self._on_hung = on_hung
         self._has_gpus = has_gpus
         self._watch: ProgressWatch | None = None
-        self._gets_on = threading.Event()  # or the watch ends: the alarm ends no program then
-        self.failure: Failure | None = None  # of a program that was ended because it hangs
+        self._gets_on = threading.Event()  # or the watch has ended, so that the alarm ends no program
+        self.failure: Failure | None = None  # failure of a program that was ended because it hangs
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Watch the program's processes, if the first one is known and the plan sets a limit."""
+        """Watch the program's processes, if the first process is known and the plan sets a limit."""
         first_pid = program.init_pid
         if first_pid is None or not self._plan.hang_timeout_s:
             return
@@ -72,7 +73,7 @@ class HangAlarm(Companion):
         self._watch.start()
 
     def blame(self, words: str) -> None:
-        """Take note that the program is ended because it hangs."""
+        """Record that the program is ended because it hangs."""
         self.failure = Failure(
             fault=Fault.INFRASTRUCTURE.value,
             message=f"the program hangs: {words}",
@@ -81,11 +82,11 @@ class HangAlarm(Companion):
         )
 
     def ended(self) -> None:
-        """End the watch; harmless when repeated."""
+        """End the watch; a second call does nothing."""
         self.abort()
 
     def abort(self) -> None:
-        """End the watch; harmless when repeated."""
+        """End the watch; a second call does nothing."""
         self._gets_on.set()
         if self._watch is not None:
             self._watch.close()
@@ -105,7 +106,7 @@ class HangAlarm(Companion):
             threading.Thread(target=self._end_after_dump, args=arguments, name="hang-end", daemon=True).start()
 
     def _end_after_dump(self, words: str, is_known: threading.Event, gets_on: threading.Event) -> None:
-        """End the program once all hosts had time for their dumps: no dump is possible after its end."""
+        """End the program after all hosts have had time for dumps, which its end makes impossible."""
         is_known.wait(_DUMP_S)
         if not gets_on.wait(_OTHERS_S):
             self._on_hung(words)

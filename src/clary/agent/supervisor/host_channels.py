@@ -1,9 +1,9 @@
-"""The channels of one host: fetched or taken from this machine's cache, and shown to the program.
+"""The channels of one host: fetched or read from this machine's cache, and mounted or copied for the program.
 
-Where: `wiring` makes one for each host. A channel that came as a snapshot of the cache is shown by an overlay over it:
-the program may change what it sees, the cache stays as it is. The channel's folder in the tree on this machine is empty
-then. A copy is made instead where hosts have no mounts, where the kernel refuses overlays, and for what the agent
-itself reads in that folder: code that lies in a channel, checkpoints inside one.
+Where: `wiring` creates one per host. A channel that is a snapshot of the cache is mounted as an overlay: the program
+may change its files, the cache stays unchanged, and the channel's folder in the tree on this machine is empty. A copy
+is made instead if hosts have no mounts, if the kernel refuses overlays, and for folders that the agent itself reads:
+code in a channel, checkpoints inside a channel.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class HostChannels:
     """Fetches channels; every method may be called from any thread.
 
     Args:
-        plan: the attempt.
+        plan: of the attempt.
         tree: the host's `/opt/ml` on this machine.
-        host_folder: the host's own place, for trying overlays out.
-        stop: event that ends the fetching.
+        host_folder: the host's folder, for a trial of overlays.
+        stop: event that ends the fetch.
     """
 
     def __init__(self, plan: LaunchPlan, *, tree: MlTree, host_folder: Path, stop: threading.Event) -> None:
@@ -50,23 +50,23 @@ class HostChannels:
             stop=stop,
         )
         self._lock = threading.Lock()
-        self._shown: dict[str, Snapshot] = {}  # snapshots shown by overlays, held until the attempt ends
+        self._shown: dict[str, Snapshot] = {}  # snapshots under overlays, held until the attempt ends
         self._summaries: dict[str, str] = {}
         self._tidying: threading.Thread | None = None
         self._has_tried_overlays = False
-        self._refusal: str | None = None  # why overlays are refused; the next attempt tries again
+        self._refusal: str | None = None  # reason why overlays are refused; the next attempt tries again
 
     @property
     def summaries(self) -> tuple[str, ...]:
-        """Where each channel's data came from, in lines for the log."""
+        """Sources of the channels' data, as lines for the log."""
         with self._lock:
             return tuple(self._summaries.values())
 
     def fetch(self, channel: Channel, *, store: ObjectStore, host_index: int, num_hosts: int) -> ChannelFacts:
-        """Fetch one channel, and show it to the program.
+        """Fetch one channel and make it visible to the program.
 
         Args: as `fetch_channel`.
-        Raises: as `fetch_channel`; AgentError, too, if a snapshot cannot be copied.
+        Raises: as `fetch_channel`; also AgentError if a snapshot cannot be copied.
         """
         is_copied = self._cache.is_on and channel.input_mode is not InputMode.PIPE and self._is_copied(channel)
 
@@ -97,11 +97,11 @@ class HostChannels:
         return facts
 
     def code_source(self, store: ObjectStore) -> ObjectSource:
-        """Return the source from which archives of code are read."""
+        """Return the source of code archives."""
         return self._cache.source(store)
 
     def binds(self) -> list[Bind]:
-        """The binds by which the host sees parts of the cache."""
+        """The binds that show parts of the cache in the host."""
         inside = MlTree(OPT_ML)
         with self._lock:
             return [
@@ -115,22 +115,21 @@ class HostChannels:
             ]
 
     def mounts(self) -> Mounts:
-        """Return the folders of channels that this machine's tree lacks, for links in results that lead to them.
+        """Return the channels' folders that the tree on this machine lacks, for links in results to them.
 
-        Call it after the program's end. Files that the program has put into such a channel are gone with the program.
-        Nothing is written into the tree: the program may have left links to places of the machine where channels would
-        go.
+        Call it after the program's end. Files that the program has written into such a channel are lost at its end. The
+        tree is not changed, because the program may have left links in it to other paths of the machine.
         """
         with self._lock:
             shown = {
                 self._tree.channel(name).relative_to(self._tree.root).parts: snapshot.path
                 for name, snapshot in self._shown.items()
             }
-        # A host that could not mount its overlay has made a copy, which holds the program's changes.
+        # A host that could not mount its overlay has made a copy, which has the program's changes.
         return {place: path for place, path in shown.items() if not names_in(self._tree.root, place)}
 
     def close(self) -> None:
-        """Release the cache's snapshots; a second call does nothing. The program must have ended."""
+        """Release the cache's snapshots after the program's end; a second call does nothing."""
         with self._lock:
             shown, self._shown = self._shown, {}
             tidying = self._tidying
@@ -140,7 +139,7 @@ class HostChannels:
             tidying.join(_CLOSE_S)
 
     def _show(self, channel: Channel, snapshot: Snapshot) -> None:
-        """Show a snapshot to the program by an overlay."""
+        """Mount an overlay of a snapshot for the program."""
         with self._lock:
             former = self._shown.get(channel.name)
             self._shown[channel.name] = snapshot
@@ -148,7 +147,7 @@ class HostChannels:
             former.release()
 
     def _copy(self, channel: Channel, snapshot: Snapshot) -> str:
-        """Show a copy to the program; return why there is no room for it, empty if there is."""
+        """Copy a snapshot for the program; return "", or the reason why there is no room."""
         folder = self._tree.channel(channel.name)
         try:
             self._cache.free_disk(folder, snapshot.size_bytes)
@@ -156,7 +155,7 @@ class HostChannels:
         except AgentError as error:
             if "free_bytes" not in error.details:
                 raise
-            return error.message  # the disk is full: without the cache the channel may still fit
+            return error.message  # the disk is full: the channel may still fit without the cache
         except OSError as error:
             raise AgentError(f"Channel {channel.name} cannot be written below {folder}: {error}") from error
         finally:

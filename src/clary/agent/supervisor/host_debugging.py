@@ -1,8 +1,7 @@
-"""Brings a program's saved tensors to the object store, and to the rules that read them.
+"""Transfer of a program's saved tensors to the object store and to the rules that read them.
 
-Where: `program_companions` begins it with the program, says when the program has ended, and has it finish while results
-are uploaded, before the host is done. No error in here ends the host's life, and no wait keeps it longer than
-`FINISH_S`.
+Where: `program_companions` starts it with the program, reports the program's end, and lets it finish while results are
+uploaded, before the host is done. No error here ends the host, and no wait delays it for longer than `FINISH_S`.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from clary.contract.job_rules import MirrorPlan, RuleFacts, host_end
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.statuses import RuleStatus
 
-FINISH_S = 60.0  # for rules to read the remaining tensors, and for the last files to be stored
-END_OF_JOB = "END_OF_JOB.ts"  # smdebug's name of the file, for a job of one host
+FINISH_S = 60.0  # limit for rules to read the remaining tensors and for the upload of the last files
+END_OF_JOB = "END_OF_JOB.ts"  # smdebug's name of the end mark, for a job with one host
 _JOIN_S = 5.0
-_LOOK_S = 0.1  # between two checks whether waiting is still useful
+_LOOK_S = 0.1  # between two checks whether a wait is still useful
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +31,9 @@ class HostDebugging(Companion):
     """Mirrors and rules of one host.
 
     Args:
-        plan: has the mirrors and the rules; the first host runs the rules.
+        plan: of the attempt, with mirrors and rules; the first host runs the rules.
         host: name of this host.
-        steps: make mirrors and say where rules run, once the program has been started.
+        steps: create mirrors and the environment of rules after the program's start.
         say: writes lines to the job's log.
     """
 
@@ -49,7 +48,7 @@ class HostDebugging(Companion):
     ) -> None:
         self._has_rules = bool(plan.rules) and plan.hosts[0].name == host
         self._plan = plan
-        # Several hosts share a prefix: the file of one host must not say that all hosts have ended.
+        # Several hosts share a prefix: one host's mark must not mean that all hosts have ended.
         tries = range(1, plan.attempt + 1)
         marks = [host_end(host, attempt=number, num_hosts=len(plan.hosts)) for number in tries]
         self._end_name = marks[-1] if len(plan.hosts) > 1 else END_OF_JOB
@@ -62,13 +61,13 @@ class HostDebugging(Companion):
         self._is_finished = False
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Begin with the program that has just been started."""
+        """Start with the program that has just been started."""
         try:
             if self._plan.mirrors:
                 self._mirrors = self._steps.open_mirrors()
                 for plan, mirror in self._mirrors.items():
                     if plan.marks_end:
-                        for name in {self._end_name, *self._earlier_ends}:  # of earlier programs in this folder
+                        for name in {self._end_name, *self._earlier_ends}:  # marks of earlier programs in this folder
                             self._set_end(mirror, name, is_ended=False)
                     if self._earlier_ends and plan.marks_end:
                         mirror.forget(self._earlier_ends)
@@ -79,7 +78,7 @@ class HostDebugging(Companion):
                     self._plan.rules, world=world, tell=lambda facts: self._board.tell(rules=facts), say=self._say
                 )
                 self._rules.start()
-        except Exception as error:  # boundary: an observer of a program must not end it
+        except Exception as error:  # error boundary: an observer of a program must not end it
             logger.exception("saved tensors are neither stored nor checked")
             words = f"{type(error).__name__}: {error}"
             self._say(f"saved tensors are neither stored nor checked: {words}")
@@ -88,14 +87,14 @@ class HostDebugging(Companion):
                 self._board.tell(rules=tuple(facts))
 
     def ended(self) -> None:
-        """Note the program's end: no more tensors are saved, and the rest goes to the store at once."""
+        """Record the program's end: no more tensors are saved, and remaining files are stored at once."""
         for plan, mirror in self._mirrors.items():
             if plan.marks_end:
                 self._set_end(mirror, self._end_name, is_ended=True)
             mirror.flush()
 
     def wait_stored(self, limit_s: float, *, is_vain: Callable[[], bool]) -> None:
-        """Wait until saved files are stored, for programs without an upload, in which `finish` would wait."""
+        """Wait until saved files are stored; for programs without an upload, during which `finish` would wait."""
         deadline_s = time.monotonic() + limit_s
         for mirror in self._mirrors.values():
             while time.monotonic() < deadline_s and not is_vain() and not mirror.wait_stored(_LOOK_S):
@@ -104,14 +103,14 @@ class HostDebugging(Companion):
     def finish(self, limit_s: float = FINISH_S) -> tuple[str, ...]:
         """Wait until rules have read all tensors and all files are stored; return sentences on missing files.
 
-        A leader uploads twice; only its first upload waits.
+        A leader uploads twice; only the first call waits.
         """
         if self._is_finished:
             return ()
         self._is_finished = True
         try:
             return self._finish(limit_s)
-        except Exception as error:  # boundary: other hosts wait for this host, even without its tensors
+        except Exception as error:  # error boundary: other hosts wait for this host, even without its tensors
             logger.exception("saved tensors are not finished")
             return (f"saved tensors: the wait for their storage failed: {type(error).__name__}: {error}",)
 
@@ -129,14 +128,14 @@ class HostDebugging(Companion):
         return tuple(notes)
 
     def abort(self) -> None:
-        """Break off everything; harmless when repeated."""
+        """Abort mirrors and rules; a second call does nothing."""
         if self._rules is not None:
             self._rules.abort()
         for mirror in self._mirrors.values():
             mirror.abort()
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """Wait for threads and processes to end; return whether they did."""
+        """Wait for threads and processes to end; return whether they have."""
         deadline_s = time.monotonic() + timeout_s
         has_ended = self._rules is None or self._rules.join(timeout_s)
         for mirror in self._mirrors.values():
@@ -144,7 +143,7 @@ class HostDebugging(Companion):
         return has_ended
 
     def _set_end(self, mirror: Mirror, path: str, *, is_ended: bool) -> None:
-        """Write the file that marks a trial's end, which the program may not have written, or remove it."""
+        """Write or remove the file that marks a trial's end, which the program itself may not have written."""
         try:
             with mirror.opened() as folder:
                 if not is_ended:

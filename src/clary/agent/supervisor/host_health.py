@@ -1,13 +1,13 @@
-"""The health of one host: checked while it is prepared, and watched while the program runs.
+"""The health of one host: checks during its preparation, and a watch while the program runs.
 
-Where: `host_life` begins it before anything else, has the preparation run `check` beside its other parts, starts the
-watch with the program and closes both. Findings stand in the host's facts; problems are also logged.
+Where: `host_life` begins the checks first, lets the preparation run `check` in parallel with its other parts, starts
+the watch with the program and closes both. Findings appear in the host's facts; problems are also logged.
 
-[Note: what a program waits for] Where a sick host is replaced, the program waits for all checks. Elsewhere it waits for
-the checks that could not run beside it: the tries of the ports at which programs will listen, from this host to all
-others, and the work of GPUs, whose memory the program will need. All hosts start only when all are prepared; so no host
-tries a port of a running program. Checks that take no time - free space, memory - are reported before the program
-starts too. All other checks are pending until their result is known or the program ends.
+[Note: checks before the program] If sick hosts are replaced, the program waits for all checks. Otherwise it waits only
+for checks that cannot run at the same time: connections from this host to the ports of all other hosts at which
+programs will listen, and work on GPUs, whose memory the program will need. Programs start only when all hosts are
+prepared, so no host tries a port of a running program. Checks that take no time (free space, memory) are reported
+before the program starts too. All other checks are pending until their result is known or the program ends.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from clary.contract.health import Check, FindingState, HealthAction, HealthFindi
 from clary.contract.launch_plan import Isolation, LaunchPlan
 
 INTERVAL_S = 30.0
-_LINGER_S = 9.0  # for the network program to answer peers that have not finished
-_NETWORK_S = 60.0  # for the findings on the network: beyond every limit of `network_doctor`
+_LINGER_S = 9.0  # time in which the network program answers peers that have not finished
+_NETWORK_S = 60.0  # timeout of the findings on the network: longer than all limits of `network_doctor`
 _JOIN_S = 5.0
 _TOLD = (FindingState.WARN, FindingState.BAD)
-_FIRST = (Check.DISK, Check.MEMORY, Check.GPU)  # before the program: they take no time, or need the program's GPUs
-_BESIDE = (Check.DISK, Check.CLOCK)  # the disk again, with its speed
+_FIRST = (Check.DISK, Check.MEMORY, Check.GPU)  # before the program: quick, or on the program's GPUs
+_BESIDE = (Check.DISK, Check.CLOCK)  # a second check of the disk measures its speed
 
 logger = logging.getLogger(__name__)
 
 
 class HostHealth:
-    """Checks the health of a host, and reports changes.
+    """Checks the health of a host and reports changes.
 
     Args:
-        plan: the attempt; without `health_checks` nothing is done.
+        plan: of the attempt; without `health_checks` there are no checks.
         host: name of this host.
-        interval_s: from one look at a running host to the next.
+        interval_s: between two looks at a running host.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class HostHealth:
         self._log = log
         self._interval_s = interval_s
         self._waits_for_all = plan.health_action is HealthAction.REPLACE
-        self._is_ended = False  # no callback is called any more
+        self._is_ended = False  # set when no further callback may be called
         self._watch = Worker(
             "health-watch",
             failure=f"the health of {host} could not be checked; it is left alone",
@@ -84,24 +84,24 @@ class HostHealth:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the plan asks for checks."""
+        """Whether the plan demands checks."""
         return self._plan.health_checks
 
     @property
     def better_interface(self) -> str:
-        """An interface that reaches all peers where the job's does not, after `check`, or an empty string."""
+        """After `check`: an interface that reaches all peers although the job's does not, or ""."""
         return self._better_interface
 
     def begin(self) -> None:
-        """Begin the longest check, that of the network, if checks are wanted; harmless when repeated."""
+        """Begin the longest check, of the network, if checks are wanted; a second call does nothing."""
         if self.is_wanted and not self._has_begun:
             self._has_begun = True
             self._start_thread(self._check_network, "health-network")
 
     def check(self) -> None:
-        """Run the checks that the program has to wait for, and report the findings.
+        """Run the checks for which the program must wait, and report the findings.
 
-        Never raises: a failed check does not end the host.
+        It never raises: a failed check does not end the host.
         """
         name = self._host.name
         try:
@@ -112,26 +112,26 @@ class HostHealth:
                 found = check_host(self._plan, self._host, self._under_way, writes=False, computes=True, wanted=_FIRST)
                 found += (HealthFinding(check=Check.CLOCK, state=FindingState.PENDING, host=name, words=UNDER_WAY),)
             if not self._is_network_known.wait(_NETWORK_S):
-                self._end_network_check()  # otherwise it might try the ports of running programs
+                self._end_network_check()  # otherwise the network program might try ports of running programs
                 self._network = unchecked_network(name, f"nothing was found within {_NETWORK_S:g} s")
             self._tell((*found, *self._network))
             if not self._waits_for_all:
                 self._start_thread(self._check_beside, "health-beside")
-        except Exception:  # boundary: agent supervisor; the host is prepared without its checks
+        except Exception:  # error boundary: the host is prepared without its checks
             logger.exception("the health of %s could not be checked", name)
 
     def make_way(self) -> None:
-        """Free the port of the network program for a starting program, if all measurements with it are done."""
+        """Free the network program's port for a starting program, if all its measurements have finished."""
         if self._waits_for_all:
             self._end_network_check()
 
     def start(self) -> None:
-        """Begin to look after the host while its program runs."""
+        """Start to watch the host while its program runs."""
         if self.is_wanted:
             self._watch.start()
 
     def ended(self) -> None:
-        """Stop reporting, since the program has ended; peers whose program may still run are answered."""
+        """Stop reports after the program's end; peers whose program may still run are still answered."""
         with self._lock:
             if not self._is_ended:
                 self._is_ended = True
@@ -141,12 +141,12 @@ class HostHealth:
                     self._board.note(health=tuple(self._record.values()))
 
     def abort(self) -> None:
-        """End everything; no callback is called after this. Harmless when repeated."""
+        """End all checks; no callback is called afterwards. A second call does nothing."""
         self.ended()
         self._end_network_check()
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """Wait for the threads to end, after `abort`; return whether they did."""
+        """Wait, after `abort`, for the threads to end; return whether they have."""
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
             threads = list(self._threads)
@@ -163,7 +163,7 @@ class HostHealth:
             doctor.end()
 
     def _check_network(self) -> None:
-        """Run the network program to its end, on one thread: it dies with the thread that has started it."""
+        """Run the network program to its end on one thread, because it is killed with the thread that started it."""
         name = self._host.name
         order = doctor = None
         try:
@@ -182,11 +182,11 @@ class HostHealth:
             self._on_network(port_findings(order, ports), is_all=False)
             self._on_network(network_findings(order, doctor.reading()), is_all=True)
             doctor.wait(_LINGER_S)
-        except Exception as error:  # boundary: agent supervisor; the host is prepared without this check
+        except Exception as error:  # error boundary: the host is prepared without this check
             if not isinstance(error, AgentError | OSError):
                 logger.exception("the network of %s could not be checked", name)
             if doctor is not None:
-                doctor.close()  # before the next order: it must not try the ports of running programs
+                doctor.close()  # before the next order: the network program must not try ports of running programs
             if order is not None and self._is_network_known.is_set():
                 found = unmeasured_network(order, str(error))
             else:
@@ -197,13 +197,13 @@ class HostHealth:
                 doctor.close()
 
     def _on_network(self, found: tuple[HealthFinding, ...], *, is_all: bool) -> None:
-        """Pass the awaited findings to `check`; report later ones here."""
+        """Pass the awaited findings to `check`; report later findings here."""
         if not self._is_network_known.is_set():
             if is_all or not self._waits_for_all:
                 self._network = found
                 self._is_network_known.set()
             return
-        if self._better_interface:  # the program uses it: a recovery of the job's own interface does not matter
+        if self._better_interface:  # the program uses it: the job's own interface no longer matters
             found = tuple(
                 item for item in found if item.check is not Check.INTERFACE or item.state is not FindingState.OK
             )
@@ -212,7 +212,7 @@ class HostHealth:
     def _check_beside(self) -> None:
         try:
             self._tell(check_host(self._plan, self._host, self._under_way, writes=True, computes=False, wanted=_BESIDE))
-        except Exception:  # boundary: agent supervisor; the host does not depend on the check
+        except Exception:  # error boundary: the host does not depend on the check
             logger.exception("the disk and the clock of %s could not be checked", self._host.name)
 
     def _why_no_network(self) -> str:
@@ -234,9 +234,9 @@ class HostHealth:
         return self._interval_s
 
     def _has_news(self, finding: HealthFinding) -> bool:
-        """Whether the state of a check has changed; numbers alone do not count, as they always change.
+        """Whether the state of a check has changed; changes of numbers alone do not count.
 
-        A less thorough check does not withdraw a finding of the thorough checks before the start.
+        A less thorough check does not replace a finding of the thorough checks before the start.
         """
         before = self._record.get((finding.check, finding.peer))
         if before is None or before.state is finding.state:

@@ -1,11 +1,11 @@
 """The life of one host, phase by phase, once its plan is known.
 
-Where: `supervisor` calls it from its one thread with orders and with the news of the other threads:
+Where: `supervisor` calls it from its single thread with orders and with events of other threads:
 
     PREPARING --(every part done)--> PREPARED --RUN--> RUNNING --(every process gone, checkpoints stored)--> EXITED
     EXITED --UPLOAD--> UPLOADING --> DONE;   STOP, or an error, leads to EXITED from every phase before it.
 
-Before EXITED and before DONE every log line is stored by the service, because both can make the job terminal.
+Before EXITED and before DONE the service has stored every log line, because both phases can make the job terminal.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from clary.contract.launch_plan import LaunchPlan
 
 BEFORE_EXIT = (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
 _JOIN_S = 5.0
-_LAST_FILES_S = 5.0  # for saved tensors of a program that was stopped or has failed: no upload may follow
+_LAST_FILES_S = 5.0  # for saved tensors of a stopped or failed program, because no upload may follow
 
 logger = logging.getLogger(__name__)
 
 
 class HostLife:
-    """Carries out orders and moves the host from phase to phase; every method belongs to the supervisor's thread."""
+    """Executes orders and moves the host from phase to phase; only the supervisor's thread calls its methods."""
 
     def __init__(self, plan: LaunchPlan, *, host: str, around: Surroundings) -> None:
         self._plan = plan
@@ -86,7 +86,7 @@ class HostLife:
         return self._is_stopped
 
     def start(self) -> None:
-        """Begin to prepare."""
+        """Start the preparation."""
         if self._host is self._plan.hosts[0]:
             self._log.say(*self._plan.warnings)
         self._health.begin()
@@ -94,7 +94,7 @@ class HostLife:
         self.companions.metrics.start()
 
     def obey(self, order: Order) -> None:
-        """Carry out an order if it fits this phase; PREPARE and RELEASE require nothing here."""
+        """Execute an order if it fits the current phase; PREPARE and RELEASE need no action here."""
         if order.kind is OrderKind.RUN:
             self._is_run_ordered = True
             if self._board.phase is HostPhase.PREPARED:
@@ -105,7 +105,7 @@ class HostLife:
             self._begin_upload(order.arguments)
 
     def say_notice(self, why: str) -> None:
-        """Say in the log that the host's capacity ends."""
+        """Log that the host's capacity ends."""
         self._log.say(f"the capacity of this host is taken back ({why})")
 
     def stop(self, grace_s: float, *, reason: str) -> None:
@@ -132,7 +132,7 @@ class HostLife:
         return self._watch.due_at_s if self._watch is not None else None
 
     def act_if_due(self) -> None:
-        """Kill the program, or give it up, if a deadline of its stop has passed."""
+        """Kill the program, or stop waiting for it, if a deadline of its stop has passed."""
         if self._watch is None:
             return
         done = self._watch.act_if_due()
@@ -144,7 +144,7 @@ class HostLife:
             self._end_program()
 
     def end_after_defect(self, error: Exception) -> bool:
-        """Go to the next phase in which the service can end the host; return False when only leaving remains."""
+        """Go to the next phase in which the service can end the host; return False if the agent can only exit."""
         if self._board.facts.failure is None:
             self._board.note(failure=failure_of(error))
         if self._board.phase is HostPhase.DONE:
@@ -154,7 +154,7 @@ class HostLife:
         return True
 
     def end_everything(self) -> None:
-        """Kill the program and break off every step, at once; harmless when repeated."""
+        """Kill the program and abort every step at once; a second call does nothing."""
         watch, self._watch = self._watch, None
         self.companions.abort()
         self._health.abort()
@@ -168,7 +168,7 @@ class HostLife:
             self._steps.checkpoints.abort()
 
     def close(self) -> bool:
-        """Free everything; return whether all threads have ended."""
+        """Free all resources; return whether all threads have ended."""
         self.end_everything()
         deadline_s = time.monotonic() + _JOIN_S
         has_ended = self._preparation.join(_JOIN_S)
@@ -257,7 +257,7 @@ class HostLife:
         if failed is not None:
             self.companions.metrics.keep_gpu_errors()
         if failed is not None and watch.num_left and not watch.is_stopping:
-            # Reported at once: the other hosts of the job do not wait for this host's remaining processes.
+            # Reported at once, so that other hosts do not wait for this host's remaining processes.
             self._board.tell(exits=tuple(watch.exits), gpu_errors=self.companions.metrics.gpu_errors())
             self._log.say(
                 f"rank {failed.rank} ended with {exit_in_words(failed)}: stopping the other {watch.num_left}"
@@ -270,7 +270,7 @@ class HostLife:
             self._end_program()
 
     def _on_hung(self, words: str) -> None:
-        """End a program that makes no progress, as `restart_hung` asks; its host counts as lost."""
+        """End a program without progress, as demanded by `restart_hung`; its host counts as lost."""
         if self._watch is not None and not self._watch.is_stopping:
             self._log.say("stopping the program, because it hangs (setting restart_hung)")
             self.companions.hang.blame(words)
@@ -279,10 +279,10 @@ class HostLife:
 
     def _on_broken(self, watch: ProgramWatch, error: Exception) -> None:
         if watch is self._watch:
-            raise error  # in the supervisor's thread, whose boundary ends the host
+            raise error  # runs in the supervisor's thread, whose error boundary ends the host
 
     def _end_program(self) -> None:
-        """Gather the facts of the end, after every process is gone, and report them to the service."""
+        """Collect the facts of the end after every process has ended, and report them to the service."""
         watch, self._watch = self._watch, None
         assert watch is not None
         self.companions.ended()
@@ -313,13 +313,13 @@ class HostLife:
         if checkpoints is None or not checkpoints.is_mirroring:
             self._enter_exited(**facts)
             return
-        # Reported at once: if this host has failed, the other hosts do not wait for its checkpoints.
+        # Reported at once, so that other hosts do not wait for the checkpoints of a failed host.
         self._board.tell(**facts)
         has_finished = end.failure is None and bool(watch.exits) and all(item.exit_code == 0 for item in watch.exits)
         self._flush.begin(checkpoints, has_failed=end.failure is not None, has_finished=has_finished)
 
     def _on_flushed(self, outcome: Flushed) -> None:
-        """End the host's RUNNING phase, after the last checkpoints are stored or have failed."""
+        """End the RUNNING phase after the last checkpoints are stored or have failed."""
         if self._board.phase is not HostPhase.RUNNING:
             return
         facts = self._board.facts
@@ -378,13 +378,13 @@ class HostLife:
             sentence = f"results could not be uploaded: {failure.message}"
             self._log.say(sentence)
             self._board.add_note(sentence)
-            # The first cause stays the cause: results that are missing after a failed program are only noted.
+            # The first cause stays the reported cause: results missing after a failed program are only noted.
             changes = {"failure": self._board.facts.failure or failure}
         self._drain(UPLOAD_ROWS_S)
         self._board.enter(HostPhase.DONE, **changes)
 
     def _drain(self, last_rows_s: float) -> None:
-        """Wait until log lines are stored; rows of metrics are sent beside them, for `last_rows_s` at most."""
+        """Wait until log lines are stored; meanwhile send metric rows, for `last_rows_s` at most."""
         self.companions.flush(last_rows_s)
         self._log.drain(self._around.drain_s, give_up=self._around.is_vain)
         self.companions.wait_flushed()

@@ -1,4 +1,4 @@
-"""`clary.agent.host.Program` as the supervisor sees it, with the pipes that feed the program."""
+"""Adapter of `clary.agent.host.Program` for the supervisor, with the feeders of the program's pipes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from clary.base.errors import AgentError, ClaryError, Fault
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY
 
-_POLL_S = 0.1  # longest time until the exit of one process among several is noticed
+_POLL_S = 0.1  # longest delay until the exit of one of several processes is seen
 _MIB = 1024 * 1024
-_FULL_BYTES = _MIB  # a disk with less free space counts as full: the failed write was larger than the rest
+_FULL_BYTES = _MIB  # a disk with less free space counts as full: the failed write was larger than this space
 
 logger = logging.getLogger(__name__)
 
 
 class HostProgram:
-    """The program of one host, as `steps.RunningProgram` describes it.
+    """The program of one host; implements `steps.RunningProgram`.
 
     Args:
-        program: what runs.
-        sandbox: its host, whose memory limit a watch enforces where the kernel does not.
-        num_processes: how many processes it was started with.
-        places: path in the program -> path on this machine, of the host's folders.
-        feeders: feed the program's pipes; when one fails, the program is ended.
+        program: the running program.
+        sandbox: the program's host; a watch enforces its memory limit if the kernel does not.
+        num_processes: number of processes at the start.
+        places: path in the program's view -> path on this machine, for the host's folders.
+        feeders: feed the program's pipes; if a feeder fails, the program is ended.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class HostProgram:
 
     @property
     def init_pid(self) -> int | None:
-        """First process of the program, as this machine numbers it."""
+        """Pid of the program's first process on this machine."""
         return self._program.init_pid or None
 
     @property
     def not_isolated(self) -> tuple[str, ...]:
-        """Sentences on everything that the program shares with the machine."""
+        """Sentences about everything that the program shares with the machine."""
         return self._program.not_isolated
 
     @property
     def was_signalled(self) -> bool:
-        """Whether every process of the host has had a SIGTERM that is not the agent's."""
+        """Whether every process of the host has received a SIGTERM that the agent did not send."""
         return self._program.was_signalled
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether every process was seen to end with 0, and nothing has ended the program before that."""
+        """Whether every process has ended with 0 and the agent has not ended the program before."""
         return (
             len(self._seen) >= self.num_processes
             and all(item.exit_code == 0 for item in self._seen)
@@ -80,13 +80,13 @@ class HostProgram:
         )
 
     def ranks_by_pid(self) -> dict[int, int]:
-        """Return process -> rank of the running ranks, as this machine numbers processes."""
+        """Return pid on this machine -> rank, for running ranks."""
         return self._program.ranks_by_pid()
 
     def wait_for_exits(self, timeout_s: float) -> Sequence[ProcessExit]:
-        """Return the processes that ended since the last call, at the first such end; empty after `timeout_s`.
+        """Wait for an exit; return the processes that ended since the last call; empty after `timeout_s`.
 
-        Returns at once, too, when `was_signalled` becomes true.
+        It also returns as soon as `was_signalled` becomes True.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -101,7 +101,7 @@ class HostProgram:
             self._program.wait(min(left_s, _POLL_S))
 
     def send_signal(self, signum: int) -> None:
-        """Signal every live process of the program; SIGKILL ends them for certain."""
+        """Signal every live process of the program; after SIGKILL wait for their end."""
         if signum != signal.SIGKILL:
             self._program.signal_all(signum)
             return
@@ -111,7 +111,7 @@ class HostProgram:
             logger.error("%s", error)
 
     def num_live(self) -> int:
-        """Return the number of running processes, including child processes of the program's."""
+        """Return the number of running processes, child processes included."""
         return self._program.signal_all(0)
 
     def out_of_memory(self) -> str | None:
@@ -135,7 +135,7 @@ class HostProgram:
         return None
 
     def trouble(self) -> ClaryError | None:
-        """Return the error because of which the agent ended the program, or lost its host; else None."""
+        """Return the error by which the agent ended the program or lost its host; else None."""
         if self._trouble is not None:
             return self._trouble
         result = self._program.wait(0.0)
@@ -146,7 +146,7 @@ class HostProgram:
         return AgentError(result.lost_why, retryable=True)
 
     def close(self) -> None:
-        """Kill remaining processes, pass on the last output, free the program's resources; harmless when repeated."""
+        """Kill remaining processes, pass on the last output, free all resources; a second call does nothing."""
         if self._watch is not None:
             self._watch.close()
         self._program.close()
@@ -154,13 +154,13 @@ class HostProgram:
             feeder.stop()
 
     def _end_for_excess(self, words: str) -> None:
-        """End the program because it uses too much memory; called in the watch's thread."""
+        """End the program for an excess of memory; called in the watch's thread."""
         if self._trouble is None:
             self._trouble = AgentError(f"{OUT_OF_MEMORY}: {words}", fault=Fault.ALGORITHM)
             self.send_signal(signal.SIGKILL)
 
     def _end_if_starved(self) -> None:
-        """End the program when a feeder has failed: it would wait for its data for ever."""
+        """End the program if a feeder has failed, because it would wait for the data for ever."""
         failures = [feeder.failure for feeder in self._feeders if feeder.failure is not None]
         if failures and self._trouble is None:
             self._trouble = failures[0]

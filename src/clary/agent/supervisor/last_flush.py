@@ -1,6 +1,6 @@
-"""The flush of checkpoints after the program's end: its time limit, and the failure if files are missed.
+"""The flush of checkpoints after the program's end: its time limit, and the failure if files are not stored.
 
-Where: `host_life` holds one. Every method belongs to the supervisor's thread, but for `on_done`.
+Where: `host_life` has one. Only the supervisor's thread calls its methods; `on_done` is called from another thread.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from clary.base.errors import Fault
 from clary.contract.agent_protocol import FAILURE_REASON, Failure, ProcessExit
 from clary.contract.launch_plan import LaunchPlan
 
-LEAST_FLUSH_S = 5.0  # even if the program has used up the grace
-FAILURE_FLUSH_S = 30.0  # after a failure, which has no grace
+LEAST_FLUSH_S = 5.0  # minimum even if the program has used up the grace
+FAILURE_FLUSH_S = 30.0  # limit after a failure, which has no grace
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ class LastFlush:
     """Stores the last checkpoints, once.
 
     Args:
-        plan: names the prefix and the limit after a normal end.
-        on_done: called with the outcome, from another thread; not called without a flush.
+        plan: of the attempt, with the prefix and the limit after a normal end.
+        on_done: called with the outcome from another thread; not called without a flush.
     """
 
     def __init__(self, plan: LaunchPlan, *, on_done: Callable[[Flushed], None]) -> None:
@@ -42,11 +42,11 @@ class LastFlush:
 
     @property
     def is_running(self) -> bool:
-        """Whether the flush has begun and not ended."""
+        """Whether the flush has begun but not ended."""
         return self._thread is not None and self._thread.is_alive()
 
     def expect_stop(self, grace_s: float, *, reason: str) -> None:
-        """Take note of an order to stop; a running flush gets no more time than the order's grace."""
+        """Record an order to stop; a running flush gets no more time than the order's grace."""
         if reason == FAILURE_REASON:
             self._is_of_failure = True
         else:
@@ -57,10 +57,10 @@ class LastFlush:
             self._checkpoints.shorten(self._limit_s())
 
     def begin(self, checkpoints: Checkpoints, *, has_failed: bool, has_finished: bool) -> None:
-        """Begin, after all processes of the program have ended.
+        """Start the flush after all processes of the program have ended.
 
         Args:
-            has_finished: whether every process of it ended with 0.
+            has_finished: whether every process ended with 0.
         """
         self._has_finished = has_finished
         self._is_of_failure = self._is_of_failure or has_failed
@@ -76,7 +76,7 @@ class LastFlush:
         return not self.is_running
 
     def in_words(self, outcome: Flushed) -> str:
-        """Return a sentence on the files that did not reach the store."""
+        """Return a sentence about the files that were not stored."""
         number = len(outcome.missed)
         files = "1 file is" if number == 1 else f"{number} files are"
         return (
@@ -87,12 +87,12 @@ class LastFlush:
     def failure(self, outcome: Flushed, exits: Sequence[ProcessExit], failure: Failure | None) -> Failure | None:
         """Return the failure of a finished program whose last checkpoints are in no set, or None.
 
-        None for a program that was stopped or has failed: its end has another cause.
+        Return None for a stopped or failed program, whose end has another cause.
 
         Args:
             outcome: of the flush.
             exits: of all processes of the program.
-            failure: of the program itself; None if it has not failed.
+            failure: of the program; None if it has not failed.
         """
         has_finished = bool(exits) and all(item.exit_code == 0 and not item.is_consequence for item in exits)
         if not outcome.missed or failure is not None or not has_finished:
@@ -112,7 +112,7 @@ class LastFlush:
         assert self._checkpoints is not None
         try:
             outcome = self._checkpoints.flush(limit_s, has_finished=self._has_finished)
-        except Exception as error:  # boundary: agent supervisor; a host must end whatever its mirror does
+        except Exception as error:  # error boundary: a host must end even if its mirror fails
             logger.exception("unexpected error while checkpoints were flushed")
             outcome = Flushed(missed=(".",), error=f"{type(error).__name__}: {error}")
         self._on_done(outcome)

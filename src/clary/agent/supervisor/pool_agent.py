@@ -1,8 +1,8 @@
 """The agent of one host of a pool: serves one attempt after the other.
 
-Where: `python -m clary.agent` runs one. It is started for an attempt, and leaves with it if the service says that the
-pool ends too. Otherwise it asks the service for the next attempt, which also reports that the last one is done. Each
-attempt has a supervisor of its own; no state of an attempt reaches the next.
+Where: `python -m clary.agent` runs it. It is started for an attempt, and exits after it if the service also ends the
+pool. Otherwise it polls the service for the next attempt, which also reports the end of the last attempt. Each attempt
+has its own supervisor; no state is passed between attempts.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from clary.agent.supervisor.supervisor import EXIT_RELEASED, EXIT_TERMINATED
 from clary.contract.agent_protocol import PoolAssignment
 
 WAIT_S = 10.0  # longest wait of one request
-ORPHAN_S = 600.0  # without the service, before the host is given up; nothing runs on it meanwhile
+ORPHAN_S = 600.0  # time without the service before the host is given up; no attempt runs meanwhile
 
 logger = logging.getLogger(__name__)
 
 
 class Assignments(Protocol):
-    """The service as the agent of a pool sees it; `PoolClient` outside of tests."""
+    """The service's interface for the agent of a pool; `PoolClient` outside of tests."""
 
     def next_assignment(self, after: str, *, wait_s: float) -> PoolAssignment | None:
         """Wait for an attempt other than `after`."""
 
     def break_off(self) -> None:
-        """Break off the wait."""
+        """Abort the wait."""
 
 
 class Attempt(Protocol):
     """One attempt on this host; `Supervisor` outside of tests."""
 
-    is_last: bool  # after its end: whether the host serves no further attempt
+    is_last: bool  # after the attempt's end: whether the host serves no further attempt
 
     def run(self) -> int:
         """Run the attempt and return an exit code."""
 
     def terminate(self, why: str) -> None:
-        """Report to the service that the host's capacity ends, for the reason `why`; stop the program and leave."""
+        """Report the end of the host's capacity with the reason `why`; stop the program and exit."""
 
 
 class Between(Protocol):
-    """Work on the host while no attempt runs; `StandbyKeeper` outside of tests."""
+    """Work on the host between attempts; `StandbyKeeper` outside of tests."""
 
     def prepare(self) -> None:
-        """Prepare the host for the next attempt; returns soon."""
+        """Prepare the host for the next attempt; return soon."""
 
     def close(self) -> None:
         """Remove the prepared host."""
@@ -60,11 +60,12 @@ class PoolAgent:
     """Runs one host of a pool; `run` returns the agent's exit code.
 
     Args:
-        first: the attempt to begin with.
+        first: the first attempt.
         assignments: source of further attempts.
         make_attempt: builds the object that runs an attempt.
-        between: returns the object that prepares the next attempt, always the same; called after the first attempt.
-        orphan_s: how long the service may be unreachable while nothing runs.
+        between: returns the object that prepares the next attempt, the same at each call; called after the first
+            attempt.
+        orphan_s: how long the service may be unreachable while no attempt runs.
     """
 
     def __init__(
@@ -87,16 +88,16 @@ class PoolAgent:
         self._has_prepared = False
 
     def terminate(self, why: str = "SIGTERM") -> None:
-        """Leave; an attempt that runs ends first, with the grace that is left. Safe in a signal handler."""
+        """Exit; a running attempt ends first, with the remaining grace. Safe in a signal handler."""
         self._is_terminated = True
-        self._bell.put(None)  # not an Event: a signal that interrupts its lock would wait for itself
+        self._bell.put(None)  # not an Event: a handler could deadlock on its lock
         if (attempt := self._attempt) is not None:
             attempt.terminate(why)
         else:
             self._assignments.break_off()
 
     def run(self) -> int:
-        """Serve attempts until the pool ends; nothing is left behind afterwards."""
+        """Serve attempts until the pool ends; then remove all resources."""
         try:
             return self._serve()
         finally:
@@ -107,7 +108,7 @@ class PoolAgent:
         assignment: PoolAssignment | None = self._first
         while assignment is not None:
             attempt = self._attempt = self._make_attempt(assignment)
-            if self._is_terminated:  # `terminate` came while the attempt was being made
+            if self._is_terminated:  # `terminate` was called while the attempt was being created
                 return EXIT_TERMINATED
             code = attempt.run()
             self._attempt = None
@@ -122,7 +123,7 @@ class PoolAgent:
         return EXIT_TERMINATED if self._is_terminated else EXIT_RELEASED
 
     def _next(self, served: str) -> PoolAssignment | None:
-        """Ask the service until it names an attempt; return None when there will be no more."""
+        """Poll the service until it returns an attempt; return None if there will be no more attempts."""
         heard_at_s = time.monotonic()
         back_off = BackOff()
         while not self._is_terminated:

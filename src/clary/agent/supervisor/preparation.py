@@ -1,7 +1,7 @@
-"""The preparation of a host before its program: tree, then channels and checkpoints beside code and environment.
+"""The preparation of a host: the tree, then channels and checkpoints in parallel with code and environment.
 
-Where: the supervisor starts it when it has its assignment, and aborts it when a stop comes first. Each part is timed;
-the first part that fails ends the preparation.
+Where: the supervisor starts it after it has received its assignment, and aborts it at an earlier stop. Each part is
+timed; the first failed part ends the preparation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _JOIN_S = 5.0
 
 @dataclass(frozen=True)
 class _Part:
-    name: str  # its name in timings
+    name: str  # name of the part in timings
     act: Callable[[], None]
 
 
@@ -28,11 +28,11 @@ class Preparation:
     """Runs the steps of the preparation on threads of its own.
 
     Args:
-        steps: what to do.
-        on_timing: called with the name and seconds of each part that succeeds; from any thread.
+        steps: the steps to run.
+        on_timing: called with the name and duration of each successful part; from any thread.
         on_done: called once, from another thread, with None when the host is prepared, else with the first error.
             Not called after `abort`.
-        beside: further parts by name, at the same time as the channels.
+        beside: name -> further part, run in parallel with the channels.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class Preparation:
         self._thread = threading.Thread(target=self._run, name="preparation", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the preparation."""
         self._thread.start()
 
     def abort(self) -> None:
-        """Break off running parts without reporting an outcome; does not wait."""
+        """Abort running parts without a report and without waiting."""
         self._is_given_up = True
         self._steps.abort()
 
     def join(self, timeout_s: float = _JOIN_S) -> bool:
-        """Wait for the threads to end; return whether they did."""
+        """Wait for the threads to end; return whether they have."""
         deadline_s = time.monotonic() + timeout_s
         for thread in (self._thread, *self._threads):
             if thread.ident is not None:
@@ -77,7 +77,7 @@ class Preparation:
         if self._is_given_up:
             return
         if error is not None:
-            self.abort()  # the other parts are useless now
+            self.abort()  # the other parts are no longer needed
         self._on_done(error)
 
     def _prepare(self) -> None:
@@ -93,7 +93,7 @@ class Preparation:
         self._at_once([program, *([part] for part in (*others, *self._beside))])
 
     def _at_once(self, chains: list[list[_Part]]) -> None:
-        """Run chains of parts at the same time; raises the first error without waiting for the others."""
+        """Run chains of parts in parallel; raise the first error without waiting for other chains."""
         outcomes: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
         def run(chain: list[_Part]) -> None:
@@ -111,7 +111,7 @@ class Preparation:
             self._threads.append(thread)
             thread.start()
         for _ in chains:
-            error = outcomes.get()  # no deadline here: each part has its own, and a stop aborts all parts
+            error = outcomes.get()  # no deadline here: each part has its own deadline, and a stop aborts all parts
             if error is not None:
                 raise error
 

@@ -1,8 +1,8 @@
-"""Profiles of a host's ranks: requests are written where ranks look for them, and the ranks' files are read and sent.
+"""Profiles of a host's ranks: requests are written to a folder that ranks poll; the ranks' files are read and sent.
 
-Where: `supervisor` passes on the requests of receipts, `program_companions` names the program. Each request has a
-thread of its own, until every rank that is asked has answered or has ended. The program owns the folder: links that it
-may have put in the place of a file are not followed (`small_files`).
+Where: `supervisor` forwards the requests in receipts, `program_companions` sets the program. Each request has a thread
+of its own, until every requested rank has answered or has ended. The program owns the folder: links that replace files
+are not followed (`small_files`).
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ from clary.contract.deep_profiles import (
 
 FOLDER = (".clary", "profiles")  # below the host's /opt/ml
 _POLL_S = 0.25
-_SETTLE_S = 3.0  # without a new rank, if the number of ranks is unknown
-_WRITE_S = 120.0  # for a trace to be written, after the longest window
-_ANSWER_S = 5.0  # for a rank to confirm a request, after the last moment to begin
+_SETTLE_S = 3.0  # wait without a new rank, if the number of ranks is unknown
+_WRITE_S = 120.0  # for the write of a trace, after the longest window
+_ANSWER_S = 5.0  # for a rank's confirmation, after the last moment to begin
 _SEND_S = 30.0  # for retries while the service is unreachable
 _MAX_STATE_BYTES = 64 * 1024
-_LAST_TRACES_S = 10.0  # for traces of a program that has ended
+_LAST_TRACES_S = 10.0  # for traces of an ended program
 _JOIN_S = 2.0
 
 logger = logging.getLogger(__name__)
 
 
 class ProfileReceiver(Protocol):
-    """Takes profiles of ranks; outside of tests a `ServiceClient`, whose errors its methods raise."""
+    """Receiver of profiles; outside of tests a `ServiceClient`, with its errors."""
 
     def send_profile(self, profile: HostProfile) -> None:
-        """Send the present state of a profile."""
+        """Send the current state of a profile."""
 
     def send_trace(self, piece: bytes, *, number: int, rank: int, offset: int, is_last: bool) -> None:
-        """Hand over a part of a rank's trace.
+        """Send a part of a rank's trace.
 
         Args:
-            piece: of the compressed file, `PIECE_BYTES` at most.
+            piece: part of the compressed file, `PIECE_BYTES` at most.
             number: of the profile's request.
-            rank: global.
+            rank: global rank.
             offset: of the piece in the file, in bytes.
-            is_last: whether the file ends with it.
+            is_last: whether the file ends with this piece.
         """
 
 
@@ -74,8 +74,8 @@ class ProfileWindows(Companion):
 
     Args:
         host: its name.
-        attempt: number of the attempt, and of the profile that the job's own settings request.
-        window: of that profile; None without one.
+        attempt: number of the attempt, also used as number of the profile requested by the job's own settings.
+        window: of that profile; None if there is none.
         ml_folder: returns the host's `/opt/ml` on this machine.
         receiver: the service.
     """
@@ -96,14 +96,14 @@ class ProfileWindows(Companion):
         self._receiver = receiver
         self._ranks: Callable[[], Mapping[int, int]] = dict
         self._lock = threading.Lock()
-        self._sending = threading.Lock()  # profiles share a connection
+        self._sending = threading.Lock()  # all profiles are sent over one connection
         self._asked: dict[int, ProfileRequest] = {}
         self._threads: list[threading.Thread] = []
         self._program_is_over = threading.Event()
         self._ending = threading.Event()
 
     def prepare(self, ml_folder: Path) -> None:
-        """Write the request of the job's own settings, before its program starts."""
+        """Write the request of the job's own settings before its program starts."""
         if self._window is not None:
             window = self._window
             self.ask(
@@ -117,11 +117,11 @@ class ProfileWindows(Companion):
             )
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Follow the ranks of this program."""
+        """Start to follow the ranks of this program."""
         self._ranks = program.ranks_by_pid
 
     def ask(self, request: ProfileRequest) -> None:
-        """Pass each request on once, and its cancellation once. Returns at once."""
+        """Forward each request once and its cancellation once; return at once."""
         with self._lock:
             known = self._asked.get(request.number)
             if known == request or self._ending.is_set() or (known is None and request.is_cancelled):
@@ -134,12 +134,12 @@ class ProfileWindows(Companion):
                 thread.start()
 
     def ended(self) -> None:
-        """Send the traces that the program has left, within `_LAST_TRACES_S`; does not wait without open requests."""
+        """Send the traces that the program has left, within `_LAST_TRACES_S`; do not wait without open requests."""
         self._program_is_over.set()
         self._join(_LAST_TRACES_S)
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """Stop following and sending, and wait for the profiles being sent; returns True.
+        """Stop following and sending, and wait for the profiles being sent; return True.
 
         Args:
             timeout_s: longest wait; `_JOIN_S` at most.
@@ -155,7 +155,7 @@ class ProfileWindows(Companion):
             thread.join(max(0.0, end_s - time.monotonic()))
 
     def _leave(self, request: ProfileRequest) -> str:
-        """Write the request; return why it could not be written, or an empty text."""
+        """Write the request; return "", or the reason of the failure."""
         try:
             document = json.dumps(to_plain(request)).encode("ascii")
             write_whole(self._ml_folder(), (*FOLDER, f"request-{request.number}.json"), document)
@@ -171,17 +171,17 @@ class ProfileWindows(Companion):
                 self._follow(request)
         except (AttemptOver, ServiceRefused) as refusal:
             logger.warning("nobody takes profile %d: %s", request.number, refusal)
-        except Exception as defect:  # boundary: a profile must not end the program
+        except Exception as defect:  # error boundary: a profile must not end the program
             logger.exception("profile %d could not be followed", request.number)
             error = f"the agent of {self._host} has failed: {type(defect).__name__}: {defect}"
             self._tell(request, {}, is_final=True, error=error)
 
     def _follow(self, request: ProfileRequest) -> None:
-        """Send the states and traces of ranks until all have answered, have ended or are late."""
+        """Send the states and traces of ranks until all ranks have answered, have ended or are late."""
         told: dict[int, RankProfile] = {}
         expected: set[int] = set()
         settled_s = time.monotonic()
-        # Both times are monotonic from here on: the time of day may be changed during the wait.
+        # Both times are monotonic from here on, because the time of day may change during the wait.
         end_s = _deadline_s(request)
         answer_by_s = _monotonic_s(request.give_up_at) + _ANSWER_S if request.give_up_at else None
         while not self._ending.is_set():
@@ -208,7 +208,7 @@ class ProfileWindows(Companion):
             if is_over or is_late or is_elsewhere or is_settled:
                 error = "" if found or is_elsewhere else f"no rank of {self._host} has answered: {_WHY_NOT}"
                 self._tell(request, found, is_final=True, error=error)
-                for rank in found:  # they would fill the program's disk
+                for rank in found:  # removed, because they would fill the program's disk
                     remove(self._ml_folder(), self._trace(request, rank))
                 return
             if found != told:
@@ -217,7 +217,7 @@ class ProfileWindows(Companion):
             self._program_is_over.wait(_POLL_S)
 
     def _read(self, request: ProfileRequest) -> dict[int, RankProfile]:
-        """Return the profiles that ranks have written, by rank."""
+        """Return rank -> profile written by the rank."""
         parts = (*FOLDER, OUT_FOLDER, str(request.number))
         found = {}
         for name in names_in(self._ml_folder(), parts):
@@ -227,7 +227,7 @@ class ProfileWindows(Companion):
             try:
                 profile = from_plain(RankProfile, json.loads(text or b""))
             except (ValueError, RecursionError, ContractError):
-                continue  # the program may write anything there
+                continue  # the program may write any content
             if profile.rank >= 0 and name == f"rank-{profile.rank}.json":
                 found[profile.rank] = profile
         return dict(sorted(found.items()))
@@ -235,7 +235,7 @@ class ProfileWindows(Companion):
     def _with_lost(
         self, found: Mapping[int, RankProfile], *, expected: AbstractSet[int], live: AbstractSet[int], is_over: bool
     ) -> dict[int, RankProfile]:
-        """Add the ranks that have ended before their trace was whole."""
+        """Add the ranks that have ended before their trace was complete."""
         whole = dict(found)
         for rank in sorted({*expected, *found}):
             profile = whole.get(rank) or RankProfile(rank=rank, state=RankState.WAITING)
@@ -295,7 +295,7 @@ def _asked_of(request: ProfileRequest, ranks: AbstractSet[int]) -> set[int]:
 
 
 def _deadline_s(request: ProfileRequest) -> float | None:
-    """Return the monotonic time by which a profile has ended; None for a window that may begin at any time."""
+    """Return the monotonic deadline of a profile; None for a window that may begin at any time."""
     if not request.give_up_at:
         return None
     now_s = time.monotonic()
@@ -304,7 +304,7 @@ def _deadline_s(request: ProfileRequest) -> float | None:
 
 
 def _monotonic_s(moment: float) -> float:
-    """Return a Unix time as monotonic time, by the present difference of the two clocks."""
+    """Convert a Unix time to monotonic time, by the current difference of the two clocks."""
     return time.monotonic() + moment - time.time()
 
 

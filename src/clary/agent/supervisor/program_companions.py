@@ -1,9 +1,9 @@
-"""The companions of one host's program, which measure it, read its files, watch it and profile it.
+"""The companions of one host's program: they measure it, read its files, watch it and profile it.
 
-Where: `host_life` holds them and says when the program is about to start, runs and has ended; `supervisor` passes on
-the requests of receipts. No companion moves the host from phase to phase or ends it by itself. `companion` defines the
-order of the calls. Measuring begins before `prepare`; health is no companion: it belongs to the host, and begins long
-before the program.
+Where: `host_life` has them and calls them before the start, after the start and after the end of the program;
+`supervisor` forwards the requests in receipts. No companion changes the host's phase or ends the host. `companion`
+defines the order of the calls. Measurements begin before `prepare`. Health is no companion: it belongs to the host, and
+begins long before the program.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from clary.contract.launch_plan import LaunchPlan
 
 
 class ProgramCompanions:
-    """The companions of one program; methods belong to the supervisor's thread unless they say otherwise.
+    """The companions of one program; only the supervisor's thread calls methods without another note.
 
     Args:
-        plan: says which companions are wanted.
+        plan: of the attempt; determines the wanted companions.
         host: name of this host.
         around: the service, the facts and the log.
-        on_hung: called with the reason to end a program without progress; from another thread.
-        on_note: called with a sentence for the user; from any thread.
+        on_hung: called from another thread, with the reason, to end a program without progress.
+        on_note: called with a sentence for users; from any thread.
 
     Attributes:
-        metrics: measures the host, too, from `start` on.
+        metrics: also measures the host, from `start` on.
         training: reads values of the program.
-        dumps: takes dumps of the host's processes when asked; from any thread.
-        profiles: takes profiles of its ranks when asked; from any thread.
-        hang: raises the alarm over a program without progress.
+        dumps: takes dumps of the host's processes on request; from any thread.
+        profiles: takes profiles of the program's ranks on request; from any thread.
+        hang: raises the alarm about a program without progress.
         debugging: mirrors saved tensors and runs rules over them.
     """
 
@@ -96,22 +96,22 @@ class ProgramCompanions:
         )
 
     def prepare(self) -> None:
-        """Write the files that the program reads, and record the files that exist before it writes."""
+        """Write the files that the program reads, and record which files exist before it writes."""
         for companion in self._all:
             companion.prepare(self._around.steps.ml_folder)
 
     def begin(self, program: RunningProgram) -> None:
-        """Begin with a program that has just been started."""
+        """Start with a program that has just been started."""
         for companion in self._all:
             companion.begin(program, self._around.steps.ml_folder)
 
     def ended(self) -> None:
-        """Take note that every process of the program is gone."""
+        """Record that every process of the program has ended."""
         for companion in self._all:
             companion.ended()
 
     def flush(self, limit_s: float) -> None:
-        """Begin to send everything measured so far, rows of metrics within `limit_s`; `wait_flushed` waits for it."""
+        """Start to send all measurements so far, metric rows within `limit_s`; `wait_flushed` waits for this."""
         for companion in self._all:
             companion.flush(limit_s)
 
@@ -121,14 +121,14 @@ class ProgramCompanions:
             companion.wait_flushed(self._around.is_vain)
 
     def abort(self) -> None:
-        """Break off everything; harmless when repeated."""
+        """Abort all companions; a second call does nothing."""
         for companion in self._all:
             companion.abort()
 
     def close(self, timeout_s: float) -> bool:
-        """Free everything, after `abort`; return whether threads have ended within `timeout_s`.
+        """Free all resources after `abort`; return whether threads have ended within `timeout_s`.
 
-        Dumps and profiles count as ended: a dump that hangs in the kernel ends with the process.
+        Threads of dumps and profiles do not count: a dump that hangs in the kernel ends with the agent's process.
         """
         deadline_s = time.monotonic() + timeout_s
         has_ended = True

@@ -69,7 +69,7 @@ def opened_mount_point(root: str, path: str, *, is_folder: bool, users: ProgramU
         root: the host's root, as this process sees it.
         path: absolute and canonical in the host's root.
         is_folder: whether a folder is mounted there.
-        users: of the programs, who own new entries, if they differ from this process's user.
+        users: users of the programs, who own new entries; None if this process's user owns them.
     Raises: OSError: an entry cannot be made, or the path contains a link.
     """
     above, _, name = path.strip("/").rpartition("/")
@@ -91,7 +91,7 @@ def make_owned(folder: Folder, name: str, *, is_folder: bool, users: ProgramUser
     """Make a folder or an empty file, unless an entry of that name exists.
 
     Args:
-        users: of the programs, who own new entries, if they differ from this process's user.
+        users: users of the programs, who own new entries; None if this process's user owns them.
     Raises: OSError.
     """
     try:

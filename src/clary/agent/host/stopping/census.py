@@ -33,10 +33,10 @@ class Census(Protocol):
         """Whether a signal's sender, by its pid in the caller's namespace, may be a process of the program."""
 
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
-        """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
+        """Signal every live process once, except pids in `spare`; return the number of live processes."""
 
     def kill_all(self) -> None:
-        """Kill every process; their exits remain to be reaped."""
+        """Kill all processes; the caller must still reap them."""
 
     @property
     def look_interval_s(self) -> float | None:
@@ -78,7 +78,7 @@ class NamespaceCensus:
         return pid != 0
 
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
-        """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
+        """Signal every live process once, except pids in `spare`; return the number of live processes."""
         if spare:
             return _signal_each(signal_number, spare, self._descendants)
         num_alive = len(self._descendants())
@@ -86,7 +86,7 @@ class NamespaceCensus:
         return num_alive
 
     def kill_all(self) -> None:
-        """Kill every process; their exits remain to be reaped."""
+        """Kill all processes; the caller must still reap them."""
         if self._kept_pid is None:
             _signal(-1, signal.SIGKILL)
         else:
@@ -123,11 +123,11 @@ class DescendantCensus:
         return entry is None or entry.has_ended or pid in live_descendants(os.getpid())
 
     def signal_all(self, signal_number: int, *, spare: Collection[int] = ()) -> int:
-        """Send the signal to every live process once, but not to those in `spare`; returns how many are alive."""
+        """Signal every live process once, except pids in `spare`; return the number of live processes."""
         return _signal_each(signal_number, spare, self.live)
 
     def kill_all(self) -> None:
-        """Kill every process; their exits remain to be reaped.
+        """Kill all processes; the caller must still reap them.
 
         Then remove the shared memory of these processes.
         """

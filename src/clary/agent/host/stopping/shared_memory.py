@@ -36,7 +36,7 @@ class ProgramMemory:
         self._ipc_table = ipc_table
         self._strangers = {identity for name in _names_in(folder) if (identity := _identity(f"{folder}/{name}"))}
         self._named: dict[str, _Identity] = {}
-        self._numbered: dict[int, str] = {}  # id of a System V segment -> time of its last change, which identifies it
+        self._numbered: dict[int, str] = {}  # segment id -> time of its last change, which identifies it
 
     def look(self, pids: Iterable[int]) -> None:
         """Record the shared memory that these processes of the program use now."""
